@@ -8,8 +8,10 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.statement_deadline import Deadlines
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.runners.task_runner import wait_for_event
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
@@ -52,10 +54,12 @@ class AsyncScheduler(SchedulerBase):
     async def _serve(
         self, process: FiringProcess, woken: asyncio.Event, subscriptions: list[Subscription], *, signals: bool
     ) -> None:
+        deadlines = Deadlines(intervals.LONGEST_WAIT, repr(self), in_loop=True)
+
         async def perform(effect: Any) -> Any:
             match effect:
                 case ExecuteInOwnSession():
-                    async with open_session(self._factory) as session:
+                    async with open_session(self._factory) as session, deadlines.limit_in_task(session):
                         return await session.run_sync(own_work()(execute), effect.operation, effect.arguments)
                 case Wait():
                     await wait_for_event(woken, effect.seconds)
@@ -66,7 +70,8 @@ class AsyncScheduler(SchedulerBase):
             with signal_handlers.stop_on_signal(process.stop, wanted=signals):
                 async with open_session(self._factory) as session:
                     self._check(session, session.sync_session)
-                await adrive(fire_schedules(process), perform)
+                async with deadlines.watched_in_task():
+                    await adrive(fire_schedules(process), perform)
             self._log_end()
         finally:
             self._process = None

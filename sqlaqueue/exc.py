@@ -81,6 +81,20 @@ class JobTimeout(SqlaqueueError):
     """A handler ran for longer than the Consumer's ``timeout``; its result is refused, and the attempt has failed."""
 
 
+class HandlerNotStopped(SqlaqueueError):
+    """A Consumer has stopped, but a handler goes on after the grace period.
+
+    A thread cannot be ended, and a task may swallow its cancellation. The job has been released, or is when its lease
+    expires, and the handler's result is refused; but what it does outside the database goes on until the process ends.
+
+    :param handlers: for each such call the handler with its module, the keys of its jobs, and how long it has run.
+    """
+
+    def __init__(self, message: str, handlers: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.handlers = handlers
+
+
 class WorkerDied(SqlaqueueError):
     """The error in ``last_error`` of a job whose worker died while it ran only this job."""
 

@@ -6,12 +6,34 @@ Every record has the attributes in :data:`FIELDS`; those that do not apply are N
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
 import sqlalchemy as sa
 
 logger = logging.getLogger("sqlaqueue")
+
+reporter = logging.Handler()
+"""Reports the errors of logging itself, as handlers of the standard library do: to stderr, unless
+``logging.raiseExceptions`` is false."""
+
+
+def _handle(record: logging.LogRecord) -> None:
+    """Handle a record of the library; whatever a handler, filter or formatter of the application raises is reported.
+
+    Workers log between a claim and the settlement, and a full disk behind a log file must not end them.
+    """
+    try:
+        type(logger).handle(logger, record)
+    except Exception:  # noqa: BLE001 - as above
+        # Python's stderr may be closed.
+        with contextlib.suppress(ValueError):
+            reporter.handleError(record)
+
+
+# An attribute of this logger, whose class may belong to the application.
+logger.__dict__["handle"] = _handle
 
 FIELDS = (
     "event",

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.statement_deadline import Deadlines, limit_connects
 from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
@@ -98,6 +101,7 @@ class SchedulerBase:
         check_session_class(type(made), self._factory, type(self).__name__, is_async=self._is_async)
         for group in self.groups:
             engine = check_engine(session, group.spec.mapper, type(self).__name__)
+            limit_connects(engine)
             names = ", ".join(repr(name) for name in sorted(group.declared)) or "those of the database"
             where = database_text(engine)
             logger.info(
@@ -147,10 +151,12 @@ class Scheduler(SchedulerBase):
         return self._begin(woken.wake, listen), woken, subscriptions
 
     def _serve(self, process: FiringProcess, woken: Waker, subscriptions: list[Subscription], *, signals: bool) -> None:
+        deadlines = Deadlines(intervals.LONGEST_WAIT, repr(self))
+
         def perform(effect: Any) -> Any:
             match effect:
                 case ExecuteInOwnSession():
-                    with open_session(self._factory) as session, own_work():
+                    with open_session(self._factory) as session, own_work(), deadlines.limit(session):
                         return execute(session, effect.operation, effect.arguments)
                 case Wait():
                     woken.wait(effect.seconds)
@@ -160,7 +166,8 @@ class Scheduler(SchedulerBase):
             with signal_handlers.stop_on_signal(process.stop, wanted=signals):
                 with open_session(self._factory) as session:
                     self._check(session, session)
-                drive(fire_schedules(process), perform)
+                with deadlines.watched():
+                    drive(fire_schedules(process), perform)
             self._log_end()
         finally:
             self._process = None
@@ -173,7 +180,10 @@ class Scheduler(SchedulerBase):
         started = self._start()
         self._error: BaseException | None = None
         self._thread = threading.Thread(
-            target=self._serve_in_background, args=started, name="sqlaqueue-scheduler", daemon=True
+            target=copy_context().run,
+            args=(self._serve_in_background, *started),
+            name="sqlaqueue-scheduler",
+            daemon=True,
         )
         self._thread.start()
         return self

@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
+import logging
 import os
 import re
+import sqlite3
+import time
+import traceback
+import warnings
+import weakref
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import asyncpg
+import psycopg
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key  # pytest keeps no public name for it
+from sqlalchemy import event
+from sqlalchemy.engine.default import DefaultDialect
+from sqlalchemy.pool import Pool
 
+from sqlaqueue import log as library_log
 from tests.servers import Servers, choose_versions, find_installations, running
 
 if TYPE_CHECKING:
@@ -29,6 +42,9 @@ if TYPE_CHECKING:
 
 GROUPS = 4
 """The files fall into so many groups; each part of the tests is from one of them, if that comes out even."""
+
+CLOSING = 5.0
+"""Seconds in which threads that a test has stopped close their connections."""
 
 VERSIONS = pytest.StashKey[list[int]]()
 SERVERS = pytest.StashKey[Servers]()
@@ -114,7 +130,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
 
 
+class _Raising(logging.Handler):
+    """Raises what a handler has raised, as pytest's own handlers do: it may be a mistake in a record of the library."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name in logging
+        raise  # noqa: PLE0704 - it is called where the error is handled
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    library_log.reporter = _Raising()
     # PGOPTIONS, PGTZ and their like change what a client sees of any server.
     for name in [name for name in os.environ if name.startswith("PG")]:
         del os.environ[name]
@@ -162,6 +186,108 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
     if isinstance(node, pytest.Item) and not node.config.getoption("usepdb"):
         stderr = node.config.stash[fault_handler_stderr_fd_key]
         faulthandler.dump_traceback_later(seconds, file=stderr, exit=True)
+
+
+class Connections:
+    """The connections that a test has made, with the stack of each.
+
+    One that is left open in a cycle is reported by Python when the garbage is collected: in the midst of another test.
+    """
+
+    def __init__(self) -> None:
+        self.made: weakref.WeakKeyDictionary[Any, traceback.StackSummary] = weakref.WeakKeyDictionary()
+        self.dialects: weakref.WeakSet[DefaultDialect] = weakref.WeakSet()
+
+    def clear(self) -> None:
+        self.made.clear()
+        self.dialects.clear()
+
+    def add(self, connection: Any) -> None:
+        # Without the lines of the files, which are looked up when a stack is printed.
+        self.made[connection] = traceback.StackSummary.extract(traceback.walk_stack(None), lookup_lines=False)
+
+    def open(self) -> list[Any]:
+        return [connection for connection in list(self.made) if not is_closed(connection)]
+
+    def watch(self) -> None:
+        """Record what the drivers connect from now on."""
+        self._watch_init(psycopg.BaseConnection)
+        self._watch_init(asyncpg.Connection)
+        self._watch_sqlite()
+        # Not __init__, from whose arguments SQLAlchemy learns the options of an engine.
+        DefaultDialect.__new__ = staticmethod(self._new_dialect)  # type: ignore[method-assign,assignment] # as above
+        event.listen(Pool, "connect", self._forget_shared)
+
+    def _new_dialect(self, kind: type[DefaultDialect], *_: Any, **__: Any) -> DefaultDialect:
+        dialect = object.__new__(kind)
+        self.dialects.add(dialect)
+        return dialect
+
+    def _watch_init(self, kind: Any) -> None:
+        init = kind.__init__
+
+        def watched(connection: Any, *arguments: Any, **options: Any) -> None:
+            init(connection, *arguments, **options)
+            self.add(connection)
+
+        kind.__init__ = watched
+
+    def _watch_sqlite(self) -> None:
+        connect = sqlite3.connect
+
+        def watched(*arguments: Any, factory: Any = SQLiteConnection, **options: Any) -> Any:
+            connection = connect(*arguments, factory=factory, **options)
+            self.add(connection)
+            return connection
+
+        sqlite3.connect = sqlite3.dbapi2.connect = watched
+
+    def _forget_shared(self, connection: Any, record: Any) -> None:
+        """Forget a connection of an engine that other tests use as well, which its fixture disposes of."""
+        # SQLAlchemy has no public way from a connection to its engine.
+        if record._ConnectionRecord__pool._dialect in self.dialects:
+            return
+        driver = record.driver_connection
+        with contextlib.suppress(
+            TypeError
+        ):  # a driver that is not watched: its connections may have no weak references
+            self.made.pop(driver, None)
+            self.made.pop(getattr(driver, "_conn", None), None)  # of aiosqlite
+
+
+class SQLiteConnection(sqlite3.Connection):
+    """A connection with weak references; that of sqlite3 has none."""
+
+
+def is_closed(connection: Any) -> bool:
+    if isinstance(connection, sqlite3.Connection):
+        try:
+            connection.total_changes  # noqa: B018 - sqlite3 has no other way to ask, in any thread
+        except sqlite3.ProgrammingError:
+            return True
+        return False
+    return bool(connection.closed if isinstance(connection, psycopg.BaseConnection) else connection.is_closed())
+
+
+CONNECTIONS = Connections()
+CONNECTIONS.watch()
+
+
+@pytest.fixture(autouse=True)
+def no_open_connections() -> Iterator[None]:
+    """Fail the test that leaves a connection open; those of fixtures that other tests share may stay."""
+    CONNECTIONS.clear()
+    yield
+    until = time.monotonic() + CLOSING
+    while (left := CONNECTIONS.open()) and time.monotonic() < until:
+        time.sleep(0.01)
+    if left:
+        stacks = [f"{connection!r}, made by:\n{''.join(CONNECTIONS.made[connection].format())}" for connection in left]
+        del left
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # these are reported here, not with a later test
+            gc.collect()
+        pytest.fail("The test has left connections open.\n\n" + "\n".join(stacks), pytrace=False)
 
 
 @pytest.fixture(scope="session")

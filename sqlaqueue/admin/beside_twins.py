@@ -9,11 +9,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION
+from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION, savepoint, warn_of_refusal
 from sqlaqueue.admin.job_filter import bind_arguments
-from sqlaqueue.consumer.core.database_errors import is_twin
+from sqlaqueue.consumer.core.database_errors import is_twin, may_be_of_a_row
+from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import own_work
 from sqlaqueue.statements.selection import select_jobs
 
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -22,14 +22,17 @@ Rows = Sequence[Sequence[Any]]
 """The results of a verb: the key of each job, and the key of its twin."""
 
 
-def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str) -> Rows | None:
-    """Execute a verb in a savepoint; return None if a job meets a twin that was not committed when it began."""
+def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str, keys: Sequence[Key] = ()) -> Rows | None:
+    """Execute a verb in a savepoint; return None if a job meets a twin that was not committed when it began.
+
+    It returns None as well if the database refuses to change a job, and names the job if it is the only one.
+
+    :param keys: the keys of the jobs, if they are known.
+    """
     spec, bind = select_jobs(model, "attempt").spec, bind_arguments(model)
     former = session.scalar(sa.select(sa.func.current_setting("lock_timeout")), bind_arguments=bind)
     try:
-        with own_work():
-            savepoint = session.begin_nested()
-        with savepoint:
+        with savepoint(session, model):
             session.execute(_set_timeout(lock_timeout), bind_arguments=bind)
             rows = session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all()
             # It would outlive the savepoint.
@@ -38,7 +41,11 @@ def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str) -> Ro
     except DBAPIError as error:
         if backend().sqlstate(error) == _LOCK_NOT_AVAILABLE or is_twin(error, spec):
             return None
-        raise
+        if not may_be_of_a_row(error):
+            raise
+        if len(keys) == 1:
+            warn_of_refusal(spec, keys[0], error)
+        return None
 
 
 def _set_timeout(value: Any) -> Any:

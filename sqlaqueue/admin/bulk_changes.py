@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, next_keys
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import by_shard
-from sqlaqueue.keys import Key
+from sqlaqueue.consumer.core.database_errors import may_be_of_a_row
+from sqlaqueue.consumer.core.error_text import error_line, kind_of
+from sqlaqueue.keys import Key, key_text, key_value
+from sqlaqueue.log import fields, logger
+from sqlaqueue.queue.engine import engine_of, own_work
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import select_jobs
@@ -21,6 +29,8 @@ NO_SYNCHRONIZATION = {"synchronize_session": False}
 
 BATCH_SIZE = 1000
 """Default number of jobs that are changed in one transaction."""
+
+_CHECK_DEFERRED = sa.text("SET CONSTRAINTS ALL IMMEDIATE")
 
 Change = Callable[[Session, type[Any], JobFilter, Sequence[Key]], int]
 """Changes the jobs with these keys that still match the filter, and returns their number."""
@@ -48,8 +58,16 @@ def in_batches(
         keys = next_keys(session, model, job_filter, after, size if left is None else min(size, left))
         if not keys:
             return
-        changed = change(session, model, job_filter, keys)
-        session.commit()
+        try:
+            changed = change(session, model, job_filter, keys)
+            session.commit()
+        except DBAPIError as error:
+            # One of many jobs, which is alone in its batch by chance.
+            if len(keys) > 1 or (after is None and size > 1) or not may_be_of_a_row(error):
+                raise
+            session.rollback()
+            warn_of_refusal(select_jobs(model, "change").spec, keys[0], error)
+            changed = 0
         yield changed
         after, left = keys[-1], None if left is None else left - len(keys)
 
@@ -109,19 +127,80 @@ def preview(session: Session, model: type[Any], verb: Any) -> int:
     return changed
 
 
-def _change_some(session: Session, model: Any, keys: Sequence[Key], verb: Callable[[Sequence[Key]], Any]) -> int:
+Verb = Callable[[Sequence[Key]], Any]
+"""Makes the statement that changes the jobs with these keys."""
+
+
+def _change_some(session: Session, model: Any, keys: Sequence[Key], verb: Verb) -> int:
     with routing_to_primary(session):
         shards = by_shard(session, select_jobs(model, "change").spec, keys)
-    return sum(_change(session, model, verb(some)) for some in shards)
+        return sum(len(in_parts(session, model, some, verb)) for some in shards)
+
+
+def in_parts(
+    session: Session, model: Any, keys: Sequence[Key], verb: Verb, refused: dict[Any, str] | None = None
+) -> Sequence[sa.Row[Any]]:
+    """Execute a verb on some jobs, and return its rows.
+
+    If the database refuses to change one of several jobs, for a constraint, a trigger, a policy or a foreign key, the
+    others are changed by halves, and a warning names the one that stays as it is.
+
+    :param refused: receives the keys of jobs that stay as they are, each with the error.
+    """
+    if len(keys) <= 1:
+        return _execute(session, model, verb(keys))
+    return _in_savepoints(session, model, keys, verb, {} if refused is None else refused)
+
+
+@contextmanager
+def savepoint(session: Session, model: Any) -> Iterator[None]:
+    """Execute the block in a savepoint, to whose end deferred constraints are checked as well.
+
+    At the commit, a job that violates one would undo the changes of all.
+    """
+    with own_work():
+        nested = session.begin_nested()
+    with nested:
+        yield
+        bind = bind_arguments(model)
+        if engine_of(session.get_bind(**bind).dialect) is None:
+            session.execute(_CHECK_DEFERRED, bind_arguments=bind)
+
+
+def _in_savepoints(
+    session: Session, model: Any, keys: Sequence[Key], verb: Verb, refused: dict[Any, str]
+) -> Sequence[sa.Row[Any]]:
+    try:
+        with savepoint(session, model):
+            return _execute(session, model, verb(keys))
+    except DBAPIError as error:
+        if not may_be_of_a_row(error):
+            raise
+        if len(keys) == 1:
+            warn_of_refusal(select_jobs(model, "change").spec, keys[0], error)
+            refused[key_value(keys[0])] = error_line(error)
+            return ()
+    half = len(keys) // 2
+    return [row for part in (keys[:half], keys[half:]) for row in _in_savepoints(session, model, part, verb, refused)]
+
+
+def _execute(session: Session, model: Any, statement: Any) -> Sequence[sa.Row[Any]]:
+    rows: Sequence[sa.Row[Any]] = session.execute(
+        statement, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind_arguments(model)
+    ).all()
+    return rows
+
+
+def warn_of_refusal(spec: QueueSpec, key: Key, error: DBAPIError) -> None:
+    """Log that the database refuses to change a job, and that it stays as it is."""
+    text = "job %s of queue %s stays as it is, as the database refuses to change it: %s"
+    extra = fields("change_refused", queue=spec.name, job_key=key_value(key), error_kind=kind_of(error))
+    logger.warning(text, key_text(key), spec.name, error_line(error), extra=extra)
 
 
 def _change(session: Session, model: type[Any], verb: Any) -> int:
     with routing_to_primary(session):
-        return len(
-            session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind_arguments(model))
-            .scalars()
-            .all()
-        )
+        return len(_execute(session, model, verb))
 
 
 def unchanged_jobs(model: Any, job_filter: JobFilter, keys: Sequence[Key]) -> Any:

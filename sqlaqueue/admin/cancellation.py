@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.bulk_changes import BATCH_SIZE, NO_SYNCHRONIZATION, unchanged_jobs
+from sqlaqueue.admin.bulk_changes import BATCH_SIZE, in_parts, unchanged_jobs
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, counts, next_keys
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import by_shard
@@ -36,6 +36,8 @@ class Cancelled:
     missing: list[Any] = field(default_factory=list)
     """Jobs that are neither pending nor running. These are given instances, and keys of ``JobFilter(keys=...)`` as
     texts, whose jobs do not exist or have finished; and jobs that finished after they had been selected."""
+    refused: dict[Any, str] = field(default_factory=dict)
+    """Of several jobs those that the database refuses to change, each with the error."""
 
 
 @requires_session
@@ -100,13 +102,15 @@ def _cancel_page(
         started = session.scalar(sa.select(clock()), bind_arguments=bind)
         cancelled = set[Any]()
         for some in by_shard(session, spec, keys):
-            verb = manage.cancel(jobs(some))
-            cancelled.update(session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).scalars())
+            rows = in_parts(session, model, some, lambda keys: manage.cancel(jobs(keys)), done.refused)
+            cancelled.update(row[0] for row in rows)
         asked = set()
         if CONTROL in spec.side_tables:
             asked = {key_value(row) for row in session.execute(_requested(spec, keys, started), bind_arguments=bind)}
     session.commit()
     for key in map(key_value, keys):
+        if key in done.refused:
+            continue
         outcome = done.cancelled if key in cancelled else done.asked if key in asked else done.missing
         outcome.append(key)
 

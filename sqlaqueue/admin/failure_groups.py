@@ -41,7 +41,7 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
     """
     spec = select_jobs(model, "failures").spec
     labels = key_labels(spec)
-    jobs = filtered_jobs(model, JobFilter(states=("failed",))).subquery("jobs")
+    jobs = filtered_jobs(model, JobFilter(states=("failed",))).subquery("sqlaqueue_jobs")
     error = jobs.c.last_error if "last_error" in jobs.c else sa.cast(sa.null(), sa.Text())
     moment = jobs.c.finished_at if "finished_at" in jobs.c else sa.cast(sa.null(), sa.DateTime(timezone=True))
     kind = kind_of(error) if "last_error" in jobs.c else sa.literal(NO_ERROR, sa.Text())
@@ -54,7 +54,7 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
         sa.func.count().over(partition_by=kind).label("jobs"),
         sa.func.row_number().over(partition_by=kind, order_by=newest_first).label("rank"),
         *keys,
-    ).subquery("ranked")
+    ).subquery("sqlaqueue_ranked")
     shown = (
         sa.select(ranked)
         .where(ranked.c.rank <= max(examples, 1))

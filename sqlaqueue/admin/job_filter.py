@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -70,7 +71,7 @@ def counts(session: Session, model: type[Any], job_filter: JobFilter, **options:
 
     :param options: execution options of the query.
     """
-    jobs = filtered_jobs(model, job_filter).subquery("jobs")
+    jobs = filtered_jobs(model, job_filter).subquery("sqlaqueue_jobs")
     counted = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state).order_by(jobs.c.state)
     found = session.execute(counted, execution_options=options, bind_arguments=bind_arguments(model))
     return [(row[0], row[1]) for row in found]
@@ -83,7 +84,7 @@ def next_keys(session: Session, model: type[Any], job_filter: JobFilter, after: 
     :param limit: maximum number of keys.
     """
     spec = select_jobs(model, "job_filter").spec
-    jobs = filtered_jobs(model, job_filter).subquery("jobs")
+    jobs = filtered_jobs(model, job_filter).subquery("sqlaqueue_jobs")
     keys = [jobs.c[name] for name in key_labels(spec)]
     found = sa.select(*keys).order_by(*keys).limit(limit)
     if after is not None:
@@ -102,7 +103,7 @@ def filtered_jobs(model: type[Any], job_filter: JobFilter) -> AnySelect:
     """
     spec, entity, select, _ = select_jobs(model, "job_filter")
     name = entity.__name__
-    jobs = spec.strategy.list_jobs(spec, select, job_filter.states).subquery("listed")
+    jobs = spec.strategy.list_jobs(spec, select, job_filter.states).subquery("sqlaqueue_listed")
     selected = sa.select(*jobs.c)
     if job_filter.older_than is not None:
         selected = selected.where(
@@ -151,14 +152,23 @@ def _attribute(jobs: sa.FromClause, role: str, name: str, what: str) -> sa.Colum
 def key_parts(spec: QueueSpec, text: str) -> list[sa.ColumnElement[Any]]:
     """Return the parts of a key that is given as a text; PostgreSQL converts each to the type of its column.
 
-    :raises StatementError: if it has not as many parts as the key has columns.
+    :raises StatementError: if it has not as many parts as the key has columns, or a part is no integer where the
+        column is one.
     """
     parts: Sequence[str] = [text] if len(spec.keys) == 1 else next(csv.reader([text]), [])
     if len(parts) != len(spec.keys):
         names = ",".join(key.key for key in spec.keys)
         msg = f"the key {text!r}: {spec.model.__name__} has a key of {len(spec.keys)} columns; write it as {names}"
         raise StatementError(msg)
+    for key, part in zip(spec.keys, parts, strict=True):
+        if isinstance(key.type, sa.Integer) and not _INTEGER.fullmatch(part):
+            name = spec.mapper.get_property_by_column(key).key
+            msg = f"the key {text!r}: {spec.model.__name__}.{name} is an integer, and {part!r} is none"
+            raise StatementError(msg)
     return [sa.cast(sa.literal(part, sa.Text()), key.type) for key, part in zip(spec.keys, parts, strict=True)]
+
+
+_INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 
 
 def _key(spec: QueueSpec, jobs: sa.FromClause, text: str) -> sa.ColumnElement[bool]:

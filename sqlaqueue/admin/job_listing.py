@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, filtered_jobs
 from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.consumer.core.database_errors import may_be_of_a_row
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.backend import DEAD_LETTER, backend
-from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.parts.job_listing import SHOWN, key_labels
 
@@ -49,11 +50,12 @@ def jobs(session: Session, model: type[Any], job_filter: JobFilter | None = None
     :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
     """
     spec = select_jobs(model, "jobs").spec
-    found = filtered_jobs(model, job_filter or JobFilter()).subquery("jobs")
+    found = filtered_jobs(model, job_filter or JobFilter()).subquery("sqlaqueue_jobs")
     moments = [found.c[role] for role in ("finished_at", "created_at") if role in found.c]
     keys = [found.c[name].desc() for name in key_labels(spec)]
     newest = [sa.func.coalesce(*moments).desc().nulls_last()] if moments else []
-    rows = session.execute(sa.select(found).order_by(*newest, *keys).limit(limit), bind_arguments=bind_arguments(model))
+    listed = sa.select(*_readable(found)).order_by(*newest, *keys).limit(limit)
+    rows = session.execute(listed, bind_arguments=bind_arguments(model))
     return [_info(spec, row) for row in rows]
 
 
@@ -71,13 +73,23 @@ def job_info(session: Session, model: type[Any], key: Any) -> JobInfo | None:
     """Return one job without the values of its row, which may be large; None if there is no such job."""
     spec = select_jobs(model, "job").spec
     parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
-    found = filtered_jobs(model, JobFilter(keys=(key_text(parts),))).subquery("jobs")
+    found = filtered_jobs(model, JobFilter(keys=(key_text(parts),))).subquery("sqlaqueue_jobs")
     # A key may be used again after a job with it has failed and its row was deleted: a pending job comes first.
     rows = session.execute(
-        sa.select(found).order_by(found.c.state != "pending").limit(1), bind_arguments=bind_arguments(model)
+        sa.select(*_readable(found)).order_by(found.c.state != "pending").limit(1), bind_arguments=bind_arguments(model)
     )
     row = rows.first()
     return None if row is None else _info(spec, row)
+
+
+def _readable(found: sa.FromClause) -> list[sa.ColumnElement[Any]]:
+    """Return the columns of a listing, with times that every driver can load."""
+    return [
+        within_calendar(column).label(column.key)
+        if isinstance(column.type, sa.DateTime) and column.type.timezone and column.key in SHOWN
+        else column
+        for column in found.c
+    ]
 
 
 def _info(spec: QueueSpec, row: Any) -> JobInfo:
@@ -95,6 +107,13 @@ def _values(session: Session, spec: QueueSpec, info: JobInfo) -> dict[str, Any]:
             dead.c.queue == spec.name, dead.c.key == backend().side_tables.key_json(parts)
         )
         return dict(session.scalar(letter, bind_arguments=bind) or {})
-    row_of_job = sa.select(*spec.table.c).where(spec.key_in(spec.keys, [info.key]))
-    row = session.execute(row_of_job, bind_arguments=bind).first()
+    mine = spec.key_in(spec.keys, [info.key])
+    try:
+        row = session.execute(sa.select(*spec.table.c).where(mine), bind_arguments=bind).first()
+    except Exception as error:
+        if not may_be_of_a_row(error):
+            raise
+        # A value that this program cannot load: operators see it as a text.
+        texts = (sa.cast(column, sa.Text()) for column in spec.table.c)
+        row = session.execute(sa.select(*texts).where(mine), bind_arguments=bind).first()
     return {} if row is None else {column.name: value for column, value in zip(spec.table.c, row, strict=True)}

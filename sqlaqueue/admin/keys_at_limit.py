@@ -64,9 +64,9 @@ def _held(limit: KeyLimit) -> AnySelect:
     first = sa.select(*limit.columns, limit.of(spec.table).label("sqlaqueue_key"), limit.most.label("sqlaqueue_most"))
     jobs = first.where(*waiting).order_by(*spec.claim_order).limit(_FIRST_JOBS).subquery("sqlaqueue_first")
     columns = [jobs.c[column.key] for column in limit.columns]
-    keys = sa.select(*columns, jobs.c.sqlaqueue_key, sa.func.min(jobs.c.sqlaqueue_most).label("most"))
+    keys = sa.select(*columns, jobs.c.sqlaqueue_key, sa.func.min(jobs.c.sqlaqueue_most).label("sqlaqueue_least"))
     grouped = keys.group_by(*columns, jobs.c.sqlaqueue_key).subquery("sqlaqueue_keys")
     same = slots.c.slot == backend().checks.slot_of(limit, grouped.c.sqlaqueue_key)
-    found = sa.select(*(grouped.c[column.key] for column in limit.columns), slots.c.number, grouped.c.most)
-    full = found.select_from(grouped.join(slots, same)).where(slots.c.number >= grouped.c.most)
+    found = sa.select(*(grouped.c[column.key] for column in limit.columns), slots.c.number, grouped.c.sqlaqueue_least)
+    full = found.select_from(grouped.join(slots, same)).where(slots.c.number >= grouped.c.sqlaqueue_least)
     return full.order_by(slots.c.number.desc()).limit(_MOST_KEYS)

@@ -6,15 +6,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.beside_twins import attempt
-from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION, execute
+from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION, execute, savepoint
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import specs_of_expired
+from sqlaqueue.consumer.core.database_errors import may_be_of_a_row
 from sqlaqueue.consumer.maintenance.rescue import expired_keys
 from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements import control, manage
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.statements.selection import select_jobs
@@ -62,22 +65,30 @@ def rescue(session: Session, model: type[Any]) -> int:
     """
     spec = select_jobs(model, "rescue").spec
     unique = unique_key(spec)
-    if unique is None or not unique.returns_from_runs:
-        number = _rescue_together(session, model)
-        session.commit()
-        return number
     with routing_to_primary(session):
-        rows = attempt(session, model, manage.rescue(model), lock_timeout=MOMENT)
-        number = 0 if rows is None else len(rows)
-        if rows is None:
-            keys = session.execute(expired_keys(spec), bind_arguments=bind_arguments(model)).all()
-            until = time.monotonic() + _LONGEST
-            for key in keys:
-                if time.monotonic() > until:
-                    break
-                verb = returning_keys(spec, spec.strategy.rescue_some(spec, [tuple(key)]))
-                number += len(attempt(session, model, verb, lock_timeout=SHORTEST_MOMENT) or ())
+        if unique is None or not unique.returns_from_runs:
+            try:
+                with savepoint(session, model):
+                    number = _rescue_together(session, model)
+            except DBAPIError as error:
+                if not may_be_of_a_row(error):
+                    raise
+                number = _rescue_each(session, model, spec)
+        else:
+            rows = attempt(session, model, manage.rescue(model), lock_timeout=MOMENT)
+            number = _rescue_each(session, model, spec) if rows is None else len(rows)
     session.commit()
+    return number
+
+
+def _rescue_each(session: Session, model: type[Any], spec: QueueSpec) -> int:
+    """Rescue one job after the other, without those that have a twin, or that the database refuses to change."""
+    number, until = 0, time.monotonic() + _LONGEST
+    for key in session.execute(expired_keys(spec), bind_arguments=bind_arguments(model)).all():
+        if time.monotonic() > until:
+            break
+        verb = returning_keys(spec, spec.strategy.rescue_some(spec, [tuple(key)]))
+        number += len(attempt(session, model, verb, lock_timeout=SHORTEST_MOMENT, keys=[tuple(key)]) or ())
     return number
 
 

@@ -16,7 +16,7 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import is_count
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.strategies.update_status import waits_for_twin
 
 DEFAULT_LIMIT = 100_000
@@ -56,16 +56,16 @@ def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> 
         msg = f"depth({model.__name__}): limit={limit!r}: give an integer of 1 or more"
         raise StatementError(msg)
     jobs = spec.strategy.pending_jobs(spec, limit)
-    first = jobs.limit(limit).subquery("first_pending")
-    pending = sa.select(sa.func.count().label("pending")).select_from(first).subquery("counted_pending")
-    due_times = backend().claims.due_since(spec, jobs.order_by(None).subquery("pending_jobs"), limit)
-    since = across_shards(session, spec, due_times).subquery("due_since")
-    age = sa.extract("epoch", clock() - sa.func.min(since.c.since)).label("age")
-    due = sa.select(sa.func.count().label("due"), age).select_from(since).subquery("counted_due")
+    first = jobs.limit(limit).subquery("sqlaqueue_first_pending")
+    pending = sa.select(sa.func.count().label("pending")).select_from(first).subquery("sqlaqueue_counted_pending")
+    due_times = backend().claims.due_since(spec, jobs.order_by(None).subquery("sqlaqueue_pending_jobs"), limit)
+    since = across_shards(session, spec, due_times).subquery("sqlaqueue_due_since")
+    age = sa.extract("epoch", clock() - within_calendar(sa.func.min(since.c.since))).label("age")
+    due = sa.select(sa.func.count().label("due"), age).select_from(since).subquery("sqlaqueue_counted_due")
     found = sa.select(pending.c.pending, due.c.due, due.c.age)
     counted = pending.join(due, sa.true())
     if has_leases(spec):
-        leases = _leases(spec, limit).subquery("counted_leases")
+        leases = _leases(spec, limit).subquery("sqlaqueue_counted_leases")
         found, counted = found.add_columns(*leases.c), counted.join(leases, sa.true())
     row = session.execute(found.select_from(counted), bind_arguments=bind_arguments(model)).mappings().one()
     processing, waiting = row.get("processing"), row.get("waiting")
@@ -90,7 +90,7 @@ def _leases(spec: QueueSpec, limit: int) -> AnySelect:
     waits = waits_for_twin(spec).label("waits")
     # In the order of the index, so that the server does not scan the table instead.
     running = sa.select(expires.label("expires"), waits).where(spec.in_state("processing")).order_by(expires)
-    first = running.limit(limit).subquery("first_running")
+    first = running.limit(limit).subquery("sqlaqueue_first_running")
     number = sa.func.count()
     expired = sa.and_(first.c.expires <= clock(), ~first.c.waits)
     counts: list[sa.ColumnElement[Any]] = [

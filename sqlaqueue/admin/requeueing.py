@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.beside_twins import Rows, attempt
-from sqlaqueue.admin.bulk_changes import BATCH_SIZE, NO_SYNCHRONIZATION, in_batches, unchanged_jobs
-from sqlaqueue.admin.job_filter import JobFilter, bind_arguments
+from sqlaqueue.admin.bulk_changes import BATCH_SIZE, in_batches, in_parts, unchanged_jobs
+from sqlaqueue.admin.job_filter import JobFilter
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import by_shard
 from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
@@ -24,7 +24,7 @@ from sqlaqueue.write_routing import routing_to_primary
 
 
 class Requeued(int):
-    """How many jobs are pending again. The other attributes are empty unless the queue is unique."""
+    """How many jobs are pending again. ``twins`` and ``left`` are empty unless the queue is unique."""
 
     twins: dict[Any, str]
     """The keys of jobs that have a twin, each with the key of the twin as a text. They were cancelled, or left as they
@@ -33,10 +33,20 @@ class Requeued(int):
     """The keys of jobs that were left as they were: a twin was being enqueued and was not committed yet, another
     transaction had locked the job, or there were too many such jobs in their batch. Requeue them again later."""
 
-    def __new__(cls, number: int = 0, twins: dict[Any, str] | None = None, left: Sequence[Any] = ()) -> Self:
+    refused: dict[Any, str]
+    """Of several jobs those that the database refuses to change, each with the error. Those of a unique queue are among
+    :attr:`left`, and only the log has the error."""
+
+    def __new__(
+        cls,
+        number: int = 0,
+        twins: dict[Any, str] | None = None,
+        left: Sequence[Any] = (),
+        refused: dict[Any, str] | None = None,
+    ) -> Self:
         """Return a number with the keys of the jobs that were not counted."""
         made = super().__new__(cls, number)
-        made.twins, made.left = dict(twins or {}), list(left)
+        made.twins, made.left, made.refused = dict(twins or {}), list(left), dict(refused or {})
         return made
 
 
@@ -90,12 +100,10 @@ def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Seq
     with routing_to_primary(session):
         spec = select_jobs(model, "requeue").spec
         if unique_key(spec) is None:
-            bind, number = bind_arguments(model), 0
-            for some in by_shard(session, spec, keys):
-                found = session.execute(verb(some), execution_options=NO_SYNCHRONIZATION, bind_arguments=bind)
-                number += len(found.all())
-            return Requeued(number)
-        rows = attempt(session, model, verb(keys), lock_timeout=MOMENT)
+            refused: dict[Any, str] = {}
+            parts = (in_parts(session, model, some, verb, refused) for some in by_shard(session, spec, keys))
+            return Requeued(sum(map(len, parts)), refused=refused)
+        rows = attempt(session, model, verb(keys), lock_timeout=MOMENT, keys=keys)
         if rows is not None:
             return _requeued(rows)
         # Backwards, so that of several twins among them the newest comes back.
@@ -103,7 +111,7 @@ def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Seq
         until = time.monotonic() + _LONGEST
         for key in tried:
             if time.monotonic() < until:
-                tried[key] = attempt(session, model, verb([key]), lock_timeout=SHORTEST_MOMENT)
+                tried[key] = attempt(session, model, verb([key]), lock_timeout=SHORTEST_MOMENT, keys=[key])
     done = _sum([_requeued(rows) for rows in tried.values() if rows is not None])
     return Requeued(done, done.twins, done.left + [key_value(key) for key, rows in tried.items() if rows is None])
 
@@ -117,4 +125,5 @@ def _requeued(rows: Rows) -> Requeued:
 
 def _sum(results: Sequence[Requeued]) -> Requeued:
     twins = {key: twin for one in results for key, twin in one.twins.items()}
-    return Requeued(sum(results), twins, [key for one in results for key in one.left])
+    refused = {key: error for one in results for key, error in one.refused.items()}
+    return Requeued(sum(results), twins, [key for one in results for key in one.left], refused)

@@ -14,7 +14,7 @@ from sqlaqueue.admin.queue_depth import has_leases
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL
 from sqlaqueue.queue.engine import checks_of
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.queue.states import STATES
 from sqlaqueue.statements.control import consumers, paused
 from sqlaqueue.statements.selection import select_jobs
@@ -108,7 +108,7 @@ def _states(spec: QueueSpec) -> list[str]:
 
 
 def _count(session: Session, model: type[Any], job_filter: JobFilter) -> list[Any]:
-    jobs = filtered_jobs(model, job_filter).subquery("jobs")
+    jobs = filtered_jobs(model, job_filter).subquery("sqlaqueue_jobs")
     due: sa.ColumnElement[bool] = jobs.c.state == "pending"
     moments = [jobs.c[role] for role in ("run_at", "created_at") if role in jobs.c]
     if "run_at" in jobs.c:
@@ -116,7 +116,7 @@ def _count(session: Session, model: type[Any], job_filter: JobFilter) -> list[An
     oldest: sa.ColumnElement[Any] = sa.null()
     if moments:
         first = sa.func.min(sa.func.coalesce(*moments)).filter(due)
-        oldest = sa.extract("epoch", clock() - sa.cast(first, sa.DateTime(timezone=True)))
+        oldest = sa.extract("epoch", clock() - within_calendar(sa.cast(first, sa.DateTime(timezone=True))))
     number = sa.func.count()
     counted = sa.select(
         jobs.c.state, number.label("jobs"), number.filter(due).label("due"), oldest.label("oldest")
@@ -125,7 +125,7 @@ def _count(session: Session, model: type[Any], job_filter: JobFilter) -> list[An
 
 
 def _by_attempts(session: Session, model: type[Any]) -> dict[int, int]:
-    jobs = filtered_jobs(model, JobFilter(states=("failed",))).subquery("jobs")
+    jobs = filtered_jobs(model, JobFilter(states=("failed",))).subquery("sqlaqueue_jobs")
     if "attempts" not in jobs.c:
         return {}
     grouped = sa.select(jobs.c.attempts, sa.func.count()).group_by(jobs.c.attempts).order_by(jobs.c.attempts)

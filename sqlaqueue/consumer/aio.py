@@ -111,6 +111,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         task that runs this stops it as well: the handlers are cancelled, and their jobs released.
 
         :raises ConfigurationError: if the connection pool is too small.
+        :raises HandlerNotStopped: if a handler goes on after the grace period.
         """
         await self._serve(draining=False)
 
@@ -153,6 +154,9 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         :meth:`run`.
 
         :raises ConfigurationError: if the connection pool is too small.
+        :raises DBAPIError: if the database cannot be reached for about ten seconds at the beginning. After the first
+            claim it is waited for, as by :meth:`run`.
+        :raises HandlerNotStopped: if a handler goes on after the grace period.
         """
         return await self._serve(draining=True)
 

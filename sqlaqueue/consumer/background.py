@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Self
 
@@ -131,7 +132,11 @@ class RunsInThread(_InBackground):
         known = threading.Event()
         background = self._new_background(known.set)
         thread = threading.Thread(
-            target=self._run_in_background, args=(background,), name=f"sqlaqueue-{self.queue}", daemon=True
+            # Handlers see the variables of the program, as they do in a task.
+            target=copy_context().run,
+            args=(self._run_in_background, background),
+            name=f"sqlaqueue-{self.queue}",
+            daemon=True,
         )
         background.worker = thread
         thread.start()

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.configuration.handlers import check_handler
+from sqlaqueue.consumer.configuration.handlers import check_handler, kind_of_function
 from sqlaqueue.consumer.configuration.middleware import check_middleware, surround
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings, make_settings
 from sqlaqueue.consumer.configuration.statements import make_statements
@@ -85,8 +85,13 @@ class ConsumerBase:
         The event ``polled`` is no event of a job: its listeners get a :class:`~sqlaqueue.PollEvent` for each claim.
         Listeners run in the Consumer's threads or tasks, so keep them short. An exception of a listener is logged.
 
-        :raises ConfigurationError: if there is no event of this name, or the listener cannot be called.
+        :raises ConfigurationError: if there is no event of this name, or the listener cannot be called, or is a
+            coroutine function: nothing would await it.
         """
+        kind = kind_of_function(listener)
+        if kind is not None:
+            msg = f"on({event!r}, {listener!r}): this is {kind}, and a call of it runs nothing; give a plain function"
+            raise ConfigurationError(msg)
         self._parts.events.add(event, listener)
 
     def add_middleware(self, middleware: Callable[..., Any]) -> None:
@@ -99,7 +104,9 @@ class ConsumerBase:
         self._around = (*check_middleware([middleware], type(self).__name__, is_async=self._is_async), *self._around)
 
     def stop(self) -> None:
-        """Claim no more jobs, and make ``run()`` or ``drain()`` return, at the latest after the grace period.
+        """Claim no more jobs, and make ``run()`` or ``drain()`` return after the grace period at the latest.
+
+        If the database does not answer, that takes up to 30 seconds more.
 
         It can be called from any thread, from a handler and from a signal handler. It has no effect on a Consumer that
         is not running.

@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context, copy_context
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -14,11 +15,13 @@ from sqlaqueue.consumer.claiming.batch_sizer import FLUSH_AFTER, BatchSizer
 from sqlaqueue.consumer.claiming.claim_jobs import Claimer
 from sqlaqueue.consumer.claiming.job_buffer import CallGroup, JobBuffer, runs_in
 from sqlaqueue.consumer.claiming.quarantine import Quarantine
+from sqlaqueue.consumer.configuration.handlers import function_of
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.configuration.statements import ConsumerStatements
 from sqlaqueue.consumer.core.events import EventEmitter
 from sqlaqueue.consumer.core.fork_guard import ForkGuard
 from sqlaqueue.consumer.core.intervals import Intervals
+from sqlaqueue.consumer.core.statement_deadline import Deadlines
 from sqlaqueue.consumer.in_flight import InFlight
 from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
@@ -91,8 +94,12 @@ class ConsumerContext:
     :param draining: whether the run ends when no job is due.
     """
 
+    variables: Context
+    """The context variables of the program, of which each call of a handler gets a copy."""
     engine: sa.Engine
     """The engine of its sessions."""
+    deadlines: Deadlines | None = None
+    """What its threads or tasks wait for."""
     waits_for_database_since: float | None = None
     """When the maintenance loop began to wait for the database; None while it does not."""
 
@@ -103,7 +110,7 @@ class ConsumerContext:
         self.settings, self.statements, self.events = parts.settings, parts.statements, parts.events
         self.intervals, self.sizer, self.journal = parts.intervals, parts.sizer, parts.journal
         self._factory = factory
-        settings, self.lock = self.settings, threading.RLock()
+        settings, self.lock, self.variables = self.settings, threading.RLock(), copy_context()
         self.buffer = JobBuffer(self.lock)
         self.completions = CompletionBuffer(self.lock)
         self.quarantine = Quarantine(settings.concurrency // 2)
@@ -164,6 +171,12 @@ class ConsumerContext:
     def spec(self) -> QueueSpec:
         """The queue."""
         return self.settings.spec
+
+    def handler_name(self, job: Any) -> str:
+        """Return the module and the name of the handler that runs a job."""
+        dispatch, handlers = self.settings.dispatch, self.fork_guard.handlers
+        function = function_of(handlers[0] if dispatch is None else dispatch.handler_of(job))
+        return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
 
     def log_fields(self, event: str, **values: Any) -> dict[str, Any]:
         """Return the ``extra`` of a log record."""
@@ -311,11 +324,21 @@ class ConsumerContext:
             return runs_in(self.buffer.groups()) + self.in_flight.runs()
 
     def live_runs(self) -> list[Run]:
-        """Return the runs whose leases are to be extended: all that are here and not given up."""
+        """Return the runs whose leases are to be extended: all that are here and not given up.
+
+        A task that goes on after its timeout is not given up: without its lease, the job would run beside it.
+        """
         with self.lock:
-            executors = [one for one in self.in_flight.executors() if one.timed_out or one.abandoned]
+            ends = not self.runner.can_interrupt
+            executors = [one for one in self.in_flight.executors() if (one.timed_out and ends) or one.abandoned]
             given_up = {id(run) for run in runs_in(one.group for one in executors)}
             return [run for run in self.claimed_runs() + self.completions.runs() if id(run) not in given_up]
+
+    def left_running(self) -> set[Key]:
+        """Return the jobs whose threads go on although their runs were ended at their timeout."""
+        with self.lock:
+            late = [one for one in self.in_flight.busy() if one.timed_out]
+            return {run.key for run in runs_in(one.group for one in late)}
 
     def forget_waiting(self) -> list[Run]:
         """Forget the claimed jobs that have not begun, and return their runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any, Self
 
 import sqlalchemy as sa
@@ -13,7 +14,7 @@ from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.sessions.connection_checks import check_shared_pool
 from sqlaqueue.consumer.signals import signal_handlers
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import fields, logger
 
 _LONGEST_WAIT = 600.0
@@ -99,7 +100,7 @@ class ConsumerGroup:
                 waker.wake()
 
         threads = [
-            threading.Thread(target=run, args=[number, function], name=name, daemon=True)
+            threading.Thread(target=copy_context().run, args=[run, number, function], name=name, daemon=True)
             for number, (name, function) in enumerate(runs)
         ]
         for thread in threads:
@@ -124,4 +125,7 @@ class ConsumerGroup:
             logger.error("%r raised %s: %s; stopping the other Consumers", consumer, kind, error, extra=extra)
         else:
             logger.error("%r raised an error as well", consumer, exc_info=error, extra=extra)
+            if isinstance(error, HandlerNotStopped):
+                # The caller has to know, whatever else has failed.
+                self.error = error
         self.stop()

@@ -23,7 +23,10 @@ class Health:
     """The health of a Consumer, see :meth:`Consumer.health() <sqlaqueue.Consumer.health>`."""
 
     alive: bool
-    """Whether it runs, and its maintenance loop goes on or waits for the database: that is no reason to restart it."""
+    """Whether it runs, and its maintenance loop goes on or waits for the database: that is no reason to restart it.
+
+    It is false if something waits for the database far longer than it may, although a new connection is answered.
+    """
     ready: bool
     """Whether it claims jobs: its first claim has succeeded, the database answers, and it is not stopping."""
     problems: tuple[str, ...] = ()
@@ -42,6 +45,10 @@ def health_of(context: ConsumerContext | None) -> Health:
     silent = now - context.maintained_at
     if waiting_since is None and silent > STUCK_AFTER:
         problem = f"its maintenance loop has not run for {silent:.0f} seconds"
+        return Health(alive=False, ready=False, problems=(problem,))
+    deadlines = context.deadlines
+    if deadlines is not None and deadlines.is_stuck:
+        problem = f"it waits for the database for more than {deadlines.longest:.0f} seconds, which answers others"
         return Health(alive=False, ready=False, problems=(problem,))
     problems = []
     if context.stopping:

@@ -8,14 +8,14 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.database_errors import is_database_error
+from sqlaqueue.consumer.core.database_errors import is_database_error, may_be_of_a_row
 from sqlaqueue.consumer.core.effects import Execute, ExecuteInOwnSession, Routine, WithSession
 from sqlaqueue.consumer.sessions.connection_checks import (
     check_transactions,
     driver_connection,
     shared_connection_error,
 )
-from sqlaqueue.exc import DatabaseNotReadyError
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import database_text, fields, logger
 from sqlaqueue.queue.engine import checks_of, engine_of
 from sqlaqueue.queue.spec import QueueSpec
@@ -60,13 +60,16 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
     try:
         if distribution is not None:
             distribution.check(context.spec.mapper.columns[distribution.attribute])
-        check_ready(connection, context.settings.spec_of_shard)
+        hidden = check_ready(connection, context.settings.spec_of_shard)
+        _check_name(connection, context)
         outdated = checks_of(connection).outdated_triggers(connection, context.spec)
         old = checks_of(connection).outdated_functions(connection, context.spec)
         slow = checks_of(connection).missing_index_advice(connection, context.spec)
     finally:
         session.rollback()
     names = {"queue": context.spec.name, "worker": context.settings.worker()}
+    if hidden is not None:
+        logger.warning("%s", hidden, extra=fields("rows_hidden", **names))
     if outdated is not None:
         logger.warning("%s", outdated, extra=fields("triggers_outdated", **names))
     if old is not None:
@@ -76,9 +79,27 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
     return context.settings.notifies and outdated is None and engine_of(connection.dialect) is None
 
 
-def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:
+def _check_name(connection: sa.Connection, context: ConsumerContext) -> None:
+    """Refuse a name that the database cannot store in its encoding, as each claim would fail.
+
+    :raises ConfigurationError: if it is one.
+    """
+    name = context.settings.worker()
+    if name.isascii():
+        return
+    try:
+        connection.execute(sa.select(sa.literal(name, sa.Text())))
+    except Exception as error:
+        if not may_be_of_a_row(error):
+            raise
+        msg = f"{context.name}: the database cannot store the name {name!r}, by its encoding; give name= in ASCII"
+        raise ConfigurationError(msg) from error
+
+
+def check_ready(connection: sa.Connection, spec: QueueSpec) -> str | None:
     """Refuse a database that lacks tables, triggers, functions or privileges of the queue.
 
+    :return: a warning if row-level security hides every row of the queue.
     :raises ConfigurationError: if it cannot carry an option of the queue.
     :raises DatabaseNotReadyError: if something is missing; the message names the fix.
     """
@@ -86,7 +107,7 @@ def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:
     if other is not None:
         other.check_supported(spec)
     _check_objects(connection, spec)
-    _check_privileges(connection, spec)
+    return _check_privileges(connection, spec)
 
 
 def _check_objects(connection: sa.Connection, spec: QueueSpec) -> None:
@@ -98,16 +119,17 @@ def _check_objects(connection: sa.Connection, spec: QueueSpec) -> None:
         raise DatabaseNotReadyError(apart)
 
 
-def _check_privileges(connection: sa.Connection, spec: QueueSpec) -> None:
+def _check_privileges(connection: sa.Connection, spec: QueueSpec) -> str | None:
     name = spec.model.__name__
     _refuse(name, checks_of(connection).missing_grants(connection, spec))
-    policies = checks_of(connection).missing_policies(connection, spec)
+    policies, hidden = checks_of(connection).row_security(connection, spec)
     if policies:
         msg = (
             f"row-level security hides every row from the role of this Consumer of {name}; let the owner of the table "
             f"execute: {'; '.join(policies)}; or let a superuser give the role BYPASSRLS"
         )
         raise DatabaseNotReadyError(msg)
+    return hidden
 
 
 def _refuse(name: str, grants: Sequence[str]) -> None:

@@ -136,6 +136,7 @@ class Consumer(RunsInThread, Generic[T]):
         second signal goes to that handler; without one it ends the process at once, and no job is lost.
 
         :raises ConfigurationError: if the connection pool is too small.
+        :raises HandlerNotStopped: if a handler goes on after the grace period.
         """
         self._serve(draining=False)
 
@@ -168,6 +169,9 @@ class Consumer(RunsInThread, Generic[T]):
         :meth:`run`.
 
         :raises ConfigurationError: if the connection pool is too small.
+        :raises DBAPIError: if the database cannot be reached for about ten seconds at the beginning. After the first
+            claim it is waited for, as by :meth:`run`.
+        :raises HandlerNotStopped: if a handler goes on after the grace period.
         """
         return self._serve(draining=True)
 

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
+from sqlaqueue.texts import printable
+
 _RATE_WINDOW = 2.0
 """Seconds over which the rate is measured."""
 
@@ -39,7 +41,7 @@ class Display:
         """Print a line, above the progress bar if there is one."""
         console = self._console if self._progress is None else self._progress.console
         # Without markup, as a file name may look like it; without line breaks, so that lines can be searched.
-        console.print(Text(text, style), soft_wrap=True)
+        console.print(Text("\n".join(map(printable, text.split("\n"))), style), soft_wrap=True)
 
     def print_list(self, lines: Sequence[str]) -> None:
         """Print indented lines, up to a maximum."""

@@ -136,7 +136,12 @@ def missing_schema_grants(connection: sa.Connection, spec: Spec) -> list[str]:
     return []
 
 
-missing_grants = missing_policies = missing_schema_grants
+missing_grants = missing_schema_grants
+
+
+def row_security(connection: sa.Connection, spec: Spec) -> tuple[list[str], str | None]:
+    """Return nothing: there are no policies."""
+    return [], None
 
 
 def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> list[str]:

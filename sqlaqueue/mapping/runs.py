@@ -5,6 +5,7 @@ A run is recorded when the rows of a claim are loaded or refreshed; ``Session.me
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import event
@@ -150,7 +151,30 @@ def _on_load(state: InstanceState[Any], context: QueryContext | None) -> None:
 
 
 @event.listens_for(QueueMixin, "refresh", propagate=True, raw=True)
-def _on_refresh(state: InstanceState[Any], context: QueryContext | None, attributes: Any) -> None:  # noqa: ARG001 - the event's signature
-    # A composite() that is read after a flush sends the event with an object in place of the context.
-    if isinstance(context, QueryContext) and CLAIM_OPTION in context.query.get_execution_options():
+def _on_refresh(state: InstanceState[Any], context: QueryContext | None, attributes: Iterable[str] | None) -> None:
+    # A composite() that is read after a flush sends the event with an object in place of the context, and an UPDATE
+    # that synchronizes the session sends it without one.
+    if not isinstance(context, QueryContext):
+        return
+    if CLAIM_OPTION in context.query.get_execution_options():
         record_run(state, context.session)
+        return
+    run: Run | None = state.info.get(_RUN)
+    if run is not None and run.by_consumer and run.transaction is context.session.get_transaction():
+        _show_claimed_again(state, run, attributes)
+
+
+def _show_claimed_again(state: InstanceState[Any], run: Run, attributes: Iterable[str] | None) -> None:
+    """Set status and attempts as :func:`show_claimed` did, after a handler has read its job again.
+
+    :param attributes: the attributes that were read; None for all.
+    """
+    spec = spec_of(state.class_)
+    values, states = state.dict, spec.config.states
+    read = {role: name for role, name in spec.attributes.items() if attributes is None or name in attributes}
+    status, attempts = read.get("status"), read.get("attempts")
+    # Any other status was written by the handler, and is refused when it returns.
+    if status in values and values[status] == states.pending and states.processing is not None:
+        values[status] = states.processing
+    if attempts in values:
+        values[attempts] = max(values[attempts] or 0, run.attempt)

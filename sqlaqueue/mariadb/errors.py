@@ -35,6 +35,7 @@ _STATES = {
     "57014": (1317, 1969, 3024),
     "57P01": (1053, 1077, 1079, 1927),
     "58030": (3, 5, 28, 1026, 1030),
+    "P0001": (1644,),  # SIGNAL in a trigger of the application
 }
 _BY_NUMBER = {number: state for state, numbers in _STATES.items() for number in numbers}
 _DUPLICATE = re.compile(r"Duplicate entry '.*' for key '(?P<name>.*)'$", re.DOTALL)

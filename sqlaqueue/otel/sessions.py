@@ -20,6 +20,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue._version import __version__
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.otel.conventions import BATCH_COUNT, SCHEMA_URL, SCOPE, attributes, context_of
 from sqlaqueue.queue.spec import QueueSpec
@@ -95,7 +96,7 @@ class _Send:
         if self.attribute is not None:
             for job in self.traced:
                 setattr(job, self.attribute, None)
-        _fail(self.span, "the flush has failed")
+        _fail(self.span, self.queue, "the flush has failed")
 
 
 class _Sender:
@@ -122,6 +123,8 @@ class _Sender:
                 groups.setdefault((spec.name, parent), (spec, []))[1].append(instance)
         for (queue, parent), (spec, jobs) in groups.items():
             span = self._begin(queue, len(jobs), None if current is not None else context_of(parent))
+            if span is None:
+                continue
             send = _Send(span, queue, len(jobs), spec.attributes.get("traceparent"))
             session.info.setdefault(_SENDS, []).append(send)
             if send.attribute is None:
@@ -153,33 +156,53 @@ class _Sender:
             return None
         jobs = _number_of_rows(state.parameters)
         span = self._begin(spec.name, jobs)
+        if span is None:
+            return None
         with trace.use_span(span):
             try:
                 with _counting(state, spec.table) as counts:
                     result = state.invoke_statement()
             except BaseException:
-                _fail(span, "the INSERT has failed")
+                _fail(span, spec.name, "the INSERT has failed")
                 raise
         if counts and min(counts) >= 0 and sum(counts) != jobs:
             jobs = sum(counts)
-            span.set_attribute(BATCH_COUNT, jobs)
+            with _harmless(spec.name):
+                span.set_attribute(BATCH_COUNT, jobs)
         self._end(span, spec.name, jobs)
         return result
 
-    def _begin(self, queue: str, jobs: int, context: Context | None = None) -> Span:
+    def _begin(self, queue: str, jobs: int, context: Context | None = None) -> Span | None:
+        """Return a span; None if that fails."""
         count = jobs if jobs > 1 else None
         given = attributes(queue, "send", "send", messaging__batch__message_count=count)
-        return self._tracer.start_span(f"send {queue}", context, kind=SpanKind.PRODUCER, attributes=given)
+        with _harmless(queue):
+            return self._tracer.start_span(f"send {queue}", context, kind=SpanKind.PRODUCER, attributes=given)
+        return None
 
     def _end(self, span: Span, queue: str, jobs: int) -> None:
+        with _harmless(queue):
+            span.end()
+        with _harmless(queue):
+            if jobs:
+                self._sent.add(jobs, attributes(queue, "send", "send"))
+
+
+def _fail(span: Span, queue: str, description: str) -> None:
+    with _harmless(queue):
+        span.set_status(trace.Status(trace.StatusCode.ERROR, description))
         span.end()
-        if jobs:
-            self._sent.add(jobs, attributes(queue, "send", "send"))
 
 
-def _fail(span: Span, description: str) -> None:
-    span.set_status(trace.Status(trace.StatusCode.ERROR, description))
-    span.end()
+@contextmanager
+def _harmless(queue: str) -> Iterator[None]:
+    """Log an error of the block, such as one of a span processor: the program enqueues all the same."""
+    try:
+        yield
+    except Exception as error:
+        kind = type(error).__name__
+        extra = fields("telemetry_failed", queue=queue, error_kind=kind)
+        logger.exception("queue %s: telemetry of enqueued jobs raised; the jobs are not affected", queue, extra=extra)
 
 
 @contextmanager

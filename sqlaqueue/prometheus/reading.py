@@ -13,6 +13,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue import admin
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments
 from sqlaqueue.admin.keys_at_limit import keys_at_limit
+from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer.core.statement_deadline import Deadlines
 from sqlaqueue.prometheus import gauges
 from sqlaqueue.prometheus.gauges import Gauge, Sample
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL
@@ -55,6 +57,13 @@ class QueueReader:
 
     def read(self, session: Session) -> Reading:
         """Return what can be read. What fails, such as a table that is locked, does not hide the rest."""
+        # The server cancels what takes too long; without any reply the connection is silent, and is given up.
+        longest = max(intervals.LONGEST_WAIT, len(_PARTS) * self.options.statement_timeout)
+        deadlines = Deadlines(longest, f"the metrics of {self.spec.name}")
+        with deadlines.watched(), deadlines.limit(session):
+            return self._read(session)
+
+    def _read(self, session: Session) -> Reading:
         reading = Reading()
         deadline = time.monotonic() + self.options.statement_timeout
         is_ready = False

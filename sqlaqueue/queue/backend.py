@@ -229,8 +229,8 @@ class Checks(Protocol):
         """Return the GRANTs for tables and sequences that the role lacks."""
         ...
 
-    def missing_policies(self, connection: sa.Connection, spec: Spec) -> list[str]:
-        """Return the row-level security policies that the role lacks."""
+    def row_security(self, connection: sa.Connection, spec: Spec) -> tuple[list[str], str | None]:
+        """Return the row-level security policies that the role lacks, and a warning if others hide every row."""
         ...
 
     def held_slots(self) -> sa.FromClause:

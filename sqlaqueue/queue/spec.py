@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, cast
 
@@ -30,6 +30,19 @@ def clock() -> sa.Function[Any]:
     cannot be used in index conditions.
     """
     return sa.func.statement_timestamp(type_=sa.DateTime(timezone=True))
+
+
+_FIRST, _LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
+
+
+def within_calendar(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return a time with time zone for a reader, one that Python knows.
+
+    PostgreSQL knows ``infinity`` and years after 9999, which psycopg refuses to load, and older versions refuse to
+    subtract: one such row would keep operators from reading all others.
+    """
+    first, last = (sa.literal(each, sa.DateTime(timezone=True)) for each in (_FIRST, _LAST))
+    return sa.case((moment > last, last), (moment < first, first), else_=moment)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +86,15 @@ class QueueSpec:
         """The attributes of token, limit, number of attempts and trace; empty names for roles that are left out."""
         get = self.attributes.get
         return get("lease_token", ""), get("max_attempts", ""), get("attempts", ""), get("traceparent", "")
+
+    @property
+    def most_attempts(self) -> int | None:
+        """The largest number of attempts that its column stores; None if the queue has no such column."""
+        if not self.has("attempts"):
+            return None
+        kind = self.columns["attempts"].type
+        bits = 16 if isinstance(kind, sa.SmallInteger) else 64 if isinstance(kind, sa.BigInteger) else 32
+        return int(2 ** (bits - 1)) - 1
 
     @property
     def keeps_claimed_by(self) -> bool:

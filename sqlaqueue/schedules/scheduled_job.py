@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,7 +29,8 @@ def make_job(schedule: DueSchedule, at: datetime, factories: Mapping[str, Callab
         job = model(**values)
     else:
         try:
-            job = factories[row["factory"]](Tick(schedule.name, at, row["now"] - at))
+            # What it sets in context variables must not reach the next one.
+            job = copy_context().run(factories[row["factory"]], Tick(schedule.name, at, row["now"] - at))
         except SystemExit as error:
             msg = f"make= of the schedule {schedule.name!r} raised {error!r}"
             raise ConfigurationError(msg) from error

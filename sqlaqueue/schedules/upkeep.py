@@ -50,7 +50,7 @@ def delete_old_ticks(session: Session, group: ScheduleGroup) -> int:
     :return: their number; a full batch means that there may be more.
     """
     schedules, ticks = group.tables.schedules, group.tables.ticks
-    newer = ticks.alias("newer")
+    newer = ticks.alias("sqlaqueue_newer")
     newest = sa.select(newer.c.tick).where(newer.c.schedule == schedules.c.name).order_by(newer.c.tick.desc())
     oldest_kept = newest.offset(KEPT - 1).limit(1).scalar_subquery()
     exists = sa.select(sa.literal(1)).where(schedules.c.name == ticks.c.schedule).exists()
@@ -58,7 +58,7 @@ def delete_old_ticks(session: Session, group: ScheduleGroup) -> int:
     surplus = sa.select(sa.literal(1)).where(*beyond).exists()
     old = ticks.c.fired_at < clock() - sa.literal(KEPT_FOR, sa.Interval())
     found = sa.select(ticks.c.schedule, ticks.c.tick).where(old, sa.or_(~exists, surplus)).limit(DELETED)
-    batch = found.cte("old")
+    batch = found.cte("sqlaqueue_old")
     same = (ticks.c.schedule == batch.c.schedule, ticks.c.tick == batch.c.tick)
     deleted = session.execute(sa.delete(ticks).where(*same), bind_arguments=group.bind)
     session.commit()

@@ -30,21 +30,25 @@ def refuse_files_of_parent(engine: sa.Engine) -> None:
     :raises ConfigurationError: by the engine, when it connects, executes a statement or commits in such a child.
     """
     path = database_of(engine)
-    if not isinstance(path, str):
-        # A child has its own copy of a database in memory.
-        return
+    files = {path} if isinstance(path, str) else set[str]()
 
-    def opened(*_: Any) -> None:
-        _open[path] += 1
+    def opened(connection: Any, *_: Any) -> None:
+        if not isinstance(path, str):
+            # The URL says nothing of what creator= opens.
+            files.update(_files_of(connection))
+        for file in files:
+            _open[file] += 1
+        check()
 
     def closed(*_: Any) -> None:
-        _open[path] -= 1
+        for file in files:
+            _open[file] -= 1
 
     def check(*_: Any) -> None:
         # Empty but in a child.
-        if _refused and path in _refused:
+        for file in files & _refused.keys():
             msg = (
-                f"process {os.getpid()} was forked while process {_refused[path]} had connections to {path}, whose "
+                f"process {os.getpid()} was forked while process {_refused[file]} had connections to {file}, whose "
                 "locks SQLite keeps by process; start it by multiprocessing's spawn or by subprocess, or call "
                 "engine.dispose() before the fork"
             )
@@ -55,6 +59,16 @@ def refuse_files_of_parent(engine: sa.Engine) -> None:
     event.listen(engine, "close_detached", closed)
     for name in ("do_connect", "before_cursor_execute", "commit"):
         event.listen(engine, name, check)
+
+
+def _files_of(connection: Any) -> list[str]:
+    """Return the file of a connection; none for a database in memory, of which a child has its own copy."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute("PRAGMA database_list")
+        return [os.path.realpath(row[2]) for row in cursor.fetchall() if row[1] == "main" and row[2]]
+    finally:
+        cursor.close()
 
 
 def _after_fork_in_child() -> None:

@@ -22,6 +22,7 @@ from sqlaqueue.statements.returning import returning_detached
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
 from sqlaqueue.strategies.parts.claim_tokens import alone_token
+from sqlaqueue.strategies.parts.columns import column_of
 from sqlaqueue.write_routing import WRITES_OPTION
 
 _CACHED_STATEMENTS = 64
@@ -30,7 +31,9 @@ _cache: dict[tuple[type[Any], int], Any] = {}
 
 def worker_name() -> str:
     """Return the name of this process, ``host:pid``, which ``claim()`` writes to ``claimed_by``."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    # Whatever the encoding of the database; a host may have any bytes as its name.
+    host = socket.gethostname().encode("ascii", "backslashreplace").decode()
+    return f"{host}:{os.getpid()}"
 
 
 if TYPE_CHECKING:
@@ -106,21 +109,15 @@ def claim_statement(
     :param few: whether few jobs are selected, see :class:`~sqlaqueue.strategies.ClaimRequest`.
     :param admits_all: whether flow control holds none of them back.
     """
-    spec, entity, candidates, options = selection
-    if CONTROL in spec.side_tables:
-        candidates = candidates.where(~backend().side_tables.is_paused(spec))
-    # For a bound LIMIT a generic plan assumes a tenth of the table, and scans the table.
-    limit = limit.render_literal_execute()
-    request = ClaimRequest(
-        spec=spec,
-        candidates=candidates.where(
-            backend().claims.planned_anew() if many_due else backend().claims.planned_anew_for_many(limit)
-        ),
-        limit=limit,
-        lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
-        worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
-        token=sa.bindparam(None, callable_=token, type_=sa.Uuid()),
+    spec, entity, _, options = selection
+    request = _request(
+        selection,
+        limit,
+        lease=lease,
+        worker=worker,
+        token=token,
         scan_range=scan_range,
+        many_due=many_due,
         few=few,
         admits_all=admits_all,
     )
@@ -141,3 +138,46 @@ def claim_statement(
     needed = (undefer(getattr(entity, spec.attributes[role])) for role in RUN_ROLES if spec.has(role))
     statement = sa.select(entity).from_statement(rows).options(*options, *needed)
     return statement.execution_options(populate_existing=True, **{CLAIM_OPTION: True, WRITES_OPTION: True})
+
+
+def candidates_statement(selection: JobSelection, limit: Any) -> sa.sql.expression.Executable:
+    """Return a SELECT of the keys of the jobs that a claim would take; it locks them, and claims none.
+
+    :param limit: a bound number, the maximum number of jobs.
+    """
+    spec = selection.spec
+    picked = spec.strategy.picked(_request(selection, limit))
+    keys = sa.select(*(column_of(picked, key) for key in spec.keys)).distinct()
+    return backend().guarded(keys).execution_options(**{OURS: spec, WRITES_OPTION: True})
+
+
+def _request(
+    selection: JobSelection,
+    limit: Any,
+    *,
+    lease: timedelta | None = None,
+    worker: Any = None,
+    token: Callable[[], uuid.UUID] = alone_token,
+    scan_range: ScanRange | None = None,
+    many_due: bool = False,
+    few: bool = False,
+    admits_all: bool = False,
+) -> ClaimRequest:
+    spec, _, candidates, _ = selection
+    if CONTROL in spec.side_tables:
+        candidates = candidates.where(~backend().side_tables.is_paused(spec))
+    # For a bound LIMIT a generic plan assumes a tenth of the table, and scans the table.
+    limit = limit.render_literal_execute()
+    return ClaimRequest(
+        spec=spec,
+        candidates=candidates.where(
+            backend().claims.planned_anew() if many_due else backend().claims.planned_anew_for_many(limit)
+        ),
+        limit=limit,
+        lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
+        worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
+        token=sa.bindparam(None, callable_=token, type_=sa.Uuid()),
+        scan_range=scan_range,
+        few=few,
+        admits_all=admits_all,
+    )

@@ -58,13 +58,26 @@ def consumers(model: type[Any], /) -> Any:
 
     Its columns are ``name`` (as in ``claimed_by`` of its jobs), ``host``, ``pid``, ``version``, ``created_at``,
     ``heartbeat_at``, ``listening`` (True if notifications wake it, False if it only polls), ``running`` (the keys of
-    the jobs whose handlers were running at the last heartbeat, each a list of texts), and ``claimed`` (the number of
-    its other claimed jobs). A Consumer writes a heartbeat every ten seconds, less often if there are many Consumers.
+    the jobs whose handlers were running at the last heartbeat, each a list of texts), ``claimed`` (the number of its
+    other claimed jobs), and ``unclaimable`` (the jobs that it cannot claim, rescue or settle, a hundred at most, each
+    with its ``key`` and the ``error``). A Consumer writes a heartbeat every ten seconds, less often if there are many
+    Consumers.
 
     :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, table = _queue(model, "consumers", CONSUMERS)
-    shown = ("name", "host", "pid", "version", "created_at", "heartbeat_at", "listening", "running", "claimed")
+    shown = (
+        "name",
+        "host",
+        "pid",
+        "version",
+        "created_at",
+        "heartbeat_at",
+        "listening",
+        "running",
+        "claimed",
+        "unclaimable",
+    )
     alive = sa.and_(table.c.queue == spec.name, table.c.expires_at > clock())
     return sa.select(*(table.c[name] for name in shown)).where(alive).order_by(table.c.created_at, table.c.id)
 

@@ -34,7 +34,9 @@ def cancel(jobs: Any, /) -> Any:
         jobs = instances(jobs, "cancel")
         refuse_runs_of_consumers(jobs, "cancel")
     spec, select = _spec_and_select(jobs, "cancel")
-    return returning_nothing() if spec is None else returning_keys(spec, spec.strategy.cancel(spec, select))
+    return (
+        returning_nothing() if spec is None else returning_keys(spec, spec.strategy.cancel(spec, select), chosen=True)
+    )
 
 
 def requeue(jobs: Any, /) -> Any:
@@ -47,7 +49,11 @@ def requeue(jobs: Any, /) -> Any:
     """
     listed = () if isinstance(jobs, type | sa.Select) else instances(jobs, "requeue")
     spec, select = _spec_and_select(listed or jobs, "requeue")
-    return returning_nothing() if spec is None else returning_keys(spec, spec.strategy.requeue(spec, select), listed)
+    return (
+        returning_nothing()
+        if spec is None
+        else returning_keys(spec, spec.strategy.requeue(spec, select), listed, chosen=True)
+    )
 
 
 def rescue(model: type[Any], /) -> Any:
@@ -82,7 +88,7 @@ def purge(
         msg = f"purge(limit={limit!r}): the limit must be an integer of 1 or more"
         raise StatementError(msg)
     age = None if older_than is None else sa.literal(timedelta(seconds=seconds(older_than)), sa.Interval())
-    return returning_keys(spec, spec.strategy.purge(spec, select, names, age, sa.literal(limit)))
+    return returning_keys(spec, spec.strategy.purge(spec, select, names, age, sa.literal(limit)), chosen=True)
 
 
 def reconcile(model: type[Any], /) -> Any:

@@ -11,6 +11,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Bundle, Mapper, make_transient_to_detached, object_session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
+from sqlalchemy.orm.util import LoaderCriteriaOption
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import StatementError
@@ -145,29 +146,76 @@ class _DetachedRow(Bundle[Any]):
 
 def returning_detached(spec: QueueSpec, entity: type[Any], rows: AnySelect) -> AnySelect:
     """Return a SELECT of detached instances, in claim order, of ``rows`` that the claim deletes."""
-    deleted = rows.subquery("deleted")
+    deleted = rows.subquery("sqlaqueue_deleted")
     order = [deleted.c[TURN]] if TURN in deleted.c else [column_of(deleted, column) for column in spec.claim_order]
     statement = sa.select(_DetachedRow("job", *deleted.c)).order_by(*order)
     return statement.execution_options(**{ENTITY_OPTION: (spec, entity), WRITES_OPTION: True})
 
 
-def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any:
+class _WithoutCriteria:
+    """A statement to which no ``with_loader_criteria()`` can be added.
+
+    Applications add such a condition to all statements, in a listener of ``do_orm_execute``, to hide deleted rows or
+    those of other tenants. A run whose row is hidden by it would silently not be settled.
+    """
+
+    inherit_cache = True
+
+    def options(self, *options: Any) -> Any:
+        kept = [option for option in options if not isinstance(option, LoaderCriteriaOption)]
+        added: Any = super().options(*kept)  # type: ignore[misc]  # it is mixed with a statement
+        return added
+
+
+class _Select(_WithoutCriteria, sa.Select[Any]):
+    inherit_cache = True
+
+
+class _Update(_WithoutCriteria, sa.Update):
+    inherit_cache = True
+
+
+class _Delete(_WithoutCriteria, sa.Delete):
+    inherit_cache = True
+
+
+_KINDS: dict[type[Any], type[Any]] = {sa.Select: _Select, sa.Update: _Update, sa.Delete: _Delete}
+
+
+def without_criteria(statement: Any) -> Any:
+    """Return a statement to which no listener of ``do_orm_execute`` can add a ``with_loader_criteria()``."""
+    # The statements that its methods return are of its class. It is no subclass from the beginning, because sa.select()
+    # and its siblings make none.
+    own = statement.options()
+    own.__class__ = _KINDS.get(type(own), type(own))
+    return own
+
+
+def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, chosen: bool = False) -> Any:
     """Return ``verb`` with the keys of the changed jobs as its only result column.
 
     Where jobs may have come back to a twin, a second column ``twin`` has the key of the twin, as a text.
 
     :param jobs: the instances whose queue attributes expire, see :class:`_Key`.
+    :param chosen: whether the statement chooses its jobs, so that a ``with_loader_criteria()`` of the application
+        applies, as to a claim.
     """
-    attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
+    statement = _returning_keys(spec, verb, jobs)
+    return statement if chosen else without_criteria(statement)
+
+
+def _returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any]) -> Any:
     if isinstance(verb, sa.Update | sa.Delete):
-        changing = backend().guarded(verb.where(backend().claims.planned_anew())).returning(_Key("key", *attributes))
+        # Columns of the table: SQLAlchemy does not expect a with_loader_criteria() where attributes are in a Bundle.
+        changing = backend().guarded(verb.where(backend().claims.planned_anew())).returning(_Key("key", *spec.keys))
         return changing.execution_options(synchronize_session="fetch", **{WRITES_OPTION: True})
     if isinstance(verb, sa.Insert):
-        inserted = verb.returning(*named(spec.keys)).cte("inserted")
+        inserted = verb.returning(*named(spec.keys)).cte("sqlaqueue_inserted")
         verb = sa.select(*inserted.c)
     elif any(described["expr"] is spec.model for described in verb.column_descriptions):
+        attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
         verb = verb.with_only_columns(*attributes)
-    changed = verb.subquery("changed_keys").c
+    changed = verb.subquery("sqlaqueue_changed_keys").c
     twins = [column.label("twin") for column in changed if column.key == TWIN]
     # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
     keys = backend().guarded(

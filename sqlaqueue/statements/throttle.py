@@ -27,7 +27,12 @@ def hold_back(spec: QueueSpec, per: Sequence[str], jobs: Sequence[Key], delay: f
 def _hold_back(rate: KeyRate, jobs: Sequence[Key], delay: float) -> sa.Insert:
     spec, key = rate.spec, rate.of(rate.spec.table)
     until = clock() + sa.literal(timedelta(seconds=delay), sa.Interval())
-    keys = sa.select(key.label("key")).where(spec.key_in(spec.keys, jobs), key.is_not(None)).distinct().subquery("keys")
+    keys = (
+        sa.select(key.label("key"))
+        .where(spec.key_in(spec.keys, jobs), key.is_not(None))
+        .distinct()
+        .subquery("sqlaqueue_keys")
+    )
     # In the order in which claims write them, or the two could wait for each other.
     rows = sa.select(sa.literal(spec.name), sa.literal(rate.name), keys.c.key, clock(), until).order_by(keys.c.key)
     names = ["queue", "rate", "key", "next_at", "throttled_until"]
@@ -44,6 +49,6 @@ def delete_idle(spec: QueueSpec) -> sa.Delete | None:
         return None
     passed = sa.and_(table.c.next_at < clock(), sa.func.coalesce(table.c.throttled_until < clock(), sa.true()))
     idle = sa.select(*table.primary_key).where(table.c.queue == spec.name, passed).with_for_update(skip_locked=True)
-    chosen = idle.cte("idle")
+    chosen = idle.cte("sqlaqueue_idle")
     same = [column == chosen.c[column.key] for column in table.primary_key]
     return sa.delete(table).where(*same)

@@ -119,6 +119,14 @@ class ClaimStrategy(StatementParts):
         """
         raise NotImplementedError
 
+    def picked(self, request: ClaimRequest) -> sa.CTE:
+        """Return the rows that the claim takes, locked, with their keys.
+
+        A Consumer whose claim has failed looks among them for the row that is the cause. By default they are what
+        :meth:`claim` returns, so a row that the database refuses to change is not found.
+        """
+        return self.claim(request).cte("sqlaqueue_picked")
+
     def quarantined(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
         """Return the condition that a pending job's last worker died.
 
@@ -214,8 +222,12 @@ class ClaimStrategy(StatementParts):
         return sa.select(spec.model).where(sa.false())
 
     def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:
-        """Return the same for some jobs; called only for a strategy that has :attr:`tells_running_apart`."""
-        raise NotImplementedError
+        """Return the rescue of some jobs, by which Consumers rescue; by default it rescues the others as well.
+
+        A strategy with leases overrides it, so that one job which the database refuses to change keeps no other from
+        being rescued.
+        """
+        return self.rescue(spec)
 
     def reconcile(self, spec: QueueSpec) -> Verb:
         """Return the statement that repairs what bypassed the triggers; without triggers it changes nothing."""
@@ -233,12 +245,14 @@ class ClaimStrategy(StatementParts):
         :param chosen: a SELECT of the model with the conditions on the jobs.
         """
         waiting = self.pick(spec, chosen, *spec.keys).where(self.not_running(spec))
-        free = self.lock(spec, waiting.order_by(*spec.keys)).cte("free")
-        wanted = self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending", "processing")).cte("wanted")
+        free = self.lock(spec, waiting.order_by(*spec.keys)).cte("sqlaqueue_free")
+        wanted = (
+            self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending", "processing")).cte("sqlaqueue_wanted")
+        )
         if not spec.config.notify:
             # Citus inlines a CTE that is read once into the INSERT, and then writes an INSERT that its shards refuse.
             wanted = wanted.prefix_with("MATERIALIZED")
-        running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("running")
+        running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("sqlaqueue_running")
         values: dict[str, Any] = {"status": spec.status_value("cancelled"), "finished_at": clock(), "lease_token": None}
         cancelled = (
             sa.update(spec.table)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import sqlalchemy as sa
+
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
@@ -34,7 +36,10 @@ class BatchSelect(HeldStrategy):
 
     def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the first due rows; the lock is the claim."""
-        spec, candidates = request.spec, request.candidates
-        waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
-        picked = backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
-        return self.in_claim_order(spec, self.once_each(spec, candidates, picked))
+        return self.in_claim_order(request.spec, self.once_each(request.spec, request.candidates, self.picked(request)))
+
+    def picked(self, request: ClaimRequest) -> sa.CTE:
+        """Return the first due rows, locked."""
+        spec = request.spec
+        waiting = self.pick(spec, request.candidates, *spec.table.c).where(spec.in_state("pending"))
+        return backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)

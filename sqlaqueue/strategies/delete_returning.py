@@ -74,27 +74,31 @@ class DeleteReturning(MessageStrategy):
 
     def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the first messages with their jobs, delete the messages, return the jobs."""
-        spec, candidates = request.spec, request.candidates
+        spec, picked = request.spec, self.picked(request)
         messages = self.messages(spec)
-        table = messages.table
-        waiting = self.pick(spec, candidates, *spec.table.c).where(*messages.of_pending_jobs(spec))
-        if flow_control(spec) is not None:
-            waiting = waiting.where(spec.in_state("pending"))
-        # take() locks the job first: a job that is locked must be passed over before its message is locked for the
-        # length of this transaction.
-        picked = backend().claims.take(request, waiting, table, table, lock_rows=self.lock, first_due=self.first_due)
         consumed = (
-            sa.delete(table)
+            sa.delete(messages.table)
             .where(self.among(spec, messages.ids, picked))
             .returning(*named(messages.ids))
-            .cte("consumed")
+            .cte("sqlaqueue_consumed")
         )
-        jobs = self.once_each(spec, candidates, picked)
+        jobs = self.once_each(spec, request.candidates, picked)
         keys = sa.select(*(consumed.c[key.key] for key in spec.keys))
         mine = sa.tuple_(*(column_of(jobs, key) for key in spec.keys)).in_(keys)
         # A CASE is evaluated by a hash lookup. As a join, for which the planner expects few rows, each row would be
         # compared with each.
         return self.in_claim_order(spec, jobs).where(sa.case((mine, sa.true())))
+
+    def picked(self, request: ClaimRequest) -> sa.CTE:
+        """Return the jobs of the first messages, locked together with these."""
+        spec, messages = request.spec, self.messages(request.spec)
+        table = messages.table
+        waiting = self.pick(spec, request.candidates, *spec.table.c).where(*messages.of_pending_jobs(spec))
+        if flow_control(spec) is not None:
+            waiting = waiting.where(spec.in_state("pending"))
+        # take() locks the job first: a job that is locked must be passed over before its message is locked for the
+        # length of this transaction.
+        return backend().claims.take(request, waiting, table, table, lock_rows=self.lock, first_due=self.first_due)
 
     def upcoming(self, spec: QueueSpec, limit: int) -> AnySelect:
         """Return when the next jobs will be due, from their messages."""
@@ -137,12 +141,12 @@ class DeleteReturning(MessageStrategy):
             .where(spec.in_state("pending"), without_message, part.holds(spec.keys))
             .order_by(*spec.keys)
         )
-        lost = self.lock(spec, waiting).cte("lost")
+        lost = self.lock(spec, waiting).cte("sqlaqueue_lost")
         rows = ([column.key for column in lost.c], sa.select(*lost.c))
-        found = backend().insert_or_ignore(messages.table, rows).returning(*named(messages.ids)).cte("found")
+        found = backend().insert_or_ignore(messages.table, rows).returning(*named(messages.ids)).cte("sqlaqueue_found")
         orphans = messages.consume_orphans(spec, part.holds(messages.ids))
-        consumed = orphans.returning(*named(messages.ids)).cte("consumed")
+        consumed = orphans.returning(*named(messages.ids)).cte("sqlaqueue_consumed")
         repaired = sa.union_all(
             *(sa.select(*(cte.c[key.key].label(key.key) for key in spec.keys)) for cte in (found, consumed))
-        ).subquery("repaired")
+        ).subquery("sqlaqueue_repaired")
         return sa.select(repaired)

@@ -65,18 +65,22 @@ class DeleteRow(HeldStrategy):
 
     def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the first due rows, delete them and return them."""
-        spec = request.spec
-        waiting = self.pick(spec, request.candidates, *spec.keys)
-        picked = backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
+        spec, picked = request.spec, self.picked(request)
         claimed = (
             sa.delete(spec.table)
             .where(self.among(spec, spec.keys, picked))
             .returning(*named(spec.table.c))
-            .cte("claimed")
+            .cte("sqlaqueue_claimed")
         )
         # The row is deleted, so the identity of the transaction is the only evidence that it still holds the job.
         rows = self.in_claim_order(spec, claimed, picked).add_columns(backend().claims.transaction_id().label(TOKEN))
         return rows.add_columns(picked.c[TURN]) if TURN in picked.c else rows
+
+    def picked(self, request: ClaimRequest) -> sa.CTE:
+        """Return the keys of the first due rows, locked."""
+        spec = request.spec
+        waiting = self.pick(spec, request.candidates, *spec.keys)
+        return backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
 
     @staticmethod
     def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:
@@ -88,53 +92,53 @@ class DeleteRow(HeldStrategy):
 
     def extend(self, spec: QueueSpec, held: ClaimedJobs, lease: Any) -> Verb:
         """Change nothing: the jobs are held for as long as the transaction is open."""
-        return _keys(spec, _rows(spec, held, Settlement("pending")).subquery("held"))
+        return _keys(spec, _rows(spec, held, Settlement("pending")).subquery("sqlaqueue_held"))
 
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """Leave the rows deleted, insert them again, or move them to the dead letters."""
-        rows = _rows(spec, held, settlement).subquery("held")
+        rows = _rows(spec, held, settlement).subquery("sqlaqueue_held")
         if settlement.state == "pending":
             return _insert(spec, rows)
         if settlement.state == "completed":
             return _keys(spec, rows)
         buried = backend().side_tables.bury(spec, rows, settlement.state, settlement.error)
-        return _keys(spec, rows).add_cte(buried.cte("buried"))
+        return _keys(spec, rows).add_cte(buried.cte("sqlaqueue_buried"))
 
     def restore(self, spec: QueueSpec, held: ClaimedJobs) -> Verb:
         """Insert the rows again as they were, unless the transaction that deleted them was rolled back."""
-        rows = _rows(spec, held, Settlement("pending", starts=0), was_committed=True).subquery("held")
+        rows = _rows(spec, held, Settlement("pending", starts=0), was_committed=True).subquery("sqlaqueue_held")
         return _insert(spec, rows)
 
     # -- the dead letters are the finished jobs of this queue --------------------------------------------------
 
     def cancel(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Move pending rows to the dead letters as cancelled, and request the cancellation of claimed ones."""
-        wanted = self.pick(spec, chosen, *spec.keys).cte("wanted")
-        free = self.lock(spec, self.pick(spec, chosen, *spec.keys)).cte("free")
+        wanted = self.pick(spec, chosen, *spec.keys).cte("sqlaqueue_wanted")
+        free = self.lock(spec, self.pick(spec, chosen, *spec.keys)).cte("sqlaqueue_free")
         deleted = (
             sa.delete(spec.table)
             .where(self.same_key(spec, spec.keys, free))
             .returning(*named(spec.table.c))
-            .cte("deleted")
+            .cte("sqlaqueue_deleted")
         )
-        running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("running")
-        requested = backend().side_tables.request_cancellation(spec, running).cte("requested")
-        buried = backend().side_tables.bury(spec, deleted, "cancelled", None).cte("buried")
+        running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("sqlaqueue_running")
+        requested = backend().side_tables.request_cancellation(spec, running).cte("sqlaqueue_requested")
+        buried = backend().side_tables.bury(spec, deleted, "cancelled", None).cte("sqlaqueue_buried")
         return _keys(spec, deleted).add_cte(requested, buried)
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Insert dead letters again, with no attempt counted."""
-        found = locked_letters(spec, chosen, "requeue").cte("letters")
+        found = locked_letters(spec, chosen, "requeue").cte("sqlaqueue_letters")
         fresh: dict[str, Any] = {column.key: found.c[column.key] for column in stored_columns(spec)}
         resets: dict[str, Any] = {"attempts": sa.literal(0), "run_at": clock()}
         fresh |= {spec.columns[role].key: value for role, value in resets.items() if spec.has(role)}
         unique = unique_key(spec)
         if unique is not None:
             columns = [value.label(name) for name, value in fresh.items()]
-            newest = (found.c.letter_time.desc(), *(found.c[key.key].desc() for key in spec.keys))
+            newest = (found.c.sqlaqueue_letter_time.desc(), *(found.c[key.key].desc() for key in spec.keys))
             return requeue_letters(spec, unique, found, sa.select(*columns).order_by(*newest))
         opened = delete_letters(spec, found)
-        rows = sa.select(*fresh.values()).where(found.c.letter_key == opened.c.key)
+        rows = sa.select(*fresh.values()).where(found.c.sqlaqueue_letter_key == opened.c.key)
         return sa.insert(spec.table).from_select(list(fresh), rows)
 
     def job_state(self, spec: QueueSpec, key: Key) -> AnySelect:
@@ -145,7 +149,7 @@ class DeleteRow(HeldStrategy):
         waits = sa.select(sa.literal("pending", sa.Text()).label("state"), sa.cast(error, sa.Text()).label("error"))
         here = sa.and_(dead.c.queue == spec.name, dead.c.key == backend().side_tables.key_json(parts))
         buried = sa.select(dead.c.state, dead.c.error).where(here)
-        both = sa.union_all(waits.where(spec.key_in(spec.keys, [key])), buried).subquery("both")
+        both = sa.union_all(waits.where(spec.key_in(spec.keys, [key])), buried).subquery("sqlaqueue_both")
         return sa.select(both).order_by(both.c.state != "pending").limit(1)
 
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
@@ -155,12 +159,12 @@ class DeleteRow(HeldStrategy):
         if age is not None:
             moment = dead.c.created_at
             old = old.where(moment <= clock() - age).order_by(*oldest_first(spec, states, moment))
-        found = old.limit(limit).cte("letters")
+        found = old.limit(limit).cte("sqlaqueue_letters")
         return _keys(spec, found).add_cte(delete_letters(spec, found))
 
     def list_jobs(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
         """List the rows as pending jobs, and the dead letters as finished ones."""
-        buried = letters(spec, chosen, "jobs").subquery("buried")
+        buried = letters(spec, chosen, "jobs").subquery("sqlaqueue_buried")
         roles = [role for role in SHOWN if spec.has(role) and role not in {"finished_at", "last_error"}]
         none: dict[str, sa.ColumnElement[Any]] = {
             "finished_at": sa.cast(sa.null(), sa.DateTime(timezone=True)),
@@ -175,15 +179,15 @@ class DeleteRow(HeldStrategy):
         )
         dead = sa.select(
             *(buried.c[key.key] for key in spec.keys),
-            buried.c.letter_state,
+            buried.c.sqlaqueue_letter_state,
             *(buried.c[spec.columns[role].key] for role in roles),
-            buried.c.letter_time,
-            buried.c.letter_error,
+            buried.c.sqlaqueue_letter_time,
+            buried.c.sqlaqueue_letter_error,
         )
         if states is not None:
             rows = rows.where(sa.true() if "pending" in states else sa.false())
-            dead = dead.where(buried.c.letter_state.in_(states))
-        both = sa.union_all(rows, dead).subquery("both")
+            dead = dead.where(buried.c.sqlaqueue_letter_state.in_(states))
+        both = sa.union_all(rows, dead).subquery("sqlaqueue_both")
         return sa.select(*both.c)
 
 

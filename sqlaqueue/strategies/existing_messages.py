@@ -99,6 +99,30 @@ class ExistingMessages(MessageStrategy):
 
     def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the first messages with their jobs, delete the messages, return the jobs."""
+        spec, picked = request.spec, self.picked(request)
+        messages = self.messages(spec)
+        ids, order = (
+            [picked.c[label.name] for label in labels]
+            for labels in (numbered("sqlaqueue_id", messages.ids), numbered("sqlaqueue_order", messages.order))
+        )
+        consumed = (
+            sa.delete(messages.table)
+            .where(same(messages.ids, ids))
+            .returning(*numbered("consumed", messages.ids))
+            .cte("sqlaqueue_consumed")
+        )
+        # Several messages may name one job, and so may several rows of another table in the filter; return it once.
+        keys = [column_of(picked, key) for key in spec.keys]
+        time = sa.func.row_number().over(partition_by=keys, order_by=order).label("sqlaqueue_time")
+        times = sa.select(*picked.c, time).where(same(ids, list(consumed.c))).subquery("sqlaqueue_times")
+        return (
+            sa.select(*(column_of(times, column) for column in spec.table.c))
+            .where(times.c.sqlaqueue_time == 1)
+            .order_by(*(times.c[column.name] for column in order))
+        )
+
+    def picked(self, request: ClaimRequest) -> sa.CTE:
+        """Return the jobs of the first messages, locked together with these."""
         spec, scan_range = request.spec, request.scan_range
         messages = self.messages(spec)
         part = () if scan_range is None else (scan_range(spec.claim_order),)
@@ -111,26 +135,7 @@ class ExistingMessages(MessageStrategy):
             .limit(request.limit)
         )
         # The job comes first in OF: a job that is locked is passed over before its message is locked.
-        picked = self.lock(spec, waiting, messages.table).cte("picked")
-        ids, order = (
-            [picked.c[label.name] for label in labels]
-            for labels in (numbered("sqlaqueue_id", messages.ids), numbered("sqlaqueue_order", messages.order))
-        )
-        consumed = (
-            sa.delete(messages.table)
-            .where(same(messages.ids, ids))
-            .returning(*numbered("consumed", messages.ids))
-            .cte("consumed")
-        )
-        # Several messages may name one job, and so may several rows of another table in the filter; return it once.
-        keys = [column_of(picked, key) for key in spec.keys]
-        time = sa.func.row_number().over(partition_by=keys, order_by=order).label("sqlaqueue_time")
-        times = sa.select(*picked.c, time).where(same(ids, list(consumed.c))).subquery("times")
-        return (
-            sa.select(*(column_of(times, column) for column in spec.table.c))
-            .where(times.c.sqlaqueue_time == 1)
-            .order_by(*(times.c[column.name] for column in order))
-        )
+        return self.lock(spec, waiting, messages.table).cte("sqlaqueue_picked")
 
     def pending_jobs(self, spec: QueueSpec, limit: int) -> AnySelect:
         """Return a SELECT of the first messages that are to be consumed, joined with their jobs if these have times."""
@@ -139,7 +144,7 @@ class ExistingMessages(MessageStrategy):
         waiting = sa.select(*messages.ids, *messages.jobs).where(*messages.waits).order_by(*messages.order)
         if not times:
             return waiting
-        first = waiting.limit(limit).subquery("first_messages")
+        first = waiting.limit(limit).subquery("sqlaqueue_first_messages")
         job = same([first.c[column.key] for column in messages.jobs], spec.keys)
         jobs = first.join(spec.table, sa.and_(job, sa.case((spec.in_state("pending"), sa.true()))))
         return sa.select(*times).select_from(jobs)
@@ -158,11 +163,11 @@ class ExistingMessages(MessageStrategy):
         """Make finished jobs pending again, each with another message."""
         verb = super().requeue(spec, chosen)
         if not isinstance(verb, sa.Update):
-            judged = verb.cte("requeued")
+            judged = verb.cte("sqlaqueue_requeued")
             back = sa.select(*(judged.c[key.key] for key in spec.keys)).where(judged.c[TWIN].is_(None))
-            return sa.select(*judged.c).add_cte(self._insert(spec, back).cte("inserted"))
-        changed = verb.returning(*named(spec.keys)).cte("changed")
-        return sa.select(*changed.c).add_cte(self._insert(spec, sa.select(*changed.c)).cte("inserted"))
+            return sa.select(*judged.c).add_cte(self._insert(spec, back).cte("sqlaqueue_inserted"))
+        changed = verb.returning(*named(spec.keys)).cte("sqlaqueue_changed")
+        return sa.select(*changed.c).add_cte(self._insert(spec, sa.select(*changed.c)).cte("sqlaqueue_inserted"))
 
     def reconcile(self, spec: QueueSpec) -> Verb:
         """Delete messages whose job is missing or not pending, and return the keys that they name.
@@ -171,7 +176,7 @@ class ExistingMessages(MessageStrategy):
         """
         messages = self.messages(spec)
         named_keys = (column.label(key.key) for column, key in zip(messages.jobs, spec.keys, strict=True))
-        consumed = messages.consume_orphans(spec).returning(*named_keys).cte("consumed")
+        consumed = messages.consume_orphans(spec).returning(*named_keys).cte("sqlaqueue_consumed")
         return sa.select(*consumed.c)
 
     def _insert(self, spec: QueueSpec, keys: AnySelect) -> sa.Insert:

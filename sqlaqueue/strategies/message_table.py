@@ -58,16 +58,16 @@ class MessageTable:
                 *conditions,
             )
             .with_for_update(of=self.table, skip_locked=True)
-            .cte("without_job")
+            .cte("sqlaqueue_without_job")
         )
         settled = sa.or_(~spec.in_state("pending"), spec.columns["status"].is_(None))
         not_pending = (
             sa.select(*columns)
             .where(*self.waits, job, settled, *conditions)
             .with_for_update(of=[spec.table, self.table], skip_locked=True)
-            .cte("not_waiting")
+            .cte("sqlaqueue_not_waiting")
         )
-        orphans = sa.union_all(sa.select(*without_job.c), sa.select(*not_pending.c)).cte("orphans")
+        orphans = sa.union_all(sa.select(*without_job.c), sa.select(*not_pending.c)).cte("sqlaqueue_orphans")
         return sa.delete(self.table).where(same(self.ids, [orphans.c[column.key] for column in self.ids]))
 
 

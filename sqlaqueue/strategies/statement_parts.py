@@ -68,7 +68,7 @@ class StatementParts:
             keys = sa.select(column_of(picked, spec.keys[0])) if isinstance(picked, sa.CTE) else picked
             # Without correlate(None) a filter on a second table would be correlated with the UPDATE's own.
             return columns[0] == sa.any_(sa.func.array(keys.correlate(None).scalar_subquery()))
-        return cls.same_key(spec, columns, picked if isinstance(picked, sa.CTE) else picked.cte("picked"))
+        return cls.same_key(spec, columns, picked if isinstance(picked, sa.CTE) else picked.cte("sqlaqueue_picked"))
 
     @staticmethod
     def same_key(
@@ -83,8 +83,8 @@ class StatementParts:
 
         Both are CTEs of a SELECT: SQLAlchemy drops the RETURNING of an UPDATE with an INSERT among its CTEs.
         """
-        changed = verb.returning(*named(spec.keys)).cte("changed")
-        return sa.select(*changed.c).add_cte(other.cte("other"))
+        changed = verb.returning(*named(spec.keys)).cte("sqlaqueue_changed")
+        return sa.select(*changed.c).add_cte(other.cte("sqlaqueue_other"))
 
     @classmethod
     def in_claim_order(cls, spec: QueueSpec, claimed: sa.FromClause, picked: sa.CTE | None = None) -> AnySelect:
@@ -105,6 +105,6 @@ class StatementParts:
         if len(tables) == 1 and not isinstance(tables[0], sa.Join):
             return claimed
         time = sa.func.row_number().over(partition_by=[column_of(claimed, key) for key in spec.keys])
-        counted = sa.select(*claimed.c, time.label("sqlaqueue_time")).subquery("counted")
+        counted = sa.select(*claimed.c, time.label("sqlaqueue_time")).subquery("sqlaqueue_counted")
         once = sa.select(*(column_of(counted, column) for column in claimed.c)).where(counted.c.sqlaqueue_time == 1)
-        return once.subquery("once_each")
+        return once.subquery("sqlaqueue_once_each")

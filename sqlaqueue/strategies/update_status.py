@@ -82,17 +82,22 @@ class UpdateStatus(ClaimStrategy):
     def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the first due rows and set them to processing, in one statement."""
         spec = request.spec
-        here = spec.on_shard(spec.table)
-        waiting = self.pick(spec, request.candidates, *spec.keys).where(spec.in_state("pending"), *here)
-        picked = backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
+        here, picked = spec.on_shard(spec.table), self.picked(request)
         claimed = (
             sa.update(spec.table)
             .where(self.among(spec, spec.keys, picked), *here)
             .values(self._claimed_values(request))
             .returning(*named(spec.table.c))
-            .cte("claimed")
+            .cte("sqlaqueue_claimed")
         )
         return self.in_claim_order(spec, claimed, picked)
+
+    def picked(self, request: ClaimRequest) -> sa.CTE:
+        """Return the keys of the first due rows, locked."""
+        spec = request.spec
+        waiting = self.pick(spec, request.candidates, *spec.keys)
+        waiting = waiting.where(spec.in_state("pending"), *spec.on_shard(spec.table))
+        return backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
 
     @staticmethod
     def _claimed_values(request: ClaimRequest) -> dict[sa.Column[Any], Any]:
@@ -191,17 +196,26 @@ class UpdateStatus(ClaimStrategy):
         job gets its attempt back, since it is not known which job killed the worker. Both keep the token, which
         quarantines them.
         """
+        return self._rescue(spec, None)
+
+    def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:
+        """Return the rescue of those of some jobs whose lease has expired."""
+        return self._rescue(spec, keys)
+
+    def _rescue(self, spec: QueueSpec, keys: Sequence[Key] | None) -> Verb:
         status, expires = spec.columns["status"], spec.column("lease_expires_at", "rescue()")
         unique = unique_key(spec)
         if unique is not None and unique.returns_from_runs:
-            return self._rescue_unless_twin(spec, unique)
-        job = spec.table.alias("expired_job")
+            return self._rescue_unless_twin(spec, unique, None if keys is None else spec.key_in(spec.keys, keys))
+        job = spec.table.alias("sqlaqueue_expired_job")
+        among = [] if keys is None else [spec.key_in([job.c[key.key] for key in spec.keys], keys)]
         expired = (
             sa.select(*(job.c[key.key] for key in spec.keys), *run_columns(spec, job))
             .where(job.c[status.key] == spec.literal("processing"), job.c[expires.key] <= clock(), *spec.on_shard(job))
+            .where(*among)
             .order_by(*(job.c[key.key] for key in spec.keys))
             .with_for_update(of=job, skip_locked=True, key_share=True)
-            .cte("expired")
+            .cte("sqlaqueue_expired")
         )
         # With an INSERT beside it, the UPDATE is a CTE, in which it can name the table only.
         update = sa.update(spec.table if has_history(spec) else spec.model).where(
@@ -213,13 +227,6 @@ class UpdateStatus(ClaimStrategy):
         if not has_history(spec):
             return rescued
         return self.with_insert(spec, rescued, record_rescued(spec, expired, LEASE_EXPIRED))
-
-    def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:
-        """Return the rescue of some jobs of a unique queue."""
-        unique = unique_key(spec)
-        if unique is None:
-            return super().rescue_some(spec, keys)
-        return self._rescue_unless_twin(spec, unique, spec.key_in(spec.keys, keys))
 
     def _rescue_unless_twin(
         self, spec: QueueSpec, unique: UniqueKey, among: sa.ColumnElement[bool] | None = None
@@ -257,7 +264,7 @@ class UpdateStatus(ClaimStrategy):
         """Return a rescue that also inserts the attempts; a job that has waited for its twin had no run."""
         if not has_history(spec):
             return verb
-        return verb.add_cte(record_rescued(spec, judged, LEASE_EXPIRED, ~judged.c[_WAITS]).cte("recorded"))
+        return verb.add_cte(record_rescued(spec, judged, LEASE_EXPIRED, ~judged.c[_WAITS]).cte("sqlaqueue_recorded"))
 
     def _rescued_values(self, spec: QueueSpec, expires: sa.Column[Any]) -> dict[sa.Column[Any], Any]:
         status = spec.columns["status"]
@@ -293,7 +300,7 @@ class UpdateStatus(ClaimStrategy):
     def _ran_alone(spec: QueueSpec) -> sa.ColumnElement[bool]:
         if not spec.has("lease_token"):
             return sa.true()
-        mate, token = spec.table.alias("mate"), spec.columns["lease_token"]
+        mate, token = spec.table.alias("sqlaqueue_mate"), spec.columns["lease_token"]
         status, tokens = mate.c[spec.columns["status"].key], mate.c[token.key]
         running = sa.and_(status == spec.literal("processing"), tokens.is_not(None))
         quarantined = sa.and_(status == spec.literal("pending"), tokens.is_not(None))

@@ -15,7 +15,6 @@ from sqlaqueue.testing.in_transaction.claimable import flushed_key, not_claimabl
 from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
 from sqlaqueue.testing.in_transaction.worker import WorkerInTest
 from sqlaqueue.testing.run_result import RunResult, result_of
-from sqlaqueue.waiting.job_end import read_state
 from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
@@ -74,9 +73,7 @@ class _OneRun:
     def end(self, session: Session) -> RunResult[Any]:
         self.worker.end(session)
         ended = [event for event in self.worker.events if event.key == self.key and event.name != "claimed"]
-        state = read_state(session, self.worker.spec, self.key).state
-        # A rescue may have failed the job: then there was no attempt left, and nothing to run.
-        if not ended or (ended[-1].name == "rescued" and state == "pending"):
+        if not ended or ended[-1].name == "rescued":
             raise not_claimable(session, self.model, self.key, self.function)
         return result_of(session, self.worker.spec, self.model, ended[-1])
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, cast
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.core.events import JobEvent
-from sqlaqueue.exc import JobFailed, WorkerDied
+from sqlaqueue.exc import JobFailed
 from sqlaqueue.keys import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.results import JobResult
@@ -49,13 +49,12 @@ class RunResult(JobResult[T]):
 def result_of(session: Session, spec: QueueSpec, model: type[T], event: JobEvent) -> RunResult[T]:
     """Return the result of the run that an event reports, with the present state of its job."""
     state, error, _ = read_state(session, spec, event.key)
-    rescued = event.name == "rescued"  # and failed by that, as no attempt was left
     return RunResult(
         cast("Any", state),
         session.get(model, event.key),
         error,
-        "failed" if rescued else cast("Outcome", event.name),
+        cast("Outcome", event.name),
         event.delay,
-        WorkerDied(error) if rescued else event.error,
+        event.error,
         f"{model.__name__} {key_text(event.key)}",
     )

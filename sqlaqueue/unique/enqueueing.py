@@ -14,6 +14,7 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlaqueue.exc import JobExists, StatementError
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.engine import own_work
+from sqlaqueue.statements.returning import without_criteria
 from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.insert import Row, complete_rows, insert_rows, make_persistent
@@ -253,7 +254,7 @@ class Enqueueing:
         self.found |= {self._key_of(place): self.jobs[place].job for place in self.rows}
         keys = dict.fromkeys(key for key in self.twins.values() if key not in self.found)
         if keys:
-            twins = with_keys(self.spec, sa.select(self.spec.model), list(keys))
+            twins = without_criteria(with_keys(self.spec, sa.select(self.spec.model), list(keys)))
             bind = {"mapper": self.spec.mapper}
             options = {"populate_existing": True}
             loaded = session.execute(twins, bind_arguments=bind, execution_options=options).unique().scalars()

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.statement_deadline import Deadlines, limit_connects
 from sqlaqueue.consumer.notifications.async_listener import AsyncListener, async_listener_of
 from sqlaqueue.consumer.runners.task_runner import wait_for_event
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
@@ -71,12 +72,14 @@ async def async_wait(
     factory = resolve_factory(session_factory, "async_wait", is_async=True)
     engine = await _engine_of(factory, waiter)
     listener: AsyncListener | None = None
+    limit_connects(engine)
+    deadlines = Deadlines(waiter.longest_reply, f"async_wait() for {waiter}", in_loop=True)
 
     async def perform(effect: ExecuteInOwnSession | Wait | Listen) -> Any:
         nonlocal listener
         match effect:
             case ExecuteInOwnSession():
-                async with open_session(factory) as session:
+                async with open_session(factory) as session, deadlines.limit_in_task(session):
                     return await session.run_sync(execute, effect.operation, effect.arguments)
             case Wait():
                 await wait_for_event(wake, effect.seconds)
@@ -87,7 +90,8 @@ async def async_wait(
         return None
 
     try:
-        return await adrive(wait_for_end(waiter), perform)
+        async with deadlines.watched_in_task():
+            return await adrive(wait_for_end(waiter), perform)
     finally:
         if listener is not None:
             await listener.remove(waiter.state)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.database_errors import may_recover
+from sqlaqueue.consumer.core.database_errors import is_connection_lost, may_recover
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.exc import ConfigurationError, JobFailed, WaitTimeout
 from sqlaqueue.keys import Key
@@ -33,7 +33,7 @@ WaitRoutine = Generator[ExecuteInOwnSession | Wait | Listen, Any, JobResult[Any]
 def wait_for_end(waiter: Waiter) -> WaitRoutine:
     """Poll the job, notify Consumers of the waiter, and poll when a notification arrives or a poll is due."""
     state = waiter.state
-    result: JobResult[Any] | None = yield ExecuteInOwnSession(first_poll, (waiter,))
+    result: JobResult[Any] | None = yield from _first_look(waiter)
     if result is None and state.notifies and not state.timed_out:
         yield Listen()
     while result is None:
@@ -57,6 +57,18 @@ def wait_for_end(waiter: Waiter) -> WaitRoutine:
     if waiter.check and result.state != "completed":
         raise _failure(waiter, result)
     return result
+
+
+def _first_look(waiter: Waiter) -> Generator[ExecuteInOwnSession, Any, JobResult[Any] | None]:
+    look = ExecuteInOwnSession(first_poll, (waiter,))
+    try:
+        found = yield look
+    except Exception as error:
+        if not is_connection_lost(error):
+            raise
+        # That of the pool may have been lost long before, and the next one is new.
+        found = yield look
+    return cast("JobResult[Any] | None", found)
 
 
 def _failure(waiter: Waiter, result: JobResult[Any]) -> JobFailed:

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.statement_deadline import Deadlines, limit_connects
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.queue.backend import backend
@@ -90,11 +91,14 @@ def wait(
     factory = resolve_factory(session_factory, "wait", is_async=False)
     engine, subscribed = _engine_of(factory, waiter), False
 
+    limit_connects(engine)
+    deadlines = Deadlines(waiter.longest_reply, f"wait() for {waiter}")
+
     def perform(effect: ExecuteInOwnSession | Wait | Listen) -> Any:
         nonlocal subscribed
         match effect:
             case ExecuteInOwnSession():
-                with open_session(factory) as session:
+                with open_session(factory) as session, deadlines.limit(session):
                     return execute(session, effect.operation, effect.arguments)
             case Wait():
                 wake.wait(None if effect.seconds == float("inf") else effect.seconds)
@@ -105,7 +109,8 @@ def wait(
         return None
 
     try:
-        return drive(wait_for_end(waiter), perform)
+        with deadlines.watched():
+            return drive(wait_for_end(waiter), perform)
     finally:
         if subscribed:
             listener.unlisten(engine, waiter.state)

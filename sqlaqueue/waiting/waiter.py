@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import SessionTransaction, object_session
 
+from sqlaqueue.consumer.core.intervals import longest_wait
 from sqlaqueue.exc import StatementError
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
@@ -38,6 +39,11 @@ class Waiter:
     def bind(self) -> dict[str, Any]:
         """The ``bind_arguments`` of statements, as a session may have several engines."""
         return {"mapper": self.spec.mapper}
+
+    @property
+    def longest_reply(self) -> float:
+        """The most seconds to wait for the database, whose connection is then given up."""
+        return longest_wait((self.timeout or float("inf")) / 2)
 
     def __str__(self) -> str:
         return f"{self.model.__name__} {key_text(self.key)}"

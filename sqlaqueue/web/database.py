@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, SessionTransaction
 
 from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
+from sqlaqueue.consumer.core.statement_deadline import Deadlines
 from sqlaqueue.consumer.sessions.session_factory import resolve_factory
 from sqlaqueue.queue.engine import may_be_other_engine, refuse_other_engines
 from sqlaqueue.session_types import makes_async
@@ -179,7 +180,9 @@ def _limited(session: Session, settings: dict[str, str]) -> Iterator[None]:
 
     event.listen(session, "after_begin", begun)
     try:
-        yield
+        # The server cancels what takes too long; without any reply the connection is silent, and is given up.
+        with Deadlines(2 * WRITE_TIMEOUT, "the dashboard").watched() as deadlines, deadlines.limit(session):
+            yield
     finally:
         event.remove(session, "after_begin", begun)
 

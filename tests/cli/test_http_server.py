@@ -51,6 +51,43 @@ def test_slow_clients_do_not_take_all_file_descriptors(caplog: pytest.LogCapture
     wait_until(lambda: not connections(), lambda: str(connections()))
 
 
+def test_a_probe_is_answered_beside_many_slow_clients(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "DEADLINE", 600)
+    with served(caplog) as address, contextlib.ExitStack() as clients:
+        for _ in range(60):
+            clients.enter_context(socket.create_connection(address, timeout=20)).sendall(b"GET /live")
+        status, _ = get(f"http://{address[0]}:{address[1]}/live")
+        assert status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost", 200), ("127.0.0.1:80", 200), ("[::1]:9", 200), ("evil.example", 421)]
+)
+def test_a_name_that_leads_to_the_loopback_interface_is_refused(
+    caplog: pytest.LogCaptureFixture, host: str, status: int
+) -> None:
+    """A page in a browser could read the metrics by such a name."""
+    with served(caplog) as address, socket.create_connection(address, timeout=20) as client:
+        client.sendall(f"GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answer.split()[1] == str(status).encode()
+
+
+def test_the_exporter_has_the_same_limits() -> None:
+    with (
+        http_server.serving_metrics("127.0.0.1", 0, lambda: ("text/plain", b"1")) as url,
+        contextlib.ExitStack() as clients,
+    ):
+        host, port = re.findall(r"//([^:]+):(\d+)/metrics", url)[0]
+        for _ in range(40):
+            clients.enter_context(socket.create_connection((host, int(port)), timeout=20)).sendall(b"GET /metrics")
+        assert get(url)[0] == 200
+        assert connections() <= http_server.MOST_CONNECTIONS
+        assert get(url.replace("/metrics", "/other"))[0] == 404
+
+
 def test_a_client_that_sends_byte_by_byte_is_ended(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sqlaqueue.cli import main
+from sqlaqueue.cli.shared.database import parse_url, shown_url
 from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
 from tests.cli.shop.models import Email
 from tests.servers import Server
@@ -191,7 +192,7 @@ def test_a_statement_that_fails(shop: Shop) -> None:
 
 def test_a_key_of_another_type(shop: Shop) -> None:
     said = refused("requeue", f"{MODELS}:Email", "--key", "seven", SQLAQUEUE_URL=shop.database.url())
-    assert said == 'invalid input syntax for type integer: "seven"'
+    assert said == "the key 'seven': Email.id is an integer, and 'seven' is none"
 
 
 # -- settings -------------------------------------------------------------------------------------------------------
@@ -268,3 +269,23 @@ def test_the_demo_ignores_the_url_of_the_project(project: Path) -> None:
     assert context.default_map is not None
     assert context.default_map["demo"] == {}
     assert "url" in context.default_map["stats"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize("command", ["stats", "worker"])
+def test_an_option_that_the_driver_does_not_know(shop: Shop, driver: str, command: str) -> None:
+    url = shop.database.url(driver)
+    handler = f"{TASKS}:{'send_async' if driver == 'asyncpg' else 'send'}"
+    more = ["--handler", handler, "--drain"] if command == "worker" else []
+    url += f"{'&' if '?' in url else '?'}nonsense=1"
+    result = shop.invoke(command, f"{MODELS}:Email", *more, "--url", url)
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code in {2, 3}
+    assert "nonsense" in result.output
+
+
+def test_secrets_in_options_of_a_url_are_not_shown() -> None:
+    url = parse_url("postgresql+psycopg://u:one@h/d?password=two&sslpassword=three&passfile=/four&sslmode=require")
+    shown = shown_url(url)
+    assert not [each for each in ("one", "two", "three", "four") if each in shown]
+    assert "sslmode=require" in shown

@@ -182,7 +182,7 @@ def test_failed_jobs_with_a_composite_key_and_without_a_status(shop: Shop) -> No
 def test_failed_jobs_of_a_model_without_last_error(shop: Shop) -> None:
     shop.add(Bare(status="failed"))
     assert shop.json("failed", f"{MODELS}:Bare") == [
-        {"kind": "", "count": 1, "newest": None, "error": None, "keys": ["1"]}
+        {"queue": "bare", "kind": "", "count": 1, "newest": None, "error": None, "keys": ["1"]}
     ]
 
 
@@ -260,3 +260,15 @@ def test_one_job_is_shown(shop: Shop) -> None:
     assert (found["state"], found["row"]["number"]) == ("pending", "b,c")
     result = shop.invoke("job", f"{MODELS}:Email", "2")
     assert (result.exit_code, result.stderr) == (1, "Error: email: there is no job 2\n")
+
+
+def test_jobs_of_several_queues_are_told_apart(shop: Shop) -> None:
+    """A target may name several Consumers."""
+    shop.add(*(kind(status="failed", last_error="ValueError: no") for kind in (Email, Letter)))
+    target = f"{QUEUES}:both"
+    listed = shop.ok("jobs", target).splitlines()
+    assert listed[0].split()[:2] == ["queue", "key"]
+    assert [line.split()[:2] for line in listed[-2:]] == [["email", "1"], ["letter", "1"]]
+    grouped = shop.ok("failed", target).splitlines()
+    assert [line for line in grouped if line.endswith(":")] == ["email:", "letter:"]
+    assert [group["queue"] for group in shop.json("failed", target)] == ["email", "letter"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sqlaqueue.cli.shared.errors import NOT_STOPPED
 from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop, wait_until
 from tests.cli.shop.models import Email, Letter, Row, Task
 
@@ -126,14 +127,28 @@ def test_a_running_handler_finishes_after_a_signal(shop: Shop, tmp_path: Path, n
     assert shop.states("email") == {"completed": 1, "pending": 1}
 
 
-def test_jobs_are_released_after_the_grace_period(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [(), ("--processes", "1")])
+@pytest.mark.parametrize("handler", ["send_slowly", "send_stubbornly"])
+def test_jobs_are_released_after_the_grace_period(
+    shop: Shop, tmp_path: Path, handler: str, processes: tuple[str, ...]
+) -> None:
+    """The process ends with an exit code that says so, although a thread or a task of it goes on."""
     shop.add(Email())
-    worker = shop.start(*EMAILS, "--handler", f"{TASKS}:send_slowly", "--grace", "100ms")
+    worker = shop.start(*EMAILS, "--handler", f"{TASKS}:{handler}", "--grace", "100ms", *processes)
     wait_until((tmp_path / "at_work").exists, lambda: worker.output)
     worker.signal()
-    assert worker.end() == 0, worker.output
+    assert worker.end() == NOT_STOPPED, worker.output
+    assert f"stopped, but {TASKS}.{handler} (job 1, for" in worker.output
     assert shop.states("email") == {"pending": 1}
     assert shop.done() == {}
+
+
+def test_a_handler_that_goes_on_does_not_keep_a_worker_that_fails(shop: Shop) -> None:
+    """Another Consumer has failed before; waiting for the handler's event loop to close would never end."""
+    shop.add(Letter())
+    worker = shop.start("worker", f"{QUEUES}:make_failing")
+    assert worker.end() == NOT_STOPPED, worker.output
+    assert "no session" in worker.output
 
 
 def test_a_second_signal_ends_the_worker_immediately(shop: Shop, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.core import intervals
+from tests.conftest import CONNECTIONS
 from tests.consumer.bench import Bench
 from tests.consumer.models import STRATEGIES
 
@@ -67,6 +68,7 @@ class Supply:
             # are checked before use.
             engine = sa.create_engine(database.url(), pool_pre_ping=True)
             self._stack.callback(engine.dispose)
+            CONNECTIONS.dialects.discard(engine.dialect)  # the next tests use it as well
             self._databases[strategy], self._engines[strategy] = database, engine
         # Threads that a failed test has left behind would hold their locks in the next one.
         self._databases[strategy].kill_backends()

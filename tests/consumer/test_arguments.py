@@ -51,6 +51,37 @@ def test_an_async_consumer_refuses_other_functions(given: Any) -> None:
         AsyncConsumer(Job, given, async_sessions)
 
 
+def generator(session: Any, job: Any) -> Any:
+    yield
+
+
+async def async_generator(session: Any, job: Any) -> Any:
+    yield
+
+
+class GeneratorCallable:
+    def __call__(self, session: Any, job: Any) -> Any:
+        yield
+
+
+@pytest.mark.parametrize("given", [generator, async_generator, partial(async_generator), GeneratorCallable()])
+@pytest.mark.parametrize("made", [Consumer, AsyncConsumer])
+def test_generator_functions_are_refused(made: Any, given: Any) -> None:
+    """A call of one runs nothing, and its job would count as completed."""
+    with pytest.raises(ConfigurationError, match=r"is an? (async )?generator function"):
+        made(Job, given, sessions if made is Consumer else async_sessions)
+    with pytest.raises(ConfigurationError, match=r"is an? (async )?generator function"):
+        made(Job, {Job: given}, sessions if made is Consumer else async_sessions)
+
+
+@pytest.mark.parametrize("given", [async_handler, generator])
+def test_listeners_that_nothing_would_run_are_refused(given: Any) -> None:
+    consumer = Consumer(Job, handler, sessions)
+    for event in ("completed", "polled"):
+        with pytest.raises(ConfigurationError, match="a call of it runs nothing"):
+            consumer.on(event, given)  # type: ignore[call-overload]  # the event is one of two kinds
+
+
 @pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__, print])
 def test_a_consumer_accepts_callables(given: Any) -> None:
     Consumer(Job, given, sessions)
@@ -66,6 +97,8 @@ def test_an_async_consumer_accepts_coroutine_functions(given: Any) -> None:
     ("options", "message"),
     [
         ({"concurrency": 0}, "concurrency=0"),
+        ({"name": "a\0b"}, r"name='a\\x00b'\): no database stores a NUL"),
+        ({"name": "a\ud800b"}, r"name='a\\ud800b'\): no database stores a NUL"),
         ({"concurrency": 1.5}, "concurrency=1.5"),
         ({"concurrency": True}, "concurrency=True"),
         ({"batch_size": -1}, "batch_size=-1"),

@@ -68,6 +68,38 @@ def test_a_running_thread_is_marked(supply: Any, strategy: str) -> None:
     bench.assert_tidy()
 
 
+@pytest.mark.parametrize("succeeds", [False, True])
+def test_a_job_is_cancelled_while_its_worker_shuts_down(bench: Bench, *, succeeds: bool) -> None:
+    """Its handler has the grace period, and must not use it up: a task is cancelled, a thread is marked."""
+    [key] = bench.enqueue(1)
+    started, go_on = threading.Event(), threading.Event()
+
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
+        started.set()
+        await io.wait(go_on)
+        if not succeeds:
+            raise ValueError
+
+    with bench.consumer(work).running() as server:
+        assert started.wait(30)
+        context = server.consumer._context
+        server.stop()
+        ask(bench, key)
+        if bench.api == "sync":
+            wait_until(lambda: any(one.cancelled for one in context.in_flight.busy()))
+            go_on.set()
+        assert server.finished.wait(30)
+    # A thread that succeeds has done its work.
+    completed = succeeds and bench.api == "sync"
+    assert bench.states() == {"completed" if completed else "cancelled": 1}
+    assert bench.effects() == ({key: 1} if completed else {})
+    assert server.told("completed" if completed else "cancelled") == [key]
+    assert bench.row(key).attempts == 1
+    assert bench.execute("SELECT count(*) FROM sqlaqueue_control") == 0
+    bench.assert_tidy()
+
+
 def test_a_claimed_job_that_has_not_begun_is_cancelled(bench: Bench) -> None:
     """It waits behind others in the executor of its worker."""
     bench.enqueue(3, payload="quick", priority=-1)

@@ -19,7 +19,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.signals import signal_handlers
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from tests.consumer.bench import Bench, nothing, wait_until
 from tests.consumer.handler_io import for_async, for_sync
 
@@ -127,6 +127,34 @@ def test_an_error_of_one_consumer_stops_the_others_and_is_raised(mixed: Bench, l
     # The other one was stopped in order: its job is done.
     assert mixed.states() == {"completed": 1}
     assert "raised LookupError: this one is broken; stopping the other Consumers" in log.text
+
+
+def test_a_handler_that_goes_on_is_named_whatever_else_has_failed(supply: Any) -> None:
+    bench, started, go_on = supply.take("update_status", "sync"), threading.Event(), threading.Event()
+    bench.enqueue()
+    engine = sa.create_engine(bench.database.url())
+
+    def work(_: Any, __: Any) -> None:
+        started.set()
+        go_on.wait(60)
+
+    consumers = [Consumer(bench.Job, work, sessionmaker(engine), poll_interval=0.05, grace=0.1) for _ in range(2)]
+
+    def fail() -> None:
+        assert started.wait(30)
+        wait_until(lambda: all(one._context is not None for one in consumers))
+        contexts: list[Any] = [one._context for one in consumers]
+        next(one for one in contexts if not one.in_flight.busy()).fail(LookupError("this one is broken"))
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    try:
+        with pytest.raises(HandlerNotStopped, match=r"\(job 1, for"):
+            Consumer.run_all(*consumers)
+    finally:
+        go_on.set()
+        thread.join()
+        engine.dispose()
 
 
 def test_a_consumer_that_cannot_start_stops_the_others(mixed: Bench) -> None:

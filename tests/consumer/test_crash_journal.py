@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.statement_deadline import StatementDeadlines, _LimitedBlock
+from sqlaqueue.consumer.core.statement_deadline import _cancel
 from sqlaqueue.consumer.executing import held as held_routines
 from sqlaqueue.consumer.settling import crash_journal
+from sqlaqueue.exc import HandlerNotStopped
 from sqlaqueue.keys import key_text
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import Bench, Server, wait_until
@@ -69,7 +70,8 @@ def test_a_run_ends_though_its_journal_is_locked(held_by_threads: Bench) -> None
 
     # No pool: the connection of the handler that is given up comes back when the Consumer is gone.
     given_up = held.consumer(work, grace=0.2, engine={"poolclass": sa.NullPool})
-    with given_up.running() as server, held.engine.connect() as admin:
+    not_stopped = pytest.raises(HandlerNotStopped, match="goes on after the grace period")
+    with not_stopped, given_up.running() as server, held.engine.connect() as admin:
         context = await_start(server)
         assert started.acquire(timeout=30)
         admin.execute(sa.text("LOCK TABLE sqlaqueue_crash_journal"))
@@ -86,7 +88,7 @@ def test_the_thread_that_waits_for_the_workers_may_fail(
 ) -> None:
     """``run()`` raises its error, and no worker is left running."""
 
-    def fail(self: StatementDeadlines) -> None:
+    def fail(seconds: float) -> None:
         raise RuntimeError("out of threads")
 
     # No pool: workers that are busy in that moment have their connections for a little longer than it lasts.
@@ -94,7 +96,7 @@ def test_the_thread_that_waits_for_the_workers_may_fail(
     with pytest.raises(RuntimeError, match="out of threads"), watched.running() as server:
         context = await_start(server)
         wait_until(lambda: listening_connections(held_by_threads) == 1)
-        monkeypatch.setattr(StatementDeadlines, "cancel_overdue", fail)
+        monkeypatch.setattr(context.runner._waker, "wait", fail)
         context.runner._waker.wake()
         assert server.finished.wait(30)
     wait_until(lambda: not context.runner._working, "that all threads have ended")
@@ -113,14 +115,8 @@ def test_a_cancellation_that_the_server_refuses_is_logged(caplog: pytest.LogCapt
         def cancel(self) -> None:
             raise OperationalError("cancel", {}, Exception("too many clients"))
 
-    deadlines = StatementDeadlines(lambda: None)
-    statement = _LimitedBlock(Refusing(), deadline=0.0)
-    deadlines._open.add(statement)
-    deadlines.cancel_overdue()
-    assert statement.canceller is not None
-    statement.canceller.join()
+    _cancel(Refusing(), sa.create_engine("postgresql+psycopg://"))
     assert "cannot cancel a statement" in caplog.text
-    assert deadlines.until_check() < 1
 
 
 @pytest.mark.parametrize("analyzed", [False, True])

@@ -57,6 +57,16 @@ def check_poison_among_nine_others(bench: Bench, **options: Any) -> None:
     bench.assert_tidy()
 
 
+def test_a_handler_that_closes_descriptors_ends_its_worker(mixed: Bench) -> None:
+    """Nothing could wake its main thread, and a signal would not end it."""
+    bench = mixed
+    [good, bad] = [*bench.enqueue(1), *bench.enqueue(1, payload="closing")]
+    with bench.worker("closing") as worker:
+        assert worker.await_end() != 0
+    assert bench.row(bad).status != "completed"
+    assert bench.effects() <= Counter([good])
+
+
 def test_a_job_that_takes_all_memory(mixed: Bench) -> None:
     bench = mixed
     good = bench.enqueue(2)

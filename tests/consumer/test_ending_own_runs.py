@@ -65,6 +65,68 @@ def test_a_commit_past_the_session(supply: Any, api: str, end: Callable[[Session
         bench.assert_tidy()
 
 
+REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN IF EXISTS (SELECT FROM effect) THEN {refusal}; END IF; RETURN OLD; END $$;
+CREATE TRIGGER refuse BEFORE DELETE ON {table} FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION refuse()
+"""
+
+
+@pytest.mark.parametrize("refusal", ["RAISE EXCEPTION 'no'", "RETURN NULL"])
+@pytest.mark.parametrize("strategy", ["delete_returning", "own_message"])
+def test_a_refused_end_beside_a_commit_past_the_session(supply: Any, api: str, strategy: str, refusal: str) -> None:
+    """Its job waits, and no job of the batch vanishes: the commit has deleted all their rows or messages."""
+    bench = supply.take(strategy, api)
+    table = "job" if strategy == "own_message" else "sqlaqueue_message_job"
+    bench.execute(REFUSE.format(refusal=refusal, table=table))
+    refused, *good = bench.enqueue(2)
+    [bad] = bench.enqueue(1, max_attempts=1)
+    good += bench.enqueue(2)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
+        if job.id == bad:
+            await io.run(by_driver)
+
+    server = bench.consumer(work, batch_size=10)
+    try:
+        server.drain()
+    finally:
+        bench.execute("DROP FUNCTION refuse CASCADE")
+    assert server.told("failed") == [bad]
+    assert sorted(server.told("completed")) == good
+    assert bench.states()["pending"] == 1
+    assert bench.row(refused).id == refused
+
+
+def test_an_outage_after_a_commit_past_the_session(supply: Any, api: str) -> None:
+    """No job vanishes: only the Consumer knows the rows that the commit has deleted, so it tries again."""
+    bench = supply.take("own_message", api)
+    good = bench.enqueue(2)
+    [bad] = bench.enqueue(1, max_attempts=1)
+    good += bench.enqueue(2)
+    outage = list[int]()
+
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
+        if job.id == bad:
+            await io.run(by_driver)
+            outage.extend([1, 2, 3])
+
+    def refuse(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if outage and "INSERT INTO job " in statement:
+            outage.pop()
+            raise sa.exc.OperationalError(statement, {}, OSError("no route to host"), connection_invalidated=True)
+
+    server = bench.consumer(work, batch_size=10)
+    sa.event.listen(server.sync_engine, "before_cursor_execute", refuse)
+    server.drain()
+    assert not outage
+    assert server.told("failed") == [bad]
+    assert bench.states() == {"failed": 1}
+    assert bench.effects() == dict.fromkeys(good, 1) | {bad: 1}
+
+
 def set_status(session: Session, job: Any) -> None:
     job.status = "completed"
 

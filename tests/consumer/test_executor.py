@@ -213,11 +213,11 @@ def test_a_drain_does_not_end_while_another_worker_claims(bench: Bench, monkeypa
     def claim_slowly(self: Claimer, session: Session, *arguments: Any) -> Any:
         at_once[0] += 1
         at_once[1] = max(at_once)
-        jobs, more = claim(self, session, *arguments)
-        if jobs:
+        claimed = claim(self, session, *arguments)
+        if claimed[0]:
             session.execute(sa.text("SELECT pg_sleep(0.05)"))
         at_once[0] -= 1
-        return jobs, more
+        return claimed
 
     monkeypatch.setattr(Claimer, "claim", claim_slowly)
     bench.enqueue(N)

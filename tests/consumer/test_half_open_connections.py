@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.notifications import peers
-from tests.consumer.bench import Bench, Server, wait_until
+from sqlaqueue import AsyncConsumer, Consumer, admin, async_wait, wait
+from sqlaqueue.consumer.core import intervals, statement_deadline
+from sqlaqueue.consumer.notifications import async_listener, listener, peers
+from sqlaqueue.consumer.runners import shutdown
+from sqlaqueue.exc import HandlerNotStopped
+from tests.consumer.bench import Bench, Server, nothing, wait_until
+from tests.consumer.handler_io import DEADLINE, Handler, for_async, for_sync
 from tests.consumer.listening import LATER, await_listening
 from tests.faults.proxy import Proxy
+from tests.servers import Database
 
 pytestmark = pytest.mark.once
 
@@ -28,33 +37,47 @@ pytestmark = pytest.mark.once
 class Proxied(Server):
     """A Consumer whose connections go through a proxy."""
 
-    def __init__(self, bench: Bench, proxy: Proxy, driver: str) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        proxy: Proxy,
+        driver: str,
+        handler: Handler = nothing,
+        *,
+        pre_ping: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(bench)
         self.url = proxy.url(driver)
+        options = {"poll_interval": LATER, "grace": 20} | options
+        pool = {"pool_pre_ping": pre_ping, "pool_size": options.get("concurrency", 1) + 1}
         if bench.api == "sync":
-            self.engine: Any = sa.create_engine(self.url)
-            self.consumer = Consumer(bench.Job, lambda *_: None, sessionmaker(self.engine), poll_interval=LATER)
+            self.engine: Any = sa.create_engine(self.url, **pool)
+            sync = for_sync(handler, self.given_up)
+            self.consumer: Any = Consumer(bench.Job, sync, sessionmaker(self.engine), **options)
         else:
-
-            async def work(session: Any, job: Any) -> None:
-                """Do nothing."""
-
-            self.engine = create_async_engine(self.url)
-            self.consumer = AsyncConsumer(bench.Job, work, async_sessionmaker(self.engine), poll_interval=LATER)
+            self.engine = create_async_engine(self.url, **pool)
+            coroutine = for_async(handler, self.given_up)
+            self.consumer = AsyncConsumer(bench.Job, coroutine, async_sessionmaker(self.engine), **options)
+        self._listen()
 
     def run(self) -> None:
         if isinstance(self.consumer, Consumer):
-            self.consumer.run()
-            self.engine.dispose()
+            try:
+                self.consumer.run()
+            finally:
+                self.engine.dispose()
         else:
             asyncio.run(self._run())
 
     async def _run(self) -> None:
-        await self.consumer.run()
-        await self.engine.dispose()
+        try:
+            await self.consumer.run()
+        finally:
+            await self.engine.dispose()
 
 
-@pytest.mark.parametrize(
+DRIVERS = pytest.mark.parametrize(
     ("api", "driver"),
     [
         ("sync", "psycopg"),
@@ -63,6 +86,21 @@ class Proxied(Server):
         ("async", "asyncpg"),
     ],
 )
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the database for two seconds at most."""
+    monkeypatch.setattr(intervals, "LONGEST_WAIT", 2.0)
+    monkeypatch.setattr(intervals, "CONNECT_TIMEOUT", 2)
+
+
+def given_up(log: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Return what was logged about connections that did not answer."""
+    return [each for each in log.records if getattr(each, "event", "") == "connection_given_up"]
+
+
+@DRIVERS
 def test_a_half_open_connection_is_replaced(
     supply: Any, api: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
@@ -94,6 +132,345 @@ def test_the_system_probes_a_silent_connection(supply: Any, api: str) -> None:
             connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) for connection in connections_to(port)
         ]
     assert idle_times.count(30) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
+@DRIVERS
+def test_jobs_run_again_after_all_connections_went_silent(
+    supply: Any, strategy: str, api: str, driver: str, log: pytest.LogCaptureFixture
+) -> None:
+    """As after a failover behind a proxy: the connections of the pool are given up together, and this is logged once."""
+    bench: Bench = supply.take(strategy, api)
+    with Proxy(bench.database) as proxy:
+        server = Proxied(bench, proxy, driver, concurrency=3, poll_interval=0.2)
+        with server.running():
+            bench.enqueue(20)
+            wait_until(lambda: bench.states() == {"completed": 20})
+            assert proxy.go_silent() >= 2
+            bench.enqueue(20)
+            wait_until(lambda: bench.states() == {"completed": 40})
+    assert len(given_up(log)) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("api", ["sync", "async"])
+def test_a_connection_that_is_tested_before_its_use_is_given_up(
+    supply: Any, api: str, log: pytest.LogCaptureFixture
+) -> None:
+    """The pool waits for the reply to its test, so no session has the connection."""
+    bench: Bench = supply.take("update_status", api)
+    driver = "psycopg2" if api == "sync" else "asyncpg"
+    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, pre_ping=True, poll_interval=0.2).running():
+        bench.enqueue()
+        wait_until(lambda: bench.states() == {"completed": 1})
+        proxy.go_silent()
+        bench.enqueue()
+        wait_until(lambda: bench.states() == {"completed": 2})
+    assert given_up(log)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
+@DRIVERS
+def test_a_commit_on_a_silent_connection_is_repeated(supply: Any, strategy: str, api: str, driver: str) -> None:
+    """The handler has written through its session. Its writes are committed once, and the job is completed."""
+    bench: Bench = supply.take(strategy, api)
+    started, silent = threading.Event(), threading.Event()
+
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
+        started.set()
+        await io.wait(silent)
+
+    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, work, poll_interval=0.2).running():
+        [key] = bench.enqueue()
+        assert started.wait(DEADLINE)
+        proxy.go_silent()
+        silent.set()
+        wait_until(lambda: bench.states() == {"completed": 1})
+    assert bench.effects() == {key: 1}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
+@DRIVERS
+def test_it_stops_though_no_connection_answers(
+    supply: Any, strategy: str, api: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even new ones: a proxy accepts them, and has no server."""
+    monkeypatch.setattr(shutdown, "HURRY", 1.0)
+    bench: Bench = supply.take(strategy, api)
+    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, grace=1, poll_interval=0.2).running() as server:
+        bench.enqueue()
+        wait_until(lambda: bench.states() == {"completed": 1})
+        proxy.go_silent(answers_new=False)
+        server.stop()
+        assert server.finished.wait(DEADLINE)
+    assert server.error is None
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("sync", "psycopg2")])
+def test_a_handler_that_waits_for_a_silent_connection_is_named_at_the_stop(supply: Any, api: str, driver: str) -> None:
+    """Its own statements have no deadline, and its thread cannot be ended."""
+    bench: Bench = supply.take("update_status", api)
+    started, silent = threading.Event(), threading.Event()
+
+    async def work(io: Any, job: Any) -> None:
+        started.set()
+        await io.wait(silent)
+        await io.execute(sa.text("SELECT 1"))
+
+    with Proxy(bench.database) as proxy:
+        server = Proxied(bench, proxy, driver, work, poll_interval=0.2, grace=0.5)
+        with (
+            pytest.raises(HandlerNotStopped, match=r"\(job \d+, for \d+ s\) goes on after the grace"),
+            server.running(),
+        ):
+            bench.enqueue()
+            assert started.wait(DEADLINE)
+            proxy.go_silent()
+            silent.set()
+            assert not server.finished.wait(3), "the Consumer gave up a handler's statement"
+            server.stop()
+            assert server.finished.wait(DEADLINE)
+        assert bench.states() == {"pending": 1}
+        proxy.close_silent()
+        wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("sqlaqueue-job-0")])
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("answers_new", [True, False])
+@pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("async", "asyncpg")])
+def test_it_is_alive_unless_a_new_connection_answers(
+    supply: Any, api: str, driver: str, *, answers_new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If its connection cannot be given up, only a restart helps; it would not help while the database is down."""
+    monkeypatch.setattr(statement_deadline, "shut_down", lambda _: None)
+    bench: Bench = supply.take("update_status", api)
+    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, poll_interval=0.2, grace=1).running() as server:
+        wait_until(lambda: server.consumer.health().ready)
+        proxy.go_silent(answers_new=answers_new)
+        deadlines = server.consumer._context.deadlines
+        wait_until(lambda: deadlines._probed_at > 0 and deadlines._probe is None)
+        health = server.consumer.health()
+        assert health.alive == (not answers_new)
+        if answers_new:
+            assert "which answers others" in health.problems[0]
+        proxy.close_silent()
+        if answers_new:
+            wait_until(lambda: server.consumer.health().alive)
+
+
+@pytest.mark.usefixtures("impatient")
+@DRIVERS
+def test_a_statement_that_waits_for_a_lock_is_cancelled(
+    supply: Any, api: str, driver: str, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its backend would wait on, and hold the locks that it has. The run is settled when the lock is gone."""
+    cancelled: list[Any] = []
+    cancel = statement_deadline.Deadlines._cancel
+
+    def record(self: Any, connection: Any, wait: Any) -> Any:
+        cancelled.append(connection)
+        return cancel(self, connection, wait)
+
+    monkeypatch.setattr(statement_deadline.Deadlines, "_cancel", record)
+    bench: Bench = supply.take("update_status", api)
+    started, locked = threading.Event(), threading.Event()
+
+    async def work(io: Any, job: Any) -> None:
+        started.set()
+        await io.wait(locked)
+
+    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, work, poll_interval=0.2).running():
+        [key] = bench.enqueue()
+        assert started.wait(DEADLINE)
+        with bench.engine.connect() as admin:
+            admin.execute(sa.text("SELECT FROM job WHERE id = :id FOR UPDATE"), {"id": key})
+            locked.set()
+            wait_until(lambda: len(cancelled) >= 2)
+            assert bench.states() == {"processing": 1}
+            admin.rollback()
+        wait_until(lambda: bench.states() == {"completed": 1})
+    assert not given_up(log)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg2"), ("async", "asyncpg")])
+def test_a_caller_that_waits_for_a_job_gives_silent_connections_up(supply: Any, api: str, driver: str) -> None:
+    bench: Bench = supply.take("update_status", api)
+    [key] = bench.enqueue()
+
+    async def wait_async(url: str, proxy: Proxy) -> Any:
+        engine = create_async_engine(url)
+        try:
+            async with engine.connect() as connection:
+                await connection.execute(sa.text("SELECT 1"))
+            proxy.go_silent()
+            return await async_wait(async_sessionmaker(engine), bench.Job, key)
+        finally:
+            await engine.dispose()
+
+    def wait_sync(url: str, proxy: Proxy) -> Any:
+        engine = sa.create_engine(url)
+        try:
+            engine.connect().close()
+            proxy.go_silent()
+            return wait(sessionmaker(engine), bench.Job, key)
+        finally:
+            engine.dispose()
+
+    bench.consumer().drain()
+    with Proxy(bench.database) as proxy:
+        url = proxy.url(driver)
+        result = wait_sync(url, proxy) if api == "sync" else asyncio.run(wait_async(url, proxy))
+    assert result.state == "completed"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("async", "asyncpg")])
+def test_an_examination_gives_a_silent_connection_up(supply: Any, api: str, driver: str) -> None:
+    """The caller gets the error of a lost connection; an examination of a new connection works."""
+    bench: Bench = supply.take("update_status", api)
+    thresholds = admin.Thresholds(statement_timeout=timedelta(milliseconds=200))
+
+    async def examine_async(url: str, proxy: Proxy) -> None:
+        engine = create_async_engine(url)
+        try:
+            async with AsyncSession(engine) as session:
+                await session.execute(sa.text("SELECT 1"))
+                proxy.go_silent()
+                with pytest.raises(DBAPIError):
+                    await admin.async_doctor(session, bench.Job, thresholds=thresholds)
+            async with AsyncSession(engine) as session:
+                await admin.async_doctor(session, bench.Job, thresholds=thresholds)
+        finally:
+            await engine.dispose()
+
+    def examine_sync(url: str, proxy: Proxy) -> None:
+        engine = sa.create_engine(url)
+        try:
+            with Session(engine) as session:
+                session.execute(sa.text("SELECT 1"))
+                proxy.go_silent()
+                with pytest.raises(DBAPIError):
+                    admin.doctor(session, bench.Job, thresholds=thresholds)
+            with Session(engine) as session:
+                admin.doctor(session, bench.Job, thresholds=thresholds)
+        finally:
+            engine.dispose()
+
+    with Proxy(bench.database) as proxy:
+        url = proxy.url(driver)
+        if api == "sync":
+            examine_sync(url, proxy)
+        else:
+            asyncio.run(examine_async(url, proxy))
+
+
+@pytest.mark.usefixtures("impatient")
+@DRIVERS
+def test_a_new_connection_that_hangs_is_given_up(supply: Any, api: str, driver: str) -> None:
+    """A proxy accepts it, and has no server; drivers would wait for a minute or more, or without end."""
+    bench: Bench = supply.take("update_status", api)
+    raised: list[Exception] = []
+
+    def connect(url: str) -> None:
+        engine = sa.create_engine(url)
+        statement_deadline.limit_connects(engine)
+        try:
+            engine.connect()
+        except DBAPIError as error:
+            raised.append(error)
+        engine.dispose()
+
+    async def connect_async(url: str) -> None:
+        engine = create_async_engine(url)
+        statement_deadline.limit_connects(engine.sync_engine)
+        try:
+            await engine.connect()
+        except (DBAPIError, TimeoutError) as error:
+            raised.append(error)
+        await engine.dispose()
+
+    with Proxy(bench.database) as proxy:
+        proxy.go_silent(answers_new=False)
+        url = proxy.url(driver)
+        target = partial(connect, url) if api == "sync" else partial(asyncio.run, connect_async(url))
+        thread = threading.Thread(target=target, daemon=True)
+        thread.start()
+        thread.join(DEADLINE)
+        assert len(raised) == 1
+    thread.join()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("async", "asyncpg")])
+def test_a_success_is_settled_at_the_stop_though_the_pool_is_silent(supply: Any, api: str, driver: str) -> None:
+    """It is tried once more on a new connection, else the job would run again."""
+    bench: Bench = supply.take("update_status", api)
+    started, silent = threading.Event(), threading.Event()
+
+    async def work(io: Any, job: Any) -> None:
+        started.set()
+        await io.wait(silent)
+
+    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, work, poll_interval=0.2).running() as server:
+        bench.enqueue()
+        assert started.wait(DEADLINE)
+        server.stop()
+        proxy.go_silent()
+        silent.set()
+        assert server.finished.wait(DEADLINE)
+    assert bench.states() == {"completed": 1}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
+@pytest.mark.parametrize("api", ["sync", "async"])
+def test_what_a_handler_has_changed_may_take_long_to_write(supply: Any, strategy: str, api: str) -> None:
+    """The flush is the handler's, as its other statements are."""
+    bench: Bench = supply.take(strategy, api)
+    bench.enqueue(1, max_attempts=1)
+
+    async def work(io: Any, job: Any) -> None:
+        job.payload = sa.cast(sa.func.pg_sleep(3), sa.Text())
+
+    bench.consumer(work).drain()
+    assert bench.states() == {"completed": 1}
+
+
+def test_a_slow_statement_of_maintenance_has_longer_the_next_time(database: Database) -> None:
+    """A large table may need it; and each transaction of an operation has its own time."""
+    engine = sa.create_engine(database.url())
+    deadlines = statement_deadline.Deadlines(1.0, "test")
+    slow = sa.select(sa.func.pg_sleep(1))
+    with deadlines.watched():
+        with Session(engine) as session, pytest.raises(DBAPIError), deadlines.limit(session, slow="slow"):
+            session.execute(slow)
+        with Session(engine) as session, deadlines.limit(session, slow="slow"):
+            session.execute(slow)
+        with Session(engine) as session, deadlines.limit(session):
+            for _ in range(5):
+                session.execute(sa.select(sa.func.pg_sleep(0.4)))
+                session.commit()
+    engine.dispose()
+
+
+@pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("sync", "psycopg2"), ("async", "asyncpg")])
+def test_a_listener_gives_up_its_connection_when_a_check_has_no_reply(
+    supply: Any, api: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = listener if api == "sync" else async_listener
+    monkeypatch.setattr(module, "CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr(module, "REPLY_TIMEOUT", 0.5)
+    bench: Bench = supply.take("update_status", api)
+    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver).running() as server:
+        await_listening(server)
+        assert proxy.make_listeners_half_open() == 1
+        wait_until(lambda: [each for each in [*proxy.listener_connections] if not each.is_half_open])
 
 
 def connections_to(port: int | None) -> Iterator[socket.socket]:

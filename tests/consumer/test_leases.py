@@ -100,6 +100,28 @@ def test_another_transaction_that_locks_a_row_blocks_no_heartbeat(leased: Bench)
     assert server.told("lease_lost") == []
 
 
+def test_a_live_worker_comes_before_a_rescue_when_a_lock_on_its_row_ends(leased: Bench) -> None:
+    """The lease has expired meanwhile; the job is rescued only if it is not extended soon after."""
+    (key,) = leased.enqueue(1)
+    go_on = threading.Event()
+
+    async def work(io: Any, job: Any) -> None:
+        await io.wait(go_on)
+
+    with leased.consumer(work, lease=3).running() as server:
+        wait_until(lambda: leased.states() == {"processing": 1})
+        with leased.consumer(lease=3).running() as other:
+            for _ in range(3):
+                with leased.engine.begin() as connection:
+                    connection.execute(sa.select(leased.Job.id).where(leased.Job.id == key).with_for_update())
+                    wait_until(lambda: leased.execute("SELECT lease_expires_at < now() - interval '0.3 s' FROM job"))
+                wait_until(beats(leased, key, 1))
+            go_on.set()
+            wait_until(lambda: leased.states() == {"completed": 1})
+    assert server.told("rescued", "lease_lost") == other.told("rescued", "lease_lost", "completed") == []
+    assert leased.attempts() == {key: 1}
+
+
 def test_a_job_whose_worker_died_is_rescued_by_another(leased: Bench) -> None:
     [key] = leased.enqueue(1)
     with leased.worker("hang", lease=1) as worker:

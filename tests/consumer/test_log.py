@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
 import logging
 import threading
 import time
@@ -15,9 +17,10 @@ import sqlalchemy as sa
 
 import sqlaqueue
 from sqlaqueue import Fail, Retry
+from sqlaqueue import log as library_log
 from sqlaqueue.consumer.core import events
 from sqlaqueue.consumer.runners.shutdown import GracePeriod
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import FIELDS, database_text, fields
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models
@@ -165,7 +168,9 @@ def test_jobs_that_outlive_the_grace_period_are_counted_as_released(mixed: Bench
 
     # No pool: the connection of the abandoned handler is returned after the engine was disposed of.
     options: Any = {"engine": {"poolclass": sa.NullPool}, "batch_size": 2, "grace": 0.05}
-    with mixed.consumer(work, **options).running() as server:
+    # A thread cannot be ended, so run() raises.
+    raised = pytest.raises(HandlerNotStopped) if mixed.api == "sync" else contextlib.nullcontext()
+    with raised, mixed.consumer(work, **options).running() as server:
         wait_until(started.is_set)
         server.stop()
         wait_until(lambda: of(log, "consumer_stopped"))
@@ -188,6 +193,53 @@ def test_a_drain_logs_no_shutdown(mixed: Bench, log: Any) -> None:
 
 
 @pytest.mark.once
+class _Broken:
+    """A filter, formatter or handler that raises."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        raise ValueError("in a filter")
+
+    def format(self, record: logging.LogRecord) -> str:
+        raise ValueError("in a formatter")
+
+
+class _Emitting(logging.Handler):
+    """A handler that does not catch the errors of its formatter, as many have it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.format(record)
+        raise OSError(errno.ENOSPC, "no space left on the device")
+
+
+@pytest.mark.parametrize("broken", ["handler", "formatter", "filter of the handler", "filter of the logger"])
+def test_logging_that_raises_changes_nothing(
+    mixed: Bench, broken: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A worker logs between a claim and the settlement."""
+    mixed.enqueue(3, max_attempts=1)
+    monkeypatch.setattr(library_log, "reporter", logging.Handler())
+    handler = _Emitting()
+    if broken == "formatter":
+        handler.setFormatter(_Broken())  # type: ignore[arg-type]  # it is a formatter as far as handlers know
+    owner: Any = library_log.logger if broken == "filter of the logger" else handler
+    if "filter" in broken:
+        owner.addFilter(_Broken())
+    library_log.logger.addHandler(handler)
+
+    async def work(io: Any, job: Any) -> None:
+        if job.id == 2:
+            raise ValueError
+
+    try:
+        with mixed.consumer(work, concurrency=2).running():
+            wait_until(lambda: mixed.states() == {"completed": 2, "failed": 1})
+    finally:
+        library_log.logger.removeHandler(handler)
+        owner.filters.clear()
+    assert "--- Logging error ---" in capfd.readouterr().err
+    mixed.assert_tidy()
+
+
 def test_fields_differ_from_the_attributes_of_a_record() -> None:
     record = logging.makeLogRecord({})
     assert not set(FIELDS) & set(vars(record))

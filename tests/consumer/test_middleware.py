@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -14,6 +15,7 @@ from sqlaqueue import AsyncConsumer, Cancel, Consumer, Fail
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.testing import run_job
 from tests.consumer.bench import Bench
+from tests.consumer.handler_io import DEADLINE
 
 Call = Callable[[], Awaitable[Any]]
 
@@ -133,6 +135,72 @@ def test_a_call_that_is_not_awaited_does_not_count(supply: Any) -> None:
     assert server.told("retried") == [1]
 
 
+def test_a_call_that_has_not_ended_does_not_count(supply: Any) -> None:
+    """The handler is cancelled, so that it does not go on beside the next attempt."""
+    leased = supply.take("update_status", "async")
+    leased.enqueue(1)
+    began, ended = [], []
+
+    async def leave(job: Any, call: Call) -> None:
+        tasks.append(asyncio.ensure_future(call()))
+        await asyncio.sleep(0.01)
+
+    async def work(io: Any, job: Any) -> None:
+        began.append(job.id)
+        try:
+            await io.suspend()
+        finally:
+            ended.append(job.id)
+
+    tasks: list[Any] = []
+    server = leased.consumer(work, around=[leave], retry=lambda *_: 3600)
+    server.drain()
+    [retried] = [event for event in server.events if event.name == "retried"]
+    assert "before its call() had ended" in str(retried.error)
+    assert began == ended == [1]
+
+
+def test_a_call_that_begins_after_its_middleware_is_refused(supply: Any) -> None:
+    leased = supply.take("update_status", "async")
+    leased.enqueue(1)
+    tasks: list[Any] = []
+    began: list[Any] = []
+
+    async def leave(job: Any, call: Call) -> None:
+        tasks.append(asyncio.ensure_future(call()))
+
+    async def work(io: Any, job: Any) -> None:
+        began.append(job.id)
+
+    server = leased.consumer(work, around=[leave], retry=lambda *_: 3600)
+    server.drain()
+    assert server.told("retried") == [1]
+    assert isinstance(tasks[0].exception(), HandlerMisuseError)
+    assert not began
+
+
+def test_a_thread_that_a_middleware_leaves_behind_does_not_count(supply: Any) -> None:
+    leased = supply.take("update_status", "sync")
+    leased.enqueue(1)
+    began, go_on, threads = threading.Event(), threading.Event(), list[threading.Thread]()
+
+    def leave(job: Any, call: Callable[[], Any]) -> None:
+        threads.append(threading.Thread(target=call))
+        threads[0].start()
+        assert began.wait(DEADLINE)
+
+    async def work(io: Any, job: Any) -> None:
+        began.set()
+        assert go_on.wait(DEADLINE)
+
+    server = leased.consumer(work, around=[leave], retry=lambda *_: 3600)
+    server.drain()
+    go_on.set()
+    threads[0].join()
+    [retried] = [event for event in server.events if event.name == "retried"]
+    assert "before its call() had ended" in str(retried.error)
+
+
 def test_a_batch_is_one_call_with_the_list(bench: Bench) -> None:
     keys = bench.enqueue(3)
     seen = []
@@ -168,6 +236,14 @@ async def async_middleware(job: Any, call: Any) -> None:
     await call()
 
 
+def generating_middleware(job: Any, call: Any) -> Any:
+    yield call()
+
+
+async def async_generating(job: Any, call: Any) -> Any:
+    yield await call()
+
+
 def too_few(job: Any) -> None: ...
 
 
@@ -183,6 +259,9 @@ def too_few(job: Any) -> None: ...
             r"Consumer\(around=\[too_few\]\): a middleware is called as too_few\(job, call\): too many",
         ),
         (Consumer, [async_middleware], "async_middleware is a coroutine function; define it with `def`"),
+        (Consumer, [generating_middleware], "generating_middleware is a generator function, and a call of it runs"),
+        (AsyncConsumer, [generating_middleware], "generating_middleware is a generator function, and a call of it"),
+        (AsyncConsumer, [async_generating], "async_generating is an async generator function, and a call of it runs"),
         (AsyncConsumer, [sync_middleware], "sync_middleware is not a coroutine function; define it with `async def`"),
     ],
 )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer
+from sqlaqueue.testing import async_run_job, run_job
 from tests.consumer.bench import Bench
 
 
@@ -247,20 +253,170 @@ def test_a_handler_may_change_its_own_row(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_a_handler_that_returns_a_coroutine_has_failed(supply: Any) -> None:
+def _undo_a_part(session: Session, job: Any) -> None:
+    """Change the job in a savepoint that is rolled back, which expires it."""
+    with contextlib.suppress(ZeroDivisionError), session.begin_nested():
+        job.payload = "undone"
+        session.flush()
+        raise ZeroDivisionError
+
+
+def _read_all_again(session: Session, job: Any) -> None:
+    session.scalars(sa.select(type(job)).execution_options(populate_existing=True)).all()
+
+
+READS: dict[str, Callable[[Session, Any], object]] = {
+    "refresh": lambda session, job: session.refresh(job),
+    "refresh_status": lambda session, job: session.refresh(job, ["status"]),
+    "refresh_with_lock": lambda session, job: session.refresh(job, with_for_update=True),
+    "expire": lambda session, job: (session.expire(job), job.status),
+    "expire_status": lambda session, job: (session.expire(job, ["status"]), job.status),
+    "expire_all": lambda session, job: (session.expire_all(), job.status),
+    "get": lambda session, job: session.get(type(job), job.id, populate_existing=True),
+    "get_with_lock": lambda session, job: session.get(type(job), job.id, with_for_update=True),
+    "select_all": _read_all_again,
+    "savepoint": _undo_a_part,
+    "update": lambda session, job: session.execute(
+        sa.update(type(job)).where(type(job).id == job.id).values(payload="x").returning(type(job))
+    ).all(),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_handler_may_read_its_job_again(bench: Bench, read: str) -> None:
+    """It sees what it saw before, and so do the handlers of the other jobs of the batch."""
+    bench.enqueue(3)
+    seen: list[Any] = []
+
+    async def work(io: Any, job: Any) -> None:
+        await io.run(lambda session: READS[read](session, job))
+        await io.run(lambda _: seen.append((job.status, job.attempts)))
+
+    bench.consumer(work, batch_size=3).drain()
+    assert bench.states() == {"completed": 3}
+    assert seen == [("processing", 1)] * 3
+    assert set(bench.attempts().values()) == {1}
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [("flush", "pending"), ("flush", "completed"), ("refresh", "completed"), ("statement", "completed")],
+)
+def test_a_status_that_a_handler_writes_is_refused(bench: Bench, how: str, status: str) -> None:
+    """Whether or not it reads its job again."""
+    [key] = bench.enqueue(1, max_attempts=1)
+
+    async def work(io: Any, job: Any) -> None:
+        if how == "statement":
+            await io.execute(sa.update(bench.Job).values(status=status))
+            return
+        job.status = status
+        await io.flush()
+        if how == "refresh":
+            await io.run(lambda session: session.refresh(job))
+
+    bench.consumer(work).drain()
+    assert bench.row(key).status == "failed"
+    assert "HandlerMisuseError" in bench.row(key).last_error
+    bench.assert_tidy()
+
+
+async def _coroutine(session: Any = None, job: Any = None) -> None:
+    pass
+
+
+def _generator(session: Any = None, job: Any = None) -> Any:
+    yield
+
+
+async def _async_generator(session: Any = None, job: Any = None) -> Any:
+    yield
+
+
+class _Awaitable:
+    def __await__(self) -> Any:
+        yield from ()
+
+
+class _Waiting:
+    """A callable whose kind cannot be seen before its call."""
+
+    def __init__(self, result: Callable[[], Any]) -> None:
+        self._result = result
+
+    def __call__(self, session: Any, job: Any) -> Any:
+        return self._result()
+
+
+RESULTS: dict[str, Callable[[], Any]] = {
+    "coroutine": _coroutine,
+    "generator": _generator,
+    "async_generator": _async_generator,
+    "awaitable": _Awaitable,
+    "map": lambda: map(str, [1]),
+    "future": concurrent.futures.Future,
+}
+
+
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_handler_that_returns_what_nobody_runs_has_failed(bench: Bench, result: str, *, batch: bool) -> None:
     """Before the call the Consumer cannot know."""
+    [key] = bench.enqueue(1, max_attempts=1)
+    refused = "nothing waits" if result == "future" else "nothing of it has been run"
+
+    async def work(io: Any, jobs: Any) -> Any:
+        return RESULTS[result]()
+
+    bench.consumer(work, batch=batch).drain()
+    assert bench.row(key).status == "failed"
+    assert refused in bench.row(key).last_error
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize("hidden", [lambda session, job: _coroutine(session, job), _Waiting(_async_generator)])
+def test_a_sync_handler_that_hides_its_kind_has_failed(supply: Any, hidden: Any) -> None:
     leased = supply.take("update_status", "sync")
-
-    async def coroutine(session: Any, job: Any) -> None:
-        pass
-
-    def generator(session: Any, job: Any) -> Any:
-        yield
-
     engine = sa.create_engine(leased.database.url())
-    for hidden in (lambda session, job: coroutine(session, job), generator):
-        [key] = leased.enqueue(1, max_attempts=1)
-        Consumer(leased.Job, hidden, sessionmaker(engine)).drain()
-        assert leased.row(key).status == "failed"
-        assert "nothing of it has been run" in leased.row(key).last_error
+    [key] = leased.enqueue(1, max_attempts=1)
+    Consumer(leased.Job, hidden, sessionmaker(engine)).drain()
+    assert leased.row(key).status == "failed"
+    with leased.sessions() as session:
+        job = leased.Job()
+        session.add(job)
+        assert "nothing of it has been run" in str(run_job(session, job, hidden).error)
     engine.dispose()
+
+
+def test_a_task_that_a_handler_returns_is_cancelled(supply: Any) -> None:
+    """The job is retried, and must not run twice at once."""
+    leased = supply.take("update_status", "async")
+    [key] = leased.enqueue(1, max_attempts=1)
+    tasks: list[Any] = []
+
+    async def work(io: Any, job: Any) -> Any:
+        tasks.append(asyncio.create_task(io.suspend()))
+        return tasks[0]
+
+    leased.consumer(work).drain()
+    assert "nothing waits" in leased.row(key).last_error
+    assert tasks[0].cancelled()
+
+
+def test_an_async_test_refuses_them_as_well(supply: Any) -> None:
+    leased = supply.take("update_status", "async")
+
+    async def work(session: Any, job: Any) -> Any:
+        return _coroutine()
+
+    async def main() -> None:
+        engine = create_async_engine(leased.database.url("asyncpg"))
+        async with AsyncSession(engine) as session:
+            job = leased.Job()
+            session.add(job)
+            result = await async_run_job(session, job, work)
+            assert "nothing of it has been run" in str(result.error)
+        await engine.dispose()
+
+    asyncio.run(main())

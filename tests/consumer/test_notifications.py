@@ -17,6 +17,7 @@ from sqlalchemy.orm import sessionmaker
 import sqlaqueue
 from sqlaqueue import Consumer, claim, complete, requeue, rescue
 from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer.maintenance import missed_notifications
 from sqlaqueue.consumer.notifications import poll_order
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.notify import channel_of
@@ -104,6 +105,33 @@ def test_every_driver_receives_notifications(supply: Any, driver: str) -> None:
         await_listening(server)
         bench.enqueue()
         wait_until(lambda: bench.states() == {"completed": 1})
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_a_listener_that_was_cancelled_starts_again(supply: Any, driver: str) -> None:
+    """As by the end of the last Consumer of an engine, while the database does not answer."""
+    bench = supply.take("update_status", "async")
+
+    class Listens(AsyncWith):
+        async def listens(self) -> None:
+            async with self.consumer:
+                while not self.consumer._context.polls.peers.listening:  # type: ignore[union-attr] # it runs
+                    await asyncio.sleep(0.02)
+
+    async def cancel() -> None:
+        while not (found := [one for one in asyncio.all_tasks() if one.get_name() == "sqlaqueue-listener"]):
+            await asyncio.sleep(0.02)
+        found[0].cancel()
+        await asyncio.wait(found)
+
+    async def serve() -> None:
+        server = Listens(bench, bench.database.url(driver))
+        async with server.consumer:
+            await asyncio.wait_for(cancel(), 30)
+        await asyncio.wait_for(server.listens(), 30)
+        await server.engine.dispose()
+
+    asyncio.run(serve())
 
 
 class SyncWith(Server):
@@ -266,7 +294,9 @@ def test_fifty_idle_consumers_are_not_all_woken(
             bench.enqueue()
             assert handled.acquire(timeout=30)
         wait_until(lambda: bench.states() == {"completed": 100})
-        settled = sum(one.startswith(("WITH ended AS", "DELETE FROM sqlaqueue_crash_journal")) for one in statements)
+        settled = sum(
+            one.startswith(("WITH sqlaqueue_ended AS", "DELETE FROM sqlaqueue_crash_journal")) for one in statements
+        )
         assert len(statements) - settled <= most * 100
     finally:
         for consumer in consumers:
@@ -274,6 +304,24 @@ def test_fifty_idle_consumers_are_not_all_woken(
         for thread in threads:
             thread.join()
         engine.dispose()
+
+
+def test_a_look_for_unclaimable_jobs_has_others_poll(supply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It locks due jobs for a moment, so that a claim of another Consumer may have missed them."""
+    monkeypatch.setattr(missed_notifications, "TRY_AGAIN_AFTER", 0.2)
+    bench, begun, gate = supply.take("batch_select", "sync"), threading.Event(), threading.Event()
+
+    async def work(_: Any, __: Any) -> None:
+        begun.set()
+        gate.wait(30)
+
+    bench.enqueue()
+    payloads = list[str]()
+    with bench.consumer(work, poll_interval=LATER, batch_size=8).running(), listener(bench) as connection:
+        assert begun.wait(30)
+        bench.enqueue()
+        wait_until(lambda: "poll" in payloads or payloads.extend(received(connection, "poll")))
+        gate.set()
 
 
 def test_a_busy_consumer_is_replaced_by_another(mixed: Bench) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from sqlaqueue.consumer.executing import worker
 from tests.conftest import SERVERS
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.conftest import MIXED
@@ -118,6 +119,20 @@ def test_runs_that_end_during_an_outage_keep_their_outcome(leased_there: Bench) 
         wait_until(lambda: server.consumer._parts.intervals.failures >= 4, "that it tries with new connections")
         leased_there.database.server.start()
         wait_until(lambda: leased_there.states() == {"completed": 1})
+
+
+def test_a_queue_on_a_server_that_is_not_there_is_not_drained_for_ever(
+    leased_there: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a wrong port: who waits for the end gets the error."""
+    monkeypatch.setattr(worker, "MOST_FAILURES", 3)
+    server = leased_there.consumer(concurrency=2)
+    leased_there.database.server.stop("immediate")
+    try:
+        with pytest.raises((sa.exc.OperationalError, OSError)):
+            server.drain()
+    finally:
+        leased_there.database.server.start()
 
 
 def test_connections_are_ended_at_random(bench: Bench) -> None:

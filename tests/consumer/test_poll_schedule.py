@@ -261,8 +261,10 @@ def test_consumers_come_and_go(group: list[PollSchedule], clock: Clock) -> None:
     send_all(group, "deregistered c0")
     assert [polls.peers.count for polls in group[1:]] == [4] * 4
     assert sorted(polls.peers.rank for polls in group[1:]) == [0, 1, 2, 3]
+    send_all(group, "heartbeat c0")
+    assert [polls.peers.count for polls in group[1:]] == [5] * 4, "it was a mistake, or a forgery"
     send_all(group, "heartbeat c9")
-    assert [polls.peers.count for polls in group[1:]] == [5] * 4
+    assert [polls.peers.count for polls in group[1:]] == [5] * 4, "it is not in the table"
 
 
 def test_consumers_that_come_or_go_during_a_heartbeat_are_counted(clock: Clock) -> None:
@@ -271,10 +273,29 @@ def test_consumers_that_come_or_go_during_a_heartbeat_are_counted(clock: Clock) 
     send(polls, "heartbeat d")
     send(polls, "deregistered c")
     polls.heartbeat_sent(["a", "b", "c"], 0.0)
+    assert polls.peers.count == 2
+    polls.peers.begin_heartbeat(news=True)
+    polls.heartbeat_sent(["a", "b", "d"], 0.0)
     assert polls.peers.count == 3
     send(polls, "deregistered d")
     send(polls, "deregistered b")
     assert polls.peers.count == 1
+
+
+def test_forged_notifications_delay_no_poll(clock: Clock) -> None:
+    """Every role of the database can send them."""
+    polls = listening(clock, "me")
+    for number in range(100):
+        send(polls, f"heartbeat forged-{number}")
+    assert (polls.peers.count, polls.peers.rank) == (1, 0)
+    send(polls, "pending x 1 0")
+    assert polls.is_due()
+    send(polls, "claimed 1000000000 x")
+    polls.polled(more=False)
+    assert polls.next_poll() <= clock.now + INTERVAL
+    for number in range(5_000):
+        send(polls, f"deregistered forged-{number}")
+    assert len(polls.peers._gone) <= 1_000
 
 
 def test_a_consumer_that_misses_its_own_heartbeat_is_not_listening(clock: Clock) -> None:
@@ -334,7 +355,7 @@ def test_maintenance_is_woken_by_the_notifications_that_concern_it(clock: Clock)
         "poll",
     ):
         send(polls, text)
-    assert woken == ["heartbeat me", "pending y 9 0 more", "cancel_requested"]
+    assert woken == ["heartbeat you", "heartbeat me", "pending y 9 0 more", "cancel_requested"]
 
 
 # -- other notifications -------------------------------------------------------------------------------------------
@@ -361,3 +382,19 @@ def test_requests_to_cancel_are_noted(group: list[PollSchedule]) -> None:
     assert not group[0].cancellation_requested
     send(group[0], "cancel_requested")
     assert group[0].cancellation_requested
+
+
+def test_an_unknown_consumer_is_looked_for_now_and_then(clock: Clock) -> None:
+    polls = listening(clock, "me")
+    clock.now += 1
+    polls.peers.begin_heartbeat(news=False)
+    polls.heartbeat_sent(["me", "a"], 0.0)
+    send(polls, "heartbeat a")
+    assert polls.peers.until_look() == float("inf")
+    clock.now += 2
+    for number in range(9):
+        send(polls, f"heartbeat b{number}")
+    assert polls.peers.until_look() == 3
+    polls.peers.begin_heartbeat(news=False)
+    polls.heartbeat_sent(["me", "a", "b1"], 0.0)
+    assert (polls.peers.until_look(), polls.peers.count) == (float("inf"), 3)

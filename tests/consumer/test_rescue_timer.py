@@ -95,3 +95,14 @@ def test_without_leases_no_consumer_rescues(clock: Clock) -> None:
     polls.receive(Signal.RESCUED)
     assert not polls.rescues.is_due
     assert polls.until_overdue() == NEVER
+
+
+def test_notifications_postpone_a_rescue_for_a_minute_at_most(polls: PollSchedule, clock: Clock) -> None:
+    """Every role of the database can send them."""
+    polls.rescues.begin(1)
+    began = clock.now
+    while not polls.rescues.is_due:
+        clock.now += 1
+        polls.receive(Signal.RESCUED)
+        assert clock.now <= began + 60
+    assert clock.now > began + 30

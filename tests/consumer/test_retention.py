@@ -269,6 +269,23 @@ def test_a_job_whose_deletion_fails_is_skipped(
     assert "flea_of_pet" in warnings[0]
 
 
+@pytest.mark.parametrize("moment", ["", ", finished_at = now() - interval '8 days'"])
+def test_jobs_that_stay_without_an_error_keep_no_others(
+    leased: Queue, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A trigger keeps more of the oldest ones than are deleted at once."""
+    monkeypatch.setattr(retention_walk, "BATCH", 4)
+    kept = leased.add(9, "completed", 8, "keep")
+    leased.add(9, "completed", 7.5)
+    leased.execute(
+        f"UPDATE job SET payload = payload{moment} WHERE payload = 'keep'",
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+        "CREATE TRIGGER keep BEFORE DELETE ON job FOR EACH ROW WHEN (OLD.payload = 'keep') EXECUTE FUNCTION keep()",
+    )
+    with leased.serve():
+        wait_until(lambda: leased.left() == set(kept))
+
+
 def test_deletions_do_not_wait_for_locked_jobs(queue: Queue) -> None:
     held, *others = queue.add(10, "completed", 8)
     queue.execute("INSERT INTO job (payload) VALUES ('x')")

@@ -18,9 +18,9 @@ def test_a_walk_ends_and_begins_again() -> None:
     now, first, last = 100.0, datetime(2030, 1, 1, tzinfo=UTC), datetime(2030, 1, 2, tzinfo=UTC)
     assert walk.begins_at <= now
     walk.begin(now)
-    assert walk.record_batch(BATCH, first, last, 0.01)
+    walk.record_batch(first, last, 0.01, more=True)
     assert walk.since == first, "there may be more jobs of the same age"
-    assert not walk.record_batch(BATCH - 1, first, last, 0.01)
+    walk.record_batch(first, last, 0.01, more=False)
     assert walk.since == last, "all jobs that were old enough have been processed"
     assert walk.end()
     assert not walk.end(), "references are logged once in a walk"
@@ -32,16 +32,16 @@ def test_a_walk_ends_and_begins_again() -> None:
 
 def test_batches_that_take_long_or_fail_become_smaller() -> None:
     walk = Walk("completed", DAY)
-    walk.record_batch(BATCH, None, None, 10.0)
+    walk.record_batch(None, None, 10.0, more=True)
     assert walk.limit == BATCH // 2
-    walk.record_batch(BATCH, None, None, 0.01)
+    walk.record_batch(None, None, 0.01, more=True)
     assert walk.limit == BATCH
     failures = 0
     while not walk.record_error():
         failures += 1
     assert walk.limit == 1
     assert 2**failures <= BATCH
-    walk.record_batch(1, None, None, 0.01)
+    walk.record_batch(None, None, 0.01, more=True)
     assert walk.limit == 2
 
 

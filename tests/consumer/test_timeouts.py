@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from sqlaqueue.consumer.executing import leased as leased_routines
+from sqlaqueue.consumer.runners import task_runner
 from sqlaqueue.exc import JobTimeout
 from tests.consumer.bench import Bench, wait_until
 
@@ -112,6 +115,60 @@ def test_the_result_of_a_task_that_ignores_its_cancellation_is_refused(supply: A
     bench.consumer(work, timeout=0.05).drain()
     assert bench.states() == {"failed": 1}
     assert not bench.effects()
+
+
+def test_a_task_that_swallows_its_cancellation_keeps_its_job_until_it_ends(
+    supply: Any, frequent_rescues: None, monkeypatch: pytest.MonkeyPatch, log: Any
+) -> None:
+    """Else its lease would expire, and the job run beside it in the same process."""
+    monkeypatch.setattr(task_runner, "_CANCELLATION", 0.1)
+    leased = supply.take("update_status", "async")
+    [key] = leased.enqueue(1)
+    calls, swallowed, go_on = [], threading.Event(), threading.Event()
+
+    async def work(io: Any, job: Any) -> None:
+        calls.append(job.id)
+        while len(calls) == 1 and not go_on.is_set():
+            try:
+                await io.wait(go_on)
+            except asyncio.CancelledError:
+                swallowed.set()
+
+    with leased.consumer(work, timeout=0.2, lease=1, concurrency=2).running() as server:
+        assert swallowed.wait(30)
+        first = leased.row(key).lease_expires_at
+        wait_until(lambda: leased.row(key).lease_expires_at > first + timedelta(seconds=3))
+        wait_until(lambda: "its handler goes on" in log.text)
+        assert calls == [key]
+        assert server.told() == {"claimed": 1}
+        go_on.set()
+        wait_until(lambda: leased.states() == {"completed": 1})
+    assert server.told("retried") == [key]
+    assert isinstance(next(event.error for event in server.events if event.name == "retried"), JobTimeout)
+    assert leased.row(key).attempts == 2
+
+
+def test_a_job_does_not_run_beside_its_own_thread_that_hangs(supply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run has ended at its timeout, and another process may run the job."""
+    monkeypatch.setattr(leased_routines, "_LATE_AGAIN", 0.2)
+    leased = supply.take("update_status", "sync")
+    [key] = leased.enqueue(1)
+    running, most, go_on = [0], [0], threading.Event()
+
+    async def work(io: Any, job: Any) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        if not go_on.is_set():
+            await io.wait(go_on)
+        running[0] -= 1
+
+    with leased.consumer(work, timeout=0.2, concurrency=3, retry=lambda *_: 0).running() as server:
+        wait_until(lambda: server.told("released").count(key) >= 3)
+        assert server.told("retried") == [key]
+        go_on.set()
+        wait_until(lambda: leased.states() == {"completed": 1})
+    assert most == [1]
+    assert leased.row(key).attempts == 2
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.core import intervals
+from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer import handlers
 from tests.consumer.handler_io import for_async, for_sync
 from tests.consumer.models import models, prepared
@@ -90,7 +91,10 @@ def serve(order: Any) -> None:
     *others, mine = [prepare(Consumer, order, handler, sessionmaker(engine)) for _ in range(order["consumers"])]
 
     def run(consumer: Any) -> None:
-        consumer.run()
+        try:
+            consumer.run()
+        except HandlerNotStopped as error:
+            handlers.say(f"left {len(error.handlers)}")
         handlers.say("returned")
 
     threads = [threading.Thread(target=run, args=[other]) for other in others]

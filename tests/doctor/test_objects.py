@@ -13,6 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, admin
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.engine import checks_of
 from tests.doctor.conftest import Patient
 from tests.doctor.models import Email, Entry, Export, Import, Letter, Task
 from tests.servers import Server
@@ -168,6 +170,42 @@ def test_a_missing_index(patient: Patient, model: Any, name: str, severity: str)
     assert finding.severity == severity
     assert " CONCURRENTLY " in finding.fixes[0]
     assert patient.findings(model) == []
+
+
+def claim_indexes(*models: Any) -> list[Any]:
+    return [(model, str(index.name)) for model in models for index in spec_of(model).claim_indexes]
+
+
+@pytest.mark.parametrize(("model", "name"), claim_indexes(Email, Entry, Export, Import))
+def test_each_index_of_a_claim_is_missed_everywhere(patient: Patient, model: Any, name: str) -> None:
+    """Those beside it begin with the same columns, and have other rows or something between the columns."""
+    patient.execute(f'DROP INDEX "{name}"')
+    assert patient.repaired("missing_index", model).facts["index"] == name
+    patient.execute(f'DROP INDEX "{name}"')
+    with Session(patient.engine) as session:
+        stats = admin.stats(session, model)
+        assert stats.missing_indexes == [name]
+        advice = checks_of(session.connection()).missing_index_advice(session.connection(), spec_of(model))
+    assert advice is not None
+    assert f"CREATE INDEX CONCURRENTLY {name if name.islower() else chr(34) + name + chr(34)} ON" in advice
+
+
+@pytest.mark.parametrize(
+    ("definition", "serves"),
+    [
+        ("(priority, run_at, id)", True),
+        ("(priority, run_at, id, customer_id)", True),
+        ("(priority, run_at, id) WHERE status = 'pending'", True),
+        ("(priority, run_at, id) WHERE customer_id = 1", False),
+        ("(priority, abs(customer_id), run_at, id) WHERE status = 'pending'", False),
+        ("(priority, run_at)", False),
+        ("(priority DESC, run_at, id)", False),
+    ],
+)
+def test_an_index_of_the_application_serves_claims(patient: Patient, definition: str, *, serves: bool) -> None:
+    patient.execute("DROP INDEX ix_export_queue_claim", f"CREATE INDEX mine ON export {definition}")
+    found = [each.code for each in patient.findings(Export)]
+    assert found == ([] if serves else ["missing_index"])
 
 
 @pytest.mark.parametrize("unique", ["", "UNIQUE"])

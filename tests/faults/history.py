@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sqlaqueue import JobEvent
+from sqlaqueue.strategies.update_status import LEASE_EXPIRED
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -54,6 +57,14 @@ class Recorder:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def name_of(event: JobEvent) -> str:
+    """Return the name of an event for a history.
+
+    A job that fails by its rescue was run by another worker, and the one that reports it has not settled a run.
+    """
+    return "rescued" if event.name == "failed" and str(event.error) == LEASE_EXPIRED else event.name
 
 
 class HistoryReader:

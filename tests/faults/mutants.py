@@ -19,7 +19,7 @@ from sqlaqueue.consumer.claiming.quarantine import Quarantine
 from sqlaqueue.consumer.configuration import statements
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Routine, Wait
-from sqlaqueue.consumer.executing import held, held_operations, leased, settle_and_claim, worker
+from sqlaqueue.consumer.executing import held, held_operations, leased, worker
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.report import Report
 from sqlaqueue.consumer.maintenance import (
@@ -93,7 +93,7 @@ def does_not_rescue() -> None:
 
 @mutant
 def does_not_extend() -> None:
-    replace(extend_leases, "extend_leases", do_nothing)
+    replace(extend_leases, "extend_leases", return_nothing)
 
 
 @mutant
@@ -167,7 +167,6 @@ def does_not_check_uncertain_runs() -> None:
 @mutant
 def treats_no_run_as_uncertain() -> None:
     replace(settle, "commit_settlements", lambda session, finished: session.commit())
-    replace(settle_and_claim, "commit_settlements", lambda session, finished: session.commit())
 
 
 @mutant
@@ -248,7 +247,7 @@ def leaves_abandoned_batches_in_the_journal() -> None:
 
 @mutant
 def writes_no_journal() -> None:
-    replace(held_operations, "write_entry", do_nothing)
+    replace(crash_journal, "write_entry", do_nothing)
 
 
 @mutant

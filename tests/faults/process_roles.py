@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import importlib
 import inspect
@@ -24,10 +25,11 @@ from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.claiming import scan_cursor
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.core.events import EventName
+from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer.conftest import Supply
 from tests.consumer.handler_io import for_async, for_sync
 from tests.consumer.models import models, prepared
-from tests.faults.history import Recorder
+from tests.faults.history import Recorder, name_of
 from tests.faults.mutants import MUTANTS
 from tests.servers import Server
 
@@ -124,7 +126,9 @@ def run_worker(parameters: Any) -> None:
         arguments = _consumer_arguments(parameters, for_sync(handler), sessionmaker(engine))
         consumer = Consumer(*arguments, **parameters["options"])
         _record_events(consumer, parameters, recorder)
-        consumer.run()
+        # The scenarios have handlers that go on after the grace period.
+        with contextlib.suppress(HandlerNotStopped):
+            consumer.run()
         engine.dispose()
     else:
         asyncio.run(_run_async_worker(parameters, handler, recorder))
@@ -148,7 +152,7 @@ def _consumer_arguments(parameters: Any, handler: Any, session_factory: Any) -> 
 
 def _record_events(consumer: Any, parameters: Any, recorder: Recorder) -> None:
     for name in get_args(EventName):
-        consumer.on(name, lambda event: recorder.record(event.name, event.key[0], attempt=event.attempt))
+        consumer.on(name, lambda event: recorder.record(name_of(event), event.key[0], attempt=event.attempt))
     poll = consumer._parts.intervals.poll
 
     def poll_and_record() -> float:

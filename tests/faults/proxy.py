@@ -34,7 +34,7 @@ _UNTYPED_REQUESTS = {80877102, 80877103, 80877104}
 _KINDS: list[tuple[TransactionKind, re.Pattern[str]]] = [
     ("settle_with_effects", re.compile(r"INSERT INTO effect")),
     ("journal_open", re.compile(r"INSERT INTO sqlaqueue_crash_journal")),
-    ("complete", re.compile(r"^WITH ended AS\s*\(UPDATE job SET")),
+    ("complete", re.compile(r"^WITH sqlaqueue_ended AS\s*\(UPDATE job SET")),
     ("settle", re.compile(r"^UPDATE job SET (?!lease_expires_at)(?!.*expired)", re.DOTALL)),
     ("claim", re.compile(r"LIMIT.*SKIP LOCKED", re.DOTALL)),
     ("extend", re.compile(r"UPDATE job SET lease_expires_at")),
@@ -76,6 +76,10 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.listener_connections: set[_Connection] = set()
         """The connections that have executed LISTEN."""
+        self.connections: set[_Connection] = set()
+        """All that are open."""
+        self.answers_new = True
+        """Whether a new connection reaches the server; else it is accepted, and nothing follows."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -111,6 +115,24 @@ class Proxy:
             connection.is_half_open = True
         return len(connections)
 
+    def go_silent(self, *, answers_new: bool = True) -> int:
+        """Forward nothing more on all connections that there are, as after a failover; return their number.
+
+        :param answers_new: whether new connections work.
+        """
+        self.answers_new = answers_new
+        silent = [connection for connection in [*self.connections] if not connection.is_half_open]
+        for connection in silent:
+            connection.is_half_open = True
+        return len(silent)
+
+    def close_silent(self) -> None:
+        """Close the connections on which nothing is forwarded, and let new ones work."""
+        self.answers_new = True
+        for connection in [*self.connections]:
+            if connection.is_half_open:
+                self._loop.call_soon_threadsafe(connection.close)
+
     def on_commit(self, kind: TransactionKind, action: Action) -> CommitRule:
         """Add a rule for the next COMMIT of a kind."""
         self._rules.append(CommitRule(kind, action))
@@ -133,11 +155,14 @@ class Proxy:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             async with _closing(writer), _connect(path) as (server_reader, server_writer):
                 connection = _Connection(self, reader, writer, server_reader, server_writer)
+                connection.is_half_open = not self.answers_new
+                self.connections.add(connection)
                 both = [asyncio.create_task(one()) for one in (connection.forward_requests, connection.forward_replies)]
                 try:
                     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     self.listener_connections.discard(connection)
+                    self.connections.discard(connection)
                     for one in both:
                         one.cancel()
                     await asyncio.gather(*both, return_exceptions=True)
@@ -183,6 +208,10 @@ class _Connection:
         self.is_half_open = False
         """Nothing is forwarded in either direction, and the connection is not closed."""
 
+    def close(self) -> None:
+        """End the connection of the client."""
+        self._writer.close()
+
     async def forward_requests(self) -> None:
         """Forward the messages of the client, and apply the rules to each COMMIT."""
         starting = True
@@ -209,8 +238,9 @@ class _Connection:
         """Forward a packet without a type, which precedes all messages; return whether another one follows."""
         length = await self._reader.readexactly(4)
         rest = await self._reader.readexactly(int.from_bytes(length) - 4)
-        self._server_writer.write(length + rest)
-        await self._server_writer.drain()
+        if not self.is_half_open:
+            self._server_writer.write(length + rest)
+            await self._server_writer.drain()
         return int.from_bytes(rest[:4]) in _UNTYPED_REQUESTS
 
     def _statement(self, message: bytes) -> str | None:

@@ -102,6 +102,10 @@ def test_what_a_synchronous_standby_did_not_receive_was_not_acknowledged(
         pair.stop_replication()
         harness.open_gate()
         harness.wait_until(pair.waiting_commits, "a commit waits for the standby")
+        # If it were cancelled, it would succeed.
+        harness.wait_until(
+            lambda: "giving up" in (tmp_path / f"{worker.name}.out").read_text(), "the worker gives a connection up"
+        )
         assert not worker.records("completed")
         harness.recorder.record("fault", kind="failover")
         pair.kill_primary()

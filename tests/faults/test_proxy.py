@@ -107,4 +107,7 @@ def test_the_kind_of_a_transaction_follows_from_its_statements() -> None:
     )
     assert kind_of(["UPDATE job SET lease_expires_at=now()"]) == "extend"
     assert kind_of(["UPDATE job SET status='completed', lease_expires_at=NULL"]) == "settle"
-    assert kind_of(["WITH ended AS \n(UPDATE job SET status='completed' RETURNING id) SELECT count(*)"]) == "complete"
+    assert (
+        kind_of(["WITH sqlaqueue_ended AS \n(UPDATE job SET status='completed' RETURNING id) SELECT count(*)"])
+        == "complete"
+    )

@@ -86,6 +86,20 @@ def test_a_clock_that_is_set_back_holds_a_key_back_for_one_burst_at_most(engine:
     assert len(claim_and_commit(engine, job)) == 2
 
 
+def test_claims_do_not_wait_for_each_other_after_a_clock_was_set_back(engine: sa.Engine) -> None:
+    """Each corrects only rows of keys that it has locked."""
+    job = make_job(rates=[Rate(3, every=3600, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 2))
+    assert len(claim_and_commit(engine, job)) == 2
+    insert(engine, job, of_customers(1, 2))
+    pass_time(engine, job, timedelta(days=-1))
+    with Session(engine) as first, Session(engine) as second:
+        assert claimed(first, job) == []
+        second.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
+        assert claimed(second, job) == []
+
+
 def test_a_rate_is_exact_over_many_claims(engine: sa.Engine) -> None:
     job = make_job(rates=[Rate(100, every=1, per="customer_id", burst=5)])
     create(engine, job)

@@ -72,6 +72,22 @@ def expired(queue: HistoryQueue, number: int = 1, **values: Any) -> list[int]:
     return keys
 
 
+def test_a_rescue_that_gives_the_attempt_back_does_not_count(leased: HistoryQueue) -> None:
+    """It is not known which of the jobs killed the worker. The row keeps the error: it says that the job ran twice."""
+    keys = leased.enqueue(None, None)
+    with leased.sessions() as session:
+        session.scalars(claim(leased.Job, 2)).all()
+        session.commit()
+    leased.execute(EXPIRE)
+    with leased.sessions() as session:
+        assert admin.rescue(session, leased.Job) == 2
+    leased.drain()
+    for key in keys:
+        assert leased.outcomes(key) == [(1, "rescued"), (1, "completed")]
+    assert leased.execute("SELECT count(*) FROM job WHERE attempts = 1 AND status = 'completed'") == 2
+    assert leased.execute("SELECT min(last_error) FROM job") == LEASE_EXPIRED
+
+
 def test_the_verb_and_the_function_for_operators_write_it_as_well(leased: HistoryQueue) -> None:
     first, second = expired(leased, 2)
     with leased.sessions() as session:

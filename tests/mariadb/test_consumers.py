@@ -260,3 +260,33 @@ def test_the_server_is_killed_under_load(tmp_path: Path, tmp_path_factory: pytes
         finally:
             workers.close()
             engine.dispose()
+
+
+BAD_JOBS = {
+    "a value that cannot be loaded": [f"UPDATE job SET data = '{'9' * 5000}' WHERE id = 5"],
+    "a trigger that refuses": [
+        """CREATE TRIGGER refuse BEFORE UPDATE ON job FOR EACH ROW
+        IF OLD.id = 5 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF"""
+    ],
+}
+
+
+@pytest.mark.parametrize("what", BAD_JOBS)
+def test_a_job_that_cannot_be_claimed_leaves_the_others_alone(
+    engine: sa.Engine, sessions: sessionmaker[Session], what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sessions() as session:
+        session.add_all([Job(id=n) for n in range(1, 21)])
+        session.commit()
+    with engine.begin() as connection:
+        for statement in BAD_JOBS[what]:
+            connection.exec_driver_sql(statement)
+    try:
+        assert Consumer(Job, lambda *_: None, sessions, concurrency=4).drain() == 19
+        with sessions() as session:
+            assert [*session.scalars(sa.select(Job.id).where(Job.status == "pending"))] == [5]
+        named = [record.job_key for record in caplog.records if getattr(record, "event", None) == "job_unclaimable"]
+        assert named == [5]
+    finally:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TRIGGER IF EXISTS refuse")

@@ -20,7 +20,7 @@ import sqlaqueue.mariadb
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.core.events import EventName
-from tests.faults.history import Recorder
+from tests.faults.history import Recorder, name_of
 from tests.mariadb.models import Effect, Job
 
 
@@ -37,7 +37,7 @@ def _call(recorder: Recorder, job: Job) -> Effect:
 
 def _record_events(consumer: Any, recorder: Recorder) -> None:
     for name in get_args(EventName):
-        consumer.on(name, lambda event: recorder.record(event.name, event.key[0], attempt=event.attempt))
+        consumer.on(name, lambda event: recorder.record(name_of(event), event.key[0], attempt=event.attempt))
 
 
 def _run(order: dict[str, Any], recorder: Recorder) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from tests.conftest import CONNECTIONS
 from tests.models.tidy import TidyDatabase
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class DatabasePool:
         if self._current is None:
             database = self._stack.enter_context(self._server.database())
             connection = self._stack.enter_context(database.connect())
+            del CONNECTIONS.made[connection]  # the next tests use it as well
             self._current = TidyDatabase(database, connection)
         return self._current
 

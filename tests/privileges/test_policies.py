@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Consumer, reconcile
+from sqlaqueue import Consumer, admin, reconcile
 from sqlaqueue.exc import ConfigurationError
 from tests.privileges.conftest import Letter, Note, Roles
 from tests.privileges.test_roles import count
@@ -77,6 +78,35 @@ def test_a_consumer_without_a_policy_does_not_start(secured: Roles) -> None:
     # The statement in the error is the fix.
     secured.execute(*re.findall(r"CREATE POLICY .*? \(true\)", str(refused.value)))
     assert serve(secured) == ["a"]
+
+
+def test_a_policy_that_hides_every_row_is_told(secured: Roles, caplog: pytest.LogCaptureFixture) -> None:
+    """Such as one whose setting the worker does not make; a queue without jobs is empty for every role."""
+
+    def told() -> list[str]:
+        caplog.clear()
+        assert serve(secured) == []
+        with Session(secured.engine("worker")) as session:
+            found = [each.summary for each in admin.doctor(session, secured.Job) if each.code == "hidden_rows"]
+        logged = [record.getMessage() for record in caplog.records if record.event == "rows_hidden"]
+        assert len(found) == len(logged)
+        return logged
+
+    table = secured.table.name
+    secured.execute(f"CREATE POLICY tenant ON {table} TO worker USING (tenant = current_setting('app.tenant', true))")
+    assert told() == []
+    enqueue(secured, "a")
+    with secured.database.connect() as connection:
+        deadline = time.monotonic() + 60
+        while connection.execute(f"SELECT pg_stat_get_live_tuples('{table}'::regclass)".encode()).fetchone() == (0,):
+            assert time.monotonic() < deadline
+            connection.execute("SELECT pg_stat_clear_snapshot()")
+            time.sleep(0.05)
+    [warning] = told()
+    assert f"no row of {table}, which has 1 or so" in warning
+    secured.execute(f"CREATE POLICY all_jobs ON {table} TO worker USING (true)")
+    assert serve(secured) == ["a"]
+    assert told() == []
 
 
 def test_a_policy_for_select_alone_is_not_enough(secured: Roles) -> None:

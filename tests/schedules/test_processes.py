@@ -16,11 +16,13 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, AsyncScheduler, Consumer, Schedule, Scheduler, admin
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import POLL_INTERVAL, FiringProcess, GroupState
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.notify_payloads import Heartbeat, Signal
 from sqlaqueue.schedules.group import schedule_groups
+from tests.faults.proxy import Proxy
 from tests.schedules.models import (
     HOUR,
     count_jobs,
@@ -107,6 +109,23 @@ WAYS = [
     ("async scheduler", "asyncpg"),
     pytest.param("async consumer", "psycopg", marks=pytest.mark.thorough),
 ]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("kind", "driver"), WAYS)
+def test_schedules_are_fired_after_all_connections_went_silent(
+    shared: Database, engine: sa.Engine, kind: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failover behind a proxy: a connection without a reply is given up."""
+    monkeypatch.setattr(intervals, "LONGEST_WAIT", 2.0)
+    report = make_report()
+    schedules = [hourly(report, **SECOND)]
+    create(engine, report)
+    with Proxy(shared) as proxy, running(kind, proxy.url(driver), report, schedules, driver):
+        wait_until(lambda: count_jobs(engine, report))
+        proxy.go_silent()
+        fired = count_jobs(engine, report)
+        wait_until(lambda: count_jobs(engine, report) > fired + 1)
 
 
 @pytest.mark.parametrize(("kind", "driver"), WAYS)

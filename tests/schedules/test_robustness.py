@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -34,9 +35,7 @@ from tests.schedules.models import (
     ticks_in,
 )
 from tests.schedules.test_processes import running, wait_until
-
-if TYPE_CHECKING:
-    from tests.servers import Database
+from tests.servers import Database
 
 
 class Process:
@@ -101,6 +100,33 @@ def test_what_is_wrong_with_one_schedule_costs_the_others_nothing(engine: sa.Eng
     assert "SystemExit(3)" in stored(engine, "raises")["last_error"]
     # Two looks, one firing and a second that finds no more, and a record of each failure.
     assert process.transactions == 6
+
+
+def test_a_database_that_cannot_store_a_text(shared: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """An error is recorded with escapes, a schedule with such a text is named, and the others are fired."""
+    report, name = make_report(), f"latin1_{uuid.uuid4().hex[:8]}"
+
+    def make(tick: Any) -> Any:
+        raise ValueError("5 €")
+
+    schedules = [hourly(report), hourly(report, "raises", make=make), hourly(report, "euro", values={"kind": "€"})]
+    with shared.connect() as connection:
+        connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0".encode())
+    engine = sa.create_engine(Database(shared.server, name).url())
+    try:
+        create(engine, report)
+        process = Process(engine, schedules)
+        pass_time(engine, HOUR)
+        process.turn()
+        assert count_jobs(engine, report) == 1
+        assert process.failing == ["raises"]
+        assert stored(engine, "raises")["last_error"].endswith("5 \\u20ac")
+        assert "'euro' cannot be fired" in caplog.text
+        process.engine.dispose()
+    finally:
+        engine.dispose()
+        with shared.connect() as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 def test_what_the_server_refuses_is_found_by_halving(engine: sa.Engine, processes: Any) -> None:

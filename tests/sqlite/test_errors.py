@@ -58,3 +58,15 @@ def test_an_error_has_its_state(bench: SQLiteBench, statement: str) -> None:
     error = raised.value
     found = backend().sqlstate(error), backend().violated_constraint(error), backend().violated_column(error)
     assert found == STATES[statement]
+
+
+@pytest.mark.parametrize("url", ["file:{path}?mode=ro&uri=true", "{path}/missing/jobs.db"])
+def test_a_consumer_ends_whose_file_cannot_be_written(bench: SQLiteBench, url: str) -> None:
+    """Trying again would not help."""
+    path = bench.file.path
+    bench.enqueue()
+    bench.engine.dispose()
+    driver = "+aiosqlite" if bench.api == "async" else ""
+    bench.file.url = lambda _="psycopg": f"sqlite{driver}:///{url.format(path=path)}"  # type: ignore[method-assign] # for the Consumer alone
+    with pytest.raises(sa.exc.OperationalError, match="readonly database|unable to open"):
+        bench.consumer().run()

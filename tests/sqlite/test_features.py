@@ -239,6 +239,8 @@ def test_an_application_tests_its_jobs(url: str, sessions: Sessions, tmp_path: P
         crash(session, session.scalars(sa.select(Email)).one())
         session.execute(rescue(Email))
         assert session.scalars(sa.select(Email.status)).all() == ["pending"]
+    if url == "sqlite://":
+        sessions.kw["bind"].dispose()
 
 
 def _schedule(sessions: Sessions) -> Any:

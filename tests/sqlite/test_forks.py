@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,28 @@ def test_a_file_that_the_parent_has_open_is_refused(bench: SQLiteBench) -> None:
         assert code_of_child(work) == 0
         session.commit()
     assert bench.states() == {"completed": 3}
+
+
+@pytest.mark.parametrize("api", ["sync"])
+def test_a_file_that_creator_opens_is_refused(bench: SQLiteBench) -> None:
+    """On either side: the URL does not name it."""
+    path = bench.file.path
+
+    def creating() -> sa.Engine:
+        return prepared(sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(path), poolclass=sa.NullPool))
+
+    def connect(engine: sa.Engine) -> None:
+        with engine.connect() as connection:
+            connection.execute(sa.select(bench.Job)).all()
+
+    engine = creating()
+    bench.engine.dispose()
+    with engine.connect() as connection:
+        connection.execute(sa.select(bench.Job)).all()
+        assert code_of_child(lambda: is_refused(lambda: connect(bench.engine), path)) == 0
+        assert code_of_child(lambda: is_refused(lambda: connect(creating()), path)) == 0
+        assert code_of_child(lambda: is_refused(lambda: connect(engine), path)) == 0
+    assert code_of_child(lambda: connect(engine)) == 0
 
 
 @pytest.mark.parametrize("api", ["sync"])

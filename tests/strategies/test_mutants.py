@@ -98,14 +98,14 @@ CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
 REWRITTEN: list[tuple[type[ClaimStrategy], str, str, Caught]] = [
     (
         UpdateStatus,
-        "OF expired_job SKIP LOCKED",
-        "OF expired_job",
+        "OF sqlaqueue_expired_job SKIP LOCKED",
+        "OF sqlaqueue_expired_job",
         by("test_rescue_passes_over_a_locked_job"),
     ),
     (
         UpdateStatus,
-        "status = 'pending' AND mate.",
-        "false AND mate.",
+        "status = 'pending' AND sqlaqueue_mate.",
+        "false AND sqlaqueue_mate.",
         by("test_jobs_claimed_together_and_rescued_one_by_one"),
     ),
     (

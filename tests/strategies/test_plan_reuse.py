@@ -106,7 +106,7 @@ def test_no_plan_is_kept_for_settling_many_runs(engine: sa.Engine, session: Sess
     for number in range(12):
         bound = {KEYS: [number, number + 1], EXPECTED: 2, RUN_TOKEN: None}
         assert session.connection().execute(context.statements.complete, bound).all() == [(0, None)]
-    assert kept_of(session, "WITH ended") == 0
+    assert kept_of(session, "WITH sqlaqueue_ended") == 0
 
 
 def test_no_plan_is_kept_for_loading_again(

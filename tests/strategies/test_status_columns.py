@@ -139,14 +139,16 @@ def serving(walk: Walk) -> None:
     claimer, settler = context.claimer, context.settler
     walk.add(6)
     check_database(session, context)
-    beat = heartbeat.Heartbeat("me", listening=True, running=(), waiting=0, expires_in=30.0, notify=True)
+    beat = heartbeat.Heartbeat(
+        "me", listening=True, running=(), waiting=0, unclaimable=(), expires_in=30.0, notify=True
+    )
     heartbeat.send_heartbeat(session, context, beat)
     assert missed_notifications.upcoming_times(session, context, 5) == []
     reconcile_at_once(session, context)
     reconcile_range(session, context, None)
     rescue_jobs(session, context)
 
-    jobs, _ = claimer.claim(session, 2)
+    jobs = claimer.claim(session, 2)[0]
     runs = [run for job in jobs if (run := run_of(job))]
     assert len(runs) == 2
     if walk.leased:
@@ -163,7 +165,7 @@ def serving(walk: Walk) -> None:
     assert walk.states() == Counter(pending=4, completed=2)
 
     for error in (ValueError("no"), Retry(0), None):
-        jobs, _ = claimer.claim(session, 1)
+        jobs = claimer.claim(session, 1)[0]
         (run,) = [run for job in jobs if (run := run_of(job))]
         outcome = RELEASED if error is None else context.outcome_rules.outcome(error, run)
         assert settler.settle_and_commit(session, [FinishedRun(run, outcome, jobs[0])]) == []

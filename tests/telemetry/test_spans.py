@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -274,6 +274,28 @@ def test_a_failed_flush_ends_its_span(sessions: sessionmaker[Session], recorded:
     assert first.status.is_ok
     assert [span.status.status_code for span in failed] == [StatusCode.ERROR] * 2
     assert recorded.total("messaging.client.sent.messages") == 1
+
+
+@pytest.mark.parametrize("place", ["on_start", "on_end"])
+def test_a_span_processor_that_raises_fails_no_flush(
+    sessions: sessionmaker[Session], recorded: Recorded, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError(place)
+
+    recorded.tracer_provider.add_span_processor(type("Broken", (SpanProcessor,), {place: broken})())
+    instrument_sessions(sessions, **recorded.providers)
+    with sessions() as session:
+        session.add(Leased(id=1))
+        session.commit()
+        session.execute(sa.insert(Leased), [{"id": 2}, {"id": 3}])
+        session.commit()
+        with pytest.raises(sa.exc.IntegrityError):
+            session.execute(sa.insert(Leased), [{"id": 1}])
+        session.rollback()
+        assert session.scalar(sa.select(sa.func.count()).select_from(Leased)) == 3
+    failed = [record for record in caplog.records if record.event == "telemetry_failed"]
+    assert [(record.error_kind, record.queue) for record in failed] == [("RuntimeError", "leased")] * 3
 
 
 def test_jobs_of_a_failed_flush_belong_to_the_next_one(sessions: sessionmaker[Session], recorded: Recorded) -> None:

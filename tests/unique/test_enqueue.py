@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 
 from sqlaqueue import JobExists, Unique, claim, enqueue
 from tests.unique.models import KINDS, create, make_job
@@ -42,6 +42,26 @@ def test_a_job_is_created_once(engine: sa.Engine, job: Any) -> None:
         assert second not in session
         session.commit()
         assert first.note == "first"
+    assert count(engine, job) == 1
+
+
+def test_a_job_that_a_condition_on_all_statements_hides_exists(engine: sa.Engine, job: Any) -> None:
+    """Its values are taken all the same."""
+
+    class Hiding(Session):
+        pass
+
+    @sa.event.listens_for(Hiding, "do_orm_execute")
+    def _hide(state: ORMExecuteState) -> None:
+        visible = job.note.is_distinct_from("hidden")
+        state.statement = state.statement.options(with_loader_criteria(job, visible, include_aliases=True))
+
+    with Session(engine) as session:
+        session.add(job(key="a", note="hidden"))
+        session.commit()
+    with Hiding(engine) as session:
+        [(existing, is_new)] = enqueue(session, [job(key="a", note="second")])
+        assert (existing.note, is_new) == ("hidden", False)
     assert count(engine, job) == 1
 
 

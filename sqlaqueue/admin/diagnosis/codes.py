@@ -65,6 +65,7 @@ CODES: Mapping[str, tuple[Severity, ...]] = {
     "missing_schema_grant": ("critical",),
     "missing_grant": ("critical",),
     "missing_policy": ("critical",),
+    "hidden_rows": ("warning",),
     # Claims.
     "claim_reads_table": ("critical", "warning"),
     # Leases.
@@ -74,6 +75,7 @@ CODES: Mapping[str, tuple[Severity, ...]] = {
     "no_consumer": ("critical",),
     "paused": ("warning",),
     "backlog": ("warning",),
+    "unclaimable_jobs": ("critical", "warning"),
     "not_listening": ("warning",),
     "other_version": ("notice",),
     "old_journal_entries": ("notice",),

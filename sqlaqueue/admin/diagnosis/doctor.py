@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -34,13 +34,19 @@ from sqlaqueue.admin.diagnosis.checks.pooler import check_pooler
 from sqlaqueue.admin.diagnosis.checks.rights import check_privileges, check_schemas
 from sqlaqueue.admin.diagnosis.checks.schedules import check_schedules
 from sqlaqueue.admin.diagnosis.checks.server import check_durability, check_lock_table, check_server
-from sqlaqueue.admin.diagnosis.checks.service import check_consumers, check_due_jobs, check_leftovers
+from sqlaqueue.admin.diagnosis.checks.service import (
+    check_consumers,
+    check_due_jobs,
+    check_leftovers,
+)
 from sqlaqueue.admin.diagnosis.checks.status_statistics import check_status_statistics
 from sqlaqueue.admin.diagnosis.checks.table_statistics import check_autovacuum, check_table_statistics
 from sqlaqueue.admin.diagnosis.examination import Check, Examination
 from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Finding
 from sqlaqueue.admin.diagnosis.thresholds import Thresholds
 from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer.core.statement_deadline import Deadlines
 from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.backend import backend
@@ -92,6 +98,9 @@ CHECKS: tuple[Check, ...] = (
 """All others, in the order in which they run."""
 
 DEFAULTS = Thresholds()
+_STATEMENTS = 10
+"""How many statements of a check may take as long as they may."""
+
 _NO_TRANSACTION = "25P01"
 
 
@@ -131,18 +140,24 @@ def examine(
         raise StatementError("doctor(): name at least one queue class, as in doctor(session, Email)")
     refuse_other_engines(session, "doctor()", *(spec.mapper for spec in specs))
     found: list[Finding] = []
+    # The server cancels what takes too long; without any reply the connection is silent, and is given up.
+    longest = max(intervals.LONGEST_WAIT, _STATEMENTS * thresholds.statement_timeout.total_seconds())
     # Rows of a replica may be old, and its catalogs say nothing of the primary's transactions.
-    with routing_to_primary(session):
+    with (
+        routing_to_primary(session),
+        Deadlines(longest, "doctor()").watched() as deadlines,
+        deadlines.limit(session) as wait,
+    ):
         groups: dict[Any, list[QueueSpec]] = {}
         for spec in specs:
             groups.setdefault(session.get_bind(spec.mapper), []).append(spec)
         for group in groups.values():
             connection = session.connection(bind_arguments={"mapper": group[0].mapper})
-            found += _examine(Examination(connection, group, thresholds, deep), checks)
+            found += _examine(Examination(connection, group, thresholds, deep), checks, wait.restart)
     return sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), finding.queue or ""))
 
 
-def _examine(examination: Examination, checks: Iterable[Check]) -> list[Finding]:
+def _examine(examination: Examination, checks: Iterable[Check], progressed: Callable[[], object]) -> list[Finding]:
     connection, limits = examination.connection, examination.thresholds
     found: list[Finding] = []
     # Rolling the savepoint back resets the settings as well.
@@ -153,6 +168,7 @@ def _examine(examination: Examination, checks: Iterable[Check]) -> list[Finding]
             lock_timeout=_milliseconds(limits.lock_timeout.total_seconds()),
         )
         for check in checks:
+            progressed()
             found += _run(check, examination)
             if check in COMPLETE:
                 incomplete = {finding.queue for finding in found}

@@ -26,6 +26,8 @@ class LiveConsumer:
     """The keys of the jobs whose handlers were running."""
     claimed: int
     """The number of its other claimed jobs."""
+    unclaimable: Sequence[tuple[list[str], str]] = ()
+    """The jobs that it cannot claim, each with its key as texts and the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,33 @@ class Facts:
 
     def runners(self) -> list[str]:
         """Return the names of the live Consumers that were running the job at their last heartbeats."""
-        key = [] if self.info is None else list(map(str, self.info.key))
-        return [each.name for each in self.consumers or () if key in map(list, each.running)]
+        return [each.name for each in self.consumers or () if self._key_texts in map(list, each.running)]
+
+    def refused_by(self) -> list[tuple[str, str]]:
+        """Return the names of the live Consumers that cannot claim the job, each with the error."""
+        return [
+            (each.name, error)
+            for each in self.consumers or ()
+            for key, error in each.unclaimable
+            if key == self._key_texts
+        ]
+
+    @property
+    def _key_texts(self) -> list[str]:
+        return [] if self.info is None else list(map(str, self.info.key))
+
+
+def unclaimable_jobs(consumer: Any) -> list[tuple[list[str], str]]:
+    """Return the keys, as texts, of the jobs that a live Consumer cannot claim, each with the error.
+
+    :param consumer: a row of ``consumers()``; whatever another program has written there.
+    """
+    listed = consumer.unclaimable if isinstance(consumer.unclaimable, list) else []
+    return [
+        ([str(part) for part in one["key"]], str(one.get("error")))
+        for one in listed
+        if isinstance(one, dict) and isinstance(one.get("key"), list)
+    ]
 
 
 def text_of(key: Key | Any) -> str:

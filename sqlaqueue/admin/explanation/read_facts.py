@@ -11,12 +11,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.explanation.facts import MOST_COUNTED, Facts, LiveConsumer
+from sqlaqueue.admin.explanation.facts import MOST_COUNTED, Facts, LiveConsumer, unclaimable_jobs
 from sqlaqueue.admin.job_listing import JobInfo, job_info
 from sqlaqueue.flow_control.held_back import held_back_by
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.statements.control import consumers
 from sqlaqueue.statements.selection import select_jobs
@@ -58,8 +58,14 @@ def _row(session: Session, spec: QueueSpec, key: Key) -> dict[str, Any]:
     kinds = [spec.columns.get("status"), spec.mapper.polymorphic_on]
     needed = [*spec.claim_order, *(each for each in kinds if isinstance(each, sa.Column) and each.table is spec.table)]
     columns = list(dict.fromkeys(needed))
-    row = session.execute(sa.select(*columns).where(spec.key_in(spec.keys, [key])), bind_arguments=_bind(spec)).first()
+    shown = [_readable(each) for each in columns]
+    row = session.execute(sa.select(*shown).where(spec.key_in(spec.keys, [key])), bind_arguments=_bind(spec)).first()
     return {} if row is None else {column.name: value for column, value in zip(columns, row, strict=True)}
+
+
+def _readable(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    is_moment = isinstance(column.type, sa.DateTime) and column.type.timezone
+    return within_calendar(column) if is_moment else column
 
 
 def _read_place(session: Session, facts: Facts, info: JobInfo) -> Facts:
@@ -90,7 +96,7 @@ def _bind(spec: QueueSpec) -> dict[str, Any]:
 
 def _circumstances(spec: QueueSpec, key: Key) -> AnySelect:
     """Return a SELECT of facts about a row, the database's clock and the control table, by the names in Facts."""
-    here = spec.table.alias("here")
+    here = spec.table.alias("sqlaqueue_here")
     wrote = sa.select(backend().claims.written_here(here)).where(
         spec.key_in([here.c[each.key] for each in spec.keys], [key])
     )
@@ -102,7 +108,7 @@ def _circumstances(spec: QueueSpec, key: Key) -> AnySelect:
     for name, role in (("due_in", "run_at"), ("lease_left", "lease_expires_at")):
         if spec.has(role):
             # The column may have no time zone; the server then compares as claims do.
-            moment = sa.cast(spec.columns[role], sa.DateTime(timezone=True))
+            moment = within_calendar(sa.cast(spec.columns[role], sa.DateTime(timezone=True)))
             columns[name] = sa.cast(sa.extract("epoch", moment - clock()), sa.Double())
     if CONTROL in spec.side_tables:
         control = spec.side_tables[CONTROL]
@@ -133,7 +139,7 @@ def twin_of(session: Session, spec: QueueSpec, key: Key) -> JobInfo | None:
     unique: UniqueKey | None = unique_key(spec)
     if unique is None:
         return None
-    mine, twin = spec.table.alias("mine"), spec.table.alias("twin")
+    mine, twin = spec.table.alias("sqlaqueue_mine"), spec.table.alias("sqlaqueue_twin")
     found = session.execute(
         sa.select(*(twin.c[each.key] for each in spec.keys)).where(
             spec.key_in([mine.c[each.key] for each in spec.keys], [key]),
@@ -150,14 +156,20 @@ def _consumers(session: Session, spec: QueueSpec) -> list[LiveConsumer] | None:
     if CONSUMERS not in spec.side_tables:
         return None
     return [
-        LiveConsumer(name=each.name, listening=each.listening, running=each.running, claimed=each.claimed)
+        LiveConsumer(
+            name=each.name,
+            listening=each.listening,
+            running=each.running,
+            claimed=each.claimed,
+            unclaimable=unclaimable_jobs(each),
+        )
         for each in session.execute(consumers(spec.model), bind_arguments=_bind(spec))
     ]
 
 
 def _first_message(spec: QueueSpec, messages: MessageTable, key: Key) -> AnySelect:
     """Return a SELECT of the place of a job's first message in the order of messages."""
-    its = sa.select(*messages.order).where(spec.key_in(messages.jobs, [key]), *messages.waits)
+    its = sa.select(*map(_readable, messages.order)).where(spec.key_in(messages.jobs, [key]), *messages.waits)
     return its.order_by(*messages.order).limit(1)
 
 
@@ -196,7 +208,7 @@ def _jobs_before(
     first: AnySelect = sa.select(sa.literal_column("1").label("one")).where(
         *waiting, *spec.due(spec.columns.get("run_at")), _is_before(order, place)
     )
-    return sa.select(sa.func.count()).select_from(first.limit(MOST_COUNTED).subquery("before"))
+    return sa.select(sa.func.count()).select_from(first.limit(MOST_COUNTED).subquery("sqlaqueue_before"))
 
 
 def _is_before(order: Sequence[sa.Column[Any]], place: Sequence[Any]) -> sa.ColumnElement[bool]:

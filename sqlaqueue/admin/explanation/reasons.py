@@ -180,6 +180,19 @@ def _owner(facts: Facts, name: str | None) -> str:
     )
 
 
+def _unclaimable(facts: Facts) -> Iterator[Reason]:
+    refused = facts.refused_by()
+    if refused and facts.state not in FINISHED:
+        errors = list(dict.fromkeys(error for _, error in refused))
+        others = len(facts.consumers or ()) - len({name for name, _ in refused})
+        rest = "the other Consumers may claim it" if others > 0 else "no other Consumer is alive"
+        yield Reason(
+            "unclaimable",
+            f"{_names([name for name, _ in refused])} cannot claim, rescue or settle it: {_names(errors)}; {rest}. "
+            "Start a version of the program that can load the row, or correct the row or what refuses the change.",
+        )
+
+
 def _held(facts: Facts) -> Iterator[Reason]:
     if facts.claimed_here:
         yield Reason("running", "The transaction of this session has claimed it; settle the run, and commit.")
@@ -291,6 +304,7 @@ REASONS: tuple[Callable[[Facts], Iterator[Reason]], ...] = (
     _waits_for_twin,
     _lease_expired,
     _running,
+    _unclaimable,
     _held,
     _no_message,
     _paused,

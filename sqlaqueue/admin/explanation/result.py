@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlaqueue.keys import key_text
+from sqlaqueue.texts import printable
 
 MISSING, NEW = "missing", "new"
 """The states of a job without a row, and of an instance that is not in the database."""
@@ -39,4 +40,5 @@ class Explanation:
             head = f"{self.queue}: a new job"
         else:
             head = f"{self.queue} {key_text(self.key if isinstance(self.key, tuple) else (self.key,))} is {self.state}"
-        return "\n".join([head, *(f"  {reason.code}: {reason.text}" for reason in self.reasons)])
+        lines = [head, *(f"  {reason.code}: {reason.text}" for reason in self.reasons)]
+        return "\n".join(map(printable, lines))

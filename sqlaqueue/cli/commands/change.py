@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from sqlaqueue.cli.shared.options import (
     target_argument,
     url_option,
 )
-from sqlaqueue.cli.shared.output import echo_json, jobs_text
+from sqlaqueue.cli.shared.output import echo, echo_json, jobs_text
 from sqlaqueue.cli.shared.targets import Target, load_targets
 from sqlaqueue.keys import key_text
 from sqlaqueue.queue.states import FINISHED
@@ -188,9 +188,17 @@ def _requeue(session: Session, target: Target, change: _BulkChange) -> tuple[dic
     if done.left:
         keys = " ".join(map(_key_text, done.left))
         text += f", {jobs_text(len(done.left))} not, as a twin is being enqueued: {keys}"
+    text += _refused_text(done.refused)
+    if done.refused:
+        result["refused"] = {_key_text(key): error for key, error in done.refused.items()}
     if done.twins or done.left:
         result |= {"twins": {_key_text(key): twin for key, twin in done.twins.items()}, "left": done.left}
     return result, text
+
+
+def _refused_text(refused: Mapping[Any, str]) -> str:
+    texts = ", ".join(f"{_key_text(key)} ({error})" for key, error in refused.items())
+    return f", {jobs_text(len(refused))} not, as the database refuses: {texts}" if refused else ""
 
 
 def _key_text(key: Any) -> str:
@@ -204,7 +212,10 @@ def _cancel(session: Session, target: Target, change: _BulkChange) -> tuple[dict
         text += f", {jobs_text(len(done.asked))} running and asked to stop"
     if done.missing:
         text += f", {jobs_text(len(done.missing))} neither pending nor running: {' '.join(map(str, done.missing))}"
-    return {"changed": len(done.cancelled), "asked": done.asked, "missing": done.missing}, text
+    result: dict[str, Any] = {"changed": len(done.cancelled), "asked": done.asked, "missing": done.missing}
+    if done.refused:
+        result["refused"] = {_key_text(key): error for key, error in done.refused.items()}
+    return result, text + _refused_text(done.refused)
 
 
 def _execute_verb(
@@ -242,4 +253,4 @@ def _by_state(counts: dict[str, int], limit: int | None) -> str:
 
 def _print(text: str, *, json: bool) -> None:
     if not json:
-        click.echo(text)
+        echo(text)

@@ -14,10 +14,10 @@ from click.core import ParameterSource
 from sqlaqueue import admin
 from sqlaqueue.admin.diagnosis.examination import target_of
 from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Severity
-from sqlaqueue.cli.shared.database import Database, parse_url
+from sqlaqueue.cli.shared.database import Database, parse_url, shown_url
 from sqlaqueue.cli.shared.errors import FAILED, InputError, command_errors
 from sqlaqueue.cli.shared.options import DURATION, json_option, targets_argument, url_option
-from sqlaqueue.cli.shared.output import echo_json
+from sqlaqueue.cli.shared.output import echo, echo_json
 from sqlaqueue.cli.shared.targets import Target, load_targets
 
 
@@ -89,7 +89,10 @@ def doctor(
         echo_json(found)
     else:
         printed: set[str] = set()
-        click.echo("\n\n".join("\n".join(_lines(finding, printed)) for finding in found) or _healthy(loaded, deep=deep))
+        for number, finding in enumerate(found):
+            echo(*([""] if number else []), *_lines(finding, printed))
+        if not found:
+            echo(_healthy(loaded, deep=deep))
     if any(SEVERITIES.index(finding.severity) <= SEVERITIES.index(fail_on) for finding in found):
         context.exit(FAILED)
 
@@ -124,7 +127,7 @@ def _command(fix: str, named: Mapping[str, str], url: str | None) -> str:
         # A Consumer has its handler.
         words.append(named[queue] if queue in named and handler in {"", _HANDLER} else word)
     if url is not None:
-        words += ["--url", shlex.quote(parse_url(url).render_as_string(hide_password=True))]
+        words += ["--url", shlex.quote(shown_url(parse_url(url)))]
     return " ".join(words)
 
 

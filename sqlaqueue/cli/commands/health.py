@@ -16,7 +16,7 @@ from sqlaqueue.cli.processes.http_server import parse_address
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FAILED, DatabaseError, FailedError, InputError, command_errors, first_line
 from sqlaqueue.cli.shared.options import DURATION, json_option, url_option
-from sqlaqueue.cli.shared.output import echo_json
+from sqlaqueue.cli.shared.output import echo, echo_json
 from sqlaqueue.cli.shared.targets import load_targets
 from sqlaqueue.queue.engine import checks_of
 from sqlaqueue.queue.spec import QueueSpec
@@ -55,7 +55,7 @@ def health(checked: Sequence[str], url: str | None, timeout: Any, *, live: bool,
     else:
         for row in results:
             good = "alive" if live else "ready"
-            click.echo(f"{row['name']}: {good if row['ok'] else f'not {good}: ' + '; '.join(row['problems'])}")
+            echo(f"{row['name']}: {good if row['ok'] else f'not {good}: ' + '; '.join(row['problems'])}")
     if not all(row["ok"] for row in results):
         click.get_current_context().exit(FAILED)
 

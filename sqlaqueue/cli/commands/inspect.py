@@ -11,14 +11,13 @@ from typing import Any
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.text import Text
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FAILED, command_errors
 from sqlaqueue.cli.shared.options import DURATION, json_option, target_argument, targets_argument, url_option
-from sqlaqueue.cli.shared.output import add_row, ago, console, echo_json, table
+from sqlaqueue.cli.shared.output import add_row, ago, console, echo, echo_json, plain, table
 from sqlaqueue.cli.shared.targets import Target, load_targets
 from sqlaqueue.cli.shared.worst_finding import worst_finding, worst_finding_text, worst_of
 from sqlaqueue.keys import key_text
@@ -105,13 +104,13 @@ def _stats_table(rows: Sequence[admin.Stats], finding: str | None = None) -> Ren
         counts = [row.states.get(state, "-") for state in states]
         add_row(shown, row.queue, *counts, row.running, row.due, duration_text(row.oldest_due), row.consumers)
         if row.paused:
-            notes.append(Text(f"{row.queue} is paused"))
+            notes.append(plain(f"{row.queue} is paused"))
         if row.at_limit:
-            notes.append(Text(f"{row.queue}: at their limit: {', '.join(map(str, row.at_limit))}"))
+            notes.append(plain(f"{row.queue}: at their limit: {', '.join(map(str, row.at_limit))}"))
         if row.expired_leases:
             leases, have = ("lease", "has") if row.expired_leases == 1 else ("leases", "have")
             notes.append(
-                Text(
+                plain(
                     f"{row.queue}: {row.expired_leases} {leases} of running jobs {have} expired; Consumers rescue the "
                     "jobs, or `sqlaqueue rescue`"
                 )
@@ -120,12 +119,12 @@ def _stats_table(rows: Sequence[admin.Stats], finding: str | None = None) -> Ren
             names = ", ".join(row.missing_indexes)
             fix = backend().checks.UPDATE_COMMAND
             what = "claims may read the whole table, or jobs are not unique"
-            notes.append(Text(f"{row.queue}: {what}, missing or invalid indexes: {names}; {fix}"))
+            notes.append(plain(f"{row.queue}: {what}, missing or invalid indexes: {names}; {fix}"))
         if row.failed_by_attempts:
             parts = (f"{jobs} after {attempts}" for attempts, jobs in row.failed_by_attempts.items())
-            notes.append(Text(f"{row.queue}: failed by attempts: {', '.join(parts)}"))
+            notes.append(plain(f"{row.queue}: failed by attempts: {', '.join(parts)}"))
     if finding is not None:
-        notes.append(Text(finding))
+        notes.append(plain(finding))
     return Group(shown, *notes)
 
 
@@ -141,21 +140,27 @@ def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
 
     An error whose text starts with neither is of the kind "other".
     """
-    for each in load_targets([target]):
+    loaded, found = load_targets([target]), list[dict[str, Any]]()
+    for each in loaded:
+        queue = each.spec.name
         with Database.of(each, url) as database, command_errors(each.spec):
             groups = database.run(admin.failures, each.model, examples=examples)
         if json:
-            echo_json([{**vars(group), "keys": [key_text(key) for key in group.keys]} for group in groups])
+            found += [{"queue": queue, **vars(one), "keys": [key_text(key) for key in one.keys]} for one in groups]
             continue
         if not groups:
-            click.echo(f"{each.spec.name}: no failed jobs")
+            echo(f"{queue}: no failed jobs")
             continue
+        if len(loaded) > 1:
+            echo(f"{queue}:")
         shown = table("kind", "jobs", "newest", "keys", "last error", right=["jobs"])
         for group in groups:
             text = (group.error or "").splitlines()[:1]
             keys = " ".join(map(key_text, group.keys))
             add_row(shown, group.kind or "(no error)", group.count, ago(group.newest), keys, *text)
         console().print(shown)
+    if json:
+        echo_json(found)
 
 
 @click.command(short_help="Show the Consumers of queues.")
@@ -178,7 +183,7 @@ def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) 
     if json:
         echo_json(rows)
     elif not rows:
-        click.echo("no Consumers" + (" on this machine" if here else ""))
+        echo("no Consumers" + (" on this machine" if here else ""))
     else:
         console().print(_consumers_table(rows))
     if not all_served:

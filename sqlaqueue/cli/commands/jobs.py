@@ -10,7 +10,7 @@ from sqlaqueue import admin
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FailedError, command_errors
 from sqlaqueue.cli.shared.options import filter_options, job_filter, json_option, target_argument, url_option
-from sqlaqueue.cli.shared.output import add_row, ago, console, echo_json, table
+from sqlaqueue.cli.shared.output import add_row, ago, console, echo, echo_json, table
 from sqlaqueue.cli.shared.targets import load_targets
 from sqlaqueue.keys import key_text
 from sqlaqueue.queue.states import STATES
@@ -26,23 +26,28 @@ from sqlaqueue.texts import duration_text
 def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any) -> None:
     """List jobs, newest first, by the time when they finished or, if they have not, when they were enqueued."""
     selected = job_filter(options, "created_at")
-    found: list[admin.JobInfo] = []
-    for each in load_targets([target]):
+    loaded, found = load_targets([target]), list[admin.JobInfo]()
+    for each in loaded:
         with Database.of(each, url) as database, command_errors(each.spec):
             found += database.run(admin.jobs, each.model, selected, limit=limit)
     if json:
         echo_json([_json(info) for info in found])
         return
     if not found:
-        click.echo("no such jobs")
+        echo("no such jobs")
         return
-    shown = table("key", "state", "enqueued", "waited", "ran", "finished", "attempts", "last error", right=["attempts"])
+    several = len(loaded) > 1
+    queue = ["queue"] if several else []
+    shown = table(
+        *queue, "key", "state", "enqueued", "waited", "ran", "finished", "attempts", "last error", right=["attempts"]
+    )
     for info in found:
         attempts = "-" if info.attempts is None else info.attempts
         first_line = (info.last_error or "").splitlines()[:1]
         waited, ran = _durations(info)
         add_row(
             shown,
+            *([info.queue] if several else []),
             key_text(info.key),
             info.state,
             ago(info.created_at),
@@ -77,7 +82,7 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
             if json:
                 echo_json({"queue": each.spec.name, "key": key, "row": None, **more})
                 continue
-            click.echo(f"{each.spec.name} {key} does not exist any more")
+            echo(f"{each.spec.name} {key} does not exist any more")
             _show_attempts(history)
             continue
         info, values = found
@@ -85,13 +90,13 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
             echo_json({**_json(info), "row": values, **more})
             continue
         waited, ran = _durations(info)
-        click.echo(f"{info.queue} {key_text(info.key)} is {info.state}")
+        echo(f"{info.queue} {key_text(info.key)} is {info.state}")
         if ran is not None:
-            click.echo(f"waited for {duration_text(waited)}, ran for {duration_text(ran)}")
+            echo(f"waited for {duration_text(waited)}, ran for {duration_text(ran)}")
         width = max(map(len, values), default=0)
         for name, value in values.items():
-            lines = "-" if value is None else str(value).replace("\n", f"\n  {'':{width}}  ")
-            click.echo(f"  {name:{width}}  {lines}")
+            first, *others = ("-" if value is None else str(value)).split("\n")
+            echo(f"  {name:{width}}  {first}", *(f"  {'':{width}}  {line}" for line in others))
         if history:
             _show_attempts(history)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from sqlalchemy.orm import Session
 
+from sqlaqueue.cli.processes.http_server import serving_metrics
 from sqlaqueue.cli.processes.process_settings import configure_logging
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FAILED, FailedError, InputError, command_errors, first_line
@@ -151,23 +152,18 @@ def _print(collector: ScrapeCollector) -> None:
 
 
 def _serve(collector: ScrapeCollector, host: str, port: int) -> None:
-    from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - as above
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest  # noqa: PLC0415 - as above
 
     registry = CollectorRegistry()
     registry.register(collector)
-    with clean_interrupt():
+    with clean_interrupt(), contextlib.ExitStack() as stack:
         try:
-            server, thread = start_http_server(port, host, registry)
+            serving = serving_metrics(host, port, lambda: (CONTENT_TYPE_LATEST, generate_latest(registry)))
+            address = stack.enter_context(serving)
         except OSError as error:
             raise FailedError(f"--host {host} --port {port}: {first_line(error)}") from error
-        address = f"http://{host}:{server.server_port}/metrics"
         logger.info("metrics: serving %s", address, extra=fields("exporter_started", address=address))
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        stack.close()
         logger.info("metrics: stopped", extra=fields("exporter_stopped"))

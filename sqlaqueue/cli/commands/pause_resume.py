@@ -12,7 +12,7 @@ from sqlaqueue import admin
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import command_errors
 from sqlaqueue.cli.shared.options import json_option, targets_argument, url_option
-from sqlaqueue.cli.shared.output import echo_json
+from sqlaqueue.cli.shared.output import echo, echo_json
 from sqlaqueue.cli.shared.targets import load_targets
 
 
@@ -43,7 +43,7 @@ def _execute(
             paused = database.run(_call, target.model, call)
         rows.append({"queue": target.spec.name, "paused": paused})
         if not json:
-            click.echo(f"{target.spec.name} is {outcome}")
+            echo(f"{target.spec.name} is {outcome}")
     if json:
         echo_json(rows)
 

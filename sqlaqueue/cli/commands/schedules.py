@@ -13,7 +13,7 @@ from sqlaqueue import admin
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import InputError, command_errors
 from sqlaqueue.cli.shared.options import DURATION, json_option, target_argument, targets_argument, url_option
-from sqlaqueue.cli.shared.output import add_row, console, echo_json, table
+from sqlaqueue.cli.shared.output import add_row, console, echo, echo_json, table
 from sqlaqueue.cli.shared.schedule_targets import load_schedule_targets
 from sqlaqueue.cli.shared.targets import Target
 from sqlaqueue.schedules.attribute_values import from_json
@@ -71,7 +71,7 @@ def list_(targets: Sequence[str], url: str | None, *, json: bool) -> None:
         echo_json(found)
         return
     if not found:
-        click.echo("no schedules; `sqlaqueue schedules add` adds one")
+        echo("no schedules; `sqlaqueue schedules add` adds one")
         return
     shown = table("name", "queue", "when", "next tick", "last tick", "defined by", "state")
     for info in found:
@@ -94,12 +94,12 @@ def show(target: str, name: str, url: str | None, *, ticks: int, json: bool) -> 
     if json:
         echo_json({**vars(info), "next_ticks": upcoming})
         return
-    click.echo(f"{info.name}: {info.words}")
-    click.echo(f"  enqueues {info.model or 'jobs'} in the queue {info.queue}")
+    echo(f"{info.name}: {info.words}")
+    echo(f"  enqueues {info.model or 'jobs'} in the queue {info.queue}")
     for text in _details(info):
-        click.echo(f"  {text}")
+        echo(f"  {text}")
     for number, tick in enumerate(upcoming):
-        click.echo(f"  {'next ticks:' if number == 0 else '':11} {moment_text(tick)}")
+        echo(f"  {'next ticks:' if number == 0 else '':11} {moment_text(tick)}")
 
 
 @schedules.command(short_help="Add a schedule.")
@@ -113,7 +113,7 @@ def add(target: str, name: str, url: str | None, **options: Any) -> None:
     with command_errors(one.spec):
         schedule: Schedule[Any] = Schedule(name, one.model, **_definition(one, options))
     _run(one, url, _add, schedule)
-    click.echo(f"added {name}")
+    echo(f"added {name}")
 
 
 @schedules.command(short_help="Change a schedule.")
@@ -128,7 +128,7 @@ def edit(target: str, name: str, url: str | None, **options: Any) -> None:
     if not changes:
         raise InputError("give at least one option to change, such as --cron")
     _run(one, url, admin.edit_schedule, name, **changes)
-    click.echo(f"changed {name}")
+    echo(f"changed {name}")
 
 
 def _add(session: Any, model: type[Any], schedule: Schedule[Any]) -> None:  # noqa: ARG001 - called as the others are
@@ -144,7 +144,7 @@ def _change(operation: Callable[..., None], done: str, short_help: str, descript
         one = _one(target)
         for name in names:
             _run(one, url, operation, name)
-            click.echo(f"{name} {done}")
+            echo(f"{name} {done}")
 
     return command
 

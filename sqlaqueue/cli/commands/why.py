@@ -16,7 +16,7 @@ from sqlaqueue.admin.shards import across_shards
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FAILED, command_errors
 from sqlaqueue.cli.shared.options import json_option, target_argument, url_option
-from sqlaqueue.cli.shared.output import echo_json, jobs_text
+from sqlaqueue.cli.shared.output import echo, echo_json, jobs_text
 from sqlaqueue.cli.shared.targets import load_targets
 from sqlaqueue.keys import key_text
 from sqlaqueue.mapping.mixin import spec_of
@@ -46,7 +46,7 @@ def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
             shown = explanation.key
             echo_json({**asdict(explanation), "key": key_text(shown) if isinstance(shown, tuple) else str(shown)})
         else:
-            click.echo(str(explanation))
+            echo(*str(explanation).split("\n"))
     if not exists:
         click.get_current_context().exit(FAILED)
 
@@ -68,9 +68,9 @@ def _echo_queue(stats: admin.Stats, next_due: datetime | None, *, json: bool) ->
         full = [asdict(each) for each in stats.at_limit]
         echo_json({**values, "next_due": next_due, "at_limit": full, "failed": stats.states.get("failed", 0)})
         return
-    click.echo(stats.queue)
+    echo(stats.queue)
     for line in _lines(stats, next_due):
-        click.echo(f"  {line}")
+        echo(f"  {line}")
 
 
 def _lines(stats: admin.Stats, next_due: datetime | None) -> Iterator[str]:

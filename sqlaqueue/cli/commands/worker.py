@@ -14,7 +14,7 @@ from sqlaqueue.cli.processes.process_settings import configure_logging
 from sqlaqueue.cli.processes.supervisor import supervise
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.processes.worker_process import WorkerProcess
-from sqlaqueue.cli.shared.errors import InputError
+from sqlaqueue.cli.shared.errors import InputError, NotStoppedError, end_process
 from sqlaqueue.cli.shared.options import DURATION, url_option
 
 _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "poll_interval", "name", "batch")
@@ -91,7 +91,10 @@ def worker(context: click.Context, /, *, processes: int | None, verbose: bool, *
     if given["http"] is not None:
         parse_address(given["http"])
     if processes is None:
-        WorkerProcess(worker_options, lambda: None).run()
+        try:
+            WorkerProcess(worker_options, lambda: None).run()
+        except NotStoppedError as error:
+            end_process(error)
         return
     if os.name != "posix":
         raise InputError("--processes needs a system with POSIX signals; start several workers instead")

@@ -18,6 +18,7 @@ import click
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.processes.worker_process import WorkerProcess
 from sqlaqueue.cli.processes.worker_reports import REPORT_INTERVAL, STARTED, health_report
+from sqlaqueue.cli.shared.errors import NotStoppedError, end_process
 
 
 def main() -> int:
@@ -51,6 +52,8 @@ def main() -> int:
         threading.Thread(target=task, name="sqlaqueue-supervisor", daemon=True).start()
     try:
         worker.run()
+    except NotStoppedError as error:
+        end_process(error)
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -22,7 +22,7 @@ from sqlaqueue.cli.processes import worker_metrics
 from sqlaqueue.cli.processes.http_server import serving_http
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.processes.worker_reports import STARTED, read_report
-from sqlaqueue.cli.shared.errors import FAILED
+from sqlaqueue.cli.shared.errors import FAILED, NOT_STOPPED
 from sqlaqueue.consumer.health import STUCK_AFTER, Health
 from sqlaqueue.log import fields, logger
 
@@ -227,7 +227,8 @@ class Supervisor:
             extra = fields("process_died", number=slot.number)
             logger.warning("worker %d %s", slot.number, exit_reason(code), extra=extra)
             # The exit code of a process that could not start tells why; a later failure is FAILED.
-            self._exit_code = code if code > 0 and not slot.has_started else FAILED
+            tells_why = code == NOT_STOPPED or (code > 0 and not slot.has_started)
+            self._exit_code = code if tells_why else FAILED
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ signals.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,7 +34,7 @@ from sqlaqueue.consumer.health import Health
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.consumer.startup import check_ready
 from sqlaqueue.consumer.sync import Consumer
-from sqlaqueue.exc import SqlaqueueError
+from sqlaqueue.exc import HandlerNotStopped, SqlaqueueError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec
@@ -41,6 +42,9 @@ from sqlaqueue.telemetry.health_app import healths_of
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.aio import AsyncConsumer
+
+_DISPOSAL = 5.0
+"""Seconds for the connections of an engine to be closed."""
 
 
 class WorkerProcess:
@@ -130,8 +134,12 @@ class WorkerProcess:
             self._fail(consumer, error)
 
     def _run_event_loop(self, consumers: Sequence[AsyncConsumer[Any]]) -> None:
+        runner = asyncio.Runner()
         try:
-            asyncio.run(self._run_tasks(consumers))
+            runner.run(self._run_tasks(consumers))
+            # Closing a loop waits for its tasks, and a handler that swallows its cancellation may never end.
+            if self._failure is None or not isinstance(self._failure[1], HandlerNotStopped):
+                runner.close()
         except BaseException as error:  # noqa: BLE001 - as above
             self._fail(consumers[0], error)
 
@@ -142,7 +150,10 @@ class WorkerProcess:
             async with consumer.session_factory() as session:
                 engine = session.bind
             if hasattr(engine, "dispose"):
-                await engine.dispose()
+                # asyncpg waits for the reply to a farewell, and the database may not answer any more.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_DISPOSAL):
+                        await engine.dispose()
 
     async def _run_async_consumer(self, consumer: AsyncConsumer[Any]) -> None:
         try:
@@ -159,7 +170,13 @@ class WorkerProcess:
 
     def _fail(self, consumer: ConsumerBase, error: BaseException) -> None:
         with self._lock:
-            self._failure = self._failure or (consumer, error)
+            raised, logged = self._failure or (consumer, error), (consumer, error)
+            if isinstance(error, HandlerNotStopped):
+                # It decides how this process ends: what waits for the handler would wait for ever.
+                raised, logged = logged, raised
+            self._failure = raised
+        if logged[1] is not raised[1]:
+            _log_failed(*logged)
         self.stop()
 
 
@@ -170,6 +187,13 @@ def _instrument_for_otel(consumers: Sequence[ConsumerBase]) -> None:
         raise InputError(f"--otel: {error}") from None
     for consumer in consumers:
         instrument(consumer)
+
+
+def _log_failed(consumer: ConsumerBase, error: BaseException) -> None:
+    """Log an error beside the one that this process ends with."""
+    kind = type(error).__name__
+    extra = fields("consumer_failed", queue=consumer.queue, error_kind=kind)
+    logger.error("%r: %s: %s", consumer, kind, first_line(error), exc_info=error, extra=extra)
 
 
 def _raise(consumer: ConsumerBase, error: BaseException) -> None:

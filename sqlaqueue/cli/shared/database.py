@@ -24,6 +24,9 @@ T = TypeVar("T")
 _EXAMPLE = "postgresql+psycopg://user:password@host/database"
 _FILE_EXAMPLE = "sqlite:///jobs.db"
 _SYNC, _ASYNC = ("psycopg", "psycopg2"), ("psycopg", "asyncpg")
+_SECRET = {"passfile", "passwd", "password", "sslpassword", "ssl_key_password"}
+"""Options of drivers that are secret, or lead to a secret."""
+
 _CONNECT_TIMEOUT = 10
 """Seconds to wait for a connection. By default drivers wait for a minute or more if the host does not answer."""
 
@@ -49,6 +52,12 @@ def parse_url(text: str) -> sa.URL:
     if plus and driver not in {*_SYNC, *_ASYNC}:
         raise InputError(f"--url: the driver {driver!r} is not supported; write it as {_EXAMPLE}")
     return url.set(drivername="postgresql" + plus + driver)
+
+
+def shown_url(url: sa.URL) -> str:
+    """Return the text of a URL without what is secret in it, which options of a driver may be as well."""
+    hidden = {name: "***" for name in url.query if name in _SECRET}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 def _checked_file(url: sa.URL) -> sa.URL:

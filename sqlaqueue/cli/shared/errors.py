@@ -2,37 +2,65 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import click
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
-from sqlaqueue.exc import DatabaseNotReadyError, SqlaqueueError
+from sqlaqueue.exc import DatabaseNotReadyError, HandlerNotStopped, SqlaqueueError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.engine import checks_of_error
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.texts import printable
 
-FAILED, WRONG_INPUT, NO_DATABASE = 1, 2, 3
+FAILED, WRONG_INPUT, NO_DATABASE, NOT_STOPPED = 1, 2, 3, 4
 
 
-class FailedError(click.ClickException):
+class _PlainError(click.ClickException):
+    """An error whose text may contain input of others."""
+
+    def format_message(self) -> str:
+        """Return the text without what a terminal would obey."""
+        return "\n".join(map(printable, self.message.split("\n")))
+
+
+class FailedError(_PlainError):
     """The command failed while it ran."""
 
     exit_code = FAILED
 
 
-class InputError(click.ClickException):
+class InputError(_PlainError):
     """An argument, option or setting is wrong."""
 
     exit_code = WRONG_INPUT
 
 
-class DatabaseError(click.ClickException):
+class DatabaseError(_PlainError):
     """The database does not answer, or lacks what the queue needs."""
 
     exit_code = NO_DATABASE
+
+
+class NotStoppedError(click.ClickException):
+    """A handler goes on after the grace period; only the end of the process ends it."""
+
+    exit_code = NOT_STOPPED
+
+
+def end_process(error: NotStoppedError) -> NoReturn:
+    """Print an error and end this process, without waiting for threads that may never end."""
+    error.show()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(error.exit_code)
 
 
 _INSUFFICIENT_PRIVILEGE = "42501"
@@ -54,7 +82,8 @@ def command_errors(spec: QueueSpec | None = None) -> Iterator[None]:
     except DatabaseNotReadyError as error:
         raise DatabaseError(str(error)) from error
     except SqlaqueueError as error:
-        raise InputError(str(error)) from error
+        kind = NotStoppedError if isinstance(error, HandlerNotStopped) else InputError
+        raise kind(str(error)) from error
     except NoSuchModuleError as error:
         raise InputError(f"--url: {first_line(error)}; give postgresql+psycopg://...") from error
     except DBAPIError as error:
@@ -67,10 +96,30 @@ def command_errors(spec: QueueSpec | None = None) -> Iterator[None]:
     except SQLAlchemyError as error:
         raise FailedError(f"{type(error).__name__}: {first_line(error)}") from error
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in {"psycopg", "psycopg2", "asyncpg"}:
+        translated = _of_driver(error)
+        if translated is None:
             raise
-        # SQLAlchemy does not wrap the errors that asyncpg raises while connecting.
-        raise DatabaseError(f"the database does not answer: {first_line(error)}") from error
+        raise translated from error
+
+
+def _of_driver(error: Exception) -> click.ClickException | None:
+    """Return the error for one that a driver has raised and SQLAlchemy does not wrap; None for others."""
+    if isinstance(error, TypeError) and _is_of_connect(error):
+        # A driver that is written in Python has its options as arguments of a function.
+        return InputError(f"--url: the driver does not know an option: {first_line(error)}")
+    if type(error).__module__.partition(".")[0] in {"psycopg", "psycopg2", "asyncpg"}:
+        # As asyncpg does while connecting.
+        return DatabaseError(f"the database does not answer: {first_line(error)}")
+    return None
+
+
+def _is_of_connect(error: BaseException) -> bool:
+    """Return whether SQLAlchemy has called the driver's ``connect()`` with what the URL says."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(
+        frame.f_code.co_name == "connect" and frame.f_globals.get("__name__") == "sqlalchemy.engine.default"
+        for frame in frames
+    )
 
 
 def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickException:
@@ -87,7 +136,8 @@ def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickExcept
             "Privileges of the documentation"
         )
     if state.startswith(_DATA_EXCEPTION):
-        return InputError(message)
+        whose = "its column" if spec is None else f"its column of {spec.model.__name__}"
+        return InputError(f"a key or another value does not fit the type of {whose}: {message}")
     # Without an SQLSTATE no statement has reached the server.
     if not state or state.startswith(_CONNECTION_REFUSED):
         return DatabaseError(f"the database does not answer: {message}")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sqlaqueue.texts import duration_text
+from sqlaqueue.texts import duration_text, printable
 
 _PIPE_WIDTH = 200
 """Columns of a file or a pipe, where nothing is to be cut off."""
@@ -41,7 +41,21 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def add_row(to: Table, *cells: object) -> None:
     """Add a row of plain texts, as the text of an error may look like markup."""
-    to.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))
+    to.add_row(*(plain("" if cell is None else str(cell)) for cell in cells))
+
+
+def plain(text: str) -> Text:
+    """Return a text for a console, without what a terminal would obey."""
+    return Text(printable(text))
+
+
+def echo(*lines: str) -> None:
+    """Print lines without what a terminal would obey, or that would begin a line of its own.
+
+    Keys, errors and names are input of others. What a command prints for people goes through this or :func:`plain`.
+    """
+    for line in lines:
+        click.echo(printable(line))
 
 
 def echo_json(value: object, *, one_line: bool = False) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Mapper
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.statements.selection import JobSelection
 
 
@@ -35,6 +37,11 @@ def check_handler(handler: Any, consumer: str, *, batch: bool) -> None:
         name = str(getattr(handler, "__name__", type(handler).__name__))
         msg = f"{consumer}: the handler {name}{signature} is called as {name}{call}: {error}"
         raise ConfigurationError(msg) from None
+    kind = kind_of_function(handler)
+    if kind is not None and kind != COROUTINE_FUNCTION:
+        name = str(getattr(handler, "__name__", type(handler).__name__))
+        msg = f"{consumer}: the handler {name} is {kind}, and a call of it runs nothing; remove its `yield`"
+        raise ConfigurationError(msg)
 
 
 def function_of(handler: Any) -> Any:
@@ -49,6 +56,39 @@ def function_of(handler: Any) -> Any:
 def is_coroutine_function(handler: Any) -> bool:
     """Return whether a call of ``handler`` returns a coroutine; mocks say so themselves."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(function_of(handler))
+
+
+COROUTINE_FUNCTION = "a coroutine function"
+
+
+def kind_of_function(function: Any) -> str | None:
+    """Return what a callable is, in words, if a call of it runs nothing; None for any other one."""
+    own = function_of(function)
+    if is_coroutine_function(function):
+        return COROUTINE_FUNCTION
+    if inspect.isgeneratorfunction(own):
+        return "a generator function"
+    return "an async generator function" if inspect.isasyncgenfunction(own) else None
+
+
+def refused_result(result: Any, *, is_async: bool) -> HandlerMisuseError | None:
+    """Return the error for what a handler returned, if it is work that nobody has done; None for any other result.
+
+    Not every such handler can be refused before its call, such as ``lambda session, job: coroutine(session, job)``. Its
+    job would count as completed.
+    """
+    kind, fix = type(result).__name__, "await it" if is_async else "use AsyncConsumer for coroutines"
+    if isinstance(result, asyncio.Future | concurrent.futures.Future):
+        # The job is retried, and must not run twice at once. A Future of another thread's event loop is not ours.
+        if is_async or not isinstance(result, asyncio.Future):
+            result.cancel()
+        fix = "await it" if is_async else "call its result()"
+        return HandlerMisuseError(f"the handler returned a {kind}, for which nothing waits; {fix} in the handler")
+    if inspect.isgenerator(result) or inspect.iscoroutine(result):
+        result.close()
+    elif not (inspect.isawaitable(result) or inspect.isasyncgen(result) or isinstance(result, map | filter)):
+        return None
+    return HandlerMisuseError(f"the handler returned a {kind}, and nothing of it has been run; {fix}")
 
 
 class Dispatch:
@@ -121,11 +161,15 @@ class Dispatch:
         """All handlers."""
         return [*self.by_class.values()]
 
-    def __call__(self, session: Any, argument: Any) -> Any:
-        """Call the handler for a job, or for a list of jobs of one group."""
-        job = argument[0] if isinstance(argument, list) else argument
+    def handler_of(self, job: Any) -> Callable[..., Any]:
+        """Return the handler of a job."""
         cls = self._nearest(type(job))
         if cls is None:
             msg = f"there is no handler for {type(job).__name__}, which was mapped after this Consumer had begun"
             raise ConfigurationError(msg)
-        return self.by_class[cls](session, argument)
+        handler: Callable[..., Any] = self.by_class[cls]
+        return handler
+
+    def __call__(self, session: Any, argument: Any) -> Any:
+        """Call the handler for a job, or for a list of jobs of one group."""
+        return self.handler_of(argument[0] if isinstance(argument, list) else argument)(session, argument)

@@ -5,12 +5,13 @@ The idea is that of WSGI's middleware and of ``River``'s worker middleware: a ca
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlaqueue.consumer.configuration.handlers import function_of, is_coroutine_function
+from sqlaqueue.consumer.configuration.handlers import function_of, is_coroutine_function, kind_of_function
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 
 
@@ -42,6 +43,10 @@ def _check(each: Any, consumer: str, *, is_async: bool) -> None:
     except TypeError as error:
         msg = f"{consumer}(around=[{name}]): a middleware is called as {name}(job, call): {error}"
         raise ConfigurationError(msg) from None
+    kind = kind_of_function(each)
+    if kind is not None and not is_coroutine_function(each):
+        msg = f"{consumer}(around=[{name}]): {name} is {kind}, and a call of it runs nothing; remove its `yield`"
+        raise ConfigurationError(msg)
     if is_async and inspect.isroutine(function_of(each)) and not is_coroutine_function(each):
         msg = f"{consumer}(around=[{name}]): {name} is not a coroutine function; define it with `async def`"
         raise ConfigurationError(msg)
@@ -71,7 +76,11 @@ def surround(
         inner: Callable[[], Any] = innermost.awaited
         for each in outwards:
             inner = partial(each, argument, inner)
-        await inner()
+        try:
+            await inner()
+        finally:
+            # The attempt may have failed for another reason, and must not go on beside the next one.
+            await innermost.wait()
         return innermost.checked_result()
 
     return call_async if is_async else call
@@ -83,33 +92,56 @@ class _Call:
     def __init__(self, handler: Callable[..., Any], session: Any, argument: Any) -> None:
         self._handler, self._session, self._argument = handler, session, argument
         self._result: Any = None
-        self._begun = False
+        self._begun = self._ended = self._over = self._left = False
+        self._task: asyncio.Task[Any] | None = None
 
     def __call__(self) -> Any:
         self._begin()
-        self._result = self._handler(self._session, self._argument)
+        try:
+            self._result = self._handler(self._session, self._argument)
+        finally:
+            self._ended = True
         return self._result
 
     async def awaited(self) -> Any:
         self._begin()
-        self._result = await self._handler(self._session, self._argument)
+        self._task = asyncio.current_task()
+        try:
+            self._result = await self._handler(self._session, self._argument)
+        finally:
+            self._ended = True
         return self._result
 
     def _begin(self) -> None:
+        if self._over:
+            msg = "a middleware has returned before its call(); call it, or await it, in the middleware"
+            raise HandlerMisuseError(msg)
         if self._begun:
             msg = "a middleware has called call() twice; the handler runs once in an attempt, raise Retry for another"
             raise HandlerMisuseError(msg)
         self._begun = True
 
+    async def wait(self) -> None:
+        """Cancel the handler if it runs in another task, and wait for its end."""
+        task, self._over = self._task, True
+        if task is not None and not self._ended:
+            task.cancel()
+            await asyncio.wait([task])
+            self._left = True
+
     def checked_result(self) -> Any:
         """Return what the handler has returned, which the Consumer checks.
 
-        :raises HandlerMisuseError: if it was not called: the job would count as completed.
+        :raises HandlerMisuseError: if it was not called, or has not ended: the job would count as completed.
         """
+        self._over = True
         if not self._begun:
             msg = (
                 "a middleware returned without call(), or without awaiting it, so the handler has not run; raise "
                 "Cancel, Snooze or Fail to leave a job out"
             )
+            raise HandlerMisuseError(msg)
+        if self._left or not self._ended:
+            msg = "a middleware returned before its call() had ended; wait for it in the middleware"
             raise HandlerMisuseError(msg)
         return self._result

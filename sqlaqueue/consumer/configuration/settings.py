@@ -21,6 +21,7 @@ from sqlaqueue.schedules.definition import Schedule
 from sqlaqueue.schedules.group import ScheduleGroup, schedule_groups
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.statements.selection import JobSelection, select_jobs
+from sqlaqueue.statements.settle import storable
 
 BATCH = 500
 """How many jobs one claim takes at most, unless ``batch_size`` is given or more handlers run at once."""
@@ -130,6 +131,16 @@ class ConsumerSettings:
         return [list(jobs)] if jobs else []
 
 
+def _namer(name: str | None) -> Callable[[], str]:
+    """Return a function that returns the name of the worker, with the process that runs it by then."""
+    if name is None:
+        return worker_name
+    if name != storable(name):
+        msg = f"Consumer(name={name!r}): no database stores a NUL, or the half of a character; leave it out"
+        raise ConfigurationError(msg)
+    return lambda: f"{worker_name()}:{name}"
+
+
 def make_settings(
     model: Any,
     *,
@@ -178,12 +189,9 @@ def make_settings(
         msg = f"Consumer(poll_interval={poll_interval!r}): give more than zero seconds, or it polls without a pause"
         raise ConfigurationError(msg)
 
-    def worker() -> str:
-        return worker_name() if name is None else f"{worker_name()}:{name}"
-
     return ConsumerSettings(
         selection=selection,
-        worker=worker,
+        worker=_namer(name),
         retry_policy=retry or spec.config.retry,
         lease=spec.lease if lease is None else timedelta(seconds=seconds(lease)),
         timeout=None if timeout is None else seconds(timeout),

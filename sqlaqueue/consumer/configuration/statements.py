@@ -14,7 +14,7 @@ from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.flow_control.controls import flow_control
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.statements.claim import claim_statement
+from sqlaqueue.statements.claim import candidates_statement, claim_statement
 from sqlaqueue.statements.held_back import held_back
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
 from sqlaqueue.strategies.parts.claim_tokens import alone_token, lost_twice, several_quarantined_token, shared_token
@@ -51,6 +51,17 @@ class ConsumerStatements:
     """Selects the keys of two of them, for a single one is claimed by ``claim_quarantined``."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
+    claim_keys: Any
+    """Claims up to ``LIMIT`` jobs among those with the keys bound as ``KEYS``. This one and the next four are None in
+    statements that exclude no jobs."""
+    claim_locked: Any
+    """The same, though flow control may hold them back: for it, rows that this transaction has locked are running."""
+    candidates: Any
+    """Selects and locks the keys of up to ``LIMIT`` jobs that ``claim`` would take."""
+    candidates_among: Any
+    """The same among the jobs with the keys bound as ``KEYS``."""
+    candidates_quarantined: Any
+    """The same of quarantined jobs; None where rows cannot be marked."""
     claim_to_settle: Any
     """The same, though flow control may hold the job back: its run is to be settled, not to begin."""
     quarantined_wait: Any
@@ -69,8 +80,12 @@ class ConsumerStatements:
     number and the key. None if the statement needs the instances, or writes values that differ for each batch."""
 
 
-def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
-    """Build the statements of a Consumer."""
+def make_statements(settings: ConsumerSettings, *, excluding: bool = False) -> ConsumerStatements:
+    """Build the statements of a Consumer.
+
+    :param excluding: whether no claim takes a job among the keys bound as ``EXCEPT``, quarantined or not, and whether
+        to build what searches for such jobs.
+    """
     selection, spec, spec_of_shard = settings.selection, settings.spec, settings.spec_of_shard
 
     def claims(
@@ -119,25 +134,37 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
     together = _may_run_together(spec, selection.select, settings.concurrency)
     token = alone_token if settings.concurrency == 1 else shared_token
     usual = selection.select.where(~(is_among(EXCEPT) if quarantined is None else quarantined))
-    claim_key = claims(selection.select.where(is_among(KEYS)), one, few=True)
+    marked = selection.select if quarantined is None else selection.select.where(quarantined)
+    if excluding and quarantined is not None:
+        usual, marked = usual.where(~is_among(EXCEPT)), marked.where(~is_among(EXCEPT))
+        together = None if together is None else together.where(~is_among(EXCEPT))
+    among = selection.select.where(is_among(KEYS))
+    claim_key = claims(among, one, few=True)
     claim_to_settle = claim_key
     if flow is not None and spec.strategy.holds_transaction:
-        claim_to_settle = claims(selection.select.where(is_among(KEYS)), one, few=True, admits_all=True)
+        claim_to_settle = claims(among, one, few=True, admits_all=True)
     announced = sa.bindparam(ANNOUNCEMENTS, "", sa.Text())
     return ConsumerStatements(
         claim=claims(usual, limit, token, scan_range=head),
         claim_and_notify=claims(usual, limit, token, announced=announced, scan_range=head),
         claim_from_cursor=cursor and claims(usual, limit, token, scan_range=cursor),
         claim_from_cursor_and_notify=cursor and claims(usual, limit, token, announced=announced, scan_range=cursor),
-        claim_quarantined=None if quarantined is None else claims(selection.select.where(quarantined), one, few=True),
+        claim_quarantined=None if quarantined is None else claims(marked, one, few=True),
         claim_quarantined_together=(
             None if together is None else claims(together, limit, several_quarantined_token, few=True)
         ),
         select_quarantined=None if together is None else _two_waiting(spec, together),
         claim_key=claim_key,
-        quarantined_wait=None
-        if flow is None or quarantined is None
-        else _pending_exists(spec, selection.select.where(quarantined)),
+        claim_keys=claims(among, limit, token, few=True) if excluding else None,
+        claim_locked=claims(among, limit, token, few=True, admits_all=True) if excluding else None,
+        candidates=candidates_statement(selection._replace(select=usual), limit) if excluding else None,
+        candidates_among=candidates_statement(selection._replace(select=among), limit) if excluding else None,
+        candidates_quarantined=(
+            candidates_statement(selection._replace(select=marked), limit)
+            if excluding and quarantined is not None
+            else None
+        ),
+        quarantined_wait=None if flow is None or quarantined is None else _pending_exists(spec, marked),
         claim_to_settle=claim_to_settle,
         held_back=None if flow is None else held_back(selection, flow),
         reserve=_reservation(spec, is_among(KEYS)) if flow is not None and flow.rates else None,
@@ -192,9 +219,9 @@ def _complete(spec: QueueSpec) -> Any:
     verb = spec.strategy.settle(spec, ClaimedJobs([(sa.bindparam(RUN_TOKEN), keys)]), Settlement("completed"))
     if not isinstance(verb, sa.Update | sa.Delete):
         return None
-    completed = verb.where(backend().claims.planned_anew()).returning(*named(spec.keys)).cte("ended")
+    completed = verb.where(backend().claims.planned_anew()).returning(*named(spec.keys)).cte("sqlaqueue_ended")
     number = sa.select(sa.func.count()).select_from(completed).scalar_subquery()
     some_are_missing = number != sa.bindparam(EXPECTED, 0, sa.BigInteger())
     # Nearly always one row: to fetch a key for each job takes longer than to complete its run.
-    with_keys = sa.select(sa.literal(1)).subquery("one").outerjoin(completed, some_are_missing)
+    with_keys = sa.select(sa.literal(1)).subquery("sqlaqueue_one").outerjoin(completed, some_are_missing)
     return backend().guarded(sa.select(number, *completed.c).select_from(with_keys))

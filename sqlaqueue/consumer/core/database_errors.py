@@ -8,6 +8,7 @@ from sqlalchemy import exc
 
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import engine_of_error
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.parts.unique_index import names_unique_index
 
@@ -16,8 +17,14 @@ _LOCKS_AND_TIMEOUTS = {"55P03", "57014"}
 _CONNECTION_ENDED = {"57P01", "57P02", "57P03", "57P05", "25P03"}
 """The server ended the connection: on an administrator's command, at its shutdown, or because it was idle too long."""
 _READ_ONLY = "25006"
+_FILE = {_READ_ONLY, "58P01"}
 _RESOURCES = {"53", "58"}
 _SAVEPOINT_MISSING = {"3B001", "25P01"}
+_CONNECTING = {"_checkout", "__connect"}
+_REFUSED_BY_POLICY = "42501"
+_OUT_OF_RANGE = "22003"
+_OF_NO_ROW = {"08", "0A", "25", "26", "28", "2D", "34", "3B", "3D", "3F", "40", "42", "53", "55", "57", "58"}
+"""The classes of SQLSTATE that say something of the statement, the connection or the server."""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -39,8 +46,11 @@ def is_connect_error(error: BaseException) -> bool:
 
     A driver may raise any error then, so the traceback decides.
     """
-    frames = traceback.walk_tb(error.__traceback__)
-    connecting = any(frame.f_globals.get("__name__") == "sqlalchemy.pool.base" for frame, _ in frames)
+    codes = [
+        (frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    # Other functions of the pool pass statements on.
+    connecting = any(module == "sqlalchemy.pool.base" and name in _CONNECTING for module, name in codes)
     return connecting and not isinstance(error, exc.TimeoutError)
 
 
@@ -74,6 +84,44 @@ def may_settle_later(error: exc.DBAPIError) -> bool:
     return is_transient(error) or is_lock_or_timeout(error) or state == _READ_ONLY or state[:2] in _RESOURCES
 
 
+def may_be_of_a_row(error: BaseException) -> bool:
+    """Return whether an error from reading or changing several rows may have only one of them as its cause.
+
+    A type of the program raises anything when it cannot load a value, and so does a trigger that refuses a row.
+    """
+    if is_connect_error(error):
+        return False
+    if not isinstance(error, exc.DBAPIError):
+        others = (
+            exc.TimeoutError,
+            OSError,
+            exc.ArgumentError,
+            exc.CompileError,
+            exc.InvalidRequestError,
+            SqlaqueueError,
+        )
+        return isinstance(error, Exception) and not (isinstance(error, others) or _is_driver_error(error))
+    if may_settle_later(error):
+        return False
+    state = backend().sqlstate(error)
+    if state is None:
+        # The driver's own error about a value, such as a date that Python does not know.
+        return isinstance(error, exc.DataError) or type(error) is exc.DBAPIError
+    return state[:2] not in _OF_NO_ROW or state == _REFUSED_BY_POLICY
+
+
+def may_be_of_a_run(error: BaseException) -> bool:
+    """Return whether an error from settling runs may have one of them as its cause."""
+    if isinstance(error, exc.DBAPIError) and not is_connect_error(error):
+        return not may_settle_later(error)
+    return may_be_of_a_row(error)
+
+
+def is_out_of_range(error: BaseException) -> bool:
+    """Return whether the server refuses a number that a statement computes, as it is too large for its column."""
+    return isinstance(error, exc.DBAPIError) and backend().sqlstate(error) == _OUT_OF_RANGE
+
+
 def may_recover(error: Exception) -> bool:
     """Return whether a statement that worked before may work again later, as after an outage of the database."""
     if isinstance(error, exc.DBAPIError):
@@ -90,7 +138,10 @@ def is_database_error(error: BaseException) -> bool:
 def is_program_error(error: Exception) -> bool:
     """Return whether an error is a mistake in the program, such as a missing table."""
     if isinstance(error, exc.DBAPIError):
-        return isinstance(error, exc.ProgrammingError)
+        # A server may become writable or come up; a file of another mode or path does not.
+        other = engine_of_error(error)
+        is_of_file = other is not None and other.name == "sqlite" and backend().sqlstate(error) in _FILE
+        return is_of_file or isinstance(error, exc.ProgrammingError)
     own = (SqlaqueueError, exc.SQLAlchemyError, TypeError, AttributeError, LookupError, ValueError)
     return isinstance(error, own) and not isinstance(error, exc.TimeoutError)
 

@@ -5,7 +5,9 @@ A driver catches the exceptions of an effect and throws them into the routine, w
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import Context
+from types import coroutine
 from typing import Any, TypeVar
 
 E = TypeVar("E")
@@ -47,3 +49,29 @@ async def adrive(routine: Generator[E, Any, R], perform: Callable[[E], Awaitable
             result = await perform(effect)
         except Exception as error:  # noqa: BLE001 - the routine decides what an error means
             raised = error
+
+
+@coroutine
+def await_in(variables: Context, awaited: Coroutine[Any, Any, R]) -> Generator[Any, Any, R]:
+    """Await a coroutine with context variables of its own, in the task of the caller.
+
+    A task of its own would cost more than most of what a quick handler does.
+    """
+    step, value = awaited.send, None
+    try:
+        while True:
+            try:
+                waits_for = variables.run(step, value)
+            except StopIteration as end:
+                returned: R = end.value
+                return returned
+            try:
+                step, value = awaited.send, (yield waits_for)
+            except GeneratorExit:
+                variables.run(awaited.close)
+                raise
+            except BaseException as error:  # noqa: BLE001 - such as a cancellation, which is the coroutine's
+                step, value = awaited.throw, error
+    finally:
+        # The traceback of an exception that was thrown refers to this frame.
+        value = None

@@ -8,6 +8,7 @@ the order of operations, on which the guarantees rest, is written once for threa
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -20,6 +21,8 @@ class Execute:
 
     operation: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
+    variables: Context | None = None
+    """The context variables of the handler whose changes are flushed by it; None for those of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,10 @@ class ExecuteInOwnSession(Execute):
     """Execute an operation in a session of its own, and send its result."""
 
     deadline: float | None = None
-    """Seconds after which its statements are cancelled and the effect raises; None for no limit."""
+    """Seconds after which its statements are cancelled and the effect raises; None for as long as anything may take."""
+
+    slow: bool = False
+    """Whether it may take long on a large table: once the server has cancelled it, it has longer the next time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlaqueue.exc import Fail, Retry
 from sqlaqueue.statements.settle import error_text
 
@@ -16,6 +18,18 @@ def text_with_kind(error: Fail | Retry, text: object) -> str | None:
     if text is None or isinstance(text, BaseException):
         return text_of(text)
     return f"{kind_of(error)}: {text_of(text)}"
+
+
+def error_line(error: BaseException) -> str:
+    """Return an error as one line, without the statement and its parameters."""
+    its = error.orig or error if isinstance(error, DBAPIError) else error
+    first, *_ = (text_of(its) or "").splitlines() or [""]
+    return first
+
+
+def ascii_text(text: str) -> str:
+    """Return a text that a database in any encoding can store: other characters are written as escapes."""
+    return text.encode("ascii", "backslashreplace").decode()
 
 
 def text_of(error: object) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -163,7 +164,8 @@ class EventEmitter:
     def _call(self, name: str, event: JobEvent | PollEvent, extra: Callable[[], dict[str, Any]]) -> None:
         for listener in self._listeners[name]:
             try:
-                listener(event)
+                # What it sets in context variables must not reach the next one.
+                copy_context().run(listener, event)
             except BaseException:
                 logger.exception("an event listener for %r failed", name, extra=extra())
 

@@ -60,6 +60,9 @@ class Executor:
         """By which the handler's writes are undone, where the transaction holds more than its own jobs."""
         self.used_session = False
         """Whether that call has used its session."""
+        self.variables = context.variables
+        """The context variables of that call. What a handler sets, such as its tenant, must not reach the next job;
+        listeners that flush the handler's changes see it."""
         self.started = 0.0
         self._since = 0.0
         self._calls = self._jobs = 0
@@ -87,6 +90,7 @@ class Executor:
             group = self.group = attach(session, group)
         if not group:
             return None
+        self.variables = self._context.variables.copy()
         return list(group) if self._settings.batch else group[0]
 
     def _running(self) -> list[Run]:
@@ -173,6 +177,11 @@ class Executor:
             self._calls = self._jobs = 0
             self.used_session = False
         self._since = now
+
+    @property
+    def timeout(self) -> float:
+        """The seconds that a call may take; inf without a timeout."""
+        return float("inf") if self._settings.timeout is None else self._settings.timeout
 
     def time_left(self) -> float | None:
         """Return the seconds until the running call exceeds the timeout; None without a timeout."""

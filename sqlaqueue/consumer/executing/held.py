@@ -7,25 +7,30 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError, ResourceClosedError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.claiming.held_back import contended
 from sqlaqueue.consumer.claiming.job_buffer import run_of_claimed, runs_of
 from sqlaqueue.consumer.claiming.quarantine import QuarantinedJob
+from sqlaqueue.consumer.claiming.unclaimable import Suspects
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.database_errors import (
     is_connection_lost,
     is_savepoint_missing,
     is_transient,
+    may_be_of_a_row,
+    may_be_of_a_run,
+    may_recover,
     may_settle_later,
 )
-from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine
+from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine, Wait
+from sqlaqueue.consumer.core.error_text import error_line
 from sqlaqueue.consumer.executing import held_operations as operations
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.job_instances import reload
 from sqlaqueue.consumer.executing.leased import rollback
-from sqlaqueue.consumer.executing.report import Report, emit_claimed, emit_polled
+from sqlaqueue.consumer.executing.report import Report, emit_claimed, emit_polled, report_unclaimable
 from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
 from sqlaqueue.consumer.notifications.notify import notify_all_claimed_and_commit
 from sqlaqueue.consumer.notifications.poll_schedule import NO_ANNOUNCEMENT
@@ -34,6 +39,7 @@ from sqlaqueue.consumer.sessions.savepoint import BatchLost, Savepoint
 from sqlaqueue.consumer.sessions.session_usage import is_expired
 from sqlaqueue.consumer.settling.crash_journal import JournalEntry
 from sqlaqueue.consumer.settling.outcomes import (
+    COMPLETED,
     RELEASED,
     CancellationRequested,
     FinishedRun,
@@ -44,6 +50,7 @@ from sqlaqueue.consumer.settling.outcomes import (
 )
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
 from sqlaqueue.keys import Key
+from sqlaqueue.log import logger
 from sqlaqueue.queue.run import Run
 
 JOURNAL_DEADLINE = 2.0
@@ -51,17 +58,18 @@ JOURNAL_DEADLINE = 2.0
 :func:`~sqlaqueue.consumer.settling.crash_journal.write_entry`."""
 
 
-def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: QuarantinedJob | None) -> Routine:
-    """Claim a batch, or one quarantined job, run it and settle it in the one transaction that holds it."""
+def run_held_batch(
+    context: ConsumerContext, turn: WorkerTurn, quarantined: QuarantinedJob | None, suspects: Suspects | None = None
+) -> Routine:
+    """Claim a batch, run it and settle it in the one transaction that holds it.
+
+    :param quarantined: the one job to claim.
+    :param suspects: the jobs to claim; None, without a quarantined job, for those that are due.
+    """
     claimer, quarantine, ended_before = context.claimer, context.quarantine, context.runs_ended
     began = time.monotonic()
-    if quarantined is None:
-        poll = context.polls.begin_poll()
-        jobs, more = yield Execute(claimer.claim, (context.claim_size(),))
-        context.polls.polled(more=more)
-    else:
-        poll = NO_ANNOUNCEMENT
-        jobs, more = (yield Execute(claimer.claim_key, (quarantined.key,))), False
+    poll = context.polls.begin_poll() if quarantined is None else NO_ANNOUNCEMENT
+    jobs, more = yield from _claim(context, quarantined, suspects)
     emit_polled(context, jobs, time.monotonic() - began)
     runs = runs_of(jobs)
     if jobs:
@@ -69,7 +77,7 @@ def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: Quar
     turn.claimed(found=bool(jobs), more=more)
     context.poll_when_admitted(ended_before)
     if not jobs:
-        if poll.spares_others and claimer.held_back.retry_in is None:
+        if poll.spares_others and claimer.held_back.retry_in is None and not claimer.unclaimable:
             yield ExecuteInOwnSession(notify_all_claimed_and_commit, (context.settings, poll))
         return Report(claimed=0 if quarantined is None else 1)
     sole = len(jobs) == 1 and (context.settings.concurrency == 1 if quarantined is None else quarantined.alone)
@@ -103,6 +111,20 @@ def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: Quar
         raise
 
 
+def _claim(context: ConsumerContext, quarantined: QuarantinedJob | None, suspects: Suspects | None) -> Routine:
+    """Claim jobs; return them, and whether there may be more."""
+    claimer = context.claimer
+    if quarantined is not None:
+        return (yield Execute(claimer.claim_key, (quarantined.key,))), False
+    if suspects is None:
+        jobs, more = yield Execute(claimer.claim, (context.claim_size(),))
+    else:
+        jobs, more = (yield Execute(claimer.claim_suspects, (suspects,))), True
+    claimer.unclaimable.succeeded(suspects, found=bool(jobs))
+    context.polls.polled(more=more)
+    return jobs, more
+
+
 # -- to run ----------------------------------------------------------------------------------------------------
 
 
@@ -114,7 +136,9 @@ def _run(
         run = run_of_claimed(jobs[0])
         run.attempt += entry.deaths
         if run.attempt > run.max_attempts:
-            died = WorkerDied(f"the worker died {entry.deaths} times while it ran this job alone")
+            died = WorkerDied(
+                f"the worker died {entry.deaths} times while it ran this job alone, or the database refused its end"
+            )
             outcome = Outcome("failed", error=f"WorkerDied: {died}", cause=died)
             return [FinishedRun(run, outcome, jobs[0], entry.deaths)]
     groups = context.settings.call_groups(jobs)
@@ -159,7 +183,8 @@ def _call_in_savepoint(context: ConsumerContext, executor: Executor) -> Routine:
     try:
         if raised is None:
             try:
-                executor.error = yield Execute(check_rows, (context.spec, executor.group, runs_of(executor.group)))
+                arguments = (context.spec, executor.group, runs_of(executor.group))
+                executor.error = yield Execute(check_rows, arguments, executor.variables)
                 if executor.error is None:
                     yield Execute(_close, (savepoint, True))
             except HandlerMisuseError:
@@ -216,15 +241,21 @@ def _settle(context: ConsumerContext, finished: Sequence[FinishedRun], entry: Jo
                 context.quarantine.add([one.run.key for one in finished])
                 raise
             return (yield from _settle_disconnected(context, [one.run for one in finished], error, entry))
-        if not isinstance(error, DBAPIError) or is_transient(error):
+        if is_transient(error):
             raise
-        if may_settle_later(error):
+        if isinstance(error, ResourceClosedError | PendingRollbackError):
+            # One of the handlers has closed the connection without a statement, which is noticed only now.
+            keys = [one.run.key for one in finished]
+            return (yield from _run_each_alone(context, finished, transaction_ended_error(), keys, entry))
+        if isinstance(error, DBAPIError) and may_settle_later(error):
             # The jobs are not the cause. Settling them may take too long because they are many, so each runs by itself.
             yield from _discard(context, entry)
             if len(finished) == 1:
                 raise
             context.quarantine.add([one.run.key for one in finished])
             return Report(claimed=len(finished))
+        if not may_be_of_a_run(error):
+            raise
         # Such as a deferred constraint, which the commit checks: one job must not undo the others for ever.
         return (yield from _run_each_alone(context, finished, error, [one.run.key for one in finished], entry))
     context.journal.close(entry)
@@ -238,10 +269,30 @@ def _settle_broken(context: ConsumerContext, jobs: Sequence[Any], broken: _Batch
     repaired: list[FinishedRun] = []
     if broken.past_session:
         before = [one for one in broken.finished if one.run not in broken.runs]
-        repaired = yield ExecuteInOwnSession(operations.settle_committed, (context, jobs, before, entry))
+        repaired = yield from _bring_back(context, jobs, before, entry)
     done: Report = yield from _settle_alone(context, broken.runs, broken.cause, entry)
     done.settled = [*repaired, *done.settled]
     return done
+
+
+def _bring_back(
+    context: ConsumerContext, jobs: Sequence[Any], finished: Sequence[FinishedRun], entry: JournalEntry
+) -> Routine:
+    """Repair a batch that a handler has committed. No other process knows what the claim has deleted by that."""
+    while True:
+        try:
+            return (yield ExecuteInOwnSession(operations.settle_committed, (context, jobs, finished, entry)))
+        except Exception as error:
+            if finished and operations.is_refusal(error):
+                # The job whose end is refused must not keep the others from coming back, which run again instead.
+                finished = ()
+                continue
+            if context.stopping or not may_recover(error):
+                raise
+            logger.warning(
+                "%s: %s: %s", context.name, type(error).__name__, error, extra=context.log_fields("run_error")
+            )
+        yield Wait("stop", context.intervals.failed())
 
 
 def _run_each_alone(
@@ -252,10 +303,17 @@ def _run_each_alone(
     entry: JournalEntry,
 ) -> Routine:
     """Settle the only run of a batch with an error, or have the jobs with these keys run by themselves."""
+    if len(finished) > 1:
+        # Before the jobs are free: another worker would claim them together with others.
+        context.quarantine.add(keys)
     yield from _discard(context, entry)
-    if len(finished) == 1:
-        return (yield from _settle_alone(context, [finished[0].run], error, entry))
-    context.quarantine.add(keys)
+    if len(finished) > 1:
+        # Once more: a worker that has looked for one of them meanwhile has not found it, as it was locked.
+        context.quarantine.add(keys)
+    else:
+        # What the handler has raised says more than that the database refuses its text.
+        ended = COMPLETED if isinstance(error, RowsChanged) else finished[0].outcome
+        return (yield from _settle_alone(context, [finished[0].run], error, entry, ended))
     return Report(claimed=len(finished))
 
 
@@ -286,16 +344,41 @@ def _settle_disconnected(
     return done
 
 
-def _settle_alone(context: ConsumerContext, runs: Sequence[Run], cause: BaseException, entry: JournalEntry) -> Routine:
-    """Count the attempt of the runs responsible for the loss of a batch; its other jobs are free as they were."""
-    rules, settled = context.outcome_rules, []
+def _settle_alone(
+    context: ConsumerContext,
+    runs: Sequence[Run],
+    cause: BaseException,
+    entry: JournalEntry,
+    ended: Outcome = COMPLETED,
+) -> Routine:
+    """Count the attempt of the runs responsible for the loss of a batch; its other jobs are free as they were.
+
+    :param ended: the outcome of the only run, if it was no success, and only settling it has failed.
+    """
+    rules, settled, counted, is_refused = context.outcome_rules, list[FinishedRun](), list[Key](), False
     for run in runs:
         lost_alone = run.isolated and is_connection_lost(cause)
         outcome = rules.disconnected(cause, run, alone=True) if lost_alone else rules.outcome(cause, run)
-        if outcome is not RELEASED:
-            finished = FinishedRun(run, outcome, starts=entry.deaths + 1)
+        outcome = outcome if ended is COMPLETED else ended
+        if outcome is RELEASED:
+            continue
+        finished = FinishedRun(run, outcome, starts=entry.deaths + 1)
+        try:
             again = yield ExecuteInOwnSession(operations.settle_alone, (context, finished, entry))
-            settled += [] if again is None else [again]
+        except operations.EndRefused as refused:
+            reason = refused.__cause__ or refused
+            found = context.claimer.unclaimable.add(run.key, error_line(reason))
+            report_unclaimable(context, found, reason, "settled")
+            is_refused = True
+            is_its_own = isinstance(reason, RowsChanged) or may_be_of_a_row(reason)
+            if is_its_own and run.attempt <= run.max_attempts:
+                counted.append(run.key)
+            continue
+        settled += [] if again is None else [again]
+    if is_refused:
+        # The journal counts the attempts, which the rows cannot: else the handlers would run again and again.
+        entry.keep(counted, starts=1)
+        yield from _discard(context, entry)
     return Report(settled=settled, claimed=len(entry.names))
 
 

@@ -9,16 +9,18 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.database_errors import may_be_of_a_run
 from sqlaqueue.consumer.executing.job_instances import reload
 from sqlaqueue.consumer.executing.reserve_rates import reserve_rates
 from sqlaqueue.consumer.notifications.notify import notify_released
-from sqlaqueue.consumer.sessions.handler_misuse import refuse_missing_rows
+from sqlaqueue.consumer.sessions.handler_misuse import RowsChanged, refuse_missing_rows
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.crash_journal import JournalEntry
-from sqlaqueue.consumer.settling.outcomes import RELEASED, FinishedRun
+from sqlaqueue.consumer.settling.outcomes import RELEASED, FinishedRun, Outcome
 from sqlaqueue.consumer.settling.settle import without_expiring
-from sqlaqueue.keys import Key, keys_by_token, keys_from
+from sqlaqueue.keys import Key, key_text, keys_by_token, keys_from
 from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
 
@@ -62,18 +64,51 @@ def settle_held(
         context.settler.commit(session)
 
 
+def is_refusal(error: Exception) -> bool:
+    """Return whether the database refuses to settle a run, be it by an error or silently."""
+    return isinstance(error, RowsChanged) or may_be_of_a_run(error)
+
+
+class EndRefused(Exception):
+    """The database refuses to settle a run, in whatever way; the cause is its error."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(f"the database refuses to settle the run of job {key_text(run.key)}")
+        self.run = run
+
+
 def settle_alone(
     session: Session, context: ConsumerContext, finished: FinishedRun, entry: JournalEntry
 ) -> FinishedRun | None:
     """Claim one job of a held batch that was rolled back, and settle its run, all in one transaction.
 
+    If the database refuses the outcome of the run, another one is written.
+
     :return: the settled run; None when another worker has claimed the job by now.
+    :raises EndRefused: if the database refuses each outcome.
     """
-    again = _settle_anew(session, context, finished)
-    if again is not None:
-        _close(session, context, [again], entry)
-        context.settler.commit(session)
-    return again
+    refused: Exception | None = None
+    outcomes = [finished.outcome, *context.settler.other_outcomes(finished, finished.outcome.cause)]
+    tries = [replace(finished, outcome=outcome) for outcome in outcomes]
+    most = context.spec.most_attempts
+    if most is not None and finished.run.attempt > most:
+        # The count of attempts is out of range: whatever the run's end was, the job has no further one.
+        cause = finished.outcome.cause
+        tries.append(replace(finished, outcome=Outcome("failed", error=finished.outcome.error, cause=cause), starts=0))
+    for one in tries:
+        try:
+            again = _settle_anew(session, context, one)
+            if again is not None:
+                _close(session, context, [again], entry)
+                context.settler.commit(session)
+        except Exception as failed:
+            session.rollback()
+            if not is_refusal(failed):
+                raise
+            refused = failed
+        else:
+            return again
+    raise EndRefused(finished.run) from refused
 
 
 def settle_committed(
@@ -112,7 +147,10 @@ def _settle_anew(session: Session, context: ConsumerContext, finished: FinishedR
         # With the token of this claim: a settlement inserts only rows that the claim with its token has deleted.
         claimed = run_of(job)
         again = replace(finished, run=replace(finished.run, token=claimed.token if claimed else None), job=job)
-        context.settler.settle(session, [again])
+        lost = context.settler.settle(session, [again])
+        if lost:
+            # A trigger has returned NULL: the row would stay as it is, and its handler run again and again.
+            refuse_missing_rows(context.spec, [(again.run, None)])
         return again
     return None
 

@@ -11,9 +11,10 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.keys import keys_by_token
-from sqlaqueue.mapping.runs import run_of, set_run, show_claimed
+from sqlaqueue.mapping.runs import run_of, set_run
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.run import Run
+from sqlaqueue.statements.returning import without_criteria
 from sqlaqueue.strategies import ClaimedJobs
 
 
@@ -50,7 +51,7 @@ def load_again(session: Session, context: ConsumerContext, runs: Sequence[Run]) 
     again = (
         sa.select(spec.model).where(mine, backend().claims.planned_anew()).options(*context.settings.selection.options)
     )
-    found = {sa.inspect(job).identity: job for job in session.execute(again).unique().scalars()}
+    found = {sa.inspect(job).identity: job for job in session.execute(without_criteria(again)).unique().scalars()}
     for run in runs:
         if run.key in found:
             set_run(found[run.key], run)
@@ -73,6 +74,4 @@ def reload(session: Session, context: ConsumerContext, jobs: Sequence[Any]) -> N
         return
     keys = [run.key for job in jobs if (run := run_of(job)) is not None]
     again = sa.select(spec.model).where(spec.key_in(spec.keys, keys)).options(*context.settings.selection.options)
-    session.execute(again.execution_options(populate_existing=True)).unique().scalars().all()
-    for job in jobs:
-        show_claimed(job, spec)
+    session.execute(without_criteria(again).execution_options(populate_existing=True)).unique().scalars().all()

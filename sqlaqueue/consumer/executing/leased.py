@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.claiming.job_buffer import run_of_claimed, runs_in, runs_of
+from sqlaqueue.consumer.claiming.unclaimable import Suspects
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.database_errors import is_connection_lost, is_transient
 from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine
@@ -23,23 +24,31 @@ from sqlaqueue.consumer.settling.outcomes import (
     RELEASED,
     CancellationRequested,
     FinishedRun,
+    Outcome,
     applies_to_batch,
     is_disconnected,
 )
+from sqlaqueue.keys import Key
+
+_LATE_AGAIN = 5.0
+"""Seconds after which a job is claimed again whose thread has exceeded its timeout and goes on here."""
 
 # -- to claim --------------------------------------------------------------------------------------------------
 
 
-def claim_leased_batch(context: ConsumerContext, turn: WorkerTurn, finished: Sequence[FinishedRun]) -> Routine:
+def claim_leased_batch(
+    context: ConsumerContext, turn: WorkerTurn, finished: Sequence[FinishedRun], suspects: Suspects | None = None
+) -> Routine:
     """Settle finished runs and claim, in one transaction; run jobs at once whose handlers end in a moment.
 
+    :param suspects: the jobs to claim; None for those that are due.
     :return: how many jobs were claimed.
     """
     limit, poll, ended_before = context.claim_size(), context.polls.begin_poll(), context.runs_ended
     began = time.monotonic()
     try:
         claimed: SettleAndClaimResult = yield Execute(
-            settle_and_claim, (context, finished, limit, poll, turn.claims_alone)
+            settle_and_claim, (context, finished, limit, poll, turn.claims_alone, suspects)
         )
     except ReplyLost as lost:
         # If the server has committed them, they are this consumer's: they have not run, and no attempt is counted.
@@ -47,6 +56,8 @@ def claim_leased_batch(context: ConsumerContext, turn: WorkerTurn, finished: Seq
             context.completions.add([FinishedRun(run, RELEASED, claim_committed=False) for run in lost.runs])
         raise (lost.__cause__ or lost) from None
     jobs = claimed.jobs
+    if context.settings.timeout is not None and (late := context.left_running()):
+        jobs = _release_late(context, jobs, late)
     context.intervals.succeeded()
     took = time.monotonic() - began
     context.sizer.record_claim(took)
@@ -67,6 +78,21 @@ def claim_leased_batch(context: ConsumerContext, turn: WorkerTurn, finished: Seq
     turn.claimed(found=bool(jobs), more=claimed.more)
     yield from run_to_the_end(context, executor, run_leased(context, executor))
     return len(jobs)
+
+
+def _release_late(context: ConsumerContext, jobs: Sequence[Any], late: Collection[Key]) -> list[Any]:
+    """Release the jobs whose earlier run has not ended in this process, and return the others.
+
+    A thread that has exceeded its timeout goes on, and another one must not run its job beside it.
+    """
+    again = [run for run in runs_of(jobs) if run.key in late]
+    delay = _LATE_AGAIN if context.spec.has("run_at") else None
+    if delay is None:
+        # Otherwise it would be claimed and released in a loop.
+        for run in again:
+            context.claimer.unclaimable.add(run.key, "its handler goes on here after its timeout")
+    report(context, Report(unsettled=[FinishedRun(run, Outcome("released", delay)) for run in again]))
+    return [job for job in jobs if run_of_claimed(job).key not in late]
 
 
 # -- to run ----------------------------------------------------------------------------------------------------
@@ -93,7 +119,7 @@ def run_leased(context: ConsumerContext, executor: Executor) -> Routine:
         yield CallHandler(executor)
         if not executor.group:
             break
-        done, clean = yield from _end_runs(context, executor.group, executor.error)
+        done, clean = yield from _end_runs(context, executor)
         report(context, done)
         executor.end_group()
     # Jobs that are left still count as running, whichever worker runs them.
@@ -127,16 +153,14 @@ def pass_on(context: ConsumerContext, executor: Executor) -> Routine:
         executor.waiting_taken()
 
 
-def _end_runs(
-    context: ConsumerContext, jobs: Sequence[Any], error: BaseException | None
-) -> Generator[Effect, Any, tuple[Report, bool]]:
+def _end_runs(context: ConsumerContext, executor: Executor) -> Generator[Effect, Any, tuple[Report, bool]]:
     """End the runs of jobs whose handler has raised, or has used its session.
 
     :return: what has been done, and whether the session is unused and can be used again.
     """
-    rules = context.outcome_rules
+    rules, jobs, error = context.outcome_rules, executor.group, executor.error
     if error is None:
-        done = yield from _commit(context, jobs)
+        done = yield from _commit(context, executor)
         if isinstance(done, Report):
             return done, False
         error = done
@@ -168,14 +192,14 @@ def _undo(session: Session) -> tuple[bool, bool]:
     return used, disconnected
 
 
-def _commit(context: ConsumerContext, jobs: Sequence[Any]) -> Generator[Effect, Any, Report | BaseException]:
+def _commit(context: ConsumerContext, executor: Executor) -> Generator[Effect, Any, Report | BaseException]:
     """Commit a handler's writes with the completion of its jobs.
 
     :return: a report, or the database's error about the handler's writes.
     """
-    finished = [FinishedRun(run_of_claimed(job), COMPLETED, job) for job in jobs]
+    finished = [FinishedRun(run_of_claimed(job), COMPLETED, job) for job in executor.group]
     try:
-        lost = yield Execute(context.settler.complete_and_commit, (finished,))
+        lost = yield Execute(context.settler.complete_and_commit, (finished,), executor.variables)
     except Exception as failed:  # noqa: BLE001 - an error of the flush or the commit is the job's error
         if not is_transient(failed):
             return failed

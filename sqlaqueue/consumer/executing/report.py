@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlaqueue.consumer.claiming.job_buffer import runs_of
+from sqlaqueue.consumer.claiming.unclaimable import TRY_AGAIN_AFTER, UnclaimableJob
 from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.error_text import kind_of
 from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, make_event
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, FinishedRun
-from sqlaqueue.exc import LeaseLost
-from sqlaqueue.keys import Key, key_text
+from sqlaqueue.exc import LeaseLost, WorkerDied
+from sqlaqueue.keys import Key, key_text, key_value
+from sqlaqueue.log import logger
 from sqlaqueue.queue.run import Run
+from sqlaqueue.strategies.update_status import LEASE_EXPIRED
+
+
+class RescuedJob(NamedTuple):
+    """A job whose lease had expired, and that is pending or failed by now."""
+
+    key: Key
+    failed: int | None = None
+    """Its last attempt, if it has failed since none was left."""
+    max_attempts: int = 0
 
 
 @dataclass(slots=True)
@@ -108,10 +121,29 @@ def emit_polled(context: ConsumerContext, jobs: Sequence[Any], duration: float, 
         context.events.emit_poll(PollEvent(context.spec.name, len(jobs), duration, settled, traces))
 
 
-def emit_rescued(context: ConsumerContext, keys: Sequence[Key]) -> None:
-    """Emit an event for each rescued job."""
-    for key in keys:
-        context.events.emit(JobEvent("rescued", context.spec.name, key))
+def report_rescued(context: ConsumerContext, rescued: Sequence[RescuedJob]) -> None:
+    """Emit an event for each rescued job; a job that has failed by that is reported as any that has failed."""
+    queue = context.spec.name
+    for job in rescued:
+        if job.failed is None:
+            context.events.emit(JobEvent("rescued", queue, job.key))
+        else:
+            died = WorkerDied(LEASE_EXPIRED)
+            event = JobEvent("failed", queue, job.key, job.failed, error=died, max_attempts=job.max_attempts)
+            context.events.emit(event)
+
+
+def report_unclaimable(context: ConsumerContext, job: UnclaimableJob | None, error: BaseException, what: str) -> None:
+    """Log a job that the heartbeat names as long as it is unclaimable; None is a job that was known.
+
+    :param what: what the job cannot be: ``claimed``, ``rescued`` or ``settled``.
+    """
+    if job is not None:
+        text = "%s: job %s cannot be %s here: %s; other jobs run, and this one is tried again after %.0f s"
+        extra = context.log_fields("job_unclaimable", job_key=key_value(job.key), error_kind=kind_of(error))
+        cause = error if error.__traceback__ is not None else None
+        values = (context.name, key_text(job.key), what, job.error, TRY_AGAIN_AFTER)
+        logger.error(text, *values, exc_info=cause, extra=extra)
 
 
 def _emit_lease_lost(context: ConsumerContext, lost: Sequence[FinishedRun]) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from sqlalchemy import exc
-
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, may_settle_later
+from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, may_be_of_a_run
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executing.report import report_settled
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
@@ -31,8 +29,8 @@ def settle_finished(context: ConsumerContext, *, wait: bool = True) -> Routine:
             settle = partial(settler.settle_and_commit, lock_timeout=None if wait else MOMENT)
             lost = yield ExecuteInOwnSession(settle, (finished,))
             result = result._replace(lease_lost=lost)
-        except exc.DBAPIError as error:
-            if may_settle_later(error) and not is_lock_or_timeout(error):
+        except Exception as error:
+            if not (may_be_of_a_run(error) or is_lock_or_timeout(error)):
                 raise
             result = yield ExecuteInOwnSession(partial(settler.settle_each, wait=wait), (finished,))
     except Exception:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator
 
 from sqlaqueue.consumer import startup
+from sqlaqueue.consumer.claiming.claim_jobs import ClaimFailed
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.database_errors import is_program_error
 from sqlaqueue.consumer.core.effects import Effect, Routine, Wait, WithSession
@@ -13,6 +14,7 @@ from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.held import discard_entries, run_held_batch
 from sqlaqueue.consumer.executing.leased import claim_leased_batch, run_leased, run_to_the_end
 from sqlaqueue.consumer.executing.report import Report, report
+from sqlaqueue.consumer.executing.search_unclaimable import search_unclaimable
 from sqlaqueue.consumer.executing.settle_finished import settle_finished
 from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
 from sqlaqueue.log import logger
@@ -22,6 +24,10 @@ _PAUSE, _LONGEST_PAUSE, _PAUSE_DRAINING = 0.5, 5.0, 0.1
 """Seconds after which a waiting worker looks again without being woken: while there is work, without any, and if it may
 be the last."""
 
+MOST_FAILURES = 8
+"""How many tries in a row may fail before a run that drains its queue ends, if none has succeeded: about ten seconds.
+A run without end waits for its database; the end of this one is waited for."""
+
 TakeTurn = Callable[[ConsumerContext, WorkerTurn], Routine]
 Reconcile = Callable[[ConsumerContext], Routine]
 
@@ -29,7 +35,8 @@ Reconcile = Callable[[ConsumerContext], Routine]
 def work(context: ConsumerContext, reconcile: Reconcile) -> Routine:
     """Claim and run jobs until the consumer stops.
 
-    :param reconcile: repairs messages before a run that drains its queue ends; returns how many it has repaired.
+    :param reconcile: looks, before a run that drains its queue ends, for jobs that its claims have missed; returns how
+        many it has found.
     """
     if context.settings.holds_transaction:
         yield from _take_turns(context, _held_turn, reconcile)
@@ -57,9 +64,11 @@ def _take_turns(context: ConsumerContext, take_turn: TakeTurn, reconcile: Reconc
             turn.end()
         elif context.draining:
             turn.end()
+            is_over = turn.takes_the_last() and not (yield from _reconciled(context, reconcile))
+            turn.end()
             # Read after turn.end(): the change that end() reports must not wake this worker at once.
             seen = context.version
-            if turn.found_empty_queue() and not (yield from _reconciled(context, reconcile)):
+            if is_over:
                 # Unless it has been stopped before.
                 context.drained |= not context.stopping
                 context.stop()
@@ -73,7 +82,8 @@ def _take_turns(context: ConsumerContext, take_turn: TakeTurn, reconcile: Reconc
 
 def _try_again_later(context: ConsumerContext, error: Exception) -> Routine:
     """Wait before the next try, or end when the error is the program's."""
-    if not context.has_claimed and is_program_error(error):
+    is_vain = context.draining and context.intervals.failures >= MOST_FAILURES
+    if not context.has_claimed and (is_vain or is_program_error(error)):
         context.fail(error)
     if context.error is not None:
         return
@@ -99,10 +109,14 @@ def _held_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
         return False
     yield from startup.check(context)
     yield from discard_entries(context)
-    quarantined = context.quarantine.take()
+    quarantined, unclaimable = context.quarantine.take(), context.claimer.unclaimable
+    suspects = unclaimable.take() if unclaimable and quarantined is None else None
     try:
-        done: Report = yield WithSession(run_held_batch(context, turn, quarantined))
+        done: Report = yield WithSession(run_held_batch(context, turn, quarantined, suspects))
+    except ClaimFailed as failed:
+        return (yield from search_unclaimable(context, failed))
     finally:
+        unclaimable.end(suspects)
         if quarantined is not None:
             context.quarantine.end([quarantined.key])
     context.intervals.succeeded()
@@ -135,16 +149,25 @@ def _claim(context: ConsumerContext, turn: WorkerTurn) -> Routine:
     yield from startup.check(context)
     if context.polls.quarantined:
         context.quarantine.may_wait, context.polls.quarantined = True, False
-    finished = context.completions.take()
+    unclaimable = context.claimer.unclaimable
+    if unclaimable.settles_apart:
+        yield from settle_finished(context)
+    finished = [] if unclaimable.settles_apart else context.completions.take()
+    alone = turn.claims_alone and not context.quarantine.is_running
+    suspects = unclaimable.take(quarantined=alone) if unclaimable else None
     try:
-        return (yield WithSession(claim_leased_batch(context, turn, finished)))
+        return (yield WithSession(claim_leased_batch(context, turn, finished, suspects)))
     except Exception as error:
         if context.completions.put_back(finished):
             # It is unknown which of the two failed, and they must not block each other.
             yield from settle_finished(context)
             if context.settler.has_met_twin(error):
                 return True
+        if isinstance(error, ClaimFailed):
+            return (yield from search_unclaimable(context, error))
         raise
+    finally:
+        unclaimable.end(suspects)
 
 
 def _run(context: ConsumerContext, executor: Executor) -> Generator[Effect, object, bool]:
@@ -162,7 +185,7 @@ def _run(context: ConsumerContext, executor: Executor) -> Generator[Effect, obje
 
 
 def _reconciled(context: ConsumerContext, reconcile: Reconcile) -> Generator[Effect, object, bool]:
-    """Return whether messages were repaired, so that a claim may find more than the last one did."""
+    """Return whether jobs were found that claims have missed, so that another one may find more than the last."""
     try:
         return bool((yield from reconcile(context)))
     except Exception as error:  # noqa: BLE001 - the queue has been drained all the same

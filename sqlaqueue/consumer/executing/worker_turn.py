@@ -103,8 +103,8 @@ class WorkerTurn:
         if claimed:
             context.changed()
 
-    def found_empty_queue(self) -> bool:
-        """Return whether a claim that found nothing means that no job is due.
+    def takes_the_last(self) -> bool:
+        """Return whether a claim that found nothing means that no job is due; until :meth:`end` no other one claims.
 
         It does if this process has no claimed and no quarantined jobs, no run has ended since the claim began (its job
         may be due again at once), and no other worker is claiming (its claim may have locked jobs).
@@ -112,6 +112,9 @@ class WorkerTurn:
         context = self._context
         with context.lock:
             quiet = context.is_idle and not context.claiming and context.finished_turns == self._finished_turns
-            if context.claimer.held_back.retry_in is not None:
+            claimer = context.claimer
+            if context.plenty or claimer.unclaimable.is_searching or claimer.held_back.retry_in is not None:
                 return False
-            return quiet and not context.quarantine.waiting()
+            self._claims = quiet and not context.quarantine.waiting()
+            context.claiming += self._claims
+            return self._claims

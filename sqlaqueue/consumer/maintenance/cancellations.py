@@ -61,41 +61,41 @@ def _by_claim(runs: Sequence[Run]) -> Iterable[list[Run]]:
 def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
     """Return the statement that deletes the requests to cancel jobs, and returns their keys and ages."""
     control = spec.side_tables[CONTROL]
-    mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys)).subquery("mine")
+    mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys)).subquery("sqlaqueue_mine")
     key = backend().side_tables.key_json([mine.c[column.key] for column in spec.keys])
     age = sa.extract("epoch", sa.func.clock_timestamp() - control.c.created_at)
     # A request that is not committed yet must not block the leases that the same thread extends.
     asked = (
         sa.select(
-            control.c.queue.label("asked_queue"),
-            control.c.key.label("asked_key"),
+            control.c.queue.label("sqlaqueue_queue"),
+            control.c.key.label("sqlaqueue_key"),
             *mine.c,
             # Citus refuses a function of time in RETURNING. It has no queues that notify.
-            *([] if spec.config.notify else [age.label("age")]),
+            *([] if spec.config.notify else [age.label("sqlaqueue_age")]),
         )
         .where(control.c.queue == spec.name, control.c.key == key)
         .with_for_update(of=control, skip_locked=True)
-        .cte("asked")
+        .cte("sqlaqueue_asked")
     )
     taken = (
         sa.delete(control)
-        .where(control.c.queue == asked.c.asked_queue, control.c.key == asked.c.asked_key)
-        .returning(*(asked.c[column.key] for column in spec.keys), age if spec.config.notify else asked.c.age)
+        .where(control.c.queue == asked.c.sqlaqueue_queue, control.c.key == asked.c.sqlaqueue_key)
+        .returning(*(asked.c[column.key] for column in spec.keys), age if spec.config.notify else asked.c.sqlaqueue_age)
     )
 
     def without_using() -> Any:
         # RETURNING has the columns of the deleted rows only. In a CTE, as SQLAlchemy 2.0.32 does not compile a
         # parameter of several tuples that is used more than once.
-        named = sa.select(*mine.c, key.label("named_key")).cte("named")
+        named = sa.select(*mine.c, key.label("sqlaqueue_key")).cte("sqlaqueue_named")
         keys = [
             sa.select(named.c[column.key])
-            .where(control.c.key == named.c.named_key)
+            .where(control.c.key == named.c.sqlaqueue_key)
             .correlate(control)
             .scalar_subquery()
             for column in spec.keys
         ]
         mine_only = sa.delete(control).where(
-            control.c.queue == spec.name, control.c.key.in_(sa.select(named.c.named_key))
+            control.c.queue == spec.name, control.c.key.in_(sa.select(named.c.sqlaqueue_key))
         )
         return mine_only.returning(*keys, age)
 

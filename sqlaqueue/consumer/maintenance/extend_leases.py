@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM
-from sqlaqueue.keys import Key, keys_by_token
+from sqlaqueue.keys import Key, keys_by_token, keys_from
 from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
@@ -35,38 +36,54 @@ def extend(maintenance: Maintenance, now: float) -> Routine:
         timers.set("leases", now + min(maintenance.extension, 1.0))
         runs = context.live_runs()
         if runs:
-            yield ExecuteInOwnSession(extend_leases, (context, runs))
+            yield from _extend_runs(maintenance, runs)
         timers.set("leases", now + maintenance.extension)
+    elif maintenance.locked and timers.is_due("locked", now):
+        # They have to come before the second look of a rescue, so they cannot wait until all are extended again.
+        mine = {id(run) for run in maintenance.locked}
+        yield from _extend_runs(maintenance, [run for run in context.live_runs() if id(run) in mine])
 
 
-def extend_leases(session: Session, context: ConsumerContext, runs: Sequence[Run]) -> None:
-    """Move the end of the leases of live runs; locked rows are passed over."""
+def _extend_runs(maintenance: Maintenance, runs: Sequence[Run]) -> Routine:
+    maintenance.timers.set("locked", time.monotonic() + maintenance.second_look / 4)
+    maintenance.locked = runs
+    if runs:
+        extended = set((yield ExecuteInOwnSession(extend_leases, (maintenance.context, runs))))
+        maintenance.locked = [run for run in runs if run.key not in extended]
+    if not maintenance.locked:
+        maintenance.timers.cancel("locked")
+
+
+def extend_leases(session: Session, context: ConsumerContext, runs: Sequence[Run]) -> list[Key]:
+    """Move the end of the leases of live runs, and return their keys; locked rows are passed over."""
     settings = context.settings
     claims = list(keys_by_token(runs).items())
     if settings.distribution is None:
-        _extend(session, context, claims)
-        return
-    failed = None
+        return _extend(session, context, claims)
+    extended, failed = list[Key](), None
     for claim in claims:
         # All jobs of one claim are on one shard, and a statement locks rows on one shard only. If the server of one
         # does not answer, the leases on the others are extended all the same.
         try:
-            _extend(session, context, [claim])
+            extended += _extend(session, context, [claim])
         except DBAPIError as error:
             session.rollback()
             failed = error
     if failed is not None:
         raise failed
+    return extended
 
 
-def _extend(session: Session, context: ConsumerContext, claims: Sequence[tuple[Any, Sequence[Key]]]) -> None:
+def _extend(session: Session, context: ConsumerContext, claims: Sequence[tuple[Any, Sequence[Key]]]) -> list[Key]:
     """Extend the leases of some claims in a transaction."""
     spec, settings = context.spec, context.settings
     verb = spec.strategy.extend(spec, ClaimedJobs(claims), sa.literal(settings.lease, sa.Interval()))
     limit_transaction(session, context)
     statement = returning_keys(spec, verb)
-    session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments)
+    found = session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments).scalars()
+    extended = keys_from(found, len(spec.keys))
     session.commit()
+    return extended
 
 
 def limit_transaction(session: Session, context: ConsumerContext, *others: sa.ColumnElement[Any]) -> None:

@@ -62,8 +62,9 @@ def record_overdue(context: ConsumerContext, now: float) -> list[Run]:
 
 
 def record_timeout(context: ConsumerContext, executor: RunningExecutor) -> None:
-    """Record and log that a handler has exceeded the timeout."""
+    """Record and log that a handler has exceeded the timeout; the second time, that it ignores its cancellation."""
     if executor.timed_out:
+        _log_ignored(context, executor)
         return
     executor.timed_out = True
     keys = [run.key for run in runs_of(executor.group)]
@@ -74,6 +75,16 @@ def record_timeout(context: ConsumerContext, executor: RunningExecutor) -> None:
         text = "job %s of queue %s exceeded its timeout of %g s; the result of its handler is refused"
         extra = context.log_fields("timed_out", job_key=key_value(key))
         logger.log(level, text, key_text(key), context.spec.name, context.settings.timeout, extra=extra)
+
+
+def _log_ignored(context: ConsumerContext, executor: RunningExecutor) -> None:
+    for run in runs_of(executor.group):
+        text = (
+            "job %s of queue %s was cancelled at its timeout of %g s, and its handler goes on; it is cancelled again, "
+            "and the job stays claimed until it ends"
+        )
+        extra = context.log_fields("cancellation_ignored", job_key=key_value(run.key), attempt=run.attempt)
+        logger.warning(text, key_text(run.key), context.spec.name, context.settings.timeout, extra=extra)
 
 
 def _all_timed_out(context: ConsumerContext) -> bool:

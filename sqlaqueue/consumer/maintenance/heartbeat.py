@@ -13,8 +13,10 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import notify_payloads
 from sqlaqueue._version import __version__
+from sqlaqueue.consumer.claiming.unclaimable import UnclaimableJob
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
+from sqlaqueue.consumer.core.error_text import ascii_text
 from sqlaqueue.consumer.maintenance.missed_notifications import check_received
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.queue.backend import CONSUMERS, backend
@@ -23,6 +25,7 @@ from sqlaqueue.queue.spec import clock
 from sqlaqueue.statements.claim import worker_name
 
 _MOST_SHOWN = 100
+_LONGEST_ERROR = 300
 
 
 def heartbeat(maintenance: Maintenance, now: float) -> Routine:
@@ -32,8 +35,10 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     if not context.has_claimed or CONSUMERS not in context.spec.side_tables:
         return
     check_received(maintenance)
-    news = peers.listening != maintenance.sent_listening
-    if not (timers.is_due("heartbeat", now) or peers.wants_heartbeat or news):
+    unclaimable, news = context.claimer.unclaimable, peers.listening != maintenance.sent_listening
+    changes = unclaimable.changes
+    wanted = peers.wants_heartbeat or peers.until_look() <= 0 or news or changes != maintenance.sent_changes
+    if not (timers.is_due("heartbeat", now) or wanted):
         return
     pause = context.intervals.heartbeat(peers.count)
     timers.set("heartbeat", now + pause)
@@ -41,7 +46,11 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     maintenance.sent_listening, context.registered = peers.listening, True
     running, claimed = context.in_flight.running(), context.claimed_runs()
     waiting = max(0, len(claimed) - len(running))
-    beat = Heartbeat(context.id, peers.listening, running, waiting, expires_in=3 * pause, notify=notify)
+    beat = Heartbeat(
+        context.id, peers.listening, running, waiting, unclaimable.jobs(), expires_in=3 * pause, notify=notify
+    )
+    # Even if it fails: another try each moment would not help during an outage.
+    maintenance.sent_changes = changes
     others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
     context.polls.heartbeat_sent(others, moment - time.monotonic())
 
@@ -60,6 +69,8 @@ class Heartbeat:
     """The runs whose handler runs."""
     waiting: int
     """How many jobs it has claimed besides, which have not begun."""
+    unclaimable: Sequence[UnclaimableJob]
+    """The jobs that it cannot claim, rescue or settle."""
     expires_in: float
     """The seconds after which it counts as dead without another heartbeat."""
     notify: bool
@@ -75,10 +86,15 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) 
     table = spec.side_tables[CONSUMERS]
     host, _, pid = worker_name().rpartition(":")
     running = [[str(part) for part in run.key] for run in beat.running[:_MOST_SHOWN]]
+    unclaimable = [
+        {"key": [str(part) for part in job.key], "error": ascii_text(job.error)[:_LONGEST_ERROR]}
+        for job in beat.unclaimable[:_MOST_SHOWN]
+    ]
     seen = {
         "listening": beat.listening,
         "running": backend().side_tables.as_json(sa.literal(json.dumps(running), sa.Text())),
         "claimed": beat.waiting,
+        "unclaimable": backend().side_tables.as_json(sa.literal(json.dumps(unclaimable), sa.Text())),
         "heartbeat_at": clock(),
         "expires_at": clock() + sa.literal(timedelta(seconds=beat.expires_in), sa.Interval()),
     }
@@ -98,7 +114,7 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) 
         sa.func.array_agg(table.c.id), sa.cast([], sa.ARRAY(sa.Text())), type_=sa.ARRAY(sa.Text())
     )
     now = sa.extract("epoch", sa.func.clock_timestamp())
-    asked = sa.select(others, now).select_from(table).where(alive).add_cte(upsert.cte("heartbeat"))
+    asked = sa.select(others, now).select_from(table).where(alive).add_cte(upsert.cte("sqlaqueue_heartbeat"))
     names, moment = session.execute(asked, bind_arguments=settings.bind_arguments).one()
     session.commit()
     return list(names), float(moment)

@@ -30,13 +30,14 @@ def delete_old_attempts(maintenance: Maintenance, now: float) -> Routine:
         walk.begin(now)
     began = time.monotonic()
     try:
-        ended, bound = yield ExecuteInOwnSession(delete_batch, (context.settings, walk))
+        ended, bound = yield ExecuteInOwnSession(delete_batch, (context.settings, walk), slow=True)
     except DBAPIError:
         # The next batch is smaller.
         walk.record_error()
         raise
-    done = time.monotonic()
-    if walk.record_batch(len(ended), max(ended, default=None), bound, done - began):
+    done, more = time.monotonic(), len(ended) >= walk.limit
+    walk.record_batch(max(ended, default=None), bound, done - began, more=more)
+    if more:
         timers.set("history", done + context.intervals.between_batches(done - began))
 
 

@@ -42,6 +42,7 @@ TASKS: tuple[Task, ...] = (
     release_waiting_jobs.settle_overdue,
     heartbeat.heartbeat,
     missed_notifications.find_upcoming,
+    missed_notifications.find_unchanged,
     cancellations.cancel_requested,
     rescue.rescue_expired,
     reconcile.reconcile_messages,

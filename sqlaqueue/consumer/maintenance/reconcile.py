@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Effect, ExecuteInOwnSession, Routine
+from sqlaqueue.consumer.maintenance.missed_notifications import look_for_unchanged
 from sqlaqueue.consumer.maintenance.state import MAINTAINERS, Maintenance
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM
@@ -46,7 +47,7 @@ def reconcile_messages(maintenance: Maintenance, now: float) -> Routine:
         timers.set("reconcile", now + 3 * intervals.reconcile(0))
         return
     keys, maintenance.reconciled_upto = yield ExecuteInOwnSession(
-        reconcile_range, (context, maintenance.reconciled_upto)
+        reconcile_range, (context, maintenance.reconciled_upto), slow=True
     )
     _log_repaired(context, keys)
     done = time.monotonic()
@@ -59,10 +60,13 @@ def reconcile_messages(maintenance: Maintenance, now: float) -> Routine:
 
 
 def reconcile_all(context: ConsumerContext) -> Generator[Effect, Any, int]:
-    """Compare all messages with jobs, log what was repaired, and return how much."""
-    keys: Sequence[Key] = yield ExecuteInOwnSession(reconcile_at_once, (context,))
+    """Find the jobs that claims have missed, log them, and return how many.
+
+    Those without a message get one; those that claims leave as they are will be left out.
+    """
+    keys: Sequence[Key] = yield ExecuteInOwnSession(reconcile_at_once, (context,), slow=True)
     _log_repaired(context, keys)
-    return len(keys)
+    return len(keys) + (yield from look_for_unchanged(context))
 
 
 def _log_repaired(context: ConsumerContext, keys: Sequence[Key]) -> None:

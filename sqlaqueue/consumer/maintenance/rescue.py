@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,73 +12,116 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_transient, is_twin
+from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_transient, is_twin, may_be_of_a_row
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
-from sqlaqueue.consumer.executing.report import emit_rescued
+from sqlaqueue.consumer.core.error_text import error_line
+from sqlaqueue.consumer.executing.report import RescuedJob, report_rescued, report_unclaimable
 from sqlaqueue.consumer.maintenance.extend_leases import limit_transaction
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.notify import notify_settled
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM, MOMENT, SHORTEST_MOMENT
 from sqlaqueue.keys import Key, keys_from
 from sqlaqueue.notify_payloads import Signal
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.distribution import Distribution
+from sqlaqueue.queue.backend import ATTEMPT, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.parts.attempt_history import has_history, without_history
 from sqlaqueue.strategies.parts.unique_key import unique_key
 
-_MOST_ALONE, _LONGEST = 500, 1.0
-"""How many jobs are rescued one by one, and for how many seconds; the rest is left to the next time."""
+_MOST_IN_PARTS, _LONGEST = 500, 1.0
+"""How many jobs are rescued in parts, and for how many seconds; the rest is left to the next time."""
+
+_MOST = 5_000
+"""How many jobs are rescued together."""
 
 
-def rescue_expired(maintenance: Maintenance, now: float) -> Routine:  # noqa: ARG001 - as all tasks
-    """Rescue the jobs of workers that died, when it is this consumer's turn."""
-    context = maintenance.context
+def rescue_expired(maintenance: Maintenance, now: float) -> Routine:
+    """Rescue the jobs of workers that died, when it is this consumer's turn.
+
+    It looks twice. A lock on a row keeps its lease from being extended and the job from being rescued alike; when it
+    ends, the worker that is alive has to come first.
+    """
+    context, timers = maintenance.context, maintenance.timers
     rescues, peers = context.polls.rescues, context.polls.peers
+    if maintenance.expired and timers.is_due("rescue", now):
+        timers.cancel("rescue")
+        keys, maintenance.expired = maintenance.expired, ()
+        rescued = yield ExecuteInOwnSession(rescue_jobs, (context, keys), slow=True)
+        report_rescued(context, rescued)
+        context.quarantine.may_wait |= bool(rescued)
     if not rescues.is_due:
         return
     rescues.begin(peers.rank)
-    rescued = yield ExecuteInOwnSession(rescue_jobs, (context,))
-    emit_rescued(context, rescued)
-    context.quarantine.may_wait |= bool(rescued) or not peers.listening
+    context.quarantine.may_wait |= not peers.listening
+    if not maintenance.expired:
+        maintenance.expired = yield ExecuteInOwnSession(look_for_expired, (context,), slow=True)
+        timers.set("rescue", time.monotonic() + maintenance.second_look)
 
 
-def rescue_jobs(session: Session, context: ConsumerContext) -> list[Key]:
+def look_for_expired(session: Session, context: ConsumerContext) -> list[Key]:
+    """Return the keys of jobs whose lease has expired, and whose rows no transaction has locked."""
+    spec, settings = context.spec, context.settings
+    others = [backend().notification(spec, Signal.RESCUED)] if settings.notifies else []
+    limit_transaction(session, context, *others)
+    found = list[Key]()
+    for shard in _specs(context):
+        looked = expired_keys(shard, _MOST // len(spec.keys))
+        looked = looked.with_for_update(of=spec.table, skip_locked=True, key_share=True)
+        try:
+            found += [tuple(row) for row in session.execute(looked, bind_arguments=settings.bind_arguments)]
+            # A statement locks rows of one shard only.
+            session.commit()
+        except DBAPIError:
+            session.rollback()
+            if not shard.shard:
+                raise
+    return found
+
+
+def _specs(context: ConsumerContext) -> list[QueueSpec]:
+    """Return the queue, or what of it is on each shard."""
+    spec, distribution = context.spec, context.settings.distribution
+    if distribution is None:
+        return [spec]
+    return [spec.for_shard(distribution.attribute, value) for value in distribution.current_values()]
+
+
+def rescue_jobs(session: Session, context: ConsumerContext, keys: Sequence[Key] | None = None) -> list[RescuedJob]:
     """Rescue jobs whose lease has expired, of any worker; the other consumers are notified of it.
 
     If the attempt history cannot be written, they are rescued without it.
+
+    :param keys: the jobs, of which some may have ended; None for all.
     """
-    spec, distribution = context.spec, context.settings.distribution
-    if distribution is not None:
-        return _rescue_shards(session, context, distribution)
+    spec = context.spec
+    if context.settings.distribution is not None:
+        return _rescue_shards(session, context, keys)
     if not has_history(spec):
-        return _rescue_jobs(session, context, spec)
+        return _rescue_jobs(session, context, spec, keys)
     try:
-        return _rescue_jobs(session, context, spec)
+        return _rescue_jobs(session, context, spec, keys)
     except DBAPIError as error:
         session.rollback()
         if is_transient(error):
             raise
         failed = error
-    rescued = _rescue_jobs(session, context, without_history(spec))
+    rescued = _rescue_jobs(session, context, without_history(spec), keys)
     if rescued:
         # Otherwise the history has lost nothing, and the error may have had another cause.
         context.settler.history.warn(failed)
     return rescued
 
 
-def _rescue_shards(session: Session, context: ConsumerContext, distribution: Distribution) -> list[Key]:
+def _rescue_shards(session: Session, context: ConsumerContext, keys: Sequence[Key] | None) -> list[RescuedJob]:
     """Rescue jobs of one shard after the other; a shard whose server does not answer is left to the next time.
 
     :raises DBAPIError: if one has failed, and no job of another one was rescued.
     """
-    rescued, failed = list[Key](), None
-    for value in distribution.current_values():
-        shard = context.spec.for_shard(distribution.attribute, value)
+    rescued, failed = list[RescuedJob](), None
+    for shard in _specs(context):
         try:
-            rescued += _rescue(session, context, shard.strategy.rescue(shard))
+            rescued += _rescue(session, context, _verb(shard, keys))
         except DBAPIError as error:
             session.rollback()
             failed = error
@@ -86,60 +130,85 @@ def _rescue_shards(session: Session, context: ConsumerContext, distribution: Dis
     return rescued
 
 
-def _rescue_jobs(session: Session, context: ConsumerContext, spec: QueueSpec) -> list[Key]:
+def _verb(spec: QueueSpec, keys: Sequence[Key] | None) -> Verb:
+    return spec.strategy.rescue(spec) if keys is None else spec.strategy.rescue_some(spec, keys)
+
+
+def _rescue_jobs(
+    session: Session, context: ConsumerContext, spec: QueueSpec, keys: Sequence[Key] | None
+) -> list[RescuedJob]:
     """Rescue jobs.
 
-    If a twin of one of them is being enqueued, each is rescued by itself, so that the others need not wait for that.
+    If the database refuses one of them, or a twin of one is being enqueued, they are rescued in parts, so that the
+    others need not wait for that.
 
     :param spec: the queue, with its attempt history or without.
     """
     unique = unique_key(spec)
-    if unique is None or not unique.returns_from_runs:
-        # The thread that rescues also extends leases, so it must not wait while the table of the history is locked.
-        limit = MOMENT if has_history(spec) else None
-        return _rescue(session, context, spec.strategy.rescue(spec), lock_timeout=limit)
+    may_meet_twins = unique is not None and unique.returns_from_runs
+    # The thread that rescues also extends leases, so it must not wait while the table of the history is locked.
+    limit = MOMENT if has_history(spec) or may_meet_twins else None
     try:
-        return _rescue(session, context, spec.strategy.rescue(spec), lock_timeout=MOMENT)
+        return _rescue(session, context, _verb(spec, keys), lock_timeout=limit)
     except DBAPIError as error:
         session.rollback()
-        if not _meets_twin(error, spec):
+        of_history = has_history(spec) and backend().violated_table(error) == spec.side_tables[ATTEMPT].name
+        is_refused = may_be_of_a_row(error) and not of_history
+        if not (is_refused or (may_meet_twins and _meets_twin(error, spec))):
             raise
-    return _rescue_each(session, context, spec)
-
-
-def _rescue_each(session: Session, context: ConsumerContext, spec: QueueSpec) -> list[Key]:
-    """Rescue one job after the other; those whose twin is not committed yet are left to the next time."""
-    rescued = list[Key]()
-    found = session.execute(expired_keys(spec), bind_arguments=context.settings.bind_arguments).all()
-    session.rollback()
+    if keys is None:
+        rows = session.execute(expired_keys(spec), bind_arguments=context.settings.bind_arguments).all()
+        keys = [tuple(row) for row in rows]
+        session.rollback()
     # The thread that rescues also extends the leases of live runs.
     until = time.monotonic() + min(_LONGEST, context.settings.lease.total_seconds() / 8)
-    for row in found:
-        if context.workers_ended or time.monotonic() > until:
-            break
-        verb = spec.strategy.rescue_some(spec, [tuple(row)])
-        try:
-            rescued += _rescue(session, context, verb, lock_timeout=SHORTEST_MOMENT)
-        except DBAPIError as error:
-            session.rollback()
-            if not _meets_twin(error, spec):
-                raise
-    return rescued
+    return _rescue_parts(session, context, spec, keys[:_MOST_IN_PARTS], until)
+
+
+def _rescue_parts(
+    session: Session, context: ConsumerContext, spec: QueueSpec, keys: Sequence[Key], until: float
+) -> list[RescuedJob]:
+    """Rescue some jobs; by halves if that fails, down to the ones that cannot be rescued."""
+    if not keys or context.workers_ended or time.monotonic() > until:
+        return []
+    try:
+        return _rescue(session, context, spec.strategy.rescue_some(spec, keys), lock_timeout=SHORTEST_MOMENT)
+    except DBAPIError as error:
+        session.rollback()
+        meets_twin = _meets_twin(error, spec)
+        if not (meets_twin or may_be_of_a_row(error)):
+            raise
+        if len(keys) == 1:
+            if has_history(spec) and not meets_twin:
+                # It may be the history that is refused.
+                return _rescue_parts(session, context, without_history(spec), keys, until)
+            if not meets_twin:
+                found = context.claimer.unclaimable.add(keys[0], error_line(error))
+                report_unclaimable(context, found, error, "rescued")
+            return []
+    half = len(keys) // 2
+    first = _rescue_parts(session, context, spec, keys[:half], until)
+    return first + _rescue_parts(session, context, spec, keys[half:], until)
 
 
 def _meets_twin(error: DBAPIError, spec: QueueSpec) -> bool:
     return is_lock_or_timeout(error) or is_twin(error, spec)
 
 
-def expired_keys(spec: QueueSpec) -> AnySelect:
-    """Return a SELECT of the keys of jobs whose lease has expired, as many as are rescued one by one."""
+def expired_keys(spec: QueueSpec, most: int = _MOST_IN_PARTS) -> AnySelect:
+    """Return a SELECT of the keys of jobs whose lease has expired.
+
+    :param most: how many; by default as many as are rescued in parts.
+    """
     expires = spec.column("lease_expires_at", "rescue()")
     expired = sa.select(*spec.keys).where(spec.in_state("processing"), expires <= clock())
     # In any order, so that the same ones are not tried each time.
-    return expired.order_by(sa.func.random()).limit(_MOST_ALONE)
+    return expired.where(*spec.on_shard(spec.table)).order_by(sa.func.random()).limit(most)
 
 
-def _rescue(session: Session, context: ConsumerContext, verb: Verb, *, lock_timeout: str | None = None) -> list[Key]:
+def _rescue(
+    session: Session, context: ConsumerContext, verb: Verb, *, lock_timeout: str | None = None
+) -> list[RescuedJob]:
     settings, spec = context.settings, context.spec
     others: list[sa.ColumnElement[Any]] = [backend().notification(spec, Signal.RESCUED)] if settings.notifies else []
     if lock_timeout is not None:
@@ -150,5 +219,18 @@ def _rescue(session: Session, context: ConsumerContext, verb: Verb, *, lock_time
     rescued = keys_from(found, len(spec.keys))
     # Some of them may have failed by that.
     notify_settled(session, spec, context.waiters, rescued)
+    jobs = rescued_jobs(session, spec, rescued)
     session.commit()
-    return rescued
+    return jobs
+
+
+def rescued_jobs(session: Session, spec: QueueSpec, keys: Sequence[Key]) -> list[RescuedJob]:
+    """Return jobs that were rescued in this transaction, with whether each has failed by that."""
+    failed: dict[Key, Any] = {}
+    if keys:
+        roles = [spec.columns.get(role, sa.null()) for role in ("attempts", "max_attempts")]
+        mine = sa.select(*roles, *spec.keys).where(spec.key_in(spec.keys, keys), spec.in_state("failed"))
+        found: Any = session.execute(mine, bind_arguments={"mapper": spec.mapper})
+        for attempts, limit, *key in found:
+            failed[tuple(key)] = (attempts or 0, limit or spec.config.max_attempts)
+    return [RescuedJob(key, *failed.get(key, ())) for key in keys]

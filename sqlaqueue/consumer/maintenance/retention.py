@@ -25,7 +25,7 @@ def delete_old(maintenance: Maintenance, now: float) -> Routine:
     more, began = False, time.monotonic()
     for walk in retention.walks:
         if walk.begins_at <= now:
-            if not (yield ExecuteInOwnSession(retention.inspect, (context.settings,))):
+            if not (yield ExecuteInOwnSession(retention.inspect, (context.settings,), slow=True)):
                 return
             walk.begin(now)
         more |= yield from _delete_batch(maintenance, walk)
@@ -38,14 +38,18 @@ def _delete_batch(maintenance: Maintenance, walk: Walk) -> Generator[Effect, Any
     """Delete a batch; return whether there may be more."""
     retention, settings, began = maintenance.retention, maintenance.context.settings, time.monotonic()
     try:
-        deleted, newest, bound = yield ExecuteInOwnSession(retention.delete_batch, (settings, walk))
+        deleted, newest, bound = yield ExecuteInOwnSession(retention.delete_batch, (settings, walk), slow=True)
     except DBAPIError as error:
         if is_transient(error):
             raise
         if not walk.record_error():
             return True
-        return not (yield ExecuteInOwnSession(retention.skip_first, (settings, walk, error)))
-    more = walk.record_batch(deleted, newest, bound, time.monotonic() - began)
+        return not (yield ExecuteInOwnSession(retention.skip_first, (settings, walk, error), slow=True))
+    took, more = time.monotonic() - began, bool(deleted >= walk.limit)
+    if not more:
+        newest = yield ExecuteInOwnSession(retention.first_untried, (settings, walk, deleted), slow=True)
+        more = bool(newest)
+    walk.record_batch(newest, bound, took, more=more)
     if not more and walk.end():
-        yield ExecuteInOwnSession(retention.warn_of_references, (settings, walk))
+        yield ExecuteInOwnSession(retention.warn_of_references, (settings, walk), slow=True)
     return more

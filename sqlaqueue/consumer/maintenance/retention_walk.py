@@ -72,19 +72,18 @@ class Walk:
         was_new, self.is_new = self.is_new, False
         return was_new
 
-    def record_batch(self, deleted: int, newest: datetime | None, bound: datetime | None, took: float) -> bool:
-        """Record what a batch has deleted; return whether there may be more.
+    def record_batch(self, reached: datetime | None, bound: datetime | None, took: float, *, more: bool) -> None:
+        """Record what a batch has deleted.
 
-        :param newest: when the last of the deleted jobs ended, where that is known.
+        :param reached: up to when all jobs have been processed, where that is known.
         :param bound: the time before which a job had to end.
+        :param more: whether there may be more.
         """
-        more = deleted >= self.limit
-        self.since = (newest if more else bound) or self.since
+        self.since = (reached if more else bound) or self.since
         if took > _LONG:
             self.limit = max(1, self.limit // 2)
         else:
             self.limit = min(BATCH, self.limit * 2)
-        return more
 
     def record_error(self) -> bool:
         """Record that a batch could not be deleted; return whether it was a single job, which then is the cause."""
@@ -200,26 +199,46 @@ class Retention:
 
     # -- jobs that cannot be deleted ----------------------------------------------------------------------------------
 
+    def first_untried(self, session: Session, settings: ConsumerSettings, walk: Walk, deleted: int) -> datetime | None:
+        """Return up to when a batch has tried jobs that has deleted fewer than it might; None if it has tried all.
+
+        A trigger that returns NULL keeps jobs without an error, and the next batch would try the same ones.
+        """
+        spec = self._spec
+        if not spec.has("status"):
+            return None
+        kept = walk.limit - deleted
+        left = self._oldest(walk).offset(kept).limit(1)
+        row = session.execute(left, bind_arguments=settings.bind_arguments).one_or_none()
+        session.rollback()
+        if row is None:
+            return None
+        ended_at: datetime = row[-1]
+        # Those that ended at the same moment are left to the next walk, if there are so many.
+        return ended_at if ended_at != walk.since else ended_at + timedelta(microseconds=1)
+
+    def _oldest(self, walk: Walk) -> AnySelect:
+        """Return a SELECT of the keys and times of the jobs to delete, the oldest first."""
+        spec, finished_at = self._spec, self._spec.columns["finished_at"]
+        return (
+            self._selection(walk)
+            .with_only_columns(*spec.keys, finished_at)
+            .where(spec.in_state(walk.state), finished_at <= clock() - walk.age)
+            .order_by(finished_at)
+        )
+
     def skip_first(self, session: Session, settings: ConsumerSettings, walk: Walk, error: DBAPIError) -> bool:
         """Skip the oldest job, which could not be deleted; return whether to pause."""
         spec = self._spec
         if not spec.has("status"):
             self._warn_of_error(error, walk, None)
             return True
-        finished_at = spec.columns["finished_at"]
-        first = (
-            self._selection(walk)
-            .with_only_columns(*spec.keys, finished_at)
-            .where(spec.in_state(walk.state), finished_at <= clock() - walk.age)
-            .order_by(finished_at)
-            .limit(1)
-            .with_for_update(skip_locked=True, of=spec.table)
-        )
+        first = self._oldest(walk).limit(1).with_for_update(skip_locked=True, of=spec.table)
         row = session.execute(first, bind_arguments=settings.bind_arguments).one_or_none()
         session.rollback()
         if row is None:
             return True
-        key = tuple(row[:-1])
+        key: Key = tuple(row[:-1])
         self._warn_of_error(error, walk, key)
         return walk.skip(key, row[-1])
 
@@ -281,7 +300,7 @@ def _refers(spec: QueueSpec, foreign_key: ForeignKey) -> sa.ColumnElement[bool] 
         return None
     child = sa.table(
         foreign_key.table, *map(sa.column, {*foreign_key.columns, *by_name}), schema=foreign_key.schema
-    ).alias("referring")
+    ).alias("sqlaqueue_referring")
     pairs = zip(foreign_key.columns, foreign_key.referred, strict=True)
     same = [child.c[own] == by_name[referred] for own, referred in pairs]
     if foreign_key.is_to_itself:

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from sqlaqueue.consumer.core.statement_deadline import limit_connects
 from sqlaqueue.consumer.notifications.in_process import sends_in_process, subscribe, unsubscribe
 from sqlaqueue.consumer.notifications.reconnect import (
     CHECK_INTERVAL,
@@ -21,6 +22,9 @@ from sqlaqueue.consumer.notifications.reconnect import (
     reconnect_delay,
 )
 from sqlaqueue.consumer.notifications.subscriptions import Subscriber, Subscriptions
+
+_LONGEST_END = 2.0
+"""Seconds for a connection to be closed."""
 
 
 class AsyncListener:
@@ -38,8 +42,10 @@ class AsyncListener:
         if sends_in_process(self._engine.sync_engine):
             subscribe(self._engine.sync_engine, channel, subscriber, asyncio.get_running_loop())
             return
+        limit_connects(self._engine.sync_engine)
         self.subscriptions.add(channel, subscriber)
-        if self._task is None:
+        # It may have been cancelled, as by remove().
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="sqlaqueue-listener")
         self.wake()
 
@@ -51,9 +57,14 @@ class AsyncListener:
         self.subscriptions.remove(subscriber)
         self.wake()
         task = self._task
-        if task is not None and not self.subscriptions.channels:
-            # The caller may dispose of the engine next, and close the loop.
-            await asyncio.wait([task], timeout=5)
+        if task is None or self.subscriptions.channels:
+            return
+        # The caller may dispose of the engine next, and close the loop.
+        await asyncio.wait([task], timeout=_LONGEST_END)
+        if not task.done():
+            # The database does not answer.
+            task.cancel()
+            await asyncio.wait([task], timeout=_LONGEST_END)
 
     def reconnect(self) -> None:
         """Replace the connection, as no notification arrives by it."""
@@ -78,7 +89,6 @@ class AsyncListener:
             self.subscriptions.listening_lost(self.subscriptions.channels)
             if failures:
                 await self._wait(reconnect_delay(failures))
-        self._task = None
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Any]]:
@@ -106,9 +116,9 @@ class AsyncListener:
         self._reconnects, silent_since = False, time.monotonic()
         while (wanted := self.subscriptions.channels) and not self._reconnects:
             for channel in listening - wanted:
-                await channels.unlisten(channel)
+                await self._reply(channels.unlisten(channel))
             for channel in wanted - listening:
-                await channels.listen(channel)
+                await self._reply(channels.listen(channel))
                 self.subscriptions.listening_lost({channel})
             listening = wanted
             await channels.receive()
@@ -119,17 +129,17 @@ class AsyncListener:
                 continue
             self.subscriptions.report_overdue()
             if time.monotonic() - silent_since >= CHECK_INTERVAL:
-                await self._check(connection)
+                await self._reply(connection.exec_driver_sql("SELECT 1"))
                 silent_since = time.monotonic()
 
-    async def _check(self, connection: AsyncConnection) -> None:
-        """Check that the connection is alive.
+    async def _reply(self, statement: Awaitable[object]) -> None:
+        """Wait for the reply to a statement.
 
-        :raises TimeoutError: if there is no reply, as on a connection that is half open.
+        :raises TimeoutError: if there is none, as on a connection that is half open.
         """
         try:
             async with asyncio.timeout(REPLY_TIMEOUT):
-                await connection.exec_driver_sql("SELECT 1")
+                await statement
         except TimeoutError:
             self._reconnects = True
             raise

@@ -11,9 +11,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from sqlaqueue.consumer.core.statement_deadline import limit_connects, shut_down
 from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.notifications.in_process import sends_in_process, subscribe, unsubscribe
-from sqlaqueue.consumer.notifications.reconnect import CHECK_INTERVAL, enable_keepalive, log_failure, reconnect_delay
+from sqlaqueue.consumer.notifications.reconnect import (
+    CHECK_INTERVAL,
+    REPLY_TIMEOUT,
+    enable_keepalive,
+    log_failure,
+    reconnect_delay,
+)
 from sqlaqueue.consumer.notifications.subscriptions import Subscriber, Subscriptions
 
 _LONGEST_SLEEP = 1.0
@@ -95,9 +102,9 @@ class Listener:
         self._reconnects, silent_since = False, time.monotonic()
         while (wanted := self.subscriptions.channels) and not self._reconnects:
             for channel in listening - wanted:
-                connection.exec_driver_sql(f"UNLISTEN {quote(channel)}")
+                _execute(connection, driver, f"UNLISTEN {quote(channel)}")
             for channel in wanted - listening:
-                connection.exec_driver_sql(f"LISTEN {quote(channel)}")
+                _execute(connection, driver, f"LISTEN {quote(channel)}")
                 self.subscriptions.listening_lost({channel})
             listening = wanted
             for channel, text in _received(driver):
@@ -107,8 +114,19 @@ class Listener:
                 continue
             self.subscriptions.report_overdue()
             if time.monotonic() - silent_since >= CHECK_INTERVAL:
-                connection.exec_driver_sql("SELECT 1")
+                _execute(connection, driver, "SELECT 1")
                 silent_since = time.monotonic()
+
+
+def _execute(connection: sa.Connection, driver: Any, statement: str) -> None:
+    """Execute a statement; without a reply the connection, which may be half open, is given up."""
+    timer = threading.Timer(REPLY_TIMEOUT, shut_down, (driver,))
+    timer.daemon = True
+    timer.start()
+    try:
+        connection.exec_driver_sql(statement)
+    finally:
+        timer.cancel()
 
 
 def _received(driver: Any) -> list[tuple[str, str]]:
@@ -133,6 +151,7 @@ def listen(engine: sa.Engine, channel: str, subscriber: Subscriber) -> None:
     with _lock:
         listener = _listeners.get(engine)
         if listener is None:
+            limit_connects(engine)
             listener = Listener(engine)
             listener.start()
             _listeners[engine] = listener

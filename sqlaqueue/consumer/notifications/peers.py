@@ -11,10 +11,20 @@ PROOF_TIMEOUT = 5.0
 """Seconds within which a consumer receives its own heartbeat; else notifications do not arrive."""
 
 
+_MOST_GONE = 1_000
+
+_LOOK_AGAIN = 5.0
+"""Seconds from one look into the table to the next one for a heartbeat of a consumer that it has not found."""
+
+
 class Peers:
     """The listening consumers of a queue, as one of them sees the others.
 
     It begins as not listening; once it has received its own heartbeat, it knows that notifications arrive.
+
+    Every role of the database can send notifications. So a heartbeat adds no consumer that the own look into the table
+    has not found: with many more of them this one would poll once a minute, and wait for others that do not exist. It
+    makes this one look again.
 
     :param me: the id of this consumer.
     :param now: the clock.
@@ -22,9 +32,10 @@ class Peers:
 
     def __init__(self, me: str, now: Callable[[], float] = time.monotonic) -> None:
         self._me, self._now, self._lock = me, now, threading.Lock()
-        self._others: set[str] = set()
-        self._news: dict[str, bool] = {}
-        """Who has come (True) or gone (False) since the last heartbeat."""
+        self._found: set[str] = set()
+        """The others that the last heartbeat has found in the table."""
+        self._gone: set[str] = set()
+        """Who has ended since the last heartbeat began."""
         self._notified_at: float | None = None
         self._received_own_at: float | None = None
         self._received_at = self._heartbeat_at = float("-inf")
@@ -32,6 +43,7 @@ class Peers:
         """A listener is subscribed for this consumer, so that it should receive its own heartbeats."""
         self.wants_heartbeat = False
         """Whether to send a heartbeat at once, to test a new connection."""
+        self._has_unknown = False
 
     @property
     def listening(self) -> bool:
@@ -42,6 +54,10 @@ class Peers:
     def count(self) -> int:
         """How many consumers of this queue are listening, this one among them."""
         return len(self._others) + 1
+
+    @property
+    def _others(self) -> set[str]:
+        return self._found - self._gone
 
     @property
     def rank(self) -> int:
@@ -62,12 +78,15 @@ class Peers:
         self._received_at = self._now()
 
     def received_heartbeat(self, consumer: str) -> bool:
-        """Record a heartbeat; return whether it is this consumer's own, and the first by this connection."""
+        """Record a heartbeat; return whether the maintenance loop has to know.
+
+        That is if it is this consumer's own, and the first by this connection, or the first of an unknown one.
+        """
         with self._lock:
             if consumer != self._me:
-                self._others.add(consumer)
-                self._news[consumer] = True
-                return False
+                self._gone.discard(consumer)
+                had_unknown, self._has_unknown = self._has_unknown, self._has_unknown or consumer not in self._found
+                return self._has_unknown and not had_unknown
             first = not self.listening
             self._received_own_at = self._now()
             return first
@@ -75,8 +94,9 @@ class Peers:
     def deregistered(self, consumer: str) -> None:
         """Record that a consumer has ended."""
         with self._lock:
-            self._others.discard(consumer)
-            self._news[consumer] = False
+            # Of others there may be any number of forged ones.
+            if consumer in self._found or len(self._gone) < _MOST_GONE:
+                self._gone.add(consumer)
 
     def connection_lost(self) -> None:
         """Forget that notifications arrive, as when the connection that they come by is lost."""
@@ -95,8 +115,8 @@ class Peers:
         :param news: whether this is the first heartbeat, or listening has begun or ended since the last one.
         """
         with self._lock:
-            self._news.clear()
-            self.wants_heartbeat = False
+            self._gone.clear()
+            self.wants_heartbeat = self._has_unknown = False
             now = self._now()
             notify = news or not self.listening or self._received_at < self._heartbeat_at
             if notify and self.subscribed and (self._notified_at is None or self.listening):
@@ -107,10 +127,13 @@ class Peers:
     def heartbeat_sent(self, listening: Iterable[str]) -> None:
         """Record which consumers are listening, as the heartbeat has found in the table."""
         with self._lock:
-            self._others = set(listening) - {self._me}
-            # The query may have missed a consumer that registered meanwhile, or found one that has deregistered since.
-            self._others |= {consumer for consumer, there in self._news.items() if there}
-            self._others -= {consumer for consumer, there in self._news.items() if not there}
+            # The query may have found a consumer that has deregistered since.
+            self._found = set(listening) - {self._me}
+
+    def until_look(self) -> float:
+        """Return the seconds until the next heartbeat, as it looks for unknown consumers; inf if there are none."""
+        with self._lock:
+            return self._heartbeat_at + _LOOK_AGAIN - self._now() if self._has_unknown else float("inf")
 
     def until_proof(self) -> float:
         """Return the seconds until a heartbeat should have been received, negative when it is missing."""

@@ -125,9 +125,10 @@ class PollSchedule:
                 self._wake_maintenance()
 
     def _receive_heartbeat(self, consumer: str) -> None:
+        was_listening = self.peers.listening
         if self.peers.received_heartbeat(consumer):
             # Earlier notifications may have been missed.
-            self.quarantined = True
+            self.quarantined = self.quarantined or not was_listening
             self._wake_maintenance()
 
     def listening_lost(self) -> None:

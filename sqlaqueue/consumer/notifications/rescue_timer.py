@@ -13,6 +13,9 @@ from collections.abc import Callable
 
 _NEVER = float("inf")
 
+_LONGEST, _MOST_INTERVALS = 60.0, 10
+"""A consumer rescues after so many seconds and intervals, even if others say that they have."""
+
 
 class RescueTimer:
     """The turns of one consumer.
@@ -25,6 +28,7 @@ class RescueTimer:
     def __init__(self, interval: Callable[[int], float] | None, now: Callable[[], float]) -> None:
         self._interval, self._now = interval, now
         self._at = _NEVER if interval is None else now()
+        self._last = now()
         self._is_overdue = False
 
     @property
@@ -38,12 +42,17 @@ class RescueTimer:
         Until its own notification arrives, its maintenance loop does not rely on the listener: the rescue may fail, or
         the connection be half open.
         """
+        self._last = self._now()
         if self._interval is not None:
             self._at = self._now() + self._interval(rank)
 
     def received(self, rank: int) -> None:
         """Record the notification that a consumer rescues."""
-        self.begin(rank)
+        if self._interval is not None:
+            interval = self._interval(rank)
+            # Any role of the database can send it, and whoever did may have found nothing by a mistake of its own.
+            latest = self._last + max(_LONGEST, _MOST_INTERVALS * interval)
+            self._at = max(min(self._now() + interval, latest), self._now())
         self._is_overdue = False
 
     def until_due(self, *, listening: bool) -> float:

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from sqlaqueue.consumer.claiming.job_buffer import runs_of
 from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.database_errors import is_connection_lost
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executing.held import discard_entries
 from sqlaqueue.consumer.executing.report import release
 from sqlaqueue.consumer.executing.settle_finished import settle_finished, settle_postponed
+from sqlaqueue.consumer.in_flight import RunningExecutor
 from sqlaqueue.consumer.maintenance.heartbeat import deregister
 from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.exc import HandlerNotStopped
+from sqlaqueue.keys import key_text
 from sqlaqueue.log import logger
+
+HURRY = 5.0
+"""Seconds for which anything waits for the database once the grace period is over, or all handlers have ended."""
+
+LONGEST_END = 6.0
+"""Seconds for the library's own threads or tasks to end then."""
+
+SHUTDOWN = 8.0
+"""Seconds for what is settled and released last. If the database does not answer, leases give the jobs back."""
+
+_MOST_NAMED = 3
 
 
 class GracePeriod:
@@ -68,18 +86,51 @@ def shut_down(context: ConsumerContext) -> Routine:
         context.journal.discard_all()
     else:
         release(context, context.forget_claimed())
-    steps = [discard_entries(context), settle_finished(context, wait=False), settle_postponed(context, last=True)]
+    steps: list[Callable[[], Routine]] = [
+        partial(discard_entries, context),
+        partial(settle_finished, context, wait=False),
+        partial(settle_postponed, context, last=True),
+    ]
     if context.registered:
-        steps.append(_deregister(context))
+        steps.append(partial(_deregister, context))
     for step in steps:
         try:
-            yield from step
+            try:
+                yield from step()
+            except Exception as error:
+                if not is_connection_lost(error):
+                    raise
+                # That of the pool may have been lost long before, and the next one is new.
+                yield from step()
         except Exception:
             logger.exception(
                 "%s: could not settle at the end; the jobs run again when their leases have expired",
                 context.name,
                 extra=context.log_fields("not_settled"),
             )
+
+
+def not_stopped_error(context: ConsumerContext, left: Sequence[RunningExecutor]) -> HandlerNotStopped | None:
+    """Return the error of a run that ends although handlers go on; None if all have ended.
+
+    :param left: the executors whose handler runs.
+    """
+    calls = [(list(one.group), time.monotonic() - one.started) for one in left]
+    names = [
+        f"{context.handler_name(jobs[0])} (job {', '.join(key_text(run.key) for run in runs_of(jobs)[:_MOST_NAMED])}, "
+        f"for {seconds:.0f} s)"
+        for jobs, seconds in calls
+        if jobs
+    ]
+    if not names:
+        return None
+    kind = "AsyncConsumer" if context.runner.can_interrupt else "Consumer"
+    msg = (
+        f"{kind}({context.spec.model.__name__}, ...): stopped, but {', '.join(names)} goes on after the grace "
+        f"period of {context.settings.grace:g} s, until the process ends; its jobs are released. Give what it calls a "
+        f"timeout, or {kind}(grace=...) more seconds"
+    )
+    return HandlerNotStopped(msg, names)
 
 
 def _deregister(context: ConsumerContext) -> Routine:

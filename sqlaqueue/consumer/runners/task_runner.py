@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.configuration.handlers import refused_result
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
-from sqlaqueue.consumer.core.driver import adrive
+from sqlaqueue.consumer.core.driver import adrive, await_in
 from sqlaqueue.consumer.core.effects import (
     CallHandler,
     Effect,
@@ -24,6 +25,8 @@ from sqlaqueue.consumer.core.effects import (
     WithSession,
     require_session,
 )
+from sqlaqueue.consumer.core.intervals import longest_wait
+from sqlaqueue.consumer.core.statement_deadline import Deadlines, limit_connects
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.worker import work
 from sqlaqueue.consumer.maintenance.handler_timeout import record_timeout
@@ -31,7 +34,14 @@ from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.notifications.in_process import woken_by
-from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
+from sqlaqueue.consumer.runners.shutdown import (
+    HURRY,
+    LONGEST_END,
+    SHUTDOWN,
+    GracePeriod,
+    not_stopped_error,
+    shut_down,
+)
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.settling.outcomes import handler_exception
@@ -42,8 +52,6 @@ from sqlaqueue.write_routing import execute
 
 _CANCELLATION = 5.0
 """Seconds that a handler has for its clean-up when it is cancelled."""
-
-_LONGEST_STATEMENT = 5.0
 
 
 class TaskRunner:
@@ -61,7 +69,11 @@ class TaskRunner:
         self._schedule_subscribers: list[tuple[sa.Engine, GroupState]] = []
         self._waiting: dict[asyncio.Event, None] = {}
         """What wakes the workers that wait for a change; the first one has waited longest."""
-        self.context = ConsumerContext(name, parts, factory, self, draining=draining)
+        self._left: list[Executor] = []
+        """The executors whose handlers go on, although they were cancelled."""
+        context = self.context = ConsumerContext(name, parts, factory, self, draining=draining)
+        lease = parts.settings.lease.total_seconds()
+        self._deadlines = context.deadlines = Deadlines(longest_wait(lease), name, context.log_fields, in_loop=True)
         self._grace = GracePeriod(self.context)
         self._firing: FiringProcess | None = None
         """Fires the schedules; None without any, and while a queue is drained."""
@@ -118,13 +130,16 @@ class TaskRunner:
         workers = [
             asyncio.create_task(self._task(work(context, reconcile_all))) for _ in range(context.settings.concurrency)
         ]
+        limit_connects(context.engine)
+        self._deadlines.engine = context.engine
         beside = [asyncio.create_task(self._task(maintain(context)))]
         if self._firing is not None:
             beside.append(asyncio.create_task(self._task(fire_schedules(self._firing))))
-        with (
-            signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals),
-            woken_by(context.engine, backend().channel_of(context.spec), context.polls, self._loop),
-        ):
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._deadlines.watched_in_task())
+            stack.enter_context(signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals))
+            channel = backend().channel_of(context.spec)
+            stack.enter_context(woken_by(context.engine, channel, context.polls, self._loop))
             try:
                 await self._wait_for(workers)
             except asyncio.CancelledError:
@@ -138,13 +153,18 @@ class TaskRunner:
                 self._grace.begin()
                 context.workers_ended = True
                 self.wake_maintenance()
-                await _end([*workers, *beside], max(context.settings.grace, _LONGEST_STATEMENT))
-                await self._drive(shut_down(context))
+                self._deadlines.hurry(HURRY)
+                await _end([*workers, *beside], max(self._grace.left(), LONGEST_END))
+                await _end([asyncio.create_task(self._drive(shut_down(context)))], SHUTDOWN)
                 if context.polls.peers.subscribed:
                     await async_listener_of(context.engine).remove(context.polls)
                 for engine, state in self._schedule_subscribers:
                     await async_listener_of(engine).remove(state)
                 self._grace.log_stopped()
+        left = not_stopped_error(context, self._left)
+        if left is not None:
+            # Also after an error: the caller must not wait for what goes on.
+            raise left from context.error
         if context.error is not None:
             raise context.error
 
@@ -180,6 +200,7 @@ class TaskRunner:
     async def _abandon(self, workers: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the handlers that run; their results are refused."""
         self._grace.end()
+        self._deadlines.hurry(HURRY)
         await asyncio.wait(workers, timeout=_CANCELLATION)
 
     # -- effects ---------------------------------------------------------------------------------------------------
@@ -193,18 +214,42 @@ class TaskRunner:
             context.fork_guard.end_child()
         match effect:
             case ExecuteInOwnSession():
-                async with context.open_session() as own, asyncio.timeout(effect.deadline):
-                    return await own.run_sync(self._execute_in, effect)
+                own: AsyncSession = context.open_session()
+                wait = self._deadlines.begin(own.sync_session, slow=effect.operation if effect.slow else None)
+                try:
+                    async with asyncio.timeout(effect.deadline):
+                        return await own.run_sync(self._execute_in, effect)
+                finally:
+                    await self._deadlines.end_in_task(wait, own)
+                    await self._close(own)
             case Execute():
-                return await require_session(session).run_sync(execute, effect.operation, effect.arguments)
+                used = require_session(session)
+                wait = self._deadlines.begin(used.sync_session)
+                executed = used.run_sync(execute, effect.operation, effect.arguments)
+                try:
+                    return await (executed if effect.variables is None else await_in(effect.variables, executed))
+                finally:
+                    await self._deadlines.end_in_task(wait, used)
             case WithSession():
-                async with context.open_session() as own:
+                own = context.open_session()
+                try:
                     return await self._drive(effect.routine, own)
+                finally:
+                    await self._close(own)
             case CallHandler():
                 await self._call(require_session(session), effect.executor)
             case Wait():
                 await self._wait(effect)
         return None
+
+    async def _close(self, session: AsyncSession) -> None:
+        """Close a session; the rollback of its transaction has a deadline as well."""
+        wait = self._deadlines.begin(session.sync_session)
+        try:
+            # close() is not shielded from a cancellation, by which the pool would lose the connection.
+            await session.__aexit__(None, None, None)
+        finally:
+            await self._deadlines.end_in_task(wait, session)
 
     def _execute_in(self, session: Session, effect: ExecuteInOwnSession) -> Any:
         with own_work():
@@ -245,15 +290,20 @@ class TaskRunner:
             task = asyncio.create_task(self._call_in_row(session, executor))
             executor.interrupt = task.cancel
             try:
-                while not (await asyncio.wait([task], timeout=executor.time_left()))[0]:
-                    if executor.time_left() == 0:
+                seconds = executor.time_left()
+                while not (await asyncio.wait([task], timeout=seconds))[0]:
+                    seconds = executor.time_left()
+                    if seconds == 0:
+                        # A handler that swallows this goes on, and has failed when it ends.
+                        seconds = max(_CANCELLATION, executor.timeout)
                         record_timeout(self.context, executor)
                         task.cancel()
-                        await asyncio.wait([task])
             except asyncio.CancelledError:
                 # All tasks of the process are being cancelled: the handler ends before its session is closed.
                 task.cancel()
-                await asyncio.wait([task], timeout=_CANCELLATION)
+                _, going_on = await asyncio.wait([task], timeout=_CANCELLATION)
+                if going_on:
+                    self._left.append(executor)
                 raise
 
     async def _call_in_row(self, session: AsyncSession, executor: Executor) -> None:
@@ -263,13 +313,18 @@ class TaskRunner:
         while not cancelled() and (argument := executor.begin_call(session.sync_session)) is not None:
             raised: BaseException | None = None
             try:
-                await self._handler(session, argument)
+                result = await await_in(executor.variables, self._handle(session, argument))
+                if result is not None:
+                    raised = refused_result(result, is_async=True)
             except BaseException as error:  # noqa: BLE001 - SystemExit would end the event loop with the task
                 raised = handler_exception(error)
             if guard.is_child:
                 guard.end_child(raised)
             if not executor.end_call(raised, session.sync_session):
                 return
+
+    async def _handle(self, session: AsyncSession, argument: Any) -> Any:
+        return await self._handler(session, argument)
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.claiming.job_buffer import runs_of
+from sqlaqueue.consumer.configuration.handlers import refused_result
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import (
@@ -22,7 +24,8 @@ from sqlaqueue.consumer.core.effects import (
     WithSession,
     require_session,
 )
-from sqlaqueue.consumer.core.statement_deadline import StatementDeadlines
+from sqlaqueue.consumer.core.intervals import longest_wait
+from sqlaqueue.consumer.core.statement_deadline import Deadlines, limit_connects
 from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.worker import work
@@ -30,20 +33,30 @@ from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.notifications.in_process import woken_by
-from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
+from sqlaqueue.consumer.runners.shutdown import (
+    HURRY,
+    LONGEST_END,
+    SHUTDOWN,
+    GracePeriod,
+    not_stopped_error,
+    shut_down,
+)
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import HandlerMisuseError
+from sqlaqueue.keys import key_text
+from sqlaqueue.log import logger
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.engine import own_work
 from sqlaqueue.write_routing import execute
 
-LONGEST_WAIT = 600.0
-"""Seconds for which the main thread waits at most: not every system interrupts a wait for a signal."""
+_MOMENT = 0.02
 
-_LONGEST_STATEMENT = 5.0
+LONGEST_WAIT = 10.0
+"""Seconds for which the main thread waits at most: not every system interrupts a wait for a signal, and nothing can
+wake it after a handler has closed its descriptors."""
 
 
 class ThreadRunner:
@@ -60,9 +73,10 @@ class ThreadRunner:
         self._schedules = threading.Event()
         self._schedule_subscribers: list[tuple[sa.Engine, GroupState]] = []
         self._waker = Waker()
-        self._deadlines = StatementDeadlines(self._waker.wake)
         self._working: set[threading.Thread] = set()
-        self.context = ConsumerContext(name, parts, factory, self, draining=draining)
+        context = self.context = ConsumerContext(name, parts, factory, self, draining=draining)
+        lease = parts.settings.lease.total_seconds()
+        self._deadlines = context.deadlines = Deadlines(longest_wait(lease), name, context.log_fields)
         self._grace = GracePeriod(self.context)
         self._firing: FiringProcess | None = None
         """Fires the schedules; None without any, and while a queue is drained."""
@@ -117,7 +131,10 @@ class ThreadRunner:
         beside = [self._thread(maintain(context), f"{name}-maintenance")]
         if self._firing is not None:
             beside.append(self._thread(fire_schedules(self._firing), f"{name}-schedules"))
+        limit_connects(context.engine)
+        self._deadlines.engine = context.engine
         with (
+            self._deadlines.watched(),
             signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals),
             woken_by(context.engine, backend().channel_of(context.spec), context.polls),
         ):
@@ -127,22 +144,40 @@ class ThreadRunner:
                 thread.start()
             try:
                 self._wait_for(workers)
+                self._waker.check()
             finally:
                 context.stop()
-                self._grace.begin()
-                context.workers_ended = True
-                self.wake_maintenance()
-                for thread in beside:
-                    # It ends with its last statement, in a moment, or the database does not answer.
-                    thread.join(timeout=max(context.settings.grace, _LONGEST_STATEMENT))
-                self._drive(shut_down(context))
-                if context.polls.peers.subscribed:
-                    listener.unlisten(context.engine, context.polls)
-                for engine, state in self._schedule_subscribers:
-                    listener.unlisten(engine, state)
-                self._grace.log_stopped()
+                if self._waker.is_intact:
+                    self._end(workers, beside)
+        left = not_stopped_error(context, context.in_flight.busy())
+        if left is not None:
+            # Also after an error: the caller must not wait for what goes on.
+            raise left from context.error
         if context.error is not None:
             raise context.error
+
+    def _end(self, workers: Sequence[threading.Thread], beside: Sequence[threading.Thread]) -> None:
+        """Wait for the threads that are not in a handler, and shut down; whatever the database does, not for long."""
+        context = self.context
+        self._grace.begin()
+        context.workers_ended = True
+        self.wake_maintenance()
+        self._deadlines.hurry(HURRY)
+        until = time.monotonic() + max(self._grace.left(), LONGEST_END)
+        for thread in beside:
+            thread.join(max(0.0, until - time.monotonic()))
+        until = time.monotonic() + LONGEST_END
+        # A worker that waits for a silent connection is about to give it up. One in a handler may never end.
+        while time.monotonic() < until and len(self._working.intersection(workers)) > len(context.in_flight.busy()):
+            time.sleep(_MOMENT)
+        last = self._thread(shut_down(context), "sqlaqueue-shutdown")
+        last.start()
+        last.join(SHUTDOWN)
+        if context.polls.peers.subscribed:
+            listener.unlisten(context.engine, context.polls)
+        for engine, state in self._schedule_subscribers:
+            listener.unlisten(engine, state)
+        self._grace.log_stopped()
 
     def execute(self, routine: Routine) -> Any:
         """Run one routine in the caller's thread, as a worker does, and return what it returns."""
@@ -166,7 +201,8 @@ class ThreadRunner:
                 self._working.discard(thread)
                 self._waker.wake()
 
-        thread = threading.Thread(target=run, name=name, daemon=True)
+        # Listeners and functions of schedules see the program's variables as well, as in tasks.
+        thread = threading.Thread(target=self.context.variables.copy().run, args=(run,), name=name, daemon=True)
         return thread
 
     def _wait_for(self, workers: Sequence[threading.Thread]) -> None:
@@ -178,11 +214,10 @@ class ThreadRunner:
             if left <= 0:
                 self._grace.end()
                 return
-            self._waker.wait(min(left, self._deadlines.until_check(), LONGEST_WAIT))
+            self._waker.wait(min(left, LONGEST_WAIT))
             if context.fork_guard.is_child:
                 # A signal handler of the program has forked while this thread waited, and this process is the child.
                 context.fork_guard.end_child()
-            self._deadlines.cancel_overdue()
 
     # -- effects ---------------------------------------------------------------------------------------------------
 
@@ -195,21 +230,37 @@ class ThreadRunner:
             context.fork_guard.end_child()
         match effect:
             case ExecuteInOwnSession():
-                bind = context.settings.bind_arguments
-                with context.open_session() as own, own_work():
-                    context.isolation.begin(own)
-                    with self._deadlines.limit(effect.deadline, own, bind):
+                own, slow = context.open_session(), effect.operation if effect.slow else None
+                try:
+                    with own_work(), self._deadlines.limit(own, effect.deadline, slow):
+                        context.isolation.begin(own)
                         return execute(own, effect.operation, effect.arguments)
+                finally:
+                    self._close(own)
             case Execute():
-                return execute(require_session(session), effect.operation, effect.arguments)
+                wait = self._deadlines.begin(require_session(session))
+                try:
+                    if effect.variables is None:
+                        return execute(wait.session, effect.operation, effect.arguments)
+                    return effect.variables.run(execute, wait.session, effect.operation, effect.arguments)
+                finally:
+                    self._deadlines.end(wait)
             case WithSession():
-                with context.open_session() as own:
+                own = context.open_session()
+                try:
                     return self._drive(effect.routine, own)
+                finally:
+                    self._close(own)
             case CallHandler():
                 self._call(require_session(session), effect.executor)
             case Wait():
                 self._wait(effect)
         return None
+
+    def _close(self, session: Session) -> None:
+        """Close a session; the rollback of its transaction has a deadline as well."""
+        with self._deadlines.limit(session):
+            session.close()
 
     def _wait(self, effect: Wait) -> None:
         context = self.context
@@ -241,21 +292,28 @@ class ThreadRunner:
             while (argument := executor.begin_call(session)) is not None:
                 raised: BaseException | None = None
                 try:
-                    result = self._handler(session, argument)
-                    if result is not None and (inspect.isawaitable(result) or inspect.isgenerator(result)):
-                        raised = _not_run(result)
+                    result = executor.variables.run(self._handler, session, argument)
+                    if result is not None:
+                        raised = refused_result(result, is_async=False)
                 except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler must not end the worker
                     raised = handler_exception(error)
                 if context.fork_guard.is_child:
                     context.fork_guard.end_child(raised)
                 if not executor.end_call(raised, session):
-                    return
+                    break
+            self._check_descriptors(executor)
 
+    def _check_descriptors(self, executor: Executor) -> None:
+        """End this run, without a further statement, if the handler has closed descriptors.
 
-def _not_run(result: Any) -> HandlerMisuseError:
-    if hasattr(result, "close"):
-        result.close()
-    kind = type(result).__name__
-    return HandlerMisuseError(
-        f"the handler returned a {kind}, and nothing of it has been run; use AsyncConsumer for coroutines"
-    )
+        :raises HandlerMisuseError: if it has.
+        """
+        try:
+            self._waker.check()
+        except HandlerMisuseError as error:
+            context = self.context
+            keys = ", ".join(f"job {key_text(run.key)}" for run in runs_of(executor.group)) or "one of the last jobs"
+            extra = context.log_fields("descriptors_closed")
+            logger.critical("queue %s: %s: %s", context.spec.name, keys, error, extra=extra)
+            context.fail(error)
+            raise

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout
+from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, may_be_of_a_row
 from sqlaqueue.consumer.core.effects import Routine
+from sqlaqueue.consumer.core.error_text import ascii_text
 from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.schedules.limited_transaction import limited
 from sqlaqueue.consumer.schedules.log_records import failure_text, log_failure, log_firing
@@ -83,4 +84,12 @@ def _fail(state: GroupState, name: str, error: Exception) -> Routine:
     text = failure_text(error)
     if state.failed(name, text):
         log_failure(name, error, text)
-    yield limited(state, record_failure, name=name, error=text)
+    # The encoding of the database may not have its characters. The log has it, whatever the database refuses.
+    for each in (text, ascii_text(text)):
+        try:
+            yield limited(state, record_failure, name=name, error=each)
+        except Exception as refused:
+            if not may_be_of_a_row(refused):
+                raise
+        else:
+            return

@@ -9,14 +9,25 @@ from __future__ import annotations
 import random
 import time
 
-from sqlalchemy.exc import DBAPIError
-
-from sqlaqueue.consumer.core.database_errors import is_conflict, is_database_error, is_lock_or_timeout, may_recover
+from sqlaqueue.consumer.core.database_errors import (
+    is_conflict,
+    is_database_error,
+    is_lock_or_timeout,
+    may_be_of_a_row,
+    may_recover,
+)
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine, Wait
 from sqlaqueue.consumer.schedules.fire_due import fire_due
 from sqlaqueue.consumer.schedules.firing_process import CLEAN_UP, FiringProcess, GroupState
 from sqlaqueue.consumer.schedules.limited_transaction import limited
-from sqlaqueue.consumer.schedules.log_records import log_declared, log_error, log_moved, log_unknown
+from sqlaqueue.consumer.schedules.log_records import (
+    failure_text,
+    log_declared,
+    log_error,
+    log_failure,
+    log_moved,
+    log_unknown,
+)
 from sqlaqueue.consumer.schedules.startup_checks import check_tables
 from sqlaqueue.consumer.sessions.connection_checks import check_transactions
 from sqlaqueue.log import fields, logger
@@ -84,11 +95,16 @@ def _declare(process: FiringProcess, state: GroupState) -> Routine:
         some = parts.pop(0)
         try:
             written: list[bool] = yield limited(state, write_declarations, some=some)
-        except DBAPIError as error:
-            if not (is_lock_or_timeout(error) or is_conflict(error)):
+        except Exception as error:
+            is_refused = may_be_of_a_row(error)
+            if not (is_refused or is_lock_or_timeout(error) or is_conflict(error)):
                 raise
             if len(some) > 1:
                 parts = [[each] for each in some] + parts
+                continue
+            if is_refused:
+                # Another try would fail as well, and the others are fired.
+                log_failure(some[0].name, error, failure_text(error))
                 continue
             written = [False]
         for each, done in zip(some, written, strict=True):

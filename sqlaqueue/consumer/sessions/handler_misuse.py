@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.core.statement_deadline import HANDLERS_FLUSH
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.run import Run
@@ -56,7 +57,12 @@ def check_rows(
 
     Changes by other statements are detected when the run is settled.
     """
-    session.flush()
+    # What the handler has changed may take as long as its other statements.
+    session.info[HANDLERS_FLUSH] = True
+    try:
+        session.flush()
+    finally:
+        session.info[HANDLERS_FLUSH] = False
     if not spec.strategy.keeps_rows:
         return None
     status, states = spec.attributes["status"], spec.config.states

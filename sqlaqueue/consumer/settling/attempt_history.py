@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.core.database_errors import is_transient
-from sqlaqueue.consumer.core.error_text import text_of
+from sqlaqueue.consumer.core.error_text import ascii_text, text_of
 from sqlaqueue.consumer.settling.outcomes import FinishedRun, NotSettled
 from sqlaqueue.exc import HandlerSignal, Snooze, Throttle, WorkerDied
 from sqlaqueue.log import fields, logger
@@ -64,13 +64,14 @@ class AttemptHistory:
         try:
             statement, values = self._statement(attempts)
             connection = session.connection(bind_arguments=self._bind)
-            with own_work():
-                savepoint = connection.begin_nested()
-            with savepoint:
-                if self._settings.has_leases:
-                    values[_LOCK_TIMEOUT_BEFORE] = connection.execute(_LIMIT_LOCKS).one()[0]
-                connection.execute(statement, values)
-                self._check_deferred(connection)
+            try:
+                self._insert(connection, statement, values)
+            except Exception as error:
+                texts = {name: _in_ascii(values.get(name)) for name in ("error", "traceback")}
+                if is_transient(error) or all(values.get(name) == text for name, text in texts.items()):
+                    raise
+                # The database may not store a character.
+                self._insert(connection, statement, values | texts)
         except Exception as error:
             if is_transient(error):
                 raise
@@ -78,6 +79,15 @@ class AttemptHistory:
                 # Such as a constraint that was dropped.
                 self._deferred = frozenset()
             self.warn(error)
+
+    def _insert(self, connection: sa.Connection, statement: Any, values: dict[str, Any]) -> None:
+        with own_work():
+            savepoint = connection.begin_nested()
+        with savepoint:
+            if self._settings.has_leases:
+                values[_LOCK_TIMEOUT_BEFORE] = connection.execute(_LIMIT_LOCKS).one()[0]
+            connection.execute(statement, values)
+            self._check_deferred(connection)
 
     def _check_deferred(self, connection: sa.Connection) -> None:
         deferred = self._deferred
@@ -214,6 +224,10 @@ def _ended_at(started_at: float | None, duration: float | None, now: float) -> f
 
 def _ago(now: float, moment: float | None) -> int | None:
     return None if moment is None else max(0, round((now - moment) * 1e6))
+
+
+def _in_ascii(texts: list[str | None] | None) -> list[str | None] | None:
+    return None if texts is None else [None if text is None else ascii_text(text) for text in texts]
 
 
 def _error(one: FinishedRun) -> str | None:

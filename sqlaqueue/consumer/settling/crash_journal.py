@@ -147,10 +147,14 @@ def _insert_and_look(spec: QueueSpec, *, notifies: bool) -> AnySelect:
     # Losing the row in a crash of the server costs nothing: the batch is gone with it.
     setting = sa.func.set_config("synchronous_commit", "off", sa.true())
     payload = [backend().notification(spec, sa.bindparam("payload", "", sa.Text()))] if notifies else []
-    inserted = sa.insert(journal).values(queue=spec.name, **columns).returning(setting, *payload).cte("entered")
+    inserted = (
+        sa.insert(journal).values(queue=spec.name, **columns).returning(setting, *payload).cte("sqlaqueue_entered")
+    )
     # From the same parameter: to write out the names of a batch takes time, and the journal is mostly empty.
     mine = sa.select(sa.func.jsonb_array_elements_text(columns["keys"]))
-    its = sa.func.jsonb_array_elements_text(journal.c["keys"]).table_valued(sa.column("name", sa.Text()), name="its")
+    its = sa.func.jsonb_array_elements_text(journal.c["keys"]).table_valued(
+        sa.column("name", sa.Text()), name="sqlaqueue_its"
+    )
     # As a CASE a name is looked up in a hash; has_any() compares each with each, a million times for two batches.
     in_both = sa.exists().where(sa.case((its.c.name.in_(mine), sa.true()))).correlate(journal)
     known = sa.select(journal.c["keys"], journal.c.starts).where(journal.c.queue == spec.name)

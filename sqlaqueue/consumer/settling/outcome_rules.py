@@ -6,6 +6,7 @@ Pure, no I/O.
 from __future__ import annotations
 
 import traceback
+from contextvars import copy_context
 from dataclasses import replace
 
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
@@ -126,7 +127,7 @@ def _outcome_of_error(error: BaseException, run: Run, policy: RetryPolicy) -> Ou
 def _ask_policy(policy: RetryPolicy, run: Run, error: BaseException) -> float | None:
     """Call the policy; a policy that fails itself must not cost the job its retry."""
     try:
-        delay: Delay | None = policy(run.attempt, error)
+        delay: Delay | None = copy_context().run(policy, run.attempt, error)
         return None if delay is None else seconds(delay, "the retry policy's delay")
     except Exception as mistaken:  # noqa: BLE001 - it is reported with the traceback of the handler's error
         said = "".join(traceback.format_exception(mistaken))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from asyncio import CancelledError
 from collections.abc import Collection
@@ -133,11 +134,24 @@ def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 -
 
 
 def handler_exception(error: BaseException) -> BaseException:
-    """Return a handler's exception; for a MemoryError, first free the memory that the handler's frames refer to.
+    """Return a handler's exception, or another one if it cannot be read.
 
-    It must be called at once: without memory not even a socket can be read.
+    For a MemoryError, first free the memory that the handler's frames refer to. It must be called at once: without
+    memory not even a socket can be read.
     """
-    if isinstance(error, MemoryError):
+    if issubclass(type(error), MemoryError):
         # The objects that fill the memory are referenced by the handler's frames.
         traceback.clear_frames(error.__traceback__)
+    try:
+        for name in ("__cause__", "__context__", "__traceback__", "__class__"):
+            getattr(error, name)
+        getattr(error, "__notes__", type(error).__name__)
+        with contextlib.suppress(Exception):
+            # Its text may fail as that of any object may.
+            str(error)
+    except BaseException:  # noqa: BLE001 - its code may raise SystemExit as well, and the run has to end
+        # Whoever looks at it would raise again: the rules of outcomes, the log, listeners of events.
+        name = type.__getattribute__(type(error), "__qualname__")
+        unreadable = RuntimeError(f"the handler raised an exception of the class {name}, which cannot be read")
+        return unreadable.with_traceback(BaseException.__getattribute__(error, "__traceback__"))
     return error

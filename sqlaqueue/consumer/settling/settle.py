@@ -13,14 +13,21 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.configuration.statements import EXPECTED, KEYS, RUN_TOKEN, ConsumerStatements
-from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_transient, is_twin, may_settle_later
+from sqlaqueue.consumer.core.database_errors import (
+    is_lock_or_timeout,
+    is_transient,
+    is_twin,
+    may_be_of_a_run,
+    may_settle_later,
+)
+from sqlaqueue.consumer.core.error_text import ascii_text
 from sqlaqueue.consumer.notifications.notify import notify_settled
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.sessions.handler_misuse import check_rows, is_deleted, refuse_changed_rows
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
 from sqlaqueue.consumer.settling.attempt_history import AttemptHistory
 from sqlaqueue.consumer.settling.outcome_rules import OutcomeRules
-from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun, NotSettled
+from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun, NotSettled, Outcome
 from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements, really_lost
 from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.log import fields, logger
@@ -194,12 +201,12 @@ class Settler:
                 limit = SHORTEST_MOMENT
             try:
                 result.lease_lost.extend(self.settle_and_commit(session, [one], lock_timeout=limit))
-            except DBAPIError as error:
+            except Exception as error:
                 session.rollback()
                 if is_lock_or_timeout(error) or is_twin(error, self._spec):
                     result.later.append(one)
                     continue
-                if may_settle_later(error):
+                if not may_be_of_a_run(error):
                     raise
                 self._log_refused(one, error)
                 lost = self._settle_otherwise(session, one, error) if wait else None
@@ -209,7 +216,7 @@ class Settler:
                     result.lease_lost.extend(lost)
         return result
 
-    def _log_refused(self, one: FinishedRun, error: DBAPIError) -> None:
+    def _log_refused(self, one: FinishedRun, error: Exception) -> None:
         run, queue = one.run, self._spec.name
         extra = fields(
             "settling_refused",
@@ -222,21 +229,35 @@ class Settler:
         text = "job %s of queue %s cannot be settled as %s: %s"
         logger.warning(text, key_text(run.key), queue, one.outcome.event, error, extra=extra)
 
-    def _settle_otherwise(self, session: Session, one: FinishedRun, error: DBAPIError) -> list[FinishedRun] | None:
-        """Settle a run whose outcome the database refuses: a success as a failed attempt, an error without its text.
+    def _settle_otherwise(self, session: Session, one: FinishedRun, error: Exception) -> list[FinishedRun] | None:
+        """Settle a run whose outcome the database refuses.
 
         :return: the run if its lease was lost; None when it cannot be settled at all.
         """
-        outcome = self._rules.outcome(error, one.run) if one.outcome is COMPLETED else one.outcome
-        for other in (outcome, replace(outcome, error=None)):
+        for other in self.other_outcomes(one, error):
             one.outcome = other
             try:
                 return self.settle_and_commit(session, [one])
-            except DBAPIError as again:
+            except Exception as again:
                 session.rollback()
-                if may_settle_later(again):
+                if not may_be_of_a_run(again):
                     raise
         return None
+
+    def other_outcomes(self, one: FinishedRun, error: BaseException | None) -> Iterator[Outcome]:
+        """Yield what to write, one after the other, if the database refuses the outcome of a run.
+
+        A success becomes a failed attempt. The text of an error is written in ASCII, which every database stores, and
+        then left out.
+        """
+        outcome = one.outcome
+        if outcome is COMPLETED:
+            outcome = self._rules.outcome(error, one.run)
+            yield outcome
+        if outcome.error is not None:
+            if not outcome.error.isascii():
+                yield replace(outcome, error=ascii_text(outcome.error))
+            yield replace(outcome, error=None)
 
     def complete_and_commit(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
         """Commit a handler's writes together with the completion of its jobs, or neither.

@@ -40,7 +40,11 @@ def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> list[ForeignK
 
     def names(numbers: sa.ColumnElement[Any], of: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         attribute = system_table("pg_attribute", "attname", "attrelid", "attnum")
-        each = sa.func.unnest(numbers).table_valued("number", with_ordinality="place", name="each").render_derived()
+        each = (
+            sa.func.unnest(numbers)
+            .table_valued("number", with_ordinality="place", name="sqlaqueue_each")
+            .render_derived("sqlaqueue_each")
+        )
         listed = sa.func.array_agg(
             aggregate_order_by(sa.cast(attribute.c.attname, sa.Text), each.c.place),
             type_=ARRAY(sa.Text()),

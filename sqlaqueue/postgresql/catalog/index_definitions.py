@@ -54,7 +54,7 @@ class StoredIndex:
     definition: str
 
 
-def stored_indexes(connection: sa.Connection, tables: Sequence[sa.Table]) -> list[StoredIndex]:
+def stored_indexes(connection: sa.Connection | Session, tables: Sequence[sa.Table]) -> list[StoredIndex]:
     """Return the indexes of existing tables."""
     columns = [sa.cast(sa.cast(TableId(each), OID()), sa.BigInteger()) for each in tables]
     ids = connection.execute(sa.select(*columns)).one()
@@ -86,7 +86,7 @@ def partitioned_tables(connection: sa.Connection | Session, tables: Sequence[sa.
     return {table for table, flag in zip(tables, found, strict=True) if flag}
 
 
-def comparable(connection: sa.Connection, table: sa.Table, expressions: Sequence[str]) -> list[str]:
+def comparable(connection: sa.Connection | Session, table: sa.Table, expressions: Sequence[str]) -> list[str]:
     """Return expressions over the columns of a table as the server prints them in a plan; equal ones are equal texts.
 
     :param expressions: SQL of this library's models and of the catalog, no input of users.

@@ -139,13 +139,27 @@ def schemas_with_table(session: Executor, name: str) -> list[tuple[str, bool]]:
 
 def policy_commands(connection: sa.Connection, table: sa.Table) -> set[str]:
     """Return the commands (``pg_policy.polcmd``) for which the role has a permissive policy on a table."""
-    policy = system_table("pg_policy", "polrelid", "polpermissive", "polcmd", "polroles")
+    policy, applies = _policies_of_role(table)
+    query = sa.select(sa.cast(policy.c.polcmd, sa.Text)).where(applies, policy.c.polpermissive)
+    return set(connection.execute(query).scalars())
+
+
+def shows_all_rows(connection: sa.Connection, table: sa.Table) -> bool:
+    """Return whether a permissive policy without a condition shows the role all rows of a table."""
+    policy, applies = _policies_of_role(table)
+    command = sa.cast(policy.c.polcmd, sa.Text).in_(["r", "*"])
+    condition = sa.func.pg_get_expr(policy.c.polqual, policy.c.polrelid, type_=sa.Text())
+    found = connection.execute(sa.select(policy.c.polpermissive, condition).where(applies, command)).all()
+    shown = {(bool(permissive), text == "true") for permissive, text in found}
+    return (True, True) in shown and (False, False) not in shown
+
+
+def _policies_of_role(table: sa.Table) -> tuple[sa.TableClause, sa.ColumnElement[bool]]:
+    """Return the table of policies, and the condition that one applies to the role and to a table."""
+    policy = system_table("pg_policy", "polrelid", "polpermissive", "polcmd", "polroles", "polqual")
     roles = sa.func.unnest(policy.c.polroles).column_valued("role")
     applies = sa.or_(roles == sa.literal_column("0"), sa.func.pg_has_role(roles, sa.literal_column("'USAGE'")))
-    query = sa.select(sa.cast(policy.c.polcmd, sa.Text)).where(
-        policy.c.polrelid == TableId(table), policy.c.polpermissive, sa.exists(sa.select(roles).where(applies))
-    )
-    return set(connection.execute(query).scalars())
+    return policy, sa.and_(policy.c.polrelid == TableId(table), sa.exists(sa.select(roles).where(applies)))
 
 
 def quoted_role() -> sa.ColumnElement[str]:

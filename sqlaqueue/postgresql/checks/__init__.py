@@ -16,9 +16,9 @@ from sqlaqueue.postgresql.checks.missing_objects import (
 from sqlaqueue.postgresql.checks.privileges import (
     grants_for,
     missing_grants,
-    missing_policies,
     missing_schema_grants,
     policies_for,
+    row_security,
 )
 from sqlaqueue.postgresql.checks.versions import (
     outdated_functions,
@@ -40,12 +40,12 @@ __all__ = [
     "missing_index_advice",
     "missing_indexes",
     "missing_objects",
-    "missing_policies",
     "missing_schema_grants",
     "outdated_functions",
     "outdated_triggers",
     "outdated_triggers_of",
     "policies_for",
+    "row_security",
     "sees_all",
     "slot_of",
     "split_schemas",

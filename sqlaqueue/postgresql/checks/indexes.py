@@ -7,10 +7,16 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.postgresql.catalog.index_definitions import partitioned_tables
-from sqlaqueue.postgresql.catalog.indexes import index_validity, valid_indexes
+from sqlaqueue.postgresql.catalog.index_definitions import (
+    StoredIndex,
+    comparable,
+    partitioned_tables,
+    stored_indexes,
+)
+from sqlaqueue.postgresql.catalog.indexes import index_validity
 from sqlaqueue.postgresql.checks.missing_objects import UPDATE_COMMAND
-from sqlaqueue.postgresql.identifiers import object_name
+from sqlaqueue.postgresql.ddl.sql_template import literal_sql
+from sqlaqueue.postgresql.identifiers import is_name_of, object_name
 from sqlaqueue.postgresql.types import NEUTRAL
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.texts import states_text
@@ -19,27 +25,41 @@ from sqlaqueue.texts import states_text
 def missing_indexes(session: Session | sa.Connection, spec: QueueSpec) -> list[sa.Index]:
     """Return the indexes of claims and rescues, and of unique jobs, that the database lacks, or that are invalid.
 
-    For claims and rescues an index of another name counts if it begins with the same columns.
+    For claims and rescues an index of the application counts if it begins with the same columns, and has all rows or
+    the same ones.
     """
-    own = {str(index.name) for index in spec.claim_indexes}
-    tables = {index.table for index in spec.claim_indexes if index.table is not None}
-    existing: dict[sa.Table | None, list[tuple[str, list[str]]]] = {
-        table: valid_indexes(session, table) for table in tables
-    }
-
-    def serves(index: sa.Index, name: str, columns: list[str]) -> bool:
-        wanted = [column.name for column in index.columns]
-        return name == index.name or (name not in own and columns[: len(wanted)] == wanted)
-
+    tables = list(dict.fromkeys(index.table for index in spec.claim_indexes if index.table is not None))
+    existing = [stored for stored in stored_indexes(session, tables) if stored.is_valid] if tables else []
     unique = _unique_index(spec)
     return [
         *(
             index
             for index in spec.claim_indexes
-            if not any(serves(index, name, columns) for name, columns in existing.get(index.table, []))
+            if not any(each.table is index.table and _serves(session, each, index) for each in existing)
         ),
         *([] if unique is None or _validity(session, unique) else [unique]),
     ]
+
+
+def _serves(session: Session | sa.Connection, stored: StoredIndex, index: sa.Index) -> bool:
+    """Return whether an index of the database has what a claim or a rescue reads."""
+    if stored.name == index.name:
+        return True
+    # What the library has added beside it is for something else, even where it begins with the same columns.
+    is_own = is_name_of(stored.name, "ix", stored.table.name, "queue")
+    columns = [each.name for each in index.expressions if isinstance(each, sa.Column)]
+    first = [each.strip('"').replace('""', '"') for each in stored.elements[: len(columns)]]
+    if is_own or len(columns) < len(index.expressions) or not stored.is_plain or first != columns:
+        return False
+    if stored.predicate is None:
+        # These have few of the rows: among all they would be searched for.
+        few = (object_name("ix", stored.table.name, "queue", purpose) for purpose in ("quarantined", "running"))
+        return str(index.name) not in few
+    where = index.dialect_options["postgresql"]["where"]
+    if where is None:
+        return False
+    found, wanted = comparable(session, stored.table, [stored.predicate, literal_sql(where)])
+    return found == wanted
 
 
 def missing_index_advice(session: Session | sa.Connection, spec: QueueSpec) -> str | None:

@@ -16,6 +16,7 @@ from sqlaqueue.postgresql.catalog.queue_objects import (
     existing_functions,
     policy_commands,
     quoted_role,
+    shows_all_rows,
     unusable_schemas,
 )
 from sqlaqueue.postgresql.catalog.table_id import TableId, TableName
@@ -78,22 +79,30 @@ def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege],
     return statements
 
 
-def missing_policies(connection: sa.Connection, spec: QueueSpec) -> list[str]:
-    """Return the policies that the role needs on tables with row-level security for which it has none.
+def row_security(connection: sa.Connection, spec: QueueSpec) -> tuple[list[str], str | None]:
+    """Return the policies that the role needs on tables with row-level security for which it has none, and a warning.
 
-    Whether an existing policy shows all jobs is not checked: a role may be meant to run some of them only.
+    The warning says that the policies hide every row. Whether they show all jobs is not checked: a role may be meant to
+    run some of them only.
     """
-    return policies_for(connection, list(spec.strategy.required_privileges(spec)))
+    secured, missing = _policies(connection, list(spec.strategy.required_privileges(spec)))
+    return missing, None if missing or spec.table not in secured else _hidden_rows(connection, spec)
 
 
 def policies_for(connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> list[str]:
     """Return the policies that the role needs for the required privileges."""
+    return _policies(connection, required)[1]
+
+
+def _policies(connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> tuple[Sequence[sa.Table], list[str]]:
+    """Return the tables whose policies apply to the role, and the policies that it needs."""
     tables = list(dict.fromkeys(each.table for each in required))
     active = [sa.func.row_security_active(TableName(table)) for table in tables]
     row: Any = connection.execute(sa.select(quoted_role(), *active)).one()
-    role, *secured = row
+    role, *found = row
+    secured = [table for table, on in zip(tables, found, strict=True) if on]
     missing = []
-    for table in (table for table, on in zip(tables, secured, strict=True) if on):
+    for table in secured:
         commands = policy_commands(connection, table)
         needed = [each.privilege for each in required if each.table is table]
         hidden = [] if "*" in commands else [each for each in needed if _COMMANDS[each] not in commands]
@@ -102,7 +111,28 @@ def policies_for(connection: sa.Connection, required: Sequence[RequiredPrivilege
             f"CREATE POLICY {_policy_name(role, each)} ON {name} FOR {each} TO {role} {_all_rows(each)}"
             for each in hidden
         ]
-    return missing
+    return secured, missing
+
+
+def _hidden_rows(connection: sa.Connection, spec: QueueSpec) -> str | None:
+    """Return a warning if the role sees no row, and the statistics of the table count some.
+
+    They lag behind by a second or more, so a queue that is emptied again and again would look like that as well. It is
+    left out if a policy shows all rows.
+    """
+    if shows_all_rows(connection, spec.table):
+        return None
+    seen = sa.exists(sa.select(sa.literal_column("1")).select_from(spec.table))
+    counted = sa.func.pg_stat_get_live_tuples(TableId(spec.table), type_=sa.BigInteger())
+    row: Any = connection.execute(sa.select(seen, counted, quoted_role())).one()
+    sees, number, role = row
+    if sees or not number:
+        return None
+    return (
+        f"row-level security shows the role {role} no row of {spec.table.fullname}, which has {number} or so: jobs of "
+        "its queue do not run here; if it should see them, correct the condition of its policy, or what that reads, "
+        "such as a setting of the session"
+    )
 
 
 def _policy_name(role: str, privilege: str) -> str:

@@ -72,7 +72,7 @@ class Admitted:
         turns = [] if self._flow.turn is None else [sa.func.row_number().over().label(TURN)]
         picked = sa.select(*(rows.c[name] for name in self._named), *turns)
         begun = self._begun(rows)
-        return (picked.add_cte(*begun) if begun else picked).cte("picked")
+        return (picked.add_cte(*begun) if begun else picked).cte("sqlaqueue_picked")
 
     def _begun(self, rows: sa.CTE) -> list[sa.CTE]:
         """Return the statements that record the beginning of jobs with their rates."""

@@ -100,7 +100,7 @@ class Cells:
         rows: Any = sa.func.unnest(*arrays).table_valued(
             *(sa.column(name, types[name]) for name in types), name="sqlaqueue_turns"
         )
-        rows = rows.render_derived()
+        rows = rows.render_derived("sqlaqueue_turns")
         known = sa.select(
             rows.c[LEVELS].label("level"),
             key_hash([rows.c[name] for name in keys]).label("last"),

@@ -26,7 +26,7 @@ def upcoming_times(
         return later
     priority = scanned.c[spec.columns["priority"].key]
     levels = _priorities(priority, conditions)
-    each = later.where(priority == levels.c.level).correlate(levels).lateral("each")
+    each = later.where(priority == levels.c.level).correlate(levels).lateral("sqlaqueue_each")
     soonest = sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
     return with_plain_form(soonest, lambda: later)
 
@@ -40,13 +40,15 @@ def due_since(spec: QueueSpec, pending: sa.FromClause, limit: int) -> sa.Compoun
         return sa.union_all(*(each.limit(limit) for each in _due(spec, pending)))
     priority = pending.c.priority
     levels = _priorities(priority, ())
-    first = sa.select(levels.c.level).where(levels.c.level.is_not(None)).limit(_MOST_PRIORITIES).subquery("first")
+    first = (
+        sa.select(levels.c.level).where(levels.c.level.is_not(None)).limit(_MOST_PRIORITIES).subquery("sqlaqueue_first")
+    )
     parts: list[AnySelect] = []
     bounds = []
     for number, due in enumerate(_due(spec, pending)):
         of_level = due.where(priority == first.c.level).limit(limit)
         bounds.append(_bound_limit(of_level))
-        each = of_level.correlate(first).lateral(f"each_{number}")
+        each = of_level.correlate(first).lateral(f"sqlaqueue_each_{number}")
         parts.append(sa.select(each.c.since).select_from(first.join(each, sa.true())))
         if spec.columns["priority"].nullable:
             parts.append(due.where(priority.is_(None)).limit(limit))
@@ -79,17 +81,17 @@ def due_keys(
     priority = scanned.c[spec.columns["priority"].key]
     levels = _priorities(priority, conditions)
     known = sa.select(levels.c.level).where(levels.c.level.is_not(None))
-    first = known.limit(_MOST_PRIORITIES).subquery("first_levels")
+    first = known.limit(_MOST_PRIORITIES).subquery("sqlaqueue_first_levels")
     parts: list[AnySelect] = []
     bounds = []
     for number, due in enumerate(ranges):
         of_level = due.where(priority == first.c.level).limit(limit)
         bounds.append(_bound_limit(of_level))
-        each = of_level.correlate(first).lateral(f"due_{number}")
+        each = of_level.correlate(first).lateral(f"sqlaqueue_due_{number}")
         parts.append(sa.select(*each.c).select_from(first.join(each, sa.true())))
         if spec.columns["priority"].nullable:
             parts.append(due.where(priority.is_(None)))
-    some = known.limit(_MOST_PRIORITIES + 1).subquery("some_levels")
+    some = known.limit(_MOST_PRIORITIES + 1).subquery("sqlaqueue_some_levels")
     any_left = sa.select(sa.func.count() > _MOST_PRIORITIES).select_from(some)
     due_first = with_plain_form(_first(parts, limit), lambda: _one_after_another(ranges, bounds[0]).limit(bounds[0]))
     return due_first, with_plain_form(any_left, lambda: none_left)
@@ -98,7 +100,7 @@ def due_keys(
 def _first(parts: Sequence[AnySelect], limit: int) -> AnySelect:
     if len(parts) == 1:
         return parts[0].limit(limit)
-    rows = sa.union_all(*(each.limit(limit) for each in parts)).subquery("due_parts")
+    rows = sa.union_all(*(each.limit(limit) for each in parts)).subquery("sqlaqueue_due_parts")
     return sa.select(*rows.c).limit(limit)
 
 
@@ -112,8 +114,8 @@ def _bound_limit(rows: AnySelect) -> Any:
 
 def _one_after_another(parts: Sequence[AnySelect], limit: Any) -> AnySelect:
     """Return up to ``limit`` rows of each part, without a LIMIT in a UNION, which SQLite does not have."""
-    limited = [each.limit(limit).subquery(f"part_{number}") for number, each in enumerate(parts)]
-    rows = sa.union_all(*(sa.select(*each.c) for each in limited)).subquery("parts")
+    limited = [each.limit(limit).subquery(f"sqlaqueue_part_{number}") for number, each in enumerate(parts)]
+    rows = sa.union_all(*(sa.select(*each.c) for each in limited)).subquery("sqlaqueue_parts")
     return sa.select(*rows.c)
 
 
@@ -133,6 +135,6 @@ def _due(spec: QueueSpec, pending: sa.FromClause) -> list[AnySelect]:
 def _priorities(priority: sa.ColumnElement[Any], conditions: Sequence[sa.ColumnElement[bool]]) -> sa.CTE:
     """Return the priorities in ascending order, each found by one look into the index; the last row is null."""
     least = sa.select(sa.func.min(priority).label("level")).where(*conditions)
-    levels = least.cte("levels", recursive=True)
+    levels = least.cte("sqlaqueue_levels", recursive=True)
     above = least.where(priority > levels.c.level).correlate(levels).scalar_subquery()
     return levels.union_all(sa.select(above).where(levels.c.level.is_not(None)))

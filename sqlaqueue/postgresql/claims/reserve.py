@@ -40,4 +40,4 @@ def reservation(spec: QueueSpec, chosen: sa.ColumnElement[bool]) -> tuple[AnySel
 
 def _hashes(check: RateCheck, array: Any) -> sa.FromClause:
     column = sa.column(check.name("key"), sa.BigInteger())
-    return sa.func.unnest(array).table_valued(column, name="sqlaqueue_begun").render_derived()
+    return sa.func.unnest(array).table_valued(column, name="sqlaqueue_begun").render_derived("sqlaqueue_begun")

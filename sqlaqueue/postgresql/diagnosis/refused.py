@@ -68,7 +68,7 @@ def _by_constraints(connection: sa.Connection, spec: QueueSpec, states: Sequence
             # The type of the database, as the expression has its operators; the model may declare another one.
             given = literal_text(spec.status_value(state), column.type)
             stored: sa.ColumnElement[Any] = sa.literal_column(f"CAST({given} AS {type_})")
-            row = sa.select(stored.label(column.name)).subquery("row")
+            row = sa.select(stored.label(column.name)).subquery("sqlaqueue_row")
             # As for an INSERT: NULL counts as true.
             fits = sa.literal_column(f"({expression}) IS NOT FALSE", sa.Boolean())
             value = sa.cast(row.c[column.name], sa.Text())

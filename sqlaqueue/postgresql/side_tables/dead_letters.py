@@ -34,6 +34,6 @@ def bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> sa.I
 def stored_rows(row: sa.ColumnElement[Any], columns: Sequence[sa.Column[Any]]) -> sa.TableValuedAlias:
     """Return the stored row of each dead letter as a table with the given columns, to be joined on true."""
     record = sa.func.jsonb_to_record(row).table_valued(
-        *(sa.column(column.key, column.type) for column in columns), name="letter", joins_implicitly=True
+        *(sa.column(column.key, column.type) for column in columns), name="sqlaqueue_letter", joins_implicitly=True
     )
-    return record.render_derived(with_types=True)
+    return record.render_derived("sqlaqueue_letter", with_types=True)

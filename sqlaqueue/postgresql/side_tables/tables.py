@@ -61,8 +61,9 @@ def consumers(spec: QueueSpec) -> sa.Table:
         sa.Column("version", sa.Text(), nullable=False),
         sa.Column("listening", sa.Boolean(), nullable=False),
         sa.Column("running", JSONB(), nullable=False),
-        # With a server default for Consumers of an older version, which do not write this column.
+        # With a server default for Consumers of an older version, which do not write these columns.
         sa.Column("claimed", sa.Integer(), nullable=False, server_default=sa.text("0")),
+        sa.Column("unclaimable", JSONB(), nullable=False, server_default=sa.text("'[]'")),
         sa.Column("heartbeat_at", moment, nullable=False),
         sa.Column("expires_at", moment, nullable=False),
         _created_at(),

@@ -21,7 +21,7 @@ def stored_columns(spec: QueueSpec) -> list[sa.Column[Any]]:
 def letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
     """Return the dead letters of a queue that ``chosen`` selects.
 
-    The columns of the table of dead letters have names that begin with ``letter_``.
+    The columns of the table of dead letters have names that begin with ``sqlaqueue_letter_``.
 
     :raises StatementError: when ``chosen`` joins another table.
     """
@@ -29,11 +29,11 @@ def letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
     rows = backend().side_tables.stored_rows(dead.c.row, stored_columns(spec))
     found = sa.select(
         *(rows.c[column.key] for column in stored_columns(spec)),
-        dead.c.queue.label("letter_queue"),
-        dead.c.key.label("letter_key"),
-        dead.c.state.label("letter_state"),
-        dead.c.error.label("letter_error"),
-        dead.c.created_at.label("letter_time"),
+        dead.c.queue.label("sqlaqueue_letter_queue"),
+        dead.c.key.label("sqlaqueue_letter_key"),
+        dead.c.state.label("sqlaqueue_letter_state"),
+        dead.c.error.label("sqlaqueue_letter_error"),
+        dead.c.created_at.label("sqlaqueue_letter_time"),
     ).select_from(dead.join(rows, sa.true()))
     return found.where(dead.c.queue == spec.name, *_conditions(spec, rows, chosen, verb))
 
@@ -46,8 +46,8 @@ def locked_letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
 def delete_letters(spec: QueueSpec, chosen: sa.CTE) -> sa.CTE:
     """Return the DELETE of dead letters, as a CTE that returns their keys."""
     dead = spec.side_tables[DEAD_LETTER]
-    here = sa.and_(dead.c.queue == chosen.c.letter_queue, dead.c.key == chosen.c.letter_key)
-    return sa.delete(dead).where(here).returning(dead.c.key).cte("deleted_letters")
+    here = sa.and_(dead.c.queue == chosen.c.sqlaqueue_letter_queue, dead.c.key == chosen.c.sqlaqueue_letter_key)
+    return sa.delete(dead).where(here).returning(dead.c.key).cte("sqlaqueue_deleted_letters")
 
 
 def _conditions(spec: QueueSpec, rows: sa.FromClause, chosen: AnySelect, verb: str) -> list[sa.ColumnElement[bool]]:

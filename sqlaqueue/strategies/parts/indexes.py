@@ -11,7 +11,8 @@ from sqlalchemy.sql.elements import conv
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 
-_OF_CLAIMS = {"claim", "quarantined", "lease"}
+_OF_OTHERS = {"finished", "unique"}
+"""The purposes of indexes that neither claims nor rescues read."""
 
 
 def add_index(
@@ -32,6 +33,6 @@ def add_index(
     for known in [index for index in spec.table.indexes if index.name == name]:
         spec.table.indexes.discard(known)
     index = sa.Index(name, *columns, unique=unique, postgresql_where=where)
-    if purpose in _OF_CLAIMS:
+    if purpose not in _OF_OTHERS:
         spec.claim_indexes.append(index)
     return index

@@ -32,7 +32,7 @@ def requeue_letters(spec: QueueSpec, key: UniqueKey, letters: sa.CTE, rows: AnyS
     """
     back, inserted = _inserted(spec, key, rows)
     dead = spec.side_tables[DEAD_LETTER]
-    here = sa.and_(dead.c.queue == letters.c.letter_queue, dead.c.key == letters.c.letter_key)
+    here = sa.and_(dead.c.queue == letters.c.sqlaqueue_letter_queue, dead.c.key == letters.c.sqlaqueue_letter_key)
     is_back = _is_among(spec, letters, inserted)
     opened = sa.delete(dead).where(here, is_back).cte("sqlaqueue_opened")
     twin = _twin_of(spec, key, letters, inserted)

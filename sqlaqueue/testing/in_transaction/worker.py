@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.claiming.claim_jobs import ClaimFailed
 from sqlaqueue.consumer.configuration.handlers import is_coroutine_function
 from sqlaqueue.consumer.configuration.statements import make_statements
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
@@ -25,10 +26,11 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine, WithSe
 from sqlaqueue.consumer.core.events import EventName, JobEvent
 from sqlaqueue.consumer.executing.held import run_held_batch
 from sqlaqueue.consumer.executing.leased import claim_leased_batch, run_leased, run_to_the_end
-from sqlaqueue.consumer.executing.report import emit_rescued, report
+from sqlaqueue.consumer.executing.report import RescuedJob, report, report_rescued
 from sqlaqueue.consumer.executing.settle_finished import settle_finished
 from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
+from sqlaqueue.consumer.maintenance.rescue import rescued_jobs
 from sqlaqueue.consumer.runners.thread_runner import ThreadRunner
 from sqlaqueue.consumer.sessions.session_usage import has_lost_connection
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM
@@ -141,9 +143,9 @@ class WorkerInTest:
             return await session.run_sync(self.run, routine)
         from sqlaqueue.consumer.runners.task_runner import TaskRunner  # noqa: PLC0415 - it needs greenlet
 
-        async def handler(own: AsyncSession, argument: Any) -> None:
+        async def handler(own: AsyncSession, argument: Any) -> Any:
             try:
-                await self._handler(own, argument)
+                return await self._handler(own, argument)
             except BaseException as error:
                 self._note_interrupt(error)
                 raise
@@ -262,23 +264,30 @@ def _no_session() -> Any:
 
 def _rescue(context: ConsumerContext) -> Routine:
     if context.settings.has_leases:
-        emit_rescued(context, (yield ExecuteInOwnSession(rescue_expired, (context.spec,))))
+        report_rescued(context, (yield ExecuteInOwnSession(rescue_expired, (context.spec,))))
 
 
-def rescue_expired(session: Session, spec: QueueSpec) -> list[Key]:
+def rescue_expired(session: Session, spec: QueueSpec) -> list[RescuedJob]:
     """Rescue jobs whose lease has expired, and commit.
 
     Not by the maintenance task of a Consumer, which sets a timeout for its transaction: this one is the test's.
     """
     bind = {"mapper": spec.mapper}
     found = session.execute(rescue(spec.model), execution_options=BESIDE_ORM, bind_arguments=bind).scalars()
-    keys = keys_from(found, len(spec.keys))
+    rescued = rescued_jobs(session, spec, keys_from(found, len(spec.keys)))
     session.commit()
-    return keys
+    return rescued
 
 
 def _take_turn(context: ConsumerContext) -> Routine:
     """Claim once, run what was claimed, and settle; return how many jobs were claimed."""
+    try:
+        return (yield from _turn(context))
+    except ClaimFailed as failed:
+        raise failed.__cause__ or failed from None
+
+
+def _turn(context: ConsumerContext) -> Routine:
     turn = WorkerTurn(context)
     turn.may_claim()
     if context.settings.holds_transaction:

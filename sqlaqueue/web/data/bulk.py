@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
@@ -237,7 +237,7 @@ def _states(session: Session, columns: JobColumns, keys: Sequence[str]) -> list[
     """Return the jobs that have some keys, with their states."""
     spec, found = columns.spec, []
     for some in _batches(list(dict.fromkeys(keys)), _BATCH):
-        listed = filtered_jobs(_select(columns, some), admin.JobFilter()).subquery("jobs")
+        listed = filtered_jobs(_select(columns, some), admin.JobFilter()).subquery("sqlaqueue_jobs")
         names = [listed.c[name] for name in key_labels(spec)]
         rows = session.execute(
             sa.select(*names, listed.c.state).order_by(*names), bind_arguments={"mapper": spec.mapper}
@@ -316,10 +316,18 @@ def _later(session: Session, chosen: ByFilter, keys: Sequence[str]) -> set[str]:
         times = [spec.columns[role] for role in ("created_at", "finished_at") if spec.has(role)]
         is_late = sa.or_(sa.false(), *(sa.cast(each, sa.DateTime(timezone=True)) > until for each in times))
         found = sa.select(*spec.keys).where(sa.or_(*(has_key(columns, key) for key in keys)), is_late)
-    rows = found.subquery("later")
+    rows = found.subquery("sqlaqueue_later")
     parts = [sa.cast(rows.c[each.key], sa.Text()) for each in spec.keys]
     later = session.execute(sa.select(*parts), bind_arguments={"mapper": spec.mapper})
     return {key_text(row) for row in later}
+
+
+def _note_refused(done: Done, refused: Iterable[Any]) -> None:
+    keys = [key_text(key if isinstance(key, tuple) else (key,)) for key in refused]
+    if keys:
+        # Not the error itself: the text of a trigger may contain values that are redacted.
+        listed = ", ".join(keys[:MOST_KEYS])
+        done.problem = f"The database refuses to change job {listed}; the log has the error."
 
 
 def _change(session: Session, action: BulkAction, columns: JobColumns, keys: Sequence[str], done: Done) -> None:
@@ -332,11 +340,13 @@ def _change(session: Session, action: BulkAction, columns: JobColumns, keys: Seq
         done.changed += requeued
         done.twins += len(requeued.twins)
         done.left += len(requeued.left)
+        _note_refused(done, requeued.refused)
     elif action == "cancel":
         cancelled = admin.cancel(session, jobs, only, batch_size=_BATCH)
         done.changed += len(cancelled.cancelled)
         done.asked += len(cancelled.asked)
         done.missing += len(cancelled.missing)
+        _note_refused(done, cancelled.refused)
     else:
         done.changed += admin.purge(session, jobs, only, batch_size=_BATCH)
     after = done.changed + done.twins + done.left + done.asked + done.missing

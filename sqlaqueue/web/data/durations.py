@@ -64,7 +64,7 @@ def read_durations(reader: QueueReader, source: FinishedJobs | Unavailable | Non
     if not found.knows_starts:
         lacking = _without_starts(reader.spec)
         return Durations(waits=lacking, runs=lacking)
-    jobs = found.newest(SPAN, SAMPLE).subquery("newest")
+    jobs = found.newest(SPAN, SAMPLE).subquery("sqlaqueue_newest")
     ran = jobs.c.outcome.in_(_RUNS)
     runs = _read(reader, sa.select((_seconds(jobs.c.ended_at - jobs.c.started_at)).label("seconds")).where(ran))
     return Durations(waits=_waits(reader, found), runs=runs)
@@ -76,7 +76,7 @@ def _waits(reader: QueueReader, found: FinishedJobs) -> Percentiles | Unavailabl
         reason = f"{spec.model.__name__} leaves out the queue attributes 'run_at' and 'created_at'."
         return Unavailable(reason=reason, fixes=(_add_role(spec, "created_at"),))
     if found.source == "jobs":
-        jobs = found.newest(SPAN, SAMPLE).subquery("newest")
+        jobs = found.newest(SPAN, SAMPLE).subquery("sqlaqueue_newest")
         return _read(reader, sa.select(_seconds(jobs.c.started_at - jobs.c.due_at).label("seconds")))
     if not spec.strategy.keeps_rows or spec.config.on_complete == "delete":
         reason = "The rows of completed jobs are deleted, and with them the time when they were enqueued."
@@ -89,12 +89,12 @@ def _waits(reader: QueueReader, found: FinishedJobs) -> Percentiles | Unavailabl
 
 def _waits_of_attempts(spec: QueueSpec, found: FinishedJobs) -> AnySelect:
     """Return the wait of the last attempts of jobs, whose rows still say when they were due."""
-    newest = found.newest(SPAN, JOINED).subquery("newest")
+    newest = found.newest(SPAN, JOINED).subquery("sqlaqueue_newest")
     key: Any = newest.c.key
     same = [column == sa.cast(key[number].as_string(), column.type) for number, column in enumerate(spec.keys)]
     is_last = sa.func.coalesce(spec.columns["attempts"], 1) == newest.c.attempt
     # A LIMIT keeps the planner from a join that reads the whole table.
-    row = sa.select(due_at(spec).label("due_at")).where(*same, is_last).limit(1).lateral("job")
+    row = sa.select(due_at(spec).label("due_at")).where(*same, is_last).limit(1).lateral("sqlaqueue_job")
     seconds = _seconds(newest.c.started_at - row.c.due_at).label("seconds")
     # A job that was requeued has had attempts of the same numbers before, when it was due at other times.
     is_of_this_time = newest.c.started_at >= row.c.due_at - _SLACK
@@ -106,7 +106,7 @@ def _waits_of_attempts(spec: QueueSpec, found: FinishedJobs) -> AnySelect:
 
 
 def _read(reader: QueueReader, durations: AnySelect) -> Percentiles | None:
-    seconds = durations.subquery("durations").c.seconds
+    seconds = durations.subquery("sqlaqueue_durations").c.seconds
     # Two clocks, or two transactions, may differ by a moment.
     positive = sa.func.greatest(seconds, 0)
     shares = sa.literal(list(_SHARES), sa.ARRAY(sa.Float()))

@@ -67,7 +67,7 @@ def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
     """Return the number of failed jobs, counted up to a limit."""
     spec = reader.spec
     if not spec.has("status"):
-        letters = _letters(spec, COUNTED + 1).subquery("letters")
+        letters = _letters(spec, COUNTED + 1).subquery("sqlaqueue_letters")
         failed = sa.func.count().filter(letters.c.state == "failed")
         read, number = reader.execute(sa.select(sa.func.count(), failed).select_from(letters)).one()
         return CappedCount(number=min(number, COUNTED), is_capped=read > COUNTED)
@@ -76,7 +76,7 @@ def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
     first = sa.select(sa.literal(1)).select_from(spec.table).where(spec.in_state("failed")).limit(COUNTED + 1)
     if not (reader.is_small or reader.is_bounded("count of failed", first)):
         return _unindexed(reader)
-    number = reader.execute(sa.select(sa.func.count()).select_from(first.subquery("failed"))).scalar_one()
+    number = reader.execute(sa.select(sa.func.count()).select_from(first.subquery("sqlaqueue_failed"))).scalar_one()
     return CappedCount(number=min(number, COUNTED), is_capped=number > COUNTED)
 
 
@@ -100,7 +100,7 @@ def read_failure_kinds(
     found = source or find_finished_jobs(reader)
     if isinstance(found, Unavailable):
         return found
-    recent = found.newest(DAY.length, LIMIT).subquery("recent")
+    recent = found.newest(DAY.length, LIMIT).subquery("sqlaqueue_recent")
     failed = sa.select(recent.c.error, recent.c.ended_at).where(recent.c.outcome == "failed").limit(GROUPED)
     return _grouped(reader, failed, of_attempts=found.source == "attempts")
 
@@ -121,20 +121,20 @@ def _letters(spec: QueueSpec, limit: int) -> AnySelect:
 
 
 def _failed_letters(spec: QueueSpec) -> AnySelect:
-    letters = _letters(spec, GROUPED).subquery("letters")
+    letters = _letters(spec, GROUPED).subquery("sqlaqueue_letters")
     return sa.select(letters.c.error, letters.c.ended_at).where(letters.c.state == "failed")
 
 
 def _grouped(reader: QueueReader, failed: AnySelect, *, of_attempts: bool = False) -> FailureKinds:
-    rows = failed.subquery("failed")
+    rows = failed.subquery("sqlaqueue_failed")
     text: Any = sa.func.left(rows.c.error, _SHOWN, type_=sa.Text())
-    kinds = sa.select(kind_of(text).label("kind"), text.label("error"), rows.c.ended_at).subquery("kinds")
+    kinds = sa.select(kind_of(text).label("kind"), text.label("error"), rows.c.ended_at).subquery("sqlaqueue_kinds")
     newest_first = kinds.c.ended_at.desc().nulls_last()
     ranked = sa.select(
         *kinds.c,
         sa.func.count().over(partition_by=kinds.c.kind).label("number"),
         sa.func.row_number().over(partition_by=kinds.c.kind, order_by=newest_first).label("rank"),
-    ).subquery("ranked")
+    ).subquery("sqlaqueue_ranked")
     newest = sa.select(ranked).where(ranked.c.rank == 1).order_by(ranked.c.number.desc(), ranked.c.kind)
     found = [
         FailureKind(

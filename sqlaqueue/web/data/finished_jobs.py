@@ -59,7 +59,7 @@ class FinishedJobs:
         parts = [self._jobs(span, state).limit(limit).subquery() for state in self.states]
         if len(parts) == 1:
             return sa.select(*parts[0].c)
-        both = sa.union_all(*(sa.select(*part.c) for part in parts)).subquery("finished")
+        both = sa.union_all(*(sa.select(*part.c) for part in parts)).subquery("sqlaqueue_finished")
         return sa.select(*both.c).order_by(both.c.ended_at.desc()).limit(limit)
 
     def _attempts(self, span: timedelta, limit: int) -> AnySelect:

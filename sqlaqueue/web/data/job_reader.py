@@ -169,7 +169,7 @@ class JobReader:
 
 def count_of(some: AnySelect) -> AnySelect:
     """Return a SELECT of the number of rows of another."""
-    return sa.select(sa.func.count()).select_from(some.subquery("some"))
+    return sa.select(sa.func.count()).select_from(some.subquery("sqlaqueue_some"))
 
 
 def clauses_of(parts: Sequence[Part]) -> list[sa.ColumnElement[bool]]:

@@ -183,7 +183,7 @@ class Source:
         claimed_from = next((index.table for index in spec.claim_indexes if wanted.only == "due"), None)
         if claimed_from is spec.table:
             # Another name, as the statement around it reads the table as well.
-            rows = spec.table.alias("due_job")
+            rows = spec.table.alias("sqlaqueue_due_job")
             waits = [rows.c[spec.columns["status"].key] == spec.literal("pending")] if spec.has("status") else []
             keys = [rows.c[key.key] for key in spec.keys]
             found, has_more = backend().claims.due_keys(spec, rows, keys, waits, at=wanted.moment, limit=limit)

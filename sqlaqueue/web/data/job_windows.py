@@ -114,16 +114,23 @@ class Windows:
         if len(alternatives) > 1:
             # The server merges the parts, as each is in the order of the index. Without ORDER BY of its own, each would
             # be read as a whole and sorted.
-            parts = sa.union_all(*(part(each).order_by(*order).limit(limit) for each in alternatives)).subquery("parts")
+            parts = sa.union_all(*(part(each).order_by(*order).limit(limit) for each in alternatives)).subquery(
+                "sqlaqueue_parts"
+            )
             merged = [each.by(parts.c[labels[each.column.name]]) for each in by]
-            rows = sa.select(*parts.c).order_by(*merged).limit(limit).subquery("examined")
+            rows = sa.select(*parts.c).order_by(*merged).limit(limit).subquery("sqlaqueue_examined")
         else:
-            rows = part(alternatives[0] if alternatives else ()).order_by(*order).limit(limit).subquery("examined")
+            rows = (
+                part(alternatives[0] if alternatives else ())
+                .order_by(*order)
+                .limit(limit)
+                .subquery("sqlaqueue_examined")
+            )
         if not numbered:
             return Examined(rows, {name: rows.c[label] for name, label in labels.items()})
         order = [each.by(rows.c[labels[each.column.name]]) for each in by]
         number = sa.func.row_number().over(order_by=order).label("number")
-        counted = sa.select(*rows.c, number).subquery("numbered")
+        counted = sa.select(*rows.c, number).subquery("sqlaqueue_numbered")
         return Examined(counted, {name: counted.c[label] for name, label in labels.items()}, counted.c.number)
 
     def outside(self, served: Sequence[Part], jobs: Exposed) -> list[sa.ColumnElement[bool]]:
@@ -173,7 +180,7 @@ class Windows:
         if not rest:
             return statement
         raw = [value.label(f"raw_{number}") for number, value in enumerate(values)]
-        first = statement.add_columns(*raw).subquery("first_jobs")
+        first = statement.add_columns(*raw).subquery("sqlaqueue_first_jobs")
         sorted_by = [each.by(first.c[f"raw_{number}"]) for number, each in enumerate((*by, *rest))]
         shown = [column for column in first.c if not column.name.startswith("raw_")]
         group = sa.func.dense_rank().over(order_by=sorted_by[: len(by)]).label("group_number")
@@ -201,4 +208,4 @@ class Windows:
     def count(self, clauses: Sequence[sa.ColumnElement[bool]], limit: int) -> AnySelect:
         """Return how many rows meet ``clauses``, counted up to ``limit``."""
         some: AnySelect = sa.select(sa.literal_column("1").label("one")).select_from(self.source.table).where(*clauses)
-        return sa.select(sa.func.count()).select_from(some.limit(limit).subquery("some"))
+        return sa.select(sa.func.count()).select_from(some.limit(limit).subquery("sqlaqueue_some"))

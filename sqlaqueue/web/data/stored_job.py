@@ -171,16 +171,16 @@ def _in_table(columns: JobColumns, key: str) -> _Place:
 def _in_dead_letters(columns: JobColumns, key: str) -> _Place:
     spec = columns.spec
     dead = spec.side_tables[DEAD_LETTER]
-    version = backend().claims.row_version(dead).label("letter_version")
+    version = backend().claims.row_version(dead).label("sqlaqueue_letter_version")
     found = letters(spec, sa.select(spec.model), "show").where(letter_of(columns, key)).add_columns(version)
-    letter = found.subquery("stored")
+    letter = found.subquery("sqlaqueue_stored")
     values = {
         name: sa.cast(sa.null(), each.stored_type) if each.column.computed is not None else letter.c[each.column.key]
         for name, each in columns.items()
     }
-    instead = {"last_error": letter.c.letter_error, "finished_at": letter.c.letter_time}
+    instead = {"last_error": letter.c.sqlaqueue_letter_error, "finished_at": letter.c.sqlaqueue_letter_time}
     values |= {columns.by_role[role].name: value for role, value in instead.items() if role in columns.by_role}
-    return _Place(letter, [], values, instead, letter.c.letter_state, letter.c.letter_version)
+    return _Place(letter, [], values, instead, letter.c.sqlaqueue_letter_state, letter.c.sqlaqueue_letter_version)
 
 
 def _read(session: Session, columns: JobColumns, place: _Place, *, is_dead_letter: bool) -> StoredJob | None:

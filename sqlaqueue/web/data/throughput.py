@@ -114,7 +114,7 @@ def read_throughput(
     found = source or find_finished_jobs(reader)
     if isinstance(found, Unavailable):
         return found
-    jobs = found.newest(span.length, limit).subquery("newest")
+    jobs = found.newest(span.length, limit).subquery("sqlaqueue_newest")
     # The shortest ones, from which longer ones are made once it is known which part of the span was read.
     begins = backend().period(span.buckets[0], jobs.c.ended_at).label("begins")
     first = sa.func.min(jobs.c.ended_at)

@@ -92,6 +92,7 @@ CREATE TABLE sqlaqueue_consumer (
 	listening BOOLEAN NOT NULL,
 	running JSONB NOT NULL,
 	claimed INTEGER DEFAULT 0 NOT NULL,
+	unclaimable JSONB DEFAULT '[]' NOT NULL,
 	heartbeat_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
@@ -160,6 +161,7 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
     sa.Column('listening', sa.Boolean(), nullable=False),
     sa.Column('running', postgresql.JSONB(astext_type=Text()), nullable=False),
     sa.Column('claimed', sa.Integer(), server_default=sa.text('0'), nullable=False),
+    sa.Column('unclaimable', postgresql.JSONB(astext_type=Text()), server_default=sa.text("'[]'"), nullable=False),
     sa.Column('heartbeat_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
@@ -318,7 +320,7 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
 
 INSERT INTO email ("to", status, priority, attempts, max_attempts, last_error, finished_at) VALUES (%(to)s::VARCHAR, %(status)s::VARCHAR, %(priority)s::SMALLINT, %(attempts)s::INTEGER, %(max_attempts)s::SMALLINT, %(last_error)s::VARCHAR, %(finished_at)s::TIMESTAMP WITH TIME ZONE) RETURNING email.id, email.run_at, email.created_at
 
-WITH picked AS
+WITH sqlaqueue_picked AS
 (SELECT sqlaqueue_found.id AS id, sqlaqueue_found."to" AS "to", sqlaqueue_found.status AS status, sqlaqueue_found.priority AS priority, sqlaqueue_found.run_at AS run_at, sqlaqueue_found.attempts AS attempts, sqlaqueue_found.max_attempts AS max_attempts, sqlaqueue_found.last_error AS last_error, sqlaqueue_found.created_at AS created_at, sqlaqueue_found.finished_at AS finished_at
 FROM (SELECT sqlaqueue_each.id AS id, sqlaqueue_each."to" AS "to", sqlaqueue_each.status AS status, sqlaqueue_each.priority AS priority, sqlaqueue_each.run_at AS run_at, sqlaqueue_each.attempts AS attempts, sqlaqueue_each.max_attempts AS max_attempts, sqlaqueue_each.last_error AS last_error, sqlaqueue_each.created_at AS created_at, sqlaqueue_each.finished_at AS finished_at, 1 AS sqlaqueue_one
 FROM generate_series(1, <n>) AS sqlaqueue_start JOIN LATERAL (SELECT email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at
@@ -330,78 +332,78 @@ FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN gen
  LIMIT (SELECT <n> AS anon_1) FOR NO KEY UPDATE OF email, sqlaqueue_message_email SKIP LOCKED) AS sqlaqueue_each ON true
  LIMIT <n>) AS sqlaqueue_found
 WHERE sqlaqueue_found.sqlaqueue_one = 1),
-consumed AS
-(DELETE FROM sqlaqueue_message_email WHERE sqlaqueue_message_email.id = ANY (array((SELECT picked.id
-FROM picked))) RETURNING sqlaqueue_message_email.id AS id)
- SELECT picked.id, picked."to", picked.status, picked.priority, picked.run_at, picked.attempts, picked.max_attempts, picked.last_error, picked.created_at, picked.finished_at
-FROM picked
-WHERE CASE WHEN ((picked.id) IN (SELECT consumed.id
-FROM consumed)) THEN true END ORDER BY picked.priority, picked.run_at, picked.id
+sqlaqueue_consumed AS
+(DELETE FROM sqlaqueue_message_email WHERE sqlaqueue_message_email.id = ANY (array((SELECT sqlaqueue_picked.id
+FROM sqlaqueue_picked))) RETURNING sqlaqueue_message_email.id AS id)
+ SELECT sqlaqueue_picked.id, sqlaqueue_picked."to", sqlaqueue_picked.status, sqlaqueue_picked.priority, sqlaqueue_picked.run_at, sqlaqueue_picked.attempts, sqlaqueue_picked.max_attempts, sqlaqueue_picked.last_error, sqlaqueue_picked.created_at, sqlaqueue_picked.finished_at
+FROM sqlaqueue_picked
+WHERE CASE WHEN ((sqlaqueue_picked.id) IN (SELECT sqlaqueue_consumed.id
+FROM sqlaqueue_consumed)) THEN true END ORDER BY sqlaqueue_picked.priority, sqlaqueue_picked.run_at, sqlaqueue_picked.id
 
-UPDATE email SET status=%(status)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=statement_timestamp() WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_1
+UPDATE email SET status=%(status)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=statement_timestamp() WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
-WITH other AS
+WITH sqlaqueue_other AS
 (INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT email.id AS id, email.priority AS priority, statement_timestamp() + %(param_1)s AS anon_1
 FROM email
-WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' ON CONFLICT DO NOTHING),
-changed AS
-(UPDATE email SET status=%(param_3)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=%(param_4)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (CAST(%(param_5)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' RETURNING email.id AS id)
- SELECT changed_keys.id
-FROM (SELECT changed.id AS id
-FROM changed) AS changed_keys
+WHERE email.id = ANY (CAST(string_to_array(%(param_2)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' ON CONFLICT DO NOTHING),
+sqlaqueue_changed AS
+(UPDATE email SET status=%(param_3)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=%(param_4)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (CAST(string_to_array(%(param_5)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' RETURNING email.id AS id)
+ SELECT sqlaqueue_changed_keys.id
+FROM (SELECT sqlaqueue_changed.id AS id
+FROM sqlaqueue_changed) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
-WITH other AS
+WITH sqlaqueue_other AS
 (INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT email.id AS id, email.priority AS priority, email.run_at AS run_at
 FROM email
-WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' ON CONFLICT DO NOTHING),
-changed AS
-(UPDATE email SET status=%(param_2)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=%(param_3)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (CAST(%(param_4)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' RETURNING email.id AS id)
- SELECT changed_keys.id
-FROM (SELECT changed.id AS id
-FROM changed) AS changed_keys
+WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' ON CONFLICT DO NOTHING),
+sqlaqueue_changed AS
+(UPDATE email SET status=%(param_2)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=%(param_3)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (CAST(string_to_array(%(param_4)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' RETURNING email.id AS id)
+ SELECT sqlaqueue_changed_keys.id
+FROM (SELECT sqlaqueue_changed.id AS id
+FROM sqlaqueue_changed) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
-WITH wanted AS
+WITH sqlaqueue_wanted AS
 (SELECT email.id AS id
 FROM email
-WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status IN ('pending', 'processing')),
-free AS
+WHERE email.id = ANY (CAST(string_to_array(%(param_2)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status IN ('pending', 'processing')),
+sqlaqueue_free AS
 (SELECT email.id AS id
 FROM email
-WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
-other AS
-(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s::VARCHAR AS anon_1, jsonb_build_array(running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
-FROM (SELECT wanted.id AS id
-FROM wanted EXCEPT SELECT free.id AS id
-FROM free) AS running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
-changed AS
-(UPDATE email SET status=%(param_3)s::VARCHAR, finished_at=statement_timestamp() FROM free WHERE email.id = free.id RETURNING email.id AS id)
- SELECT changed_keys.id
-FROM (SELECT changed.id AS id
-FROM changed) AS changed_keys
+WHERE email.id = ANY (CAST(string_to_array(%(param_2)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
+sqlaqueue_other AS
+(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s::VARCHAR AS anon_1, jsonb_build_array(sqlaqueue_running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
+FROM (SELECT sqlaqueue_wanted.id AS id
+FROM sqlaqueue_wanted EXCEPT SELECT sqlaqueue_free.id AS id
+FROM sqlaqueue_free) AS sqlaqueue_running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
+sqlaqueue_changed AS
+(UPDATE email SET status=%(param_3)s::VARCHAR, finished_at=statement_timestamp() FROM sqlaqueue_free WHERE email.id = sqlaqueue_free.id RETURNING email.id AS id)
+ SELECT sqlaqueue_changed_keys.id
+FROM (SELECT sqlaqueue_changed.id AS id
+FROM sqlaqueue_changed) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
-SELECT changed_keys.id
+SELECT sqlaqueue_changed_keys.id
 FROM (SELECT email.id AS id
 FROM email
-WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status = 'pending') AS changed_keys
+WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending') AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
 UPDATE email SET status=%(status)s::VARCHAR, run_at=statement_timestamp(), attempts=%(attempts)s::INTEGER, finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (array((SELECT email.id
 FROM email
-WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status IN ('completed', 'failed', 'cancelled') ORDER BY email.id FOR NO KEY UPDATE OF email))) AND (SELECT count(*) AS count_1
+WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status IN ('completed', 'failed', 'cancelled') ORDER BY email.id FOR NO KEY UPDATE OF email))) AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
-SELECT changed_keys.id
+SELECT sqlaqueue_changed_keys.id
 FROM (SELECT email.id AS id
 FROM email
-WHERE false) AS changed_keys
+WHERE false) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
@@ -411,57 +413,57 @@ WHERE email.status IN ('completed', 'failed', 'cancelled')
  LIMIT %(param_1)s::INTEGER FOR UPDATE OF email SKIP LOCKED))) AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
-WITH lost AS
+WITH sqlaqueue_lost AS
 (SELECT email.id AS id, email.priority AS priority, email.run_at AS run_at
 FROM email
 WHERE email.status = 'pending' AND NOT (EXISTS (SELECT *
 FROM sqlaqueue_message_email
 WHERE sqlaqueue_message_email.id = email.id)) AND true ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
-found AS
-(INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT lost.id AS id, lost.priority AS priority, lost.run_at AS run_at
-FROM lost ON CONFLICT DO NOTHING RETURNING sqlaqueue_message_email.id AS id),
-without_job AS
+sqlaqueue_found AS
+(INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT sqlaqueue_lost.id AS id, sqlaqueue_lost.priority AS priority, sqlaqueue_lost.run_at AS run_at
+FROM sqlaqueue_lost ON CONFLICT DO NOTHING RETURNING sqlaqueue_message_email.id AS id),
+sqlaqueue_without_job AS
 (SELECT sqlaqueue_message_email.id AS id
 FROM sqlaqueue_message_email
 WHERE NOT (EXISTS (SELECT *
 FROM email
 WHERE sqlaqueue_message_email.id = email.id)) AND NOT row_security_active($sqlaqueue$email$sqlaqueue$) AND true FOR UPDATE OF sqlaqueue_message_email SKIP LOCKED),
-not_waiting AS
+sqlaqueue_not_waiting AS
 (SELECT sqlaqueue_message_email.id AS id
 FROM sqlaqueue_message_email, email
 WHERE sqlaqueue_message_email.id = email.id AND (email.status != 'pending' OR email.status IS NULL) AND true FOR UPDATE OF email, sqlaqueue_message_email SKIP LOCKED),
-orphans AS
-(SELECT without_job.id AS id
-FROM without_job UNION ALL SELECT not_waiting.id AS id
-FROM not_waiting),
-consumed AS
-(DELETE FROM sqlaqueue_message_email USING orphans WHERE sqlaqueue_message_email.id = orphans.id RETURNING sqlaqueue_message_email.id AS id)
- SELECT changed_keys.id
-FROM (SELECT repaired.id AS id
-FROM (SELECT found.id AS id
-FROM found UNION ALL SELECT consumed.id AS id
-FROM consumed) AS repaired) AS changed_keys
+sqlaqueue_orphans AS
+(SELECT sqlaqueue_without_job.id AS id
+FROM sqlaqueue_without_job UNION ALL SELECT sqlaqueue_not_waiting.id AS id
+FROM sqlaqueue_not_waiting),
+sqlaqueue_consumed AS
+(DELETE FROM sqlaqueue_message_email USING sqlaqueue_orphans WHERE sqlaqueue_message_email.id = sqlaqueue_orphans.id RETURNING sqlaqueue_message_email.id AS id)
+ SELECT sqlaqueue_changed_keys.id
+FROM (SELECT sqlaqueue_repaired.id AS id
+FROM (SELECT sqlaqueue_found.id AS id
+FROM sqlaqueue_found UNION ALL SELECT sqlaqueue_consumed.id AS id
+FROM sqlaqueue_consumed) AS sqlaqueue_repaired) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
-WITH wanted AS
+WITH sqlaqueue_wanted AS
 (SELECT email.id AS id
 FROM email
 WHERE email.status IN ('pending', 'processing')),
-free AS
+sqlaqueue_free AS
 (SELECT email.id AS id
 FROM email
 WHERE email.status = 'pending' ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
-other AS
-(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s::VARCHAR AS anon_1, jsonb_build_array(running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
-FROM (SELECT wanted.id AS id
-FROM wanted EXCEPT SELECT free.id AS id
-FROM free) AS running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
-changed AS
-(UPDATE email SET status=%(param_2)s::VARCHAR, finished_at=statement_timestamp() FROM free WHERE email.id = free.id RETURNING email.id AS id)
- SELECT changed_keys.id
-FROM (SELECT changed.id AS id
-FROM changed) AS changed_keys
+sqlaqueue_other AS
+(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s::VARCHAR AS anon_1, jsonb_build_array(sqlaqueue_running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
+FROM (SELECT sqlaqueue_wanted.id AS id
+FROM sqlaqueue_wanted EXCEPT SELECT sqlaqueue_free.id AS id
+FROM sqlaqueue_free) AS sqlaqueue_running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
+sqlaqueue_changed AS
+(UPDATE email SET status=%(param_2)s::VARCHAR, finished_at=statement_timestamp() FROM sqlaqueue_free WHERE email.id = sqlaqueue_free.id RETURNING email.id AS id)
+ SELECT sqlaqueue_changed_keys.id
+FROM (SELECT sqlaqueue_changed.id AS id
+FROM sqlaqueue_changed) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
@@ -495,6 +497,8 @@ SAVEPOINT sa_savepoint_3
 
 SELECT 1
 
+SELECT CAST(CAST(to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$) AS OID) AS BIGINT) AS anon_1
+
 SELECT CAST(pg_attribute.attname AS TEXT) AS attname, pg_attribute.attrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$) AS anon_2, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$) AS anon_3, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_crash_journal$sqlaqueue$) AS anon_4, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$) AS anon_5
 FROM pg_attribute
 WHERE pg_attribute.attrelid IN (to_regclass($sqlaqueue$email$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_crash_journal$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$)) AND NOT pg_attribute.attisdropped
@@ -504,12 +508,6 @@ FROM pg_extension
 WHERE pg_extension.extname = 'citus') AS anon_1
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = pg_class.relnamespace
 WHERE pg_class.oid IN (to_regclass($sqlaqueue$email$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_crash_journal$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$))
-
-SELECT CAST(pg_class.relname AS TEXT) AS relname, coalesce((SELECT array_agg(CAST(pg_attribute.attname AS TEXT) ORDER BY array_position(CAST(pg_index.indkey AS SMALLINT[]), pg_attribute.attnum)) AS array_agg_1
-FROM pg_attribute
-WHERE pg_attribute.attrelid = pg_index.indrelid AND array_position(CAST(pg_index.indkey AS SMALLINT[]), pg_attribute.attnum) IS NOT NULL), CAST(%(param_1)s::TEXT[] AS TEXT[])) AS coalesce_1
-FROM pg_index JOIN pg_class ON pg_class.oid = pg_index.indexrelid
-WHERE pg_index.indrelid = to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$) AND pg_index.indisvalid
 
 SELECT CAST(pg_proc.proname AS TEXT) AS proname, obj_description(pg_proc.oid, %(obj_description_2)s::VARCHAR) AS obj_description_1
 FROM pg_proc JOIN pg_class ON pg_class.relnamespace = pg_proc.pronamespace
@@ -522,6 +520,20 @@ WHERE pg_trigger.tgrelid = to_regclass($sqlaqueue$email$sqlaqueue$)
 SELECT CAST(pg_trigger.tgname AS TEXT) AS tgname
 FROM pg_trigger
 WHERE pg_trigger.tgrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AND CAST(pg_trigger.tgenabled AS TEXT) IN (%(param_1_1)s::VARCHAR, %(param_1_2)s::VARCHAR)
+
+SELECT c.oid::bigint AS table_id, i.relname::text AS name,
+           x.indexrelid::regclass::text AS qualified, x.indisvalid AS valid, x.indisunique AS is_unique,
+           pg_get_expr(x.indpred, x.indrelid) AS predicate, pg_get_indexdef(x.indexrelid) AS definition,
+           m.amname::text AS method,
+           ARRAY(SELECT pg_get_indexdef(x.indexrelid, k, true) FROM generate_series(1, x.indnkeyatts) AS k) AS elements,
+           EXISTS (SELECT FROM unnest(x.indoption::int2[]) AS o WHERE o <> 0) AS is_reordered,
+           EXISTS (SELECT FROM pg_stat_progress_create_index AS p WHERE p.index_relid = x.indexrelid) AS building
+    FROM pg_index AS x
+    JOIN pg_class AS c ON c.oid = x.indrelid
+    JOIN pg_class AS i ON i.oid = x.indexrelid
+    JOIN pg_am AS m ON m.oid = i.relam
+    WHERE x.indrelid = ANY (CAST(%(tables)s::BIGINT[] AS oid[]))
+    ORDER BY i.relname
 
 SELECT email.id
 FROM email
@@ -543,22 +555,8 @@ SELECT to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, to_regclass($sqlaqueu
 
 SELECT txid_current() AS txid_current_1, current_setting(%(current_setting_2)s::VARCHAR) AS current_setting_1
 
-UPDATE email SET status=%(status)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), last_error=%(last_error)s::VARCHAR, finished_at=statement_timestamp() WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_1
+UPDATE email SET status=%(status)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), last_error=%(last_error)s::VARCHAR, finished_at=statement_timestamp() WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
-
-WITH RECURSIVE levels(level) AS
-(SELECT min(sqlaqueue_message_email.priority) AS level
-FROM sqlaqueue_message_email UNION ALL SELECT (SELECT min(sqlaqueue_message_email.priority) AS level
-FROM sqlaqueue_message_email
-WHERE sqlaqueue_message_email.priority > levels.level) AS anon_1
-FROM levels
-WHERE levels.level IS NOT NULL)
- SELECT each.moment
-FROM levels JOIN LATERAL (SELECT EXTRACT(epoch FROM CAST(sqlaqueue_message_email.run_at AS TIMESTAMP WITH TIME ZONE)) AS moment
-FROM sqlaqueue_message_email
-WHERE sqlaqueue_message_email.run_at > statement_timestamp() AND sqlaqueue_message_email.priority = levels.level ORDER BY sqlaqueue_message_email.run_at
- LIMIT %(param_1)s::INTEGER) AS each ON true ORDER BY each.moment
- LIMIT %(param_2)s::INTEGER
 
 WITH RECURSIVE sqlaqueue_level(level, first) AS
 ((SELECT sqlaqueue_message_email.priority AS level, sqlaqueue_message_email.run_at AS first
@@ -568,89 +566,103 @@ FROM sqlaqueue_level JOIN LATERAL (SELECT sqlaqueue_message_email.priority AS le
 FROM sqlaqueue_message_email
 WHERE sqlaqueue_message_email.priority > sqlaqueue_level.level ORDER BY sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at
  LIMIT <n>) AS sqlaqueue_above ON true),
-picked AS
+sqlaqueue_picked AS
 (SELECT sqlaqueue_found.id AS id, sqlaqueue_found."to" AS "to", sqlaqueue_found.status AS status, sqlaqueue_found.priority AS priority, sqlaqueue_found.run_at AS run_at, sqlaqueue_found.attempts AS attempts, sqlaqueue_found.max_attempts AS max_attempts, sqlaqueue_found.last_error AS last_error, sqlaqueue_found.created_at AS created_at, sqlaqueue_found.finished_at AS finished_at
 FROM (SELECT sqlaqueue_each.id AS id, sqlaqueue_each."to" AS "to", sqlaqueue_each.status AS status, sqlaqueue_each.priority AS priority, sqlaqueue_each.run_at AS run_at, sqlaqueue_each.attempts AS attempts, sqlaqueue_each.max_attempts AS max_attempts, sqlaqueue_each.last_error AS last_error, sqlaqueue_each.created_at AS created_at, sqlaqueue_each.finished_at AS finished_at, 1 AS sqlaqueue_one
 FROM sqlaqueue_level JOIN LATERAL (SELECT email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at
 FROM email, sqlaqueue_message_email, generate_series(1, (SELECT <n>)) AS sqlaqueue_thousand
-WHERE NOT (email.id = ANY (CAST(%(sqlaqueue_except)s::VARCHAR AS INTEGER[]))) AND NOT (EXISTS (SELECT <n>
+WHERE NOT (email.id = ANY (CAST(string_to_array(%(sqlaqueue_except)s::VARCHAR, ',', 'NULL') AS INTEGER[]))) AND NOT (EXISTS (SELECT <n>
 FROM sqlaqueue_control
 WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key = CAST('[]' AS JSONB))) AND (SELECT count(*) AS count_1
 FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL AND sqlaqueue_message_email.id = email.id AND CASE WHEN (email.status = 'pending') THEN true END AND (sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at) >= (sqlaqueue_level.level, sqlaqueue_level.first) AND (sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at) <= (sqlaqueue_level.level, statement_timestamp()) AND sqlaqueue_thousand.sqlaqueue_thousand IS NOT NULL ORDER BY sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at, sqlaqueue_message_email.id
  LIMIT (SELECT <n> AS anon_1) FOR NO KEY UPDATE OF email, sqlaqueue_message_email SKIP LOCKED) AS sqlaqueue_each ON sqlaqueue_level.first <= statement_timestamp()
  LIMIT <n>) AS sqlaqueue_found
 WHERE sqlaqueue_found.sqlaqueue_one = 1),
-consumed AS
-(DELETE FROM sqlaqueue_message_email WHERE sqlaqueue_message_email.id = ANY (array((SELECT picked.id
-FROM picked))) RETURNING sqlaqueue_message_email.id AS id)
- SELECT picked.id, picked."to", picked.status, picked.priority, picked.run_at, picked.attempts, picked.max_attempts, picked.last_error, picked.created_at, picked.finished_at
-FROM picked
-WHERE CASE WHEN ((picked.id) IN (SELECT consumed.id
-FROM consumed)) THEN true END ORDER BY picked.priority, picked.run_at, picked.id
+sqlaqueue_consumed AS
+(DELETE FROM sqlaqueue_message_email WHERE sqlaqueue_message_email.id = ANY (array((SELECT sqlaqueue_picked.id
+FROM sqlaqueue_picked))) RETURNING sqlaqueue_message_email.id AS id)
+ SELECT sqlaqueue_picked.id, sqlaqueue_picked."to", sqlaqueue_picked.status, sqlaqueue_picked.priority, sqlaqueue_picked.run_at, sqlaqueue_picked.attempts, sqlaqueue_picked.max_attempts, sqlaqueue_picked.last_error, sqlaqueue_picked.created_at, sqlaqueue_picked.finished_at
+FROM sqlaqueue_picked
+WHERE CASE WHEN ((sqlaqueue_picked.id) IN (SELECT sqlaqueue_consumed.id
+FROM sqlaqueue_consumed)) THEN true END ORDER BY sqlaqueue_picked.priority, sqlaqueue_picked.run_at, sqlaqueue_picked.id
 
-WITH ended AS
-(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=statement_timestamp() WHERE email.id = ANY (CAST(%(sqlaqueue_keys)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_2
+WITH RECURSIVE sqlaqueue_levels(level) AS
+(SELECT min(sqlaqueue_message_email.priority) AS level
+FROM sqlaqueue_message_email UNION ALL SELECT (SELECT min(sqlaqueue_message_email.priority) AS level
+FROM sqlaqueue_message_email
+WHERE sqlaqueue_message_email.priority > sqlaqueue_levels.level) AS anon_1
+FROM sqlaqueue_levels
+WHERE sqlaqueue_levels.level IS NOT NULL)
+ SELECT sqlaqueue_each.moment
+FROM sqlaqueue_levels JOIN LATERAL (SELECT EXTRACT(epoch FROM CAST(sqlaqueue_message_email.run_at AS TIMESTAMP WITH TIME ZONE)) AS moment
+FROM sqlaqueue_message_email
+WHERE sqlaqueue_message_email.run_at > statement_timestamp() AND sqlaqueue_message_email.priority = sqlaqueue_levels.level ORDER BY sqlaqueue_message_email.run_at
+ LIMIT %(param_1)s::INTEGER) AS sqlaqueue_each ON true ORDER BY sqlaqueue_each.moment
+ LIMIT %(param_2)s::INTEGER
+
+WITH sqlaqueue_ended AS
+(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=statement_timestamp() WHERE email.id = ANY (CAST(string_to_array(%(sqlaqueue_keys)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_2
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id AS id)
  SELECT (SELECT count(*) AS count_1
-FROM ended) AS anon_1, ended.id
-FROM (SELECT %(param_2)s::INTEGER AS anon_2) AS one LEFT OUTER JOIN ended ON (SELECT count(*) AS count_1
-FROM ended) != %(sqlaqueue_expected)s::BIGINT
+FROM sqlaqueue_ended) AS anon_1, sqlaqueue_ended.id
+FROM (SELECT %(param_2)s::INTEGER AS anon_2) AS sqlaqueue_one LEFT OUTER JOIN sqlaqueue_ended ON (SELECT count(*) AS count_1
+FROM sqlaqueue_ended) != %(sqlaqueue_expected)s::BIGINT
 
-WITH entered AS
+WITH sqlaqueue_entered AS
 (INSERT INTO sqlaqueue_crash_journal (id, queue, keys, starts, worker) VALUES (%(its_id)s::UUID, %(param_1)s::VARCHAR, CAST(%(its_keys)s::VARCHAR AS JSONB), %(its_starts)s::INTEGER, %(its_worker)s::VARCHAR) RETURNING set_config(%(set_config_2)s::VARCHAR, %(set_config_3)s::VARCHAR, true) AS set_config_1)
  SELECT sqlaqueue_crash_journal.keys, sqlaqueue_crash_journal.starts
 FROM sqlaqueue_crash_journal
 WHERE sqlaqueue_crash_journal.queue = %(queue_1)s::VARCHAR AND (EXISTS (SELECT *
-FROM jsonb_array_elements_text(sqlaqueue_crash_journal.keys) AS its
-WHERE CASE WHEN (its.name IN (SELECT jsonb_array_elements_text(CAST(%(its_keys)s::VARCHAR AS JSONB)) AS jsonb_array_elements_text_1)) THEN true END))
+FROM jsonb_array_elements_text(sqlaqueue_crash_journal.keys) AS sqlaqueue_its
+WHERE CASE WHEN (sqlaqueue_its.name IN (SELECT jsonb_array_elements_text(CAST(%(its_keys)s::VARCHAR AS JSONB)) AS jsonb_array_elements_text_1)) THEN true END))
 
-WITH heartbeat AS
-(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, statement_timestamp(), (statement_timestamp() + %(param_10)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
- SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_11)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
+WITH sqlaqueue_heartbeat AS
+(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, unclaimable, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, CAST(%(param_10)s::VARCHAR AS JSONB), statement_timestamp(), (statement_timestamp() + %(param_11)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, unclaimable = excluded.unclaimable, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
+ SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_12)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
 FROM sqlaqueue_consumer
 WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()
 
-WITH lost AS
+WITH sqlaqueue_lost AS
 (SELECT email.id AS id, email.priority AS priority, email.run_at AS run_at
 FROM email
 WHERE email.status = 'pending' AND NOT (EXISTS (SELECT *
 FROM sqlaqueue_message_email
 WHERE sqlaqueue_message_email.id = email.id)) AND true ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
-found AS
-(INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT lost.id AS id, lost.priority AS priority, lost.run_at AS run_at
-FROM lost ON CONFLICT DO NOTHING RETURNING sqlaqueue_message_email.id AS id),
-without_job AS
+sqlaqueue_found AS
+(INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT sqlaqueue_lost.id AS id, sqlaqueue_lost.priority AS priority, sqlaqueue_lost.run_at AS run_at
+FROM sqlaqueue_lost ON CONFLICT DO NOTHING RETURNING sqlaqueue_message_email.id AS id),
+sqlaqueue_without_job AS
 (SELECT sqlaqueue_message_email.id AS id
 FROM sqlaqueue_message_email
 WHERE NOT (EXISTS (SELECT *
 FROM email
 WHERE sqlaqueue_message_email.id = email.id)) AND NOT row_security_active($sqlaqueue$email$sqlaqueue$) AND true FOR UPDATE OF sqlaqueue_message_email SKIP LOCKED),
-not_waiting AS
+sqlaqueue_not_waiting AS
 (SELECT sqlaqueue_message_email.id AS id
 FROM sqlaqueue_message_email, email
 WHERE sqlaqueue_message_email.id = email.id AND (email.status != 'pending' OR email.status IS NULL) AND true FOR UPDATE OF email, sqlaqueue_message_email SKIP LOCKED),
-orphans AS
-(SELECT without_job.id AS id
-FROM without_job UNION ALL SELECT not_waiting.id AS id
-FROM not_waiting),
-consumed AS
-(DELETE FROM sqlaqueue_message_email USING orphans WHERE sqlaqueue_message_email.id = orphans.id RETURNING sqlaqueue_message_email.id AS id)
- SELECT changed_keys.id
-FROM (SELECT repaired.id AS id
-FROM (SELECT found.id AS id
-FROM found UNION ALL SELECT consumed.id AS id
-FROM consumed) AS repaired) AS changed_keys
+sqlaqueue_orphans AS
+(SELECT sqlaqueue_without_job.id AS id
+FROM sqlaqueue_without_job UNION ALL SELECT sqlaqueue_not_waiting.id AS id
+FROM sqlaqueue_not_waiting),
+sqlaqueue_consumed AS
+(DELETE FROM sqlaqueue_message_email USING sqlaqueue_orphans WHERE sqlaqueue_message_email.id = sqlaqueue_orphans.id RETURNING sqlaqueue_message_email.id AS id)
+ SELECT sqlaqueue_changed_keys.id
+FROM (SELECT sqlaqueue_repaired.id AS id
+FROM (SELECT sqlaqueue_found.id AS id
+FROM sqlaqueue_found UNION ALL SELECT sqlaqueue_consumed.id AS id
+FROM sqlaqueue_consumed) AS sqlaqueue_repaired) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
-WITH other AS
+WITH sqlaqueue_other AS
 (INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT email.id AS id, email.priority AS priority, statement_timestamp() + %(param_1)s AS anon_1
 FROM email
-WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' ON CONFLICT DO NOTHING),
-changed AS
-(UPDATE email SET status=%(param_3)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=%(param_4)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (CAST(%(param_5)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' RETURNING email.id AS id)
- SELECT changed_keys.id
-FROM (SELECT changed.id AS id
-FROM changed) AS changed_keys
+WHERE email.id = ANY (CAST(string_to_array(%(param_2)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' ON CONFLICT DO NOTHING),
+sqlaqueue_changed AS
+(UPDATE email SET status=%(param_3)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=%(param_4)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (CAST(string_to_array(%(param_5)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' RETURNING email.id AS id)
+ SELECT sqlaqueue_changed_keys.id
+FROM (SELECT sqlaqueue_changed.id AS id
+FROM sqlaqueue_changed) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL

@@ -70,6 +70,7 @@ CREATE TABLE sqlaqueue_consumer (
 	listening BOOLEAN NOT NULL,
 	running JSONB NOT NULL,
 	claimed INTEGER DEFAULT 0 NOT NULL,
+	unclaimable JSONB DEFAULT '[]' NOT NULL,
 	heartbeat_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
@@ -119,6 +120,7 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
     sa.Column('listening', sa.Boolean(), nullable=False),
     sa.Column('running', postgresql.JSONB(astext_type=Text()), nullable=False),
     sa.Column('claimed', sa.Integer(), server_default=sa.text('0'), nullable=False),
+    sa.Column('unclaimable', postgresql.JSONB(astext_type=Text()), server_default=sa.text("'[]'"), nullable=False),
     sa.Column('heartbeat_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
@@ -196,7 +198,7 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
 
 INSERT INTO email ("to", status, priority, attempts, max_attempts, last_error, finished_at, lease_token, lease_expires_at, claimed_by) VALUES (%(to)s::VARCHAR, %(status)s::VARCHAR, %(priority)s::SMALLINT, %(attempts)s::INTEGER, %(max_attempts)s::SMALLINT, %(last_error)s::VARCHAR, %(finished_at)s::TIMESTAMP WITH TIME ZONE, %(lease_token)s::UUID, %(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, %(claimed_by)s::VARCHAR) RETURNING email.id, email.run_at, email.created_at
 
-WITH picked AS
+WITH sqlaqueue_picked AS
 (SELECT sqlaqueue_found.id AS id
 FROM (SELECT sqlaqueue_each.id AS id, 1 AS sqlaqueue_one
 FROM generate_series(1, <n>) AS sqlaqueue_start JOIN LATERAL (SELECT email.id AS id
@@ -208,69 +210,69 @@ FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN gen
  LIMIT (SELECT <n> AS anon_1) FOR NO KEY UPDATE OF email SKIP LOCKED) AS sqlaqueue_each ON true
  LIMIT <n>) AS sqlaqueue_found
 WHERE sqlaqueue_found.sqlaqueue_one = 1),
-claimed AS
-(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(param_2)s::UUID, lease_expires_at=(statement_timestamp() + %(param_3)s), claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (array((SELECT picked.id
-FROM picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at, email.lease_token AS lease_token, email.lease_expires_at AS lease_expires_at, email.claimed_by AS claimed_by)
- SELECT claimed.id, claimed."to", claimed.status, claimed.priority, claimed.run_at, claimed.attempts, claimed.max_attempts, claimed.last_error, claimed.created_at, claimed.finished_at, claimed.lease_token, claimed.lease_expires_at, claimed.claimed_by
-FROM claimed ORDER BY claimed.priority, claimed.run_at, claimed.id
+sqlaqueue_claimed AS
+(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(param_2)s::UUID, lease_expires_at=(statement_timestamp() + %(param_3)s), claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (array((SELECT sqlaqueue_picked.id
+FROM sqlaqueue_picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at, email.lease_token AS lease_token, email.lease_expires_at AS lease_expires_at, email.claimed_by AS claimed_by)
+ SELECT sqlaqueue_claimed.id, sqlaqueue_claimed."to", sqlaqueue_claimed.status, sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.attempts, sqlaqueue_claimed.max_attempts, sqlaqueue_claimed.last_error, sqlaqueue_claimed.created_at, sqlaqueue_claimed.finished_at, sqlaqueue_claimed.lease_token, sqlaqueue_claimed.lease_expires_at, sqlaqueue_claimed.claimed_by
+FROM sqlaqueue_claimed ORDER BY sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.id
 
-UPDATE email SET status=%(status)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
+UPDATE email SET status=%(status)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
-UPDATE email SET status=%(status)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE, lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
+UPDATE email SET status=%(status)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE, lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(param_2)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
-UPDATE email SET status=%(status)s::VARCHAR, attempts=greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER), finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE, lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
+UPDATE email SET status=%(status)s::VARCHAR, attempts=greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER), finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE, lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
-WITH wanted AS
+WITH sqlaqueue_wanted AS
 (SELECT email.id AS id
 FROM email
-WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status IN ('pending', 'processing')),
-free AS
+WHERE email.id = ANY (CAST(string_to_array(%(param_2)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status IN ('pending', 'processing')),
+sqlaqueue_free AS
 (SELECT email.id AS id
 FROM email
-WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
-other AS
-(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s::VARCHAR AS anon_1, jsonb_build_array(running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
-FROM (SELECT wanted.id AS id
-FROM wanted EXCEPT SELECT free.id AS id
-FROM free) AS running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
-changed AS
-(UPDATE email SET status=%(param_3)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_4)s::UUID FROM free WHERE email.id = free.id RETURNING email.id AS id)
- SELECT changed_keys.id
-FROM (SELECT changed.id AS id
-FROM changed) AS changed_keys
+WHERE email.id = ANY (CAST(string_to_array(%(param_2)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
+sqlaqueue_other AS
+(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s::VARCHAR AS anon_1, jsonb_build_array(sqlaqueue_running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
+FROM (SELECT sqlaqueue_wanted.id AS id
+FROM sqlaqueue_wanted EXCEPT SELECT sqlaqueue_free.id AS id
+FROM sqlaqueue_free) AS sqlaqueue_running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
+sqlaqueue_changed AS
+(UPDATE email SET status=%(param_3)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_4)s::UUID FROM sqlaqueue_free WHERE email.id = sqlaqueue_free.id RETURNING email.id AS id)
+ SELECT sqlaqueue_changed_keys.id
+FROM (SELECT sqlaqueue_changed.id AS id
+FROM sqlaqueue_changed) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
 UPDATE email SET lease_expires_at=(statement_timestamp() + %(param_1)s) WHERE email.id = ANY (array((SELECT email.id
 FROM email
-WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED))) AND (SELECT count(*) AS count_1
+WHERE email.id = ANY (CAST(string_to_array(%(param_2)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED))) AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
 UPDATE email SET status=%(status)s::VARCHAR, run_at=statement_timestamp(), attempts=%(attempts)s::INTEGER, finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (array((SELECT email.id
 FROM email
-WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status IN ('completed', 'failed', 'cancelled') ORDER BY email.id FOR NO KEY UPDATE OF email))) AND (SELECT count(*) AS count_1
+WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status IN ('completed', 'failed', 'cancelled') ORDER BY email.id FOR NO KEY UPDATE OF email))) AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
-WITH expired AS
-(SELECT expired_job.id AS id
-FROM email AS expired_job
-WHERE expired_job.status = 'processing' AND expired_job.lease_expires_at <= statement_timestamp() ORDER BY expired_job.id FOR NO KEY UPDATE OF expired_job SKIP LOCKED)
- UPDATE email SET status=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
-FROM email AS mate
-WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN 'failed' WHEN true THEN 'pending' ELSE email.status END, attempts=CASE WHEN (email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
-FROM email AS mate
-WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) THEN email.attempts ELSE greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER) END, last_error=%(last_error)s::VARCHAR, finished_at=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
-FROM email AS mate
-WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN statement_timestamp() ELSE NULL END, lease_token=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
-FROM email AS mate
-WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN NULL ELSE email.lease_token END, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR FROM expired WHERE email.id = expired.id AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
+WITH sqlaqueue_expired AS
+(SELECT sqlaqueue_expired_job.id AS id
+FROM email AS sqlaqueue_expired_job
+WHERE sqlaqueue_expired_job.status = 'processing' AND sqlaqueue_expired_job.lease_expires_at <= statement_timestamp() ORDER BY sqlaqueue_expired_job.id FOR NO KEY UPDATE OF sqlaqueue_expired_job SKIP LOCKED)
+ UPDATE email SET status=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT sqlaqueue_mate.lease_token
+FROM email AS sqlaqueue_mate
+WHERE sqlaqueue_mate.status = 'processing' AND sqlaqueue_mate.lease_token IS NOT NULL OR sqlaqueue_mate.status = 'pending' AND sqlaqueue_mate.lease_token IS NOT NULL GROUP BY sqlaqueue_mate.lease_token
+HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN 'failed' WHEN true THEN 'pending' ELSE email.status END, attempts=CASE WHEN (email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT sqlaqueue_mate.lease_token
+FROM email AS sqlaqueue_mate
+WHERE sqlaqueue_mate.status = 'processing' AND sqlaqueue_mate.lease_token IS NOT NULL OR sqlaqueue_mate.status = 'pending' AND sqlaqueue_mate.lease_token IS NOT NULL GROUP BY sqlaqueue_mate.lease_token
+HAVING count(*) > %(count_1)s::INTEGER))) THEN email.attempts ELSE greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER) END, last_error=%(last_error)s::VARCHAR, finished_at=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT sqlaqueue_mate.lease_token
+FROM email AS sqlaqueue_mate
+WHERE sqlaqueue_mate.status = 'processing' AND sqlaqueue_mate.lease_token IS NOT NULL OR sqlaqueue_mate.status = 'pending' AND sqlaqueue_mate.lease_token IS NOT NULL GROUP BY sqlaqueue_mate.lease_token
+HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN statement_timestamp() ELSE NULL END, lease_token=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT sqlaqueue_mate.lease_token
+FROM email AS sqlaqueue_mate
+WHERE sqlaqueue_mate.status = 'processing' AND sqlaqueue_mate.lease_token IS NOT NULL OR sqlaqueue_mate.status = 'pending' AND sqlaqueue_mate.lease_token IS NOT NULL GROUP BY sqlaqueue_mate.lease_token
+HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN NULL ELSE email.lease_token END, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR FROM sqlaqueue_expired WHERE email.id = sqlaqueue_expired.id AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
 DELETE FROM email WHERE email.id = ANY (array((SELECT email.id
@@ -279,31 +281,31 @@ WHERE email.status IN ('completed', 'failed', 'cancelled')
  LIMIT %(param_1)s::INTEGER FOR UPDATE OF email SKIP LOCKED))) AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
-SELECT changed_keys.id
+SELECT sqlaqueue_changed_keys.id
 FROM (SELECT email.id AS id
 FROM email
-WHERE false) AS changed_keys
+WHERE false) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
-WITH wanted AS
+WITH sqlaqueue_wanted AS
 (SELECT email.id AS id
 FROM email
 WHERE email.status IN ('pending', 'processing')),
-free AS
+sqlaqueue_free AS
 (SELECT email.id AS id
 FROM email
 WHERE email.status = 'pending' ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
-other AS
-(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s::VARCHAR AS anon_1, jsonb_build_array(running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
-FROM (SELECT wanted.id AS id
-FROM wanted EXCEPT SELECT free.id AS id
-FROM free) AS running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
-changed AS
-(UPDATE email SET status=%(param_2)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_3)s::UUID FROM free WHERE email.id = free.id RETURNING email.id AS id)
- SELECT changed_keys.id
-FROM (SELECT changed.id AS id
-FROM changed) AS changed_keys
+sqlaqueue_other AS
+(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s::VARCHAR AS anon_1, jsonb_build_array(sqlaqueue_running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
+FROM (SELECT sqlaqueue_wanted.id AS id
+FROM sqlaqueue_wanted EXCEPT SELECT sqlaqueue_free.id AS id
+FROM sqlaqueue_free) AS sqlaqueue_running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
+sqlaqueue_changed AS
+(UPDATE email SET status=%(param_2)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_3)s::UUID FROM sqlaqueue_free WHERE email.id = sqlaqueue_free.id RETURNING email.id AS id)
+ SELECT sqlaqueue_changed_keys.id
+FROM (SELECT sqlaqueue_changed.id AS id
+FROM sqlaqueue_changed) AS sqlaqueue_changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
@@ -321,6 +323,8 @@ LISTEN "sqlaqueue_email_email"
 
 SELECT 1
 
+SELECT CAST(CAST(to_regclass($sqlaqueue$email$sqlaqueue$) AS OID) AS BIGINT) AS anon_1
+
 SELECT CAST(pg_attribute.attname AS TEXT) AS attname, pg_attribute.attrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$) AS anon_2, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$) AS anon_3
 FROM pg_attribute
 WHERE pg_attribute.attrelid IN (to_regclass($sqlaqueue$email$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$)) AND NOT pg_attribute.attisdropped
@@ -330,12 +334,6 @@ FROM pg_extension
 WHERE pg_extension.extname = 'citus') AS anon_1
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = pg_class.relnamespace
 WHERE pg_class.oid IN (to_regclass($sqlaqueue$email$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$))
-
-SELECT CAST(pg_class.relname AS TEXT) AS relname, coalesce((SELECT array_agg(CAST(pg_attribute.attname AS TEXT) ORDER BY array_position(CAST(pg_index.indkey AS SMALLINT[]), pg_attribute.attnum)) AS array_agg_1
-FROM pg_attribute
-WHERE pg_attribute.attrelid = pg_index.indrelid AND array_position(CAST(pg_index.indkey AS SMALLINT[]), pg_attribute.attnum) IS NOT NULL), CAST(%(param_1)s::TEXT[] AS TEXT[])) AS coalesce_1
-FROM pg_index JOIN pg_class ON pg_class.oid = pg_index.indexrelid
-WHERE pg_index.indrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AND pg_index.indisvalid
 
 SELECT CAST(pg_proc.proname AS TEXT) AS proname, obj_description(pg_proc.oid, %(obj_description_2)s::VARCHAR) AS obj_description_1
 FROM pg_proc JOIN pg_class ON pg_class.relnamespace = pg_proc.pronamespace
@@ -349,12 +347,24 @@ SELECT CAST(pg_trigger.tgname AS TEXT) AS tgname
 FROM pg_trigger
 WHERE pg_trigger.tgrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AND CAST(pg_trigger.tgenabled AS TEXT) IN (%(param_1_1)s::VARCHAR, %(param_1_2)s::VARCHAR)
 
-SELECT changed_keys.id
-FROM (SELECT email.id AS id
+SELECT c.oid::bigint AS table_id, i.relname::text AS name,
+           x.indexrelid::regclass::text AS qualified, x.indisvalid AS valid, x.indisunique AS is_unique,
+           pg_get_expr(x.indpred, x.indrelid) AS predicate, pg_get_indexdef(x.indexrelid) AS definition,
+           m.amname::text AS method,
+           ARRAY(SELECT pg_get_indexdef(x.indexrelid, k, true) FROM generate_series(1, x.indnkeyatts) AS k) AS elements,
+           EXISTS (SELECT FROM unnest(x.indoption::int2[]) AS o WHERE o <> 0) AS is_reordered,
+           EXISTS (SELECT FROM pg_stat_progress_create_index AS p WHERE p.index_relid = x.indexrelid) AS building
+    FROM pg_index AS x
+    JOIN pg_class AS c ON c.oid = x.indrelid
+    JOIN pg_class AS i ON i.oid = x.indexrelid
+    JOIN pg_am AS m ON m.oid = i.relam
+    WHERE x.indrelid = ANY (CAST(%(tables)s::BIGINT[] AS oid[]))
+    ORDER BY i.relname
+
+SELECT email.id
 FROM email
-WHERE false) AS changed_keys
-WHERE (SELECT count(*) AS count_1
-FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+WHERE email.status = 'processing' AND email.lease_expires_at <= statement_timestamp() ORDER BY random()
+ LIMIT %(param_1)s::INTEGER FOR NO KEY UPDATE OF email SKIP LOCKED
 
 SELECT quote_ident(CAST(current_user AS TEXT)) AS quote_ident_1, has_function_privilege('pg_catalog.pg_notify(text,text)', 'EXECUTE') AS has_function_privilege_1, has_table_privilege(to_regclass($sqlaqueue$email$sqlaqueue$), 'SELECT') AS has_table_privilege_1, has_table_privilege(to_regclass($sqlaqueue$email$sqlaqueue$), 'UPDATE') AS has_table_privilege_2, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'SELECT') AS has_table_privilege_3, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'UPDATE') AS has_table_privilege_4, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'DELETE') AS has_table_privilege_5, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'SELECT') AS has_table_privilege_6, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'INSERT') AS has_table_privilege_7, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'UPDATE') AS has_table_privilege_8, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'DELETE') AS has_table_privilege_9
 
@@ -366,33 +376,25 @@ WHERE (parse_ident($sqlaqueue$email$sqlaqueue$))[%(parse_ident_1)s::INTEGER] IS 
 
 SELECT set_config(%(set_config_2)s::VARCHAR, %(set_config_3)s::VARCHAR, true) AS set_config_1, pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1
 
+SELECT sqlaqueue_changed_keys.id
+FROM (SELECT email.id AS id
+FROM email
+WHERE false) AS sqlaqueue_changed_keys
+WHERE (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+
 SELECT to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$) AS anon_2, to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$) AS anon_3
 
 SELECT txid_current() AS txid_current_1, current_setting(%(current_setting_2)s::VARCHAR) AS current_setting_1
 
-UPDATE email SET status=%(status)s::VARCHAR, last_error=%(last_error)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
+UPDATE email SET status=%(status)s::VARCHAR, last_error=%(last_error)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
-UPDATE email SET status=%(status)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), attempts=greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER), finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE, lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
+UPDATE email SET status=%(status)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), attempts=greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER), finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE, lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(param_2)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
-UPDATE email SET status=%(status)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE, lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
+UPDATE email SET status=%(status)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE, lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(param_2)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
-
-WITH RECURSIVE levels(level) AS
-(SELECT min(email.priority) AS level
-FROM email
-WHERE email.status = 'pending' UNION ALL SELECT (SELECT min(email.priority) AS level
-FROM email
-WHERE email.status = 'pending' AND email.priority > levels.level) AS anon_1
-FROM levels
-WHERE levels.level IS NOT NULL)
- SELECT each.moment
-FROM levels JOIN LATERAL (SELECT EXTRACT(epoch FROM CAST(email.run_at AS TIMESTAMP WITH TIME ZONE)) AS moment
-FROM email
-WHERE email.status = 'pending' AND email.run_at > statement_timestamp() AND email.priority = levels.level ORDER BY email.run_at
- LIMIT %(param_1)s::INTEGER) AS each ON true ORDER BY each.moment
- LIMIT %(param_2)s::INTEGER
 
 WITH RECURSIVE sqlaqueue_level(level, first) AS
 ((SELECT email.priority AS level, email.run_at AS first
@@ -403,7 +405,7 @@ FROM sqlaqueue_level JOIN LATERAL (SELECT email.priority AS level, email.run_at 
 FROM email
 WHERE email.status = 'pending' AND email.priority > sqlaqueue_level.level ORDER BY email.priority, email.run_at
  LIMIT <n>) AS sqlaqueue_above ON true),
-picked AS
+sqlaqueue_picked AS
 (SELECT sqlaqueue_found.id AS id
 FROM (SELECT sqlaqueue_each.id AS id, 1 AS sqlaqueue_one
 FROM sqlaqueue_level JOIN LATERAL (SELECT email.id AS id
@@ -415,46 +417,42 @@ FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN gen
  LIMIT (SELECT <n> AS anon_1) FOR NO KEY UPDATE OF email SKIP LOCKED) AS sqlaqueue_each ON sqlaqueue_level.first <= statement_timestamp()
  LIMIT <n>) AS sqlaqueue_found
 WHERE sqlaqueue_found.sqlaqueue_one = 1),
-claimed AS
-(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(param_2)s::UUID, lease_expires_at=(statement_timestamp() + %(param_3)s), claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (array((SELECT picked.id
-FROM picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at, email.lease_token AS lease_token, email.lease_expires_at AS lease_expires_at, email.claimed_by AS claimed_by)
- SELECT claimed.id, claimed."to", claimed.status, claimed.priority, claimed.run_at, claimed.attempts, claimed.max_attempts, claimed.last_error, claimed.created_at, claimed.finished_at, claimed.lease_token, claimed.lease_expires_at, claimed.claimed_by
-FROM claimed ORDER BY claimed.priority, claimed.run_at, claimed.id
+sqlaqueue_claimed AS
+(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(param_2)s::UUID, lease_expires_at=(statement_timestamp() + %(param_3)s), claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (array((SELECT sqlaqueue_picked.id
+FROM sqlaqueue_picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at, email.lease_token AS lease_token, email.lease_expires_at AS lease_expires_at, email.claimed_by AS claimed_by)
+ SELECT sqlaqueue_claimed.id, sqlaqueue_claimed."to", sqlaqueue_claimed.status, sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.attempts, sqlaqueue_claimed.max_attempts, sqlaqueue_claimed.last_error, sqlaqueue_claimed.created_at, sqlaqueue_claimed.finished_at, sqlaqueue_claimed.lease_token, sqlaqueue_claimed.lease_expires_at, sqlaqueue_claimed.claimed_by
+FROM sqlaqueue_claimed ORDER BY sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.id
 
-WITH ended AS
-(UPDATE email SET status=%(param_1)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_2)s::UUID, lease_expires_at=%(param_3)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (CAST(%(sqlaqueue_keys)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
+WITH RECURSIVE sqlaqueue_levels(level) AS
+(SELECT min(email.priority) AS level
+FROM email
+WHERE email.status = 'pending' UNION ALL SELECT (SELECT min(email.priority) AS level
+FROM email
+WHERE email.status = 'pending' AND email.priority > sqlaqueue_levels.level) AS anon_1
+FROM sqlaqueue_levels
+WHERE sqlaqueue_levels.level IS NOT NULL)
+ SELECT sqlaqueue_each.moment
+FROM sqlaqueue_levels JOIN LATERAL (SELECT EXTRACT(epoch FROM CAST(email.run_at AS TIMESTAMP WITH TIME ZONE)) AS moment
+FROM email
+WHERE email.status = 'pending' AND email.run_at > statement_timestamp() AND email.priority = sqlaqueue_levels.level ORDER BY email.run_at
+ LIMIT %(param_1)s::INTEGER) AS sqlaqueue_each ON true ORDER BY sqlaqueue_each.moment
+ LIMIT %(param_2)s::INTEGER
+
+WITH sqlaqueue_ended AS
+(UPDATE email SET status=%(param_1)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_2)s::UUID, lease_expires_at=%(param_3)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(sqlaqueue_keys)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id AS id)
  SELECT (SELECT count(*) AS count_1
-FROM ended) AS anon_1, ended.id
-FROM (SELECT %(param_5)s::INTEGER AS anon_2) AS one LEFT OUTER JOIN ended ON (SELECT count(*) AS count_1
-FROM ended) != %(sqlaqueue_expected)s::BIGINT
+FROM sqlaqueue_ended) AS anon_1, sqlaqueue_ended.id
+FROM (SELECT %(param_5)s::INTEGER AS anon_2) AS sqlaqueue_one LEFT OUTER JOIN sqlaqueue_ended ON (SELECT count(*) AS count_1
+FROM sqlaqueue_ended) != %(sqlaqueue_expected)s::BIGINT
 
-WITH expired AS
-(SELECT expired_job.id AS id
-FROM email AS expired_job
-WHERE expired_job.status = 'processing' AND expired_job.lease_expires_at <= statement_timestamp() ORDER BY expired_job.id FOR NO KEY UPDATE OF expired_job SKIP LOCKED)
- UPDATE email SET status=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
-FROM email AS mate
-WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN 'failed' WHEN true THEN 'pending' ELSE email.status END, attempts=CASE WHEN (email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
-FROM email AS mate
-WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) THEN email.attempts ELSE greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER) END, last_error=%(last_error)s::VARCHAR, finished_at=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
-FROM email AS mate
-WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN statement_timestamp() ELSE NULL END, lease_token=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
-FROM email AS mate
-WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN NULL ELSE email.lease_token END, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR FROM expired WHERE email.id = expired.id AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
-FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
-
-WITH heartbeat AS
-(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, statement_timestamp(), (statement_timestamp() + %(param_10)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
- SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_11)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
+WITH sqlaqueue_heartbeat AS
+(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, unclaimable, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, CAST(%(param_10)s::VARCHAR AS JSONB), statement_timestamp(), (statement_timestamp() + %(param_11)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, unclaimable = excluded.unclaimable, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
+ SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_12)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
 FROM sqlaqueue_consumer
 WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()
 
-WITH picked AS
+WITH sqlaqueue_picked AS
 (SELECT sqlaqueue_found.id AS id
 FROM (SELECT sqlaqueue_each.id AS id, 1 AS sqlaqueue_one
 FROM generate_series(1, <n>) AS sqlaqueue_start JOIN LATERAL (SELECT email.id AS id
@@ -466,8 +464,23 @@ FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN gen
  LIMIT (SELECT <n> AS anon_1) FOR NO KEY UPDATE OF email SKIP LOCKED) AS sqlaqueue_each ON true
  LIMIT <n>) AS sqlaqueue_found
 WHERE sqlaqueue_found.sqlaqueue_one = 1),
-claimed AS
-(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(param_2)s::UUID, lease_expires_at=(statement_timestamp() + %(param_3)s), claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (array((SELECT picked.id
-FROM picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at, email.lease_token AS lease_token, email.lease_expires_at AS lease_expires_at, email.claimed_by AS claimed_by)
- SELECT claimed.id, claimed."to", claimed.status, claimed.priority, claimed.run_at, claimed.attempts, claimed.max_attempts, claimed.last_error, claimed.created_at, claimed.finished_at, claimed.lease_token, claimed.lease_expires_at, claimed.claimed_by
-FROM claimed ORDER BY claimed.priority, claimed.run_at, claimed.id
+sqlaqueue_claimed AS
+(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(param_2)s::UUID, lease_expires_at=(statement_timestamp() + %(param_3)s), claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (array((SELECT sqlaqueue_picked.id
+FROM sqlaqueue_picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at, email.lease_token AS lease_token, email.lease_expires_at AS lease_expires_at, email.claimed_by AS claimed_by)
+ SELECT sqlaqueue_claimed.id, sqlaqueue_claimed."to", sqlaqueue_claimed.status, sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.attempts, sqlaqueue_claimed.max_attempts, sqlaqueue_claimed.last_error, sqlaqueue_claimed.created_at, sqlaqueue_claimed.finished_at, sqlaqueue_claimed.lease_token, sqlaqueue_claimed.lease_expires_at, sqlaqueue_claimed.claimed_by
+FROM sqlaqueue_claimed ORDER BY sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.id
+
+WITH sqlaqueue_picked AS
+(SELECT sqlaqueue_found.id AS id
+FROM (SELECT sqlaqueue_each.id AS id, 1 AS sqlaqueue_one
+FROM generate_series(1, <n>) AS sqlaqueue_start JOIN LATERAL (SELECT email.id AS id
+FROM email, generate_series(1, (SELECT <n>)) AS sqlaqueue_thousand
+WHERE email.lease_token IS NULL AND NOT (email.id = ANY (CAST(string_to_array(%(sqlaqueue_except)s::VARCHAR, ',', 'NULL') AS INTEGER[]))) AND NOT (EXISTS (SELECT <n>
+FROM sqlaqueue_control
+WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key = CAST('[]' AS JSONB))) AND (SELECT count(*) AS count_1
+FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL AND email.status = 'pending' AND email.run_at <= statement_timestamp() AND sqlaqueue_start.sqlaqueue_start IS NOT NULL AND sqlaqueue_thousand.sqlaqueue_thousand IS NOT NULL ORDER BY email.priority, email.run_at, email.id, email.priority, email.run_at, email.id
+ LIMIT (SELECT <n> AS anon_1) FOR NO KEY UPDATE OF email SKIP LOCKED) AS sqlaqueue_each ON true
+ LIMIT <n>) AS sqlaqueue_found
+WHERE sqlaqueue_found.sqlaqueue_one = 1)
+ SELECT DISTINCT sqlaqueue_picked.id
+FROM sqlaqueue_picked

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
 
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
 from tests.cli.shop.models import Email, Letter, Task
-from tests.cli.shop.tasks import send, send_async
+from tests.cli.shop.tasks import send, send_async, send_stubbornly
 
 URL = os.environ.get("SHOP_URL", "postgresql+psycopg://nobody@nowhere.invalid/shop")
 
@@ -28,6 +32,29 @@ too_many = Consumer(
 too_few_connections = [*both, too_many]
 nothing: list[Consumer[Task]] = []
 mixed = [consumer, "letter"]
+
+
+class FailingSessions(sessionmaker[Session]):
+    """Makes no session for the threads of a Consumer, from the moment at which another handler is at work."""
+
+    def __call__(self, **options: Any) -> Session:
+        while threading.current_thread() is not threading.main_thread():
+            if Path(os.environ["SHOP_AT_WORK"]).exists():
+                raise TypeError("no session")
+            time.sleep(0.01)
+        return super().__call__(**options)
+
+
+def make_failing() -> list[object]:
+    """Return a Consumer that fails while the handler of the other one is at work, and never ends."""
+    failing = Consumer(Task, send, FailingSessions(create_engine(URL)), poll_interval=0.05)
+    stubborn = AsyncConsumer(
+        Letter,
+        send_stubbornly,
+        async_sessionmaker(create_async_engine(URL.replace("+psycopg:", "+asyncpg:"))),
+        grace=0.1,
+    )
+    return [failing, stubborn]
 
 
 def make() -> list[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -45,6 +46,14 @@ def send_slowly(session: Session, job: object) -> None:
     at_work.write_text(str(os.getpid()))
     while not Path(os.environ["SHOP_GO_ON"]).exists():
         time.sleep(0.01)
+
+
+async def send_stubbornly(session: AsyncSession, job: object) -> None:
+    """Never end, not even when the task is cancelled."""
+    await asyncio.to_thread(Path(os.environ["SHOP_AT_WORK"]).write_text, "")
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
 
 
 def fall_ill(session: Session, job: object) -> None:

@@ -41,16 +41,16 @@ def sigterm_while_idle(harness: Harness) -> None:
 
 @scenario
 def sigterm_while_claiming(harness: Harness) -> None:
-    """The server executes the claim, and the claimed jobs are released."""
+    """The server executes the claim, or the check of the start before it, and jobs that are claimed are released."""
     harness.enqueue("work", "quiet", "work")
     with harness.bench.engine.begin() as connection:
         connection.execute(sa.text("LOCK TABLE job IN ACCESS EXCLUSIVE MODE"))
         worker = harness.start_worker(lease=30)
         waiting = """
             SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-            AND wait_event_type = 'Lock' AND query LIKE 'WITH %'
+            AND wait_event_type = 'Lock' AND query NOT LIKE 'LOCK %'
         """
-        harness.wait_until(lambda: harness.bench.execute(waiting), "the claim waits for the lock")
+        harness.wait_until(lambda: harness.bench.execute(waiting), "the worker waits for the lock")
         worker.terminate()
     finish_after_shutdown(harness, worker)
     assert not worker.records("start")

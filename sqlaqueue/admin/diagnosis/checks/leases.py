@@ -11,7 +11,7 @@ from sqlaqueue.admin.diagnosis.checks.shared import alive_text, at_most, counted
 from sqlaqueue.admin.diagnosis.examination import Examination, target_of
 from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.strategies.update_status import waits_for_twin
 from sqlaqueue.texts import duration_text
 
@@ -32,8 +32,10 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
         expires <= clock() - examination.thresholds.lease_expired_for,
         ~waits_for_twin(spec),
     )
-    first = at_most(old.order_by(expires)).subquery("expired")
-    age = sa.extract("epoch", clock() - sa.cast(sa.func.min(first.c[expires.key]), sa.DateTime(timezone=True)))
+    first = at_most(old.order_by(expires)).subquery("sqlaqueue_expired")
+    age = sa.extract(
+        "epoch", clock() - within_calendar(sa.cast(sa.func.min(first.c[expires.key]), sa.DateTime(timezone=True)))
+    )
     row: Any = examination.connection.execute(sa.select(sa.func.count(), age).select_from(first)).one()
     number, since = row
     if not number:

@@ -77,7 +77,9 @@ def check_status_values(examination: Examination) -> Iterator[Finding]:
         status = spec.columns["status"]
         known = [state for state in STATES if getattr(spec.config.states, state) is not None]
         unknown: sa.ColumnElement[bool] = sa.or_(~spec.in_state(*known), status.is_(None))
-        first = at_most(sa.select(sa.cast(status, sa.Text()).label("status")).where(unknown)).subquery("first")
+        first = at_most(sa.select(sa.cast(status, sa.Text()).label("status")).where(unknown)).subquery(
+            "sqlaqueue_first"
+        )
         row: Any = examination.connection.execute(
             sa.select(sa.func.count(), sa.func.array_agg(first.c.status.distinct())).select_from(first)
         ).one()

@@ -37,7 +37,17 @@ def check_privileges(examination: Examination) -> Iterator[Finding]:
                 consequence=f"A Consumer with this role does not start. {_OF_WORKERS}",
                 fixes=(f"{grant};",),
             )
-        for policy in backend().checks.missing_policies(examination.connection, spec):
+        policies, hidden = backend().checks.row_security(examination.connection, spec)
+        if hidden is not None:
+            yield Finding(
+                severity="warning",
+                code="hidden_rows",
+                queue=spec.name,
+                summary=f"{hidden[0].upper()}{hidden[1:].partition(';')[0]}.",
+                consequence=f"A Consumer with this role is idle. {_OF_WORKERS}",
+                fixes=("Correct the condition of its policy, or what that reads, such as a setting of the session.",),
+            )
+        for policy in policies:
             yield Finding(
                 severity="critical",
                 code="missing_policy",

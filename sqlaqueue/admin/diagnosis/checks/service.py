@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,10 +13,12 @@ from sqlaqueue._version import __version__
 from sqlaqueue.admin.diagnosis.checks.shared import alive_text, counted, live_consumers, number_text
 from sqlaqueue.admin.diagnosis.examination import Examination, target_of
 from sqlaqueue.admin.diagnosis.finding import Finding
+from sqlaqueue.admin.explanation.facts import unclaimable_jobs
 from sqlaqueue.admin.explanation.read_facts import messages_of
 from sqlaqueue.flow_control.controls import flow_control
+from sqlaqueue.keys import key_text
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.texts import duration_text, moment_text
 
 _FIRST_JOBS = 10_000
@@ -96,8 +99,8 @@ def _due(spec: QueueSpec) -> AnySelect:
     # The columns may have no time zone.
     since = sa.cast(sa.func.coalesce(*moments) if moments else sa.null(), sa.DateTime(timezone=True)).label("since")
     jobs = sa.select(since).where(*waiting, *spec.due(spec.columns.get("run_at"))).order_by(*order)
-    first = jobs.limit(_FIRST_JOBS).subquery("first")
-    oldest = sa.extract("epoch", clock() - sa.func.min(first.c.since))
+    first = jobs.limit(_FIRST_JOBS).subquery("sqlaqueue_first")
+    oldest = sa.extract("epoch", clock() - within_calendar(sa.func.min(first.c.since)))
     columns: list[sa.ColumnElement[Any]] = [sa.func.count().label("due"), oldest.label("oldest")]
     return sa.select(*columns).select_from(first)
 
@@ -111,7 +114,7 @@ def _paused_at(examination: Examination, spec: QueueSpec) -> Any:
 
 
 def check_consumers(examination: Examination) -> Iterator[Finding]:
-    """Find live Consumers that receive no notifications, and those of another version."""
+    """Find live Consumers that receive no notifications, cannot claim some jobs, or have another version."""
     for spec in examination.specs:
         alive = live_consumers(examination, spec)
         silent = [] if not backend().triggers.wakes(spec) else [each for each in alive if _is_silent(examination, each)]
@@ -128,6 +131,7 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
                 ),
                 facts={"consumers": [each.name for each in silent]},
             )
+        yield from _unclaimable_jobs(spec, alive)
         others = {each.name: each.version for each in alive if each.version != __version__}
         if others:
             listed = ", ".join(f"{name} ({version})" for name, version in others.items())
@@ -139,6 +143,33 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
                 consequence="Restart them after an upgrade, so that all work with the same rules.",
                 facts={"consumers": others},
             )
+
+
+def _unclaimable_jobs(spec: QueueSpec, alive: Sequence[Any]) -> Iterator[Finding]:
+    """Find jobs that live Consumers cannot claim, rescue or settle."""
+    jobs: dict[str, list[tuple[str, str]]] = {}
+    for each in alive:
+        for key, error in unclaimable_jobs(each):
+            jobs.setdefault(key_text(key), []).append((each.name, error))
+    if not jobs:
+        return
+    first, refused = next(iter(jobs.items()))
+    by_all = any(len(found) >= len(alive) for found in jobs.values())
+    yield Finding(
+        severity="critical" if by_all else "warning",
+        code="unclaimable_jobs",
+        queue=spec.name,
+        summary=(
+            f"{number_text(len(jobs), 'job')} of the queue {spec.name} cannot be claimed by a live Consumer; "
+            f"job {first} not by {refused[0][0]}: {refused[0][1].removesuffix('.')}."
+        ),
+        consequence=(
+            "These jobs wait; all others run. Start a version of the program that can load them, or correct their "
+            "rows or the constraint, trigger or policy that refuses the change."
+        ),
+        fixes=(f"sqlaqueue why {target_of(spec)} {shlex.quote(first)}",),
+        facts={"jobs": [{"key": key, "consumers": dict(found)} for key, found in jobs.items()]},
+    )
 
 
 def _is_silent(examination: Examination, consumer: Any) -> bool:

@@ -26,7 +26,7 @@ def at_most(rows: AnySelect) -> AnySelect:
 def counted(connection: sa.Connection, rows: AnySelect) -> int:
     """Return the number of rows of a SELECT, up to :data:`MOST` and one."""
     number: int = connection.execute(
-        sa.select(sa.func.count()).select_from(at_most(rows).subquery("first"))
+        sa.select(sa.func.count()).select_from(at_most(rows).subquery("sqlaqueue_first"))
     ).scalar_one()
     return number
 

@@ -31,7 +31,9 @@ def check_status_statistics(examination: Examination) -> Iterator[Finding]:
         some: sa.Select[Any] = (
             sa.select(sa.literal_column("1")).select_from(spec.table).where(spec.in_state("pending")).limit(most + 1)
         )
-        number = connection.execute(sa.select(sa.func.count()).select_from(some.subquery())).scalar_one()
+        number = connection.execute(
+            sa.select(sa.func.count()).select_from(some.subquery("sqlaqueue_some"))
+        ).scalar_one()
         if number <= most:
             continue
         yield Finding(

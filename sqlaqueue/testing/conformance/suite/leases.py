@@ -13,6 +13,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import claim, complete, extend, fail, reconcile, release, requeue, rescue, retry
 from sqlaqueue.exc import NotClaimedError
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
 
 VERBS: dict[str, Callable[[Any], Any]] = {
@@ -100,6 +102,20 @@ class LeaseConformance:
             assert set(session.scalars(complete(jobs))) == queue.keys(0, 2)
             session.commit()
         assert queue.claimable() == [1]
+
+    @needs(leases=True)
+    def test_jobs_are_rescued_by_their_keys(self, queue: QueueUnderTest) -> None:
+        """Consumers rescue so, by ``rescue_some()``."""
+        queue.enqueue(3)
+        spec = spec_of(queue.Job)
+        with queue.session() as session:
+            jobs = queue.claim(session)
+            _expire(session, jobs)
+            keys = [sa.inspect(job).identity for job in jobs if job.number != 1]
+            rescued = set(session.scalars(returning_keys(spec, spec.strategy.rescue_some(spec, keys))))
+            session.commit()
+        assert rescued >= queue.keys(0, 2)
+        assert sorted(queue.claimable()) in ([0, 2], [0, 1, 2])
 
     @needs(leases=True)
     def test_an_expired_lease_counts_until_the_job_is_rescued(self, queue: QueueUnderTest) -> None:

@@ -1,0 +1,709 @@
+"""One job that cannot be loaded, or that the database refuses to change, keeps no other from running."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg import sql
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer, JobEvent, Limit, QueueConfig, QueueMixin, admin
+from sqlaqueue.admin import doctor, explain_job
+from sqlaqueue.consumer.claiming import unclaimable
+from sqlaqueue.consumer.claiming.unclaimable import Suspects, Unclaimable
+from sqlaqueue.consumer.maintenance import missed_notifications
+from sqlaqueue.exc import ConfigurationError, WorkerDied
+from tests.consumer.processes import wait_until
+from tests.servers import Database
+
+if TYPE_CHECKING:
+    from tests.servers import Server
+
+GOOD = 20
+REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$;
+CREATE {kind} TRIGGER refuse {when} ON task {deferrable} FOR EACH ROW WHEN (OLD.note = 'bad') EXECUTE FUNCTION refuse()
+"""
+
+
+class Kind(enum.Enum):
+    """The kinds that this version of the program knows."""
+
+    USUAL = "usual"
+
+
+class Rig:
+    """A queue with one job that stands in the way of the others, and a Consumer."""
+
+    def __init__(self, database: Database, strategy: str, api: str, **config: Any) -> None:
+        class Base(DeclarativeBase):
+            pass
+
+        class Task(QueueMixin, Base):
+            __tablename__ = "task"
+            __queue__ = QueueConfig(strategy=strategy, **config)
+            id: Mapped[int] = mapped_column(primary_key=True)
+            kind: Mapped[Kind] = mapped_column(sa.Enum(Kind, native_enum=False, length=10), default=Kind.USUAL)
+            note: Mapped[str | None]
+            payload: Mapped[Any] = mapped_column(sa.JSON, nullable=True)
+
+        self.Task, self.database, self.api = Task, database, api
+        self.engine = sa.create_engine(database.url())
+        Base.metadata.create_all(self.engine)
+        self.ran: list[int] = []
+        self.error: Any = None
+        self.events: list[JobEvent] = []
+
+    def enqueue(self, number: int = GOOD) -> None:
+        with Session(self.engine) as session:
+            session.add_all([self.Task() for _ in range(number)])
+            session.commit()
+
+    def execute(self, *statements: str) -> None:
+        with self.database.connect() as connection:
+            for statement in statements:
+                connection.execute(statement)  # type: ignore[call-overload] # psycopg wants literals
+
+    def row(self, key: int) -> Any:
+        with self.engine.connect() as connection:
+            return connection.execute(
+                sa.text("SELECT status, attempts, last_error FROM task WHERE id = :key"), {"key": key}
+            ).one()
+
+    def count(self, status: str) -> int:
+        with self.engine.connect() as connection:
+            found = connection.scalar(sa.text("SELECT count(*) FROM task WHERE status = :status"), {"status": status})
+            return int(found or 0)
+
+    def runs_no_more(self, key: int) -> bool:
+        """Return whether a handler is not called while the end of the job is tried a few times."""
+        before = self.ran.count(key)
+        time.sleep(4 * unclaimable.TRY_AGAIN_AFTER)
+        return self.ran.count(key) == before
+
+    def counted(self) -> int:
+        """Return how many attempts the crash journal counts."""
+        with self.engine.connect() as connection:
+            return int(connection.scalar(sa.text("SELECT sum(starts) FROM sqlaqueue_crash_journal")) or 0)
+
+    def _run(self, job: Any) -> None:
+        self.ran.append(job.id)
+        if self.error is not None:
+            raise ValueError(self.error) if isinstance(self.error, str) else self.error
+
+    @contextmanager
+    def running(self, **options: Any) -> Iterator[None]:
+        options = {"poll_interval": 0.1, "batch_size": 8, "grace": 20} | options
+
+        def listen(consumer: Any) -> None:
+            for name in ("failed", "completed"):
+                consumer.on(name, self.events.append)
+
+        if self.api == "sync":
+            consumer = Consumer(self.Task, lambda _, job: self._run(job), sessionmaker(self.engine), **options)
+            listen(consumer)
+            with consumer:
+                yield
+            return
+
+        async def handle(_: Any, job: Any) -> None:
+            self._run(job)
+
+        with asyncio.Runner() as runner:
+            engine = create_async_engine(self.database.url("asyncpg"))
+            done = asyncio.Event()
+
+            async def serve() -> None:
+                consumer = AsyncConsumer(self.Task, handle, async_sessionmaker(engine), **options)
+                listen(consumer)
+                async with consumer:
+                    await done.wait()
+                await engine.dispose()
+
+            thread = threading.Thread(target=runner.run, args=(serve(),))
+            thread.start()
+            try:
+                yield
+            finally:
+                runner.get_loop().call_soon_threadsafe(done.set)
+                thread.join()
+
+
+@pytest.fixture(params=["sync", "async"])
+def api(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def rigs(database: Database) -> Iterator[Callable[..., Rig]]:
+    """Makes a rig, and disposes of its engine."""
+    made: list[Rig] = []
+
+    def make(*arguments: Any, **config: Any) -> Rig:
+        made.append(Rig(database, *arguments, **config))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.engine.dispose()
+
+
+@pytest.fixture
+def rig(rigs: Callable[..., Rig], strategy: str, api: str) -> Rig:
+    return rigs(strategy, api)
+
+
+UNLOADABLE = {
+    "enum": "INSERT INTO task (kind) VALUES ('newer')",
+    "json": f"INSERT INTO task (kind, payload) VALUES ('USUAL', '{'9' * 5000}')",
+}
+
+
+@pytest.mark.parametrize("what", UNLOADABLE)
+def test_a_row_that_cannot_be_loaded(rig: Rig, what: str, log: pytest.LogCaptureFixture) -> None:
+    """It waits, it is named, and a program that can load it runs it."""
+    rig.enqueue(GOOD // 2)
+    rig.execute(UNLOADABLE[what])
+    bad = GOOD // 2 + 1
+    rig.enqueue(GOOD // 2)
+    with rig.running():
+        wait_until(lambda: len(rig.ran) == GOOD)
+        assert rig.row(bad)[:2] == ("pending", 0)
+        named = [record for record in log.records if getattr(record, "event", None) == "job_unclaimable"]
+        assert [record.job_key for record in named] == [bad]  # type: ignore[attr-defined] # set by `extra`
+        with Session(rig.engine) as session:
+            wait_until(lambda: "unclaimable" in _reasons(session, rig.Task, bad))
+            found = [finding for finding in doctor(session, rig.Task) if finding.code == "unclaimable_jobs"]
+            assert [finding.facts["jobs"][0]["key"] for finding in found] == [str(bad)]
+            session.rollback()
+    assert sorted(rig.ran) == [key for key in range(1, GOOD + 2) if key != bad]
+
+
+def _reasons(session: Session, model: Any, key: int) -> list[str]:
+    session.rollback()
+    return [reason.code for reason in explain_job(session, model, key).reasons]
+
+
+def test_a_time_that_python_does_not_know(rigs: Callable[..., Rig], strategy: str) -> None:
+    """Psycopg refuses to load it; asyncpg loads it as the first moment that there is."""
+    rig = rigs(strategy, "sync")
+    rig.enqueue()
+    rig.execute("INSERT INTO task (kind, run_at) VALUES ('USUAL', '-infinity')")
+    rig.enqueue()
+    with rig.running():
+        wait_until(lambda: len(rig.ran) == 2 * GOOD)
+    assert rig.row(GOOD + 1)[:2] == ("pending", 0)
+
+
+def test_many_rows_that_cannot_be_loaded(rig: Rig) -> None:
+    """Jobs behind them run all the same, however many they are."""
+    rig.execute("INSERT INTO task (kind) SELECT 'newer' FROM generate_series(1, 40)")
+    rig.enqueue()
+    with rig.running(concurrency=3):
+        wait_until(lambda: len(rig.ran) == GOOD)
+    assert min(rig.ran) == 41
+
+
+def test_a_corrected_row_runs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unclaimable job is tried again now and then."""
+    monkeypatch.setattr(unclaimable, "TRY_AGAIN_AFTER", 0.5)
+    rig.execute(UNLOADABLE["enum"])
+    rig.enqueue()
+    with rig.running():
+        wait_until(lambda: len(rig.ran) == GOOD)
+        rig.execute("UPDATE task SET kind = 'USUAL' WHERE id = 1")
+        wait_until(lambda: 1 in rig.ran)
+
+
+def test_a_quarantined_job_that_cannot_be_loaded(rigs: Callable[..., Rig], api: str) -> None:
+    """The worker of another version has died, and this one meets its job among those that it claims apart."""
+    rig = rigs("update_status", api)
+    rig.enqueue(2)
+    rig.execute("UPDATE task SET lease_token = gen_random_uuid()", "UPDATE task SET kind = 'newer' WHERE id = 1")
+    rig.enqueue()
+    with rig.running():
+        wait_until(lambda: len(rig.ran) == GOOD + 1)
+    assert 2 in rig.ran
+
+
+REFUSALS = {
+    "check": "ALTER TABLE task ADD CONSTRAINT good CHECK (note IS DISTINCT FROM 'bad') NOT VALID",
+    "trigger": REFUSE.format(body="RAISE EXCEPTION 'no';", kind="", when="BEFORE UPDATE", deferrable=""),
+    "deferred": REFUSE.format(
+        body="RAISE EXCEPTION 'no';", kind="CONSTRAINT", when="AFTER UPDATE", deferrable="DEFERRABLE INITIALLY DEFERRED"
+    ),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("bad", [1, GOOD + 1])
+def test_a_row_whose_claim_is_refused(
+    rigs: Callable[..., Rig], api: str, refusal: str, bad: int, log: pytest.LogCaptureFixture
+) -> None:
+    rig = rigs("update_status", api)
+    rig.enqueue(bad - 1)
+    rig.execute("INSERT INTO task (kind, note) VALUES ('USUAL', 'bad')", REFUSALS[refusal])
+    rig.enqueue()
+    with rig.running():
+        wait_until(lambda: len(rig.ran) == GOOD + bad - 1)
+        wait_until(lambda: "job_unclaimable" in {getattr(record, "event", None) for record in log.records})
+    assert rig.row(bad)[:2] == ("pending", 0)
+    assert rig.ran.count(bad) == 0
+
+
+def test_a_claim_under_flow_control_is_searched_as_well(rigs: Callable[..., Rig], api: str) -> None:
+    rig = rigs("update_status", api, limits=[Limit(8)])
+    rig.execute("INSERT INTO task (kind, note) VALUES ('USUAL', 'bad')", REFUSALS["check"], UNLOADABLE["enum"])
+    rig.enqueue()
+    with rig.running(concurrency=4):
+        wait_until(lambda: len(rig.ran) == GOOD)
+
+
+def test_a_count_of_attempts_that_overflows_fails_its_job(rigs: Callable[..., Rig], api: str) -> None:
+    """The claim itself cannot be written, whoever tries, so waiting would not help."""
+    rig = rigs("update_status", api)
+    rig.execute("INSERT INTO task (kind, attempts) VALUES ('USUAL', 2147483647)")
+    rig.enqueue()
+    with rig.running():
+        wait_until(lambda: len(rig.ran) == GOOD and rig.row(1).status == "failed")
+        wait_until(lambda: [event.key for event in rig.events if event.name == "failed"] == [(1,)])
+    assert "out of range" in rig.row(1).last_error
+
+
+@pytest.mark.parametrize("strategy", ["batch_select", "delete_returning"])
+def test_a_count_of_attempts_that_cannot_be_written_fails_its_job(
+    rigs: Callable[..., Rig], api: str, strategy: str
+) -> None:
+    """A strategy that holds a transaction counts when it settles."""
+    rig = rigs(strategy, api)
+    rig.execute("INSERT INTO task (kind, attempts) VALUES ('USUAL', 2147483647)")
+    rig.enqueue()
+    with rig.running():
+        wait_until(lambda: rig.count("completed") == GOOD and rig.row(1).status == "failed")
+    assert "out of range" in rig.row(1).last_error
+
+
+@pytest.mark.parametrize("state", ["22003", "22012", "P0001"])
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
+def test_an_error_of_all_rows_fails_no_job(
+    rigs: Callable[..., Rig],
+    api: str,
+    strategy: str,
+    state: str,
+    log: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as a mistake in a trigger. They wait until it is mended, and are tried again."""
+    monkeypatch.setattr(unclaimable, "TRY_AGAIN_AFTER", 1.0)
+    rig = rigs(strategy, api, max_attempts=1000)
+    rig.enqueue()
+    rig.execute(
+        f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$",
+        "CREATE TRIGGER refuse BEFORE UPDATE ON task FOR EACH ROW WHEN (NEW.status <> 'failed') "
+        "EXECUTE FUNCTION refuse()",
+    )
+    with rig.running():
+        wait_until(
+            lambda: sum(getattr(record, "event", None) == "job_unclaimable" for record in log.records) >= GOOD // 2
+        )
+        assert rig.count("pending") == GOOD
+        rig.execute("DROP TRIGGER refuse ON task")
+        wait_until(lambda: rig.count("completed") == GOOD)
+
+
+def test_an_error_of_connecting_costs_no_attempt(rigs: Callable[..., Rig], strategy: str) -> None:
+    """A hook may raise anything, such as when it asks for a password, and the run that is settled is not its cause."""
+    rig = rigs(strategy, "sync")
+    engine, failures = sa.create_engine(rig.database.url(), poolclass=sa.NullPool), list[str]()
+
+    def fail(*_: Any) -> None:
+        if failures:
+            raise ValueError(failures.pop())
+
+    def handle(_: Any, job: Any) -> None:
+        rig.ran.append(job.id)
+        if len(rig.ran) == 1:
+            failures.extend(["no password"] * 5)
+
+    event.listen(engine, "do_connect", fail)
+    rig.enqueue(1)
+    with Consumer(rig.Task, handle, sessionmaker(engine), poll_interval=0.1):
+        wait_until(lambda: rig.count("completed") == 1)
+    assert rig.row(1).attempts == 1
+    assert rig.ran == [1]
+
+
+def test_a_job_whose_earlier_handler_goes_on_is_not_claimed_in_a_loop(rigs: Callable[..., Rig]) -> None:
+    """Without ``run_at`` it cannot be put off in the table."""
+    rig, go_on, released = rigs("update_status", "sync", columns={"run_at": None}), threading.Event(), list[Any]()
+
+    def handle(_: Any, job: Any) -> None:
+        rig.ran.append(job.id)
+        go_on.wait(60)
+
+    rig.enqueue(1)
+    consumer = Consumer(rig.Task, handle, sessionmaker(rig.engine), timeout=0.2, concurrency=3, retry=lambda *_: 0)
+    consumer.on("released", released.append)
+    with consumer:
+        wait_until(lambda: released)
+        time.sleep(2)
+        assert len(released) == 1
+        go_on.set()
+    assert rig.ran == [1]
+
+
+def test_the_search_takes_few_claims(rigs: Callable[..., Rig]) -> None:
+    """One for each halving of the batch, and one more."""
+    rig = rigs("update_status", "sync")
+    rig.enqueue(15)
+    rig.execute(UNLOADABLE["enum"])
+    claims: list[str] = []
+
+    def count(*arguments: Any) -> None:
+        if "UPDATE task SET status='processing'" in arguments[2]:
+            claims.append(arguments[2])
+
+    event.listen(rig.engine, "before_cursor_execute", count)
+    # With batch=True a claim has this size at once.
+    consumer = Consumer(rig.Task, lambda _, jobs: None, sessionmaker(rig.engine), batch_size=16, batch=True)
+    assert consumer.drain() == 15
+    # The first claim, four halvings, the last row by itself, and one that finds the queue empty.
+    assert len(claims) <= 1 + 4 + 1 + 1
+
+
+def test_suspects_are_divided_until_one_is_left() -> None:
+    """Pure: each group contains the bad one or not."""
+    for size in range(1, 40):
+        for bad in range(size):
+            search, claims = Unclaimable(), 0
+            search.suspect([(key,) for key in range(size)])
+            claimed: set[int] = set()
+            while (suspects := search.take()) is not None:
+                claims += 1
+                keys = {key for (key,) in suspects.keys}
+                if bad in keys:
+                    search.failed(suspects, "no")
+                else:
+                    search.succeeded(suspects, found=True)
+                    claimed |= keys
+            assert claimed == set(range(size)) - {bad}
+            assert [job.key for job in search.jobs()] == [(bad,)]
+            assert search.excluded() == [(bad,)]
+
+
+def test_an_unclaimable_job_is_due_again_after_a_while() -> None:
+    now = 0.0
+    search = Unclaimable(lambda: now)
+    search.suspect([(1,)])
+    suspects = search.take()
+    assert suspects is not None
+    assert search.failed(suspects, "no") is not None
+    assert search.take() is None
+    now = unclaimable.TRY_AGAIN_AFTER + 1
+    again = search.take()
+    assert again is not None
+    # It is known already, and not to be logged again.
+    assert search.failed(again, "no") is None
+    now *= 2
+    again = search.take() or search.take()
+    search.succeeded(again, found=True)
+    assert not search
+
+
+def test_suspects_whose_claim_has_ended_otherwise_are_claimed_again() -> None:
+    """Such as by a lost connection, or by the end of the task."""
+    search = Unclaimable()
+    search.suspect([(key,) for key in range(4)])
+    suspects = search.take()
+    search.end(suspects)
+    assert search.is_searching
+    taken = set()
+    while (again := search.take()) is not None:
+        taken |= {key for (key,) in again.keys}
+        search.succeeded(again, found=True)
+        search.end(again)
+    assert taken == {0, 1, 2, 3}
+    assert not search
+
+
+def test_usual_claims_go_on_between_the_tries_of_known_jobs() -> None:
+    now = 0.0
+    search = Unclaimable(lambda: now)
+    for key in range(300):
+        search.suspect([(key,)])
+        search.failed(search.take() or Suspects([]), "no")
+    now = 10 * unclaimable.TRY_AGAIN_AFTER
+    tries = []
+    for _ in range(20):
+        suspects = search.take()
+        tries.append(suspects is not None)
+        if suspects is not None:
+            search.failed(suspects, "no")
+    assert tries == [True, False] * 10
+
+
+MESSAGES = "sqlaqueue_message_task"
+
+
+def keep_bad_rows(rig: Rig, strategy: str, number: int) -> str:
+    """Enqueue jobs whose rows a claim leaves as they are, without an error; return the table of the trigger."""
+    rig.execute(f"INSERT INTO task (kind, note) SELECT 'USUAL', 'bad' FROM generate_series(1, {number})")
+    table, condition = (
+        ("task", "OLD.note = 'bad'") if strategy == "update_status" else (MESSAGES, f"OLD.id <= {number}")
+    )
+    change = "UPDATE" if strategy == "update_status" else "DELETE"
+    rig.execute(
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+        f"CREATE TRIGGER keep BEFORE {change} ON {table} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION keep()",
+    )
+    return table
+
+
+@pytest.mark.parametrize("strategy", ["update_status", "delete_returning"])
+def test_a_row_that_stays_as_it_is(
+    rigs: Callable[..., Rig],
+    api: str,
+    strategy: str,
+    log: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The trigger raises no error, and the only handler's claim takes one of these rows each time."""
+    monkeypatch.setattr(missed_notifications, "TRY_AGAIN_AFTER", 1.0)
+    rig = rigs(strategy, api)
+    table = keep_bad_rows(rig, strategy, 3)
+    rig.enqueue()
+
+    def logged() -> int:
+        return sum("leaves its row as it is" in record.getMessage() for record in log.records)
+
+    with rig.running():
+        wait_until(lambda: len(rig.ran) == GOOD)
+        wait_until(lambda: logged() == 3)
+        rig.enqueue()
+        wait_until(lambda: len(rig.ran) == 2 * GOOD)
+        assert not {1, 2, 3} & set(rig.ran)
+        rig.execute(f"DROP TRIGGER keep ON {table}")
+        wait_until(lambda: len(rig.ran) == 2 * GOOD + 3)
+    assert logged() == 3
+
+
+@pytest.mark.parametrize(("concurrency", "config"), [(1, {}), (2, {}), (2, {"limits": [Limit(2)]})])
+@pytest.mark.parametrize("strategy", ["update_status", "delete_returning"])
+def test_rows_that_stay_as_they_are_do_not_end_a_drain(
+    rigs: Callable[..., Rig], strategy: str, concurrency: int, config: dict[str, Any]
+) -> None:
+    """They fill each claim, which then returns no job; nor do they keep it from ending."""
+    rig = rigs(strategy, "sync", **config)
+    keep_bad_rows(rig, strategy, 9)
+    rig.enqueue()
+    options: dict[str, Any] = {"batch_size": 3, "concurrency": concurrency, "poll_interval": 0.05}
+    Consumer(rig.Task, lambda _, job: rig._run(job), sessionmaker(rig.engine), **options).drain()
+    assert sorted(rig.ran) == list(range(10, 10 + GOOD))
+
+
+EXPIRE = """
+UPDATE task SET status = 'processing', attempts = 1, lease_token = gen_random_uuid(),
+    lease_expires_at = now() - interval '1 minute'
+"""
+
+
+@pytest.mark.parametrize("refusal", ["check", "trigger"])
+def test_a_row_whose_rescue_is_refused(
+    rigs: Callable[..., Rig], api: str, refusal: str, log: pytest.LogCaptureFixture
+) -> None:
+    rig = rigs("update_status", api)
+    rig.enqueue()
+    rig.execute("INSERT INTO task (kind, note) VALUES ('USUAL', 'bad')", EXPIRE, REFUSALS[refusal])
+    with rig.running(concurrency=4):
+        wait_until(lambda: len(rig.ran) == GOOD)
+        wait_until(lambda: any("cannot be rescued" in record.getMessage() for record in log.records))
+        with Session(rig.engine) as session:
+            wait_until(lambda: "unclaimable" in _reasons(session, rig.Task, GOOD + 1))
+    assert rig.row(GOOD + 1)[0] == "processing"
+
+
+def test_a_job_that_fails_when_it_is_rescued_is_reported_as_failed(
+    rigs: Callable[..., Rig], api: str, log: pytest.LogCaptureFixture
+) -> None:
+    """Alerts look for failed jobs, whatever has ended their last attempt."""
+    rig = rigs("update_status", api, max_attempts=1)
+    rig.enqueue(1)
+    rig.execute(EXPIRE)
+    with rig.running():
+        wait_until(lambda: rig.row(1).status == "failed")
+        wait_until(lambda: [event.name for event in rig.events] == ["failed"])
+    (event,) = rig.events
+    assert (event.attempt, event.max_attempts, type(event.error)) == (1, 1, WorkerDied)
+    assert [record.levelname for record in log.records if getattr(record, "event", None) == "failed"] == ["ERROR"]
+
+
+@pytest.mark.parametrize("refusal", ["RAISE EXCEPTION 'no'", "RETURN NULL"])
+@pytest.mark.parametrize("strategy", ["batch_select", "delete_returning"])
+def test_an_end_that_the_database_refuses(
+    rigs: Callable[..., Rig], api: str, strategy: str, refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler runs as often as attempts are allowed, and a few times in batches that were rolled back."""
+    monkeypatch.setattr(unclaimable, "TRY_AGAIN_AFTER", 1.0)
+    rig = rigs(strategy, api, max_attempts=2)
+    rig.execute(
+        "INSERT INTO task (kind, note) VALUES ('USUAL', 'bad')",
+        REFUSE.format(body=f"{refusal};", kind="", when="BEFORE UPDATE", deferrable=""),
+    )
+    rig.enqueue()
+    with rig.running(concurrency=2):
+        wait_until(lambda: len(set(rig.ran)) == GOOD + 1)
+        with Session(rig.engine) as session:
+            wait_until(lambda: "unclaimable" in _reasons(session, rig.Task, 1))
+        wait_until(lambda: rig.counted() >= 2)
+        # Later tries write the end, and call no handler.
+        wait_until(lambda: rig.runs_no_more(1))
+        runs = rig.ran.count(1)
+        rig.enqueue()
+        wait_until(lambda: len(set(rig.ran)) == 2 * GOOD + 1)
+    assert rig.ran.count(1) == runs <= 2 * 4
+    assert rig.row(1)[:2] == ("pending", 0)
+
+
+@pytest.fixture
+def latin1(server: Server) -> Iterator[Database]:
+    """A database that cannot store most characters."""
+    name = f"latin1_{uuid.uuid4().hex[:8]}"
+    encoding = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {} " + encoding).format(sql.Identifier(name)))
+        yield Database(server, name)
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.mark.parametrize("kept", [None, timedelta(days=1)])
+def test_an_error_that_the_database_cannot_store(
+    latin1: Database, strategy: str, api: str, kept: timedelta | None
+) -> None:
+    rig = Rig(latin1, strategy, api, max_attempts=1, attempt_history=kept)
+    try:
+        rig.error = "3 €"
+        rig.enqueue()
+        with rig.running(concurrency=2):
+            wait_until(lambda: rig.count("failed") == GOOD)
+        assert sorted(set(rig.ran)) == list(range(1, GOOD + 1))
+        assert rig.row(1)[2] == "ValueError: 3 \\u20ac"
+        if kept is not None:
+            with rig.engine.connect() as connection:
+                texts = set(connection.scalars(sa.text("SELECT error FROM sqlaqueue_attempt")))
+            assert texts == {"ValueError: 3 \\u20ac"}
+    finally:
+        rig.engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["€", "ü"])
+def test_a_name_that_the_database_cannot_store(latin1: Database, api: str, name: str) -> None:
+    """It would let each claim fail, so it is refused at the start; one that can be stored works."""
+    rig = Rig(latin1, "update_status", api)
+    try:
+        rig.enqueue(1)
+        if name == "ü":
+            with rig.running(name=name):
+                wait_until(lambda: rig.ran == [1])
+            return
+        consumer = Consumer(rig.Task, lambda _, job: rig._run(job), sessionmaker(rig.engine), name=name)
+        with pytest.raises(ConfigurationError, match=r"cannot store the name '.*:€', by its encoding; give name= in"):
+            consumer.drain()
+        assert rig.row(1)[:2] == ("pending", 0)
+    finally:
+        rig.engine.dispose()
+
+
+class _Meta(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override] # a class whose name raises
+        raise SystemExit
+
+
+class _NoAttributes(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit
+
+
+class _NoName(Exception, metaclass=_Meta):
+    pass
+
+
+class _NoText(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+UNREADABLE = {"attributes": _NoAttributes, "name": _NoName, "text": _NoText}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_an_exception_that_cannot_be_read(rig: Rig, what: str) -> None:
+    """It fails its attempt like any other one."""
+    rig.error = UNREADABLE[what]()
+    rig.enqueue(3)
+    with rig.running():
+        wait_until(lambda: all(rig.row(key).attempts == 1 for key in (1, 2, 3)))
+        wait_until(lambda: all(rig.row(key).last_error for key in (1, 2, 3)))
+    # Python itself meets the SystemExit of an attribute, on its way to the Consumer.
+    expected = "SystemExit" if what == "attributes" else "RuntimeError"
+    assert {rig.row(key).last_error.partition(":")[0] for key in (1, 2, 3)} == {expected}
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
+@pytest.mark.parametrize("how", ["connection", "pooled", "driver"])
+@pytest.mark.parametrize("strategy", ["batch_select", "delete_returning"])
+def test_a_handler_that_closes_the_connection_of_its_batch(rigs: Callable[..., Rig], strategy: str, how: str) -> None:
+    """It fails, and the other jobs of the batch complete after a few runs."""
+    rig = rigs(strategy, "sync", max_attempts=2)
+    rig.enqueue(10)
+    ran: list[int] = []
+
+    def close(session: Session, job: Any) -> None:
+        ran.append(job.id)
+        if job.id == 3:
+            connection = session.connection()
+            fairy = connection.connection
+            {"connection": connection, "pooled": fairy, "driver": fairy.dbapi_connection}[how].close()  # type: ignore[union-attr] # it is connected
+
+    consumer = Consumer(
+        rig.Task, close, sessionmaker(rig.engine), poll_interval=0.1, concurrency=1, retry=lambda *_: 0.1
+    )
+    with consumer:
+        wait_until(lambda: rig.count("completed") == 9 and rig.count("failed") == 1)
+    assert rig.row(3).status == "failed"
+    assert max(ran.count(key) for key in range(1, 11)) <= 6
+
+
+@pytest.mark.parametrize("moment", ["infinity", "-infinity", "20000-01-01"])
+@pytest.mark.parametrize("column", ["run_at", "created_at"])
+def test_operators_read_times_that_python_does_not_know(
+    rigs: Callable[..., Rig], strategy: str, column: str, moment: str
+) -> None:
+    """One row must not hide the others: psycopg refuses to load such a time."""
+    rig = rigs(strategy, "sync")
+    rig.enqueue(3)
+    rig.execute(f"UPDATE task SET {column} = '{moment}' WHERE id = 2")
+    with Session(rig.engine) as session:
+        assert {info.key for info in admin.jobs(session, rig.Task)} == {(1,), (2,), (3,)}
+        assert admin.job(session, rig.Task, 1) is not None
+        info, values = admin.job(session, rig.Task, 2) or (None, {})
+        assert info is not None
+        assert values[column].startswith(moment)
+        assert explain_job(session, rig.Task, 2).reasons
+        assert admin.stats(session, rig.Task)
+        assert admin.depth(session, rig.Task).pending == 3
+        assert "check_failed" not in {finding.code for finding in doctor(session, rig.Task)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posix
 import signal
 import sqlite3
 import threading
@@ -50,7 +51,9 @@ def code_of_child(work: Callable[[], None]) -> int:
             work()
             code = 0
         finally:
-            os._exit(code)
+            # Not os._exit(), which coverage extends by a write to a SQLite file of its own. That may wait without end
+            # for a lock of the SQLite library that a thread of the parent had at the fork.
+            posix._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

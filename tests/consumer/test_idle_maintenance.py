@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -72,3 +73,34 @@ def test_a_lost_connection_wakes_it(mixed: Bench) -> None:
         assert mixed.database.kill_backends() > 0
         wait_until(lambda: not server.consumer._context.polls.peers.listening)
         await_listening(server)
+
+
+def test_a_row_that_was_locked_at_the_last_extension_keeps_no_idle_loop_awake(
+    leased: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased.enqueue()
+    passed_over, rounds = threading.Event(), list[float]()
+
+    async def work(io: Any, job: Any) -> None:
+        job.payload = "written"
+        await io.flush()
+        await io.wait(passed_over)
+
+    until_next = state.Maintenance.until_next
+
+    def count(maintenance: state.Maintenance) -> float:
+        if maintenance.locked:
+            passed_over.set()
+        wait = until_next(maintenance)
+        rounds.append(wait)
+        return wait
+
+    monkeypatch.setattr(state.Maintenance, "until_next", count)
+    with leased.consumer(work, lease=1, poll_interval=LATER).running() as server:
+        wait_until(lambda: leased.states() == {"completed": 1})
+        await_sleep(server)
+        rounds.clear()
+        assert passed_over.wait(0)
+        # Some rounds are for the notifications of this moment; an overdue timer causes fifty in each second.
+        time.sleep(2)
+        assert len(rounds) < 20

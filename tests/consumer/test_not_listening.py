@@ -34,6 +34,19 @@ def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
         wait_until(lambda: mixed.states() == {"completed": 2})
 
 
+def test_each_loss_of_a_working_connection_is_logged(mixed: Bench, log: pytest.LogCaptureFixture) -> None:
+    """And waited for as briefly as the first one."""
+    with idle(mixed).running() as server:
+        for number in range(1, 4):
+            await_listening(server)
+            mixed.database.kill_backends()
+            wait_until(lambda number=number: len(_losses(log)) == number, "the loss is logged")
+
+
+def _losses(log: pytest.LogCaptureFixture) -> list[Any]:
+    return [record for record in log.records if getattr(record, "event", "") == "listener_lost"]
+
+
 def test_a_listener_that_cannot_even_wait_connects_again(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the process has no file descriptor left for a moment."""
     if leased.api == "async":

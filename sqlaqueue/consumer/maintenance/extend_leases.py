@@ -29,7 +29,10 @@ def extend(maintenance: Maintenance, now: float) -> Routine:
         return
     since = context.busy_since
     if since is None:
+        # A timer that stays due would wake an idle loop without end.
         timers.cancel("leases")
+        timers.cancel("locked")
+        maintenance.locked = ()
         return
     timers.start("leases", since + maintenance.extension)
     if timers.is_due("leases", now):

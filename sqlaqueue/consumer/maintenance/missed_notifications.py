@@ -72,11 +72,13 @@ def find_unchanged(maintenance: Maintenance, now: float) -> Routine:
     Until then, a claim that finds nothing because of a look would end it.
     """
     context, timers = maintenance.context, maintenance.timers
-    if context.has_claimed and not context.draining and timers.is_due("unchanged", now):
-        timers.set("unchanged", now + TRY_AGAIN_AFTER)
-        # A claim of as many jobs as it may take has left some for the next one.
-        if context.claimer.was_short or context.claimer.unclaimable.unchanged():
-            yield from look_for_unchanged(context)
+    if not context.has_claimed or not timers.is_due("unchanged", now):
+        return
+    # Set in a drain as well: a timer that stays due would wake the loop fifty times in each second.
+    timers.set("unchanged", now + TRY_AGAIN_AFTER)
+    # A claim of as many jobs as it may take has left some for the next one.
+    if not context.draining and (context.claimer.was_short or context.claimer.unclaimable.unchanged()):
+        yield from look_for_unchanged(context)
 
 
 def look_for_unchanged(context: ConsumerContext) -> Generator[Effect, Any, int]:

@@ -56,7 +56,8 @@ def rescue_expired(maintenance: Maintenance, now: float) -> Routine:
     context.quarantine.may_wait |= not peers.listening
     if not maintenance.expired:
         maintenance.expired = yield ExecuteInOwnSession(look_for_expired, (context,), slow=True)
-        timers.set("rescue", time.monotonic() + maintenance.second_look)
+        if maintenance.expired:
+            timers.set("rescue", time.monotonic() + maintenance.second_look)
 
 
 def look_for_expired(session: Session, context: ConsumerContext) -> list[Key]:

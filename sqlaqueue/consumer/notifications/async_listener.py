@@ -36,6 +36,8 @@ class AsyncListener:
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._reconnects = False
+        self._failures = 0
+        """How many connections in a row have failed before they proved to work."""
 
     def add(self, channel: str, subscriber: Subscriber) -> None:
         """Deliver the notifications of ``channel`` to ``subscriber``."""
@@ -71,24 +73,29 @@ class AsyncListener:
         self._reconnects = True
         self.wake()
 
+    def deliver(self, channel: str, text: str) -> None:
+        """Deliver a notification that the connection has received."""
+        self._failures = 0
+        self.subscriptions.deliver(channel, text)
+
     def wake(self) -> None:
         """Make the task read the subscriptions and the connection."""
         self._woken.set()
 
     async def _run(self) -> None:
-        failures = 0
         while self.subscriptions.channels:
+            failed = False
             try:
                 async with self._connection() as (connection, driver):
                     await self._listen(connection, driver)
-                    failures = 0
             except Exception as error:  # noqa: BLE001 - subscribers poll meanwhile, and the next try may succeed
-                failures += 1
-                if failures == 1:
+                failed = True
+                self._failures += 1
+                if self._failures == 1:
                     log_failure(error)
             self.subscriptions.listening_lost(self.subscriptions.channels)
-            if failures:
-                await self._wait(reconnect_delay(failures))
+            if failed:
+                await self._wait(reconnect_delay(self._failures))
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Any]]:
@@ -130,7 +137,7 @@ class AsyncListener:
             self.subscriptions.report_overdue()
             if time.monotonic() - silent_since >= CHECK_INTERVAL:
                 await self._reply(connection.exec_driver_sql("SELECT 1"))
-                silent_since = time.monotonic()
+                self._failures, silent_since = 0, time.monotonic()
 
     async def _reply(self, statement: Awaitable[object]) -> None:
         """Wait for the reply to a statement.
@@ -185,7 +192,7 @@ class _Asyncpg:
         self._listener.reconnect()
 
     def _received(self, _: Any, __: int, channel: str, text: str) -> None:
-        self._listener.subscriptions.deliver(channel, text)
+        self._listener.deliver(channel, text)
         # Its subscriber may expect the next one earlier than the listener waits.
         self._listener.wake()
 
@@ -219,7 +226,7 @@ class _Psycopg:
     async def receive(self) -> None:
         """Deliver the notifications that have arrived."""
         async for each in self._driver.notifies(timeout=0):
-            self._listener.subscriptions.deliver(each.channel, each.payload)
+            self._listener.deliver(each.channel, each.payload)
 
 
 _listeners: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[sa.Engine, AsyncListener]] = (

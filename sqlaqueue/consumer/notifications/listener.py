@@ -35,6 +35,8 @@ class Listener:
         self.subscriptions = Subscriptions()
         self._waker = Waker()
         self._reconnects = False
+        self._failures = 0
+        """How many connections in a row have failed before they proved to work."""
         self._thread = threading.Thread(target=self._run, name="sqlaqueue-listener", daemon=True)
 
     def start(self) -> None:
@@ -55,19 +57,19 @@ class Listener:
         self._waker.wake()
 
     def _run(self) -> None:
-        failures = 0
         while not self._may_end():
+            failed = False
             try:
                 with self._connection() as (connection, driver):
                     self._listen(connection, driver)
-                    failures = 0
             except Exception as error:  # noqa: BLE001 - subscribers poll meanwhile, and the next try may succeed
-                failures += 1
-                if failures == 1:
+                failed = True
+                self._failures += 1
+                if self._failures == 1:
                     log_failure(error)
             self.subscriptions.listening_lost(self.subscriptions.channels)
-            if failures:
-                self._pause(reconnect_delay(failures))
+            if failed:
+                self._pause(reconnect_delay(self._failures))
 
     def _pause(self, seconds: float) -> None:
         try:
@@ -108,6 +110,7 @@ class Listener:
                 self.subscriptions.listening_lost({channel})
             listening = wanted
             for channel, text in _received(driver):
+                self._failures = 0
                 self.subscriptions.deliver(channel, text)
             if self._waker.wait(min(CHECK_INTERVAL, self.subscriptions.until_overdue()), driver.fileno()):
                 silent_since = time.monotonic()
@@ -115,7 +118,7 @@ class Listener:
             self.subscriptions.report_overdue()
             if time.monotonic() - silent_since >= CHECK_INTERVAL:
                 _execute(connection, driver, "SELECT 1")
-                silent_since = time.monotonic()
+                self._failures, silent_since = 0, time.monotonic()
 
 
 def _execute(connection: sa.Connection, driver: Any, statement: str) -> None:

@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import re
+import signal
 import sqlite3
 import time
 import traceback
@@ -146,6 +147,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SERVERS] = Servers.from_plain(told["servers"])
         config.stash[VERSIONS] = list(config.stash[SERVERS].bin_directories)
         return
+    # A shell has commands in the background ignore Ctrl-C, and all their processes with them.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         choice = choose_versions(str(config.getoption("--postgres")), find_installations())
     except ValueError as error:

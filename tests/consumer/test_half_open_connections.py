@@ -218,6 +218,8 @@ def test_a_handler_that_waits_for_a_silent_connection_is_named_at_the_stop(suppl
     started, silent = threading.Event(), threading.Event()
 
     async def work(io: Any, job: Any) -> None:
+        # It has its connection before all go silent, else it may get a new one, which works.
+        await io.execute(sa.text("SELECT 1"))
         started.set()
         await io.wait(silent)
         await io.execute(sa.text("SELECT 1"))

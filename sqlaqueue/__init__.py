@@ -27,13 +27,9 @@ from sqlaqueue.exc import (
 )
 from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.mapping.queue_column import queue_column
-from sqlaqueue.postgresql import backend as _backend  # noqa: F401 - importing it registers it
 from sqlaqueue.queue.config import QueueConfig
-from sqlaqueue.queue.distribution import Distribution
-from sqlaqueue.queue.flow_control import Fair, Limit, Order, Rate
+from sqlaqueue.queue.options import Distribution, Fair, Limit, Order, Rate, States, Unique
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
-from sqlaqueue.queue.states import States
-from sqlaqueue.queue.unique import Unique
 from sqlaqueue.results import JobResult
 from sqlaqueue.scheduler import Scheduler
 from sqlaqueue.schedules.definition import Schedule

@@ -17,9 +17,9 @@ from sqlaqueue.consumer.runners.task_runner import wait_for_event
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.signals import signal_handlers
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import own_work
+from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.scheduler import LONGEST_STOP, SchedulerBase, Subscription
+from sqlaqueue.sql.engine import own_work
 from sqlaqueue.write_routing import execute, open_session
 
 
@@ -46,7 +46,7 @@ class AsyncScheduler(SchedulerBase):
 
         def listen(engine: sa.Engine, state: GroupState) -> None:
             subscriptions.append((engine, state))
-            async_listener_of(engine).add(backend().side_tables.SCHEDULE_CHANNEL, state)
+            async_listener_of(engine).add(SCHEDULE_CHANNEL, state)
 
         # stop() may be called from another thread or a signal handler.
         return self._begin(lambda: loop.call_soon_threadsafe(woken.set), listen), woken, subscriptions

@@ -19,7 +19,7 @@ the first gives its kind::
     wait <waiter> <jobs>                a caller waits until these jobs are settled
     settled <jobs>                      these jobs, for which a caller waits, were settled
 
-A due time is a decimal number. Jobs are a JSON array of the texts of their keys (:func:`sqlaqueue.keys.key_text`).
+A due time is a decimal number. Jobs are a JSON array of the texts of their keys (:func:`sqlaqueue.queue.run.key_text`).
 
 Each notification is a hint. If one is lost, the jobs are found by the next poll; a receiver ignores a payload that it
 cannot parse.

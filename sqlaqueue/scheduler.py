@@ -31,10 +31,10 @@ from sqlaqueue.consumer.sessions.session_factory import check_session_class, res
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import database_text, fields, logger
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import own_work
+from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.schedules.definition import Schedule
 from sqlaqueue.schedules.group import schedule_groups
+from sqlaqueue.sql.engine import own_work
 from sqlaqueue.write_routing import execute, open_session
 
 Subscription = tuple[sa.Engine, GroupState]
@@ -146,7 +146,7 @@ class Scheduler(SchedulerBase):
 
         def listen(engine: sa.Engine, state: GroupState) -> None:
             subscriptions.append((engine, state))
-            listener.listen(engine, backend().side_tables.SCHEDULE_CHANNEL, state)
+            listener.listen(engine, SCHEDULE_CHANNEL, state)
 
         return self._begin(woken.wake, listen), woken, subscriptions
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlaqueue.keys import key_text, key_value, keys_by_token, keys_from
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Run, key_text, key_value, keys_by_token, keys_from
 
 pytestmark = pytest.mark.once
 

@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.job_filter import bind_arguments, key_parts
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import StatementError
-from sqlaqueue.keys import key_text
-from sqlaqueue.queue.backend import ATTEMPT, backend
+from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.config import is_count
+from sqlaqueue.queue.names import ATTEMPT
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.statements.selection import select_jobs
 
 AttemptOutcome: TypeAlias = Literal["completed", "retried", "failed", "cancelled", "released", "rescued"]
@@ -65,7 +66,7 @@ def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -
         raise StatementError(msg)
     table = spec.side_tables[ATTEMPT]
     parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
-    mine = backend().side_tables.key_json(key_parts(spec, key if isinstance(key, str) else key_text(parts)))
+    mine = key_json(key_parts(spec, key if isinstance(key, str) else key_text(parts)))
     names = [field.name for field in fields(Attempt)]
     # The runs of a job end one after the other, so ids are in the order of time, whatever happens to the clock.
     found = (

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION, savepoint, warn_of_refusal
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.consumer.core.database_errors import is_twin, may_be_of_a_row
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.run import Key
+from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.statements.selection import select_jobs
 
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -39,7 +39,7 @@ def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str, keys:
             session.execute(_set_timeout(former), bind_arguments=bind)
             return rows
     except DBAPIError as error:
-        if backend().sqlstate(error) == _LOCK_NOT_AVAILABLE or is_twin(error, spec):
+        if sqlstate(error) == _LOCK_NOT_AVAILABLE or is_twin(error, spec):
             return None
         if not may_be_of_a_row(error):
             raise

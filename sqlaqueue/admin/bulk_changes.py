@@ -15,11 +15,11 @@ from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import by_shard
 from sqlaqueue.consumer.core.database_errors import may_be_of_a_row
 from sqlaqueue.consumer.core.error_text import error_line, kind_of
-from sqlaqueue.keys import Key, key_text, key_value
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.engine import engine_of, own_work
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.run import Key, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.sql.engine import engine_of, own_work
 from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.write_routing import routing_to_primary

@@ -14,10 +14,11 @@ from sqlaqueue.admin.bulk_changes import BATCH_SIZE, in_parts, unchanged_jobs
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, counts, next_keys
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import by_shard
-from sqlaqueue.keys import Key, key_value
-from sqlaqueue.queue.backend import CONTROL, backend
-from sqlaqueue.queue.engine import WRITES_LATER
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.queue.run import Key, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import instances, key_of, select_jobs
 from sqlaqueue.write_routing import routing_to_primary
@@ -118,7 +119,7 @@ def _cancel_page(
 def _requested(spec: QueueSpec, keys: Sequence[Key], started: Any) -> AnySelect:
     """Return a SELECT of those of ``keys`` whose cancellation was requested since ``started``."""
     control = spec.side_tables[CONTROL]
-    is_requested = sa.and_(control.c.queue == spec.name, control.c.key == backend().side_tables.key_json(spec.keys))
+    is_requested = sa.and_(control.c.queue == spec.name, control.c.key == key_json(spec.keys))
     return (
         sa.select(*spec.keys)
         .select_from(spec.table)

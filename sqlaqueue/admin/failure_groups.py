@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.job_filter import NO_ERROR, JobFilter, bind_arguments, filtered_jobs, kind_of
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.keys import Key
+from sqlaqueue.queue.run import Key
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.parts.job_listing import key_labels
 

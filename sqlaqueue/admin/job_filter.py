@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import StatementError
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.engine import WRITES_LATER
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.parts.job_listing import key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED

@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, filtered_jobs
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.consumer.core.database_errors import may_be_of_a_row
-from sqlaqueue.keys import Key, key_text
-from sqlaqueue.queue.backend import DEAD_LETTER, backend
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.names import DEAD_LETTER
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.parts.job_listing import SHOWN, key_labels
@@ -103,9 +104,7 @@ def _values(session: Session, spec: QueueSpec, info: JobInfo) -> dict[str, Any]:
     if not spec.has("status") and info.state != "pending" and DEAD_LETTER in spec.side_tables:
         dead = spec.side_tables[DEAD_LETTER]
         parts = [sa.literal(part, column.type) for part, column in zip(info.key, spec.keys, strict=True)]
-        letter = sa.select(dead.c.row).where(
-            dead.c.queue == spec.name, dead.c.key == backend().side_tables.key_json(parts)
-        )
+        letter = sa.select(dead.c.row).where(dead.c.queue == spec.name, dead.c.key == key_json(parts))
         return dict(session.scalar(letter, bind_arguments=bind) or {})
     mine = spec.key_in(spec.keys, [info.key])
     try:

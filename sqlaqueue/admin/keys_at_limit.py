@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.job_filter import bind_arguments
-from sqlaqueue.flow_control.controls import KeyLimit, flow_control
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.flow_control.held_back import held_slots, slot_of
+from sqlaqueue.flow_control.keys import KeyLimit, flow_control
 from sqlaqueue.queue.spec import QueueSpec
 
 _FIRST_JOBS = 10_000
@@ -59,14 +59,14 @@ def _running(limit: KeyLimit) -> AnySelect:
 
 def _held(limit: KeyLimit) -> AnySelect:
     """Return the same for a held strategy, under which running jobs read as pending: they are among the first ones."""
-    spec, slots = limit.spec, backend().checks.held_slots()
+    spec, slots = limit.spec, held_slots()
     waiting = [spec.in_state("pending")] if spec.has("status") else []
     first = sa.select(*limit.columns, limit.of(spec.table).label("sqlaqueue_key"), limit.most.label("sqlaqueue_most"))
     jobs = first.where(*waiting).order_by(*spec.claim_order).limit(_FIRST_JOBS).subquery("sqlaqueue_first")
     columns = [jobs.c[column.key] for column in limit.columns]
     keys = sa.select(*columns, jobs.c.sqlaqueue_key, sa.func.min(jobs.c.sqlaqueue_most).label("sqlaqueue_least"))
     grouped = keys.group_by(*columns, jobs.c.sqlaqueue_key).subquery("sqlaqueue_keys")
-    same = slots.c.slot == backend().checks.slot_of(limit, grouped.c.sqlaqueue_key)
+    same = slots.c.slot == slot_of(limit, grouped.c.sqlaqueue_key)
     found = sa.select(*(grouped.c[column.key] for column in limit.columns), slots.c.number, grouped.c.sqlaqueue_least)
     full = found.select_from(grouped.join(slots, same)).where(slots.c.number >= grouped.c.sqlaqueue_least)
     return full.order_by(slots.c.number.desc()).limit(_MOST_KEYS)

@@ -14,7 +14,7 @@ from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import across_shards
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.due_times import due_since
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.strategies.update_status import waits_for_twin
@@ -58,7 +58,7 @@ def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> 
     jobs = spec.strategy.pending_jobs(spec, limit)
     first = jobs.limit(limit).subquery("sqlaqueue_first_pending")
     pending = sa.select(sa.func.count().label("pending")).select_from(first).subquery("sqlaqueue_counted_pending")
-    due_times = backend().claims.due_since(spec, jobs.order_by(None).subquery("sqlaqueue_pending_jobs"), limit)
+    due_times = due_since(spec, jobs.order_by(None).subquery("sqlaqueue_pending_jobs"), limit)
     since = across_shards(session, spec, due_times).subquery("sqlaqueue_due_since")
     age = sa.extract("epoch", clock() - within_calendar(sa.func.min(since.c.since))).label("age")
     due = sa.select(sa.func.count().label("due"), age).select_from(since).subquery("sqlaqueue_counted_due")

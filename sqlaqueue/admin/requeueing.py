@@ -15,8 +15,8 @@ from sqlaqueue.admin.job_filter import JobFilter
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import by_shard
 from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
-from sqlaqueue.keys import Key, key_value
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.run import Key, key_value
 from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import instances, key_of, select_jobs
 from sqlaqueue.strategies.parts.unique_key import unique_key

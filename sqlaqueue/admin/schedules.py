@@ -14,8 +14,6 @@ from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import WRITES_LATER
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.attribute_values import from_json
 from sqlaqueue.schedules.conditions import PAUSED
@@ -24,6 +22,8 @@ from sqlaqueue.schedules.declare import from_code, is_edited
 from sqlaqueue.schedules.definition import Schedule
 from sqlaqueue.schedules.recurrence import Recurrence
 from sqlaqueue.schedules.tables import ScheduleTables, in_utc
+from sqlaqueue.sql.engine import WRITES_LATER
+from sqlaqueue.sql.inserts import insert_or_ignore
 from sqlaqueue.write_routing import routing_to_primary
 
 Origin = Literal["program", "edited", "added"]
@@ -106,7 +106,7 @@ def add_schedule(session: Session, schedule: Schedule[Any]) -> None:
     """
     model = schedule.model
     with routing_to_primary(session):
-        insert = backend().insert_or_ignore(_table(model), {"name": schedule.name, **schedule.columns()})
+        insert = insert_or_ignore(_table(model), {"name": schedule.name, **schedule.columns()})
         written = session.execute(insert.returning(sa.literal(1)), bind_arguments=bind_arguments(model)).all()
     if not written:
         session.rollback()

@@ -10,26 +10,25 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.job_filter import bind_arguments
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import engine_of
-from sqlaqueue.queue.portable import plain_form
+from sqlaqueue.postgresql.plans import shard_column
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import engine_of, plain_form
 
-Rows = TypeVar("Rows", AnySelect, sa.CompoundSelect[Any])
+Narrowed = TypeVar("Narrowed", AnySelect, sa.CompoundSelect[Any])
 
 
-def shard_column(session: Session, spec: QueueSpec) -> sa.Column[Any] | None:
+def distribution_column(session: Session, spec: QueueSpec) -> sa.Column[Any] | None:
     """Return the column that distributes a queue's table; None for a table of which a statement may lock all rows."""
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
-    return None if engine_of(connection.dialect) is not None else backend().diagnosis.shard_column(connection, spec)
+    return None if engine_of(connection.dialect) is not None else shard_column(connection, spec)
 
 
 def by_shard(session: Session, spec: QueueSpec, keys: Sequence[Key]) -> Iterable[Sequence[Key]]:
     """Divide keys into those that one statement may lock: those with the same value of the column."""
     if len(keys) <= 1 or len(spec.keys) == 1:
         return [keys]
-    column = shard_column(session, spec)
+    column = distribution_column(session, spec)
     if column is None:
         return [keys]
     found: dict[Any, list[Key]] = {}
@@ -38,12 +37,12 @@ def by_shard(session: Session, spec: QueueSpec, keys: Sequence[Key]) -> Iterable
     return found.values()
 
 
-def across_shards(session: Session, spec: QueueSpec, statement: Rows) -> Rows:
+def across_shards(session: Session, spec: QueueSpec, statement: Narrowed) -> Narrowed:
     """Return a SELECT over jobs in the form that Citus executes over several shards.
 
     The other form reads the index of claims priority by priority, by a recursive query, which is for one shard only.
     """
-    if len(spec.keys) == 1 or shard_column(session, spec) is None:
+    if len(spec.keys) == 1 or distribution_column(session, spec) is None:
         return statement
     plain: Any = plain_form(statement)
     return statement if plain is None else plain
@@ -51,7 +50,7 @@ def across_shards(session: Session, spec: QueueSpec, statement: Rows) -> Rows:
 
 def specs_of_expired(session: Session, spec: QueueSpec) -> Sequence[QueueSpec]:
     """Return the queue for each statement that rescues: one for each shard that has jobs with an expired lease."""
-    column = None if len(spec.keys) == 1 else shard_column(session, spec)
+    column = None if len(spec.keys) == 1 else distribution_column(session, spec)
     if column is None:
         return [spec]
     attribute = spec.mapper.get_property_by_column(column).key

@@ -12,10 +12,10 @@ from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, filtered_jobs
 from sqlaqueue.admin.keys_at_limit import KeyAtLimit, keys_at_limit
 from sqlaqueue.admin.queue_depth import has_leases
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL
-from sqlaqueue.queue.engine import checks_of
+from sqlaqueue.postgresql.checks_of import checks_of
+from sqlaqueue.queue.names import CONSUMERS, CONTROL
+from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
-from sqlaqueue.queue.states import STATES
 from sqlaqueue.statements.control import consumers, paused
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.update_status import waits_for_twin

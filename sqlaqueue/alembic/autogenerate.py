@@ -24,7 +24,7 @@ from sqlaqueue.alembic.migration_steps import (
     strategy_change,
     unique_indexes,
 )
-from sqlaqueue.postgresql.catalog.reader import CatalogReader
+from sqlaqueue.postgresql.catalog_schemas import CatalogReader
 
 
 def remember_table(  # noqa: PLR0917 - the signature that Alembic calls

@@ -7,7 +7,7 @@ from alembic.operations import ops as alembic_ops
 from alembic.util import PriorityDispatchResult
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.ddl.attach import queue_of
+from sqlaqueue.postgresql.ddl import queue_of
 
 _OURS = "sqlaqueue_"
 

@@ -15,8 +15,8 @@ from alembic.util import PriorityDispatchResult
 from sqlalchemy.dialects.postgresql import JSONB  # noqa: TID251 - the type of side tables
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.ddl.attach import queue_of
-from sqlaqueue.queue.engine import PREPARED_BY, engine_of
+from sqlaqueue.postgresql.ddl import queue_of
+from sqlaqueue.sql.engine import PREPARED_BY, engine_of
 
 
 def compare_queues(

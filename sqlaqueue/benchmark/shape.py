@@ -16,7 +16,7 @@ from sqlalchemy.types import TypeEngine
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.queue.config import ROLES, QueueConfig
-from sqlaqueue.queue.states import States
+from sqlaqueue.queue.options import States
 
 _MAX_TEXT = 20
 """Maximum number of characters of the texts in a copy."""

@@ -18,7 +18,7 @@ from sqlaqueue.consumer.health import Health, health_of
 from sqlaqueue.consumer.sessions.connection_checks import check_engine, check_pool, check_two_phase
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.distribution import Distribution
+from sqlaqueue.queue.options import Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
 
 

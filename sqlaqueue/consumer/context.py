@@ -31,9 +31,8 @@ from sqlaqueue.consumer.settling.conflict_delays import ConflictDelays
 from sqlaqueue.consumer.settling.crash_journal import CrashJournal
 from sqlaqueue.consumer.settling.outcome_rules import OutcomeRules
 from sqlaqueue.consumer.settling.settle import Settler
-from sqlaqueue.keys import Key
 from sqlaqueue.log import fields
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.write_routing import open_session
 

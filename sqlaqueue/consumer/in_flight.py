@@ -11,8 +11,7 @@ from typing import Protocol
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.claiming.job_buffer import CallGroup, runs_of
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run
 
 
 class RunningExecutor(Protocol):

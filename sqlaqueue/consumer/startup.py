@@ -17,8 +17,9 @@ from sqlaqueue.consumer.sessions.connection_checks import (
 )
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import database_text, fields, logger
-from sqlaqueue.queue.engine import checks_of, engine_of
+from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import engine_of
 
 
 def check(context: ConsumerContext) -> Routine:

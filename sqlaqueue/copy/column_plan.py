@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipProperty
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.roles import current_traceparent, is_filled_here
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.traceparent import current_traceparent, is_filled_here
+from sqlaqueue.sql.types import NEUTRAL
 
 Row = Mapping[str, Any]
 Process = Callable[[Any], Any]
@@ -244,7 +244,7 @@ def translated_name(table: sa.Table, connection: sa.Connection) -> tuple[str | N
 
 def copy_command(table: tuple[str | None, str], columns: Sequence[sa.Column[Any]]) -> str:
     """Return the COPY statement, without doubled percent signs, as drivers do not look for parameters in it."""
-    quote: Any = backend().dialect.identifier_preparer
+    quote: Any = NEUTRAL.identifier_preparer
     schema, name = table
     target = quote.quote(name) if schema is None else f"{quote.quote_schema(schema)}.{quote.quote(name)}"
     return f"COPY {target} ({', '.join(quote.quote(column.name) for column in columns)}) FROM STDIN"

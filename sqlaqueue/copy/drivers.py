@@ -13,7 +13,7 @@ from sqlaqueue.copy.errors import raise_as_sqlalchemy
 from sqlaqueue.copy.rows import RowStream
 from sqlaqueue.copy.text_format import TextStream
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.sql.types import check_dialect
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def check_driver(dialect: sa.Dialect, what: str) -> None:
 
     :raises ConfigurationError: with the name of the driver.
     """
-    backend().check_dialect(dialect, what)
+    check_dialect(dialect, what)
     if (dialect.driver, dialect.is_async) not in _SEND:
         msg = (
             f"{what}: the driver {dialect.driver} is not supported; use psycopg, asyncpg or psycopg2, or "

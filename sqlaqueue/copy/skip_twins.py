@@ -9,7 +9,8 @@ import sqlalchemy as sa
 from sqlaqueue.copy.column_plan import translated_name
 from sqlaqueue.copy.drivers import Copy, send
 from sqlaqueue.copy.rows import RowStream
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.sql.inserts import insert_unless
+from sqlaqueue.sql.types import NEUTRAL, guarded
 from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 
@@ -29,13 +30,13 @@ def copy_without_twins(connection: sa.Connection, key: UniqueKey, rows: RowStrea
     connection.execute(_create(staging, spec.table, connection))
     send(Copy(connection, staging, rows))
     order = [staging.c[column.key] for column in key.columns if column.key in staging.c]
-    insert = backend().insert_unless(
+    insert = insert_unless(
         spec.table,
         ([column.key for column in columns], sa.select(*staging.c).order_by(*order)),
         unique=key.values(spec.table),
         where=key.counts(spec.table) if spec.has("status") else None,
     )
-    counted = backend().guarded(insert).execution_options(preserve_rowcount=True)
+    counted = guarded(insert).execution_options(preserve_rowcount=True)
     with explaining_missing_index(spec):
         number: int = connection.execute(counted).rowcount
     connection.execute(sa.text(f"DROP TABLE pg_temp.{_STAGING}"))
@@ -44,7 +45,7 @@ def copy_without_twins(connection: sa.Connection, key: UniqueKey, rows: RowStrea
 
 def _create(staging: sa.Table, table: sa.Table, connection: sa.Connection) -> sa.TextClause:
     """Return the statement that creates a temporary table with some columns of a table, without its constraints."""
-    quote: Any = backend().dialect.identifier_preparer
+    quote: Any = NEUTRAL.identifier_preparer
     schema, name = translated_name(table, connection)
     source = quote.quote(name) if schema is None else f"{quote.quote_schema(schema)}.{quote.quote(name)}"
     names = ", ".join(quote.quote(column.name) for column in staging.c)

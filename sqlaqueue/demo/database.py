@@ -15,7 +15,7 @@ from sqlaqueue.demo.errors import CannotRunError
 from sqlaqueue.demo.models import SCHEMA, Base, LeasedFile
 from sqlaqueue.embedded_server import EmbeddedServerError, embedded_server
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.sqlite import prepare
 
 _DRIVER = "postgresql+psycopg"
@@ -91,7 +91,7 @@ def _schema(engine: sa.Engine) -> Iterator[None]:
         with engine.begin() as connection:
             connection.execute(CreateSchema(SCHEMA))
     except DBAPIError as error:
-        if backend().sqlstate(error) == _DUPLICATE_SCHEMA:
+        if sqlstate(error) == _DUPLICATE_SCHEMA:
             msg = (
                 f"the database has a schema {SCHEMA}: another demo uses it, or was killed; if none is running, "
                 f"DROP SCHEMA {SCHEMA} CASCADE"

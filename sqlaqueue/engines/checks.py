@@ -10,9 +10,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
-from sqlaqueue.queue.backend import ForeignKey, backend
-from sqlaqueue.queue.engine import engine_of, engine_of_error
+from sqlaqueue.postgresql.catalog import ForeignKey
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
+from sqlaqueue.sql.engine import engine_of, engine_of_error
+from sqlaqueue.sql.types import object_name
 
 _UNDEFINED = {"42P01", "42703", "42P10"}
 
@@ -88,7 +89,7 @@ def _index_names(connection: Any, table: sa.Table) -> set[str | None]:
 
 
 def _unique_index(spec: Spec) -> sa.Index | None:
-    name = backend().object_name("ix", spec.table.name, "queue", "unique")
+    name = object_name("ix", spec.table.name, "queue", "unique")
     unique = (index for index in spec.table.indexes if index.name == name)
     return None if spec.config.unique is None else next(unique, None)
 

@@ -15,7 +15,7 @@ from sqlalchemy.util import memoized_property
 from sqlaqueue.engines.ours import is_ours, is_span_of_program, is_translated, uses_spans, uses_zones
 from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
 from sqlaqueue.engines.types import Span, undecorated
-from sqlaqueue.queue.portable import plain_form
+from sqlaqueue.sql.engine import plain_form
 
 _IN_SPAN = "_sqlaqueue_in_span"
 

@@ -10,11 +10,10 @@ import sqlalchemy as sa
 from sqlaqueue.engines import checks
 from sqlaqueue.engines.notifications import subscribe
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.backend import Checks
 
 
 class SharedEngine:
-    """The base of an :class:`~sqlaqueue.queue.engine.OtherEngine` that carries the strategy ``update_status`` only."""
+    """The base of an :class:`~sqlaqueue.sql.engine.OtherEngine` that carries the strategy ``update_status`` only."""
 
     title: str
     """The name for people."""
@@ -31,9 +30,9 @@ class SharedEngine:
     """How an existing table gets what it lacks, as an advice to people."""
 
     @property
-    def checks(self) -> Checks:
+    def checks(self) -> Any:
         """The tables, columns and indexes that are missing."""
-        return checks  # type: ignore[return-value] # a module that implements the part of the protocol in use
+        return checks
 
     def subscribe(self, engine: sa.Engine, deliver: Callable[[str, str], None]) -> Callable[[], None]:
         """Call ``deliver(channel, text)`` for notifications that are sent in this process."""

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import ExceptionContext
 
 from sqlaqueue.engines.steps import execute_steps, steps_of
-from sqlaqueue.queue.engine import OtherEngine, mark_of, own_work
+from sqlaqueue.sql.engine import OtherEngine, mark_of, own_work
 
 _IN_STEP: ContextVar[bool] = ContextVar("sqlaqueue_in_step", default=False)
 """Whether a step is being executed, whose own steps have been executed before it."""

@@ -16,9 +16,11 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from sqlaqueue.notify_payloads import Signal
-from sqlaqueue.postgresql.ddl.attach import queue_of
-from sqlaqueue.queue.backend import SCHEDULE, backend
-from sqlaqueue.queue.engine import OURS, OWN_WORK
+from sqlaqueue.postgresql.ddl import queue_of
+from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
+from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.queue.names import SCHEDULE
+from sqlaqueue.sql.engine import OURS, OWN_WORK
 
 _PENDING = "sqlaqueue_notifications"
 _PORT = 3306
@@ -56,7 +58,7 @@ def subscribe(engine: sa.Engine, deliver: _Deliver) -> Callable[[], None]:
     return end
 
 
-def notify_within_process(engine: sa.Engine, channel_of: Callable[[Any], str | None]) -> None:
+def notify_within_process(engine: sa.Engine, channel_for: Callable[[Any], str | None]) -> None:
     """Notify the subscribers of an engine's database after each commit of a transaction that has sent something.
 
     :param channel_of: returns the channel of the queue whose jobs a statement has made pending, from its context.
@@ -81,7 +83,7 @@ def notify_within_process(engine: sa.Engine, channel_of: Callable[[Any], str | N
     ) -> None:
         if context is None or not (context.isinsert or context.isupdate) or OWN_WORK.get():
             return
-        channel = channel_of(context)
+        channel = channel_for(context)
         if channel is not None:
             send(connection.connection.info, channel, Signal.POLL)
 
@@ -96,7 +98,7 @@ def channel_of_change(context: Any) -> str | None:
     """Return the channel of the queue whose jobs an INSERT or UPDATE has made pending; None for any other."""
     table = getattr(getattr(context.compiled, "compile_state", None), "dml_table", None)
     if table is not None and table.name == SCHEDULE:
-        return backend().side_tables.SCHEDULE_CHANNEL
+        return SCHEDULE_CHANNEL
     spec = None if table is None else queue_of(table)
     if spec is None:
         return None
@@ -105,7 +107,7 @@ def channel_of_change(context: Any) -> str | None:
         state = context.compiled_parameters[0].get(spec.columns["status"].key)
         if state != spec.status_value("pending"):
             return None
-    return backend().channel_of(spec)
+    return channel_of(spec)
 
 
 def send(info: Any, channel: str, text: str) -> None:

@@ -12,8 +12,8 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from sqlaqueue.engines.steps import elements
 from sqlaqueue.engines.types import undecorated
-from sqlaqueue.postgresql.ddl.attach import queue_of
-from sqlaqueue.queue.portable import plain_form
+from sqlaqueue.postgresql.ddl import queue_of
+from sqlaqueue.sql.engine import plain_form
 
 _PREFIX = "sqlaqueue_"
 _CLOCKS = frozenset({"statement_timestamp", "clock_timestamp"})

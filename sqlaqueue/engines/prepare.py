@@ -10,8 +10,8 @@ from sqlalchemy.dialects import postgresql
 
 from sqlaqueue.engines.types import Array
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.key_arrays import TextArray
-from sqlaqueue.queue.engine import PREPARED_BY, OtherEngine, engine_of, mark_prepared
+from sqlaqueue.sql.engine import PREPARED_BY, OtherEngine, engine_of, mark_prepared
+from sqlaqueue.sql.types import TextArray
 
 
 def whole_engine(engine: Any) -> sa.Engine:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.selectable import CTE
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.queue.portable import plain_form
+from sqlaqueue.sql.engine import plain_form
 
 _PREFIX = "sqlaqueue_rows_"
 _SHARED = "_sqlaqueue_shared"

@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from sqlaqueue.postgresql.ddl.attach import queue_of
-from sqlaqueue.queue.engine import notes_written_rows
+from sqlaqueue.postgresql.ddl import queue_of
+from sqlaqueue.sql.engine import notes_written_rows
 
 
 def note_before_inserts(engine: sa.Engine, key: str, read: Callable[[sa.Connection, sa.Table, str], Any]) -> None:

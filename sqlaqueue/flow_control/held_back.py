@@ -7,14 +7,48 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import OID
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.flow_control.controls import JobKey, KeyLimit, KeyOrder, KeyRate, flow_control
-from sqlaqueue.keys import Key, key_text
-from sqlaqueue.queue.backend import RATE, backend
+from sqlaqueue.flow_control.admission import was_contended
+from sqlaqueue.flow_control.functions import SLOT_BITS, slot_text
+from sqlaqueue.flow_control.keys import FlowControl, JobKey, KeyLimit, KeyOrder, KeyRate, flow_control
+from sqlaqueue.postgresql.catalog import TableId, system_table
+from sqlaqueue.queue.names import RATE
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.texts import duration_text
+
+# -- held slots --------------------------------------------------------------------------------------------------------
+# The slots that transactions hold, for reports; :mod:`sqlaqueue.flow_control.functions` locks them.
+
+
+_BIGINT = sa.BigInteger()
+_WITHOUT_NUMBER = sa.literal_column(str(-(1 << SLOT_BITS)), _BIGINT)
+
+
+def held_slots() -> sa.FromClause:
+    """Return the slots without their numbers, each with the number of transactions that hold it."""
+    locks = system_table("pg_locks", "locktype", "database", "classid", "objid", "objsubid", "virtualtransaction").c
+    databases = system_table("pg_database", "oid", "datname").c
+    here = sa.select(databases.oid).where(databases.datname == sa.func.current_database()).scalar_subquery()
+    upper, lower = sa.cast(locks.classid, _BIGINT), sa.cast(locks.objid, _BIGINT)
+    whole = upper.op("<<")(sa.literal_column("32")).op("|")(lower)
+    slot: Any = sa.type_coerce(whole, _BIGINT).op("&")(_WITHOUT_NUMBER).label("slot")
+    number = sa.func.count(locks.virtualtransaction.distinct()).label("number")
+    # One key of 64 bits has the 1 there; two keys of 32 bits have a 2.
+    mine = sa.and_(locks.locktype == "advisory", locks.objsubid == sa.literal_column("1"), locks.database == here)
+    return sa.select(slot, number).where(mine).group_by(slot).cte("sqlaqueue_slots")
+
+
+def slot_of(key: JobKey, hashed: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    """Return the slot of a key, from its hash."""
+    table = sa.cast(sa.cast(TableId(key.spec.table), OID()), _BIGINT)
+    seed = sa.func.hashtextextended(slot_text(key), table)
+    slot: Any = sa.func.hashint8extended(hashed, seed, type_=_BIGINT)
+    return sa.type_coerce(slot.op("&")(_WITHOUT_NUMBER), _BIGINT)
+
 
 _MOST_JOBS = 3
 """Number of jobs that are named."""
@@ -102,8 +136,8 @@ def _limit(session: Session, limit: KeyLimit, job: Key, bind: Any) -> Iterator[H
 
 
 def _transactions(limit: KeyLimit, hashed: int) -> AnySelect:
-    slots = backend().checks.held_slots()
-    mine = backend().checks.slot_of(limit, sa.literal(hashed, sa.BigInteger()))
+    slots = held_slots()
+    mine = slot_of(limit, sa.literal(hashed, sa.BigInteger()))
     return sa.select(slots.c.number).where(slots.c.slot == mine)
 
 
@@ -144,3 +178,33 @@ def _rate(session: Session, rate: KeyRate, job: Key, bind: Any) -> Iterator[Held
     left = session.scalar(sa.select(seconds).where(mine, free_at > clock()), bind_arguments=bind)
     if left is not None:
         yield HeldBackBy(kind="rate", key=_text(rate, found), seconds=left)
+
+
+# -- held back ---------------------------------------------------------------------------------------------------------
+# The statement that tells why a claim under flow control found nothing.
+
+
+def held_back(flow: FlowControl) -> AnySelect:
+    """Return a SELECT for the transaction of a claim that found nothing.
+
+    Its columns: whether another transaction had locked a key; whether a job is due; in how many seconds the next job of
+    a rate may begin, NULL if no rate is used up.
+    """
+    spec = flow.spec
+    run_at = spec.columns.get("run_at")
+    waiting = [spec.in_state("pending")] if spec.has("status") else []
+    due: Any = sa.select(sa.literal_column("1")).select_from(spec.table).where(*waiting, *spec.due(run_at)).limit(1)
+    waits = [_next_beginning(rate) for rate in flow.rates]
+    next_rate: Any = sa.func.least(*waits, type_=sa.Double()) if waits else sa.cast(sa.null(), sa.Double())
+    return sa.select(was_contended(), sa.exists(due), next_rate)
+
+
+def _next_beginning(rate: KeyRate) -> sa.ColumnElement[float]:
+    """Return in how many seconds the next job of a key may begin, of those that are used up."""
+    table = rate.spec.side_tables[RATE]
+    now = sa.func.clock_timestamp(type_=sa.DateTime(timezone=True))
+    free_at = rate.free_at(table)
+    seconds = sa.extract("epoch", sa.func.min(free_at) - now)
+    # Later than the beginning of the transaction, and so of the claim: a job may have become free since.
+    mine = sa.and_(table.c.queue == rate.spec.name, table.c.rate == rate.name, free_at > sa.func.now())
+    return sa.cast(sa.select(seconds).where(mine).scalar_subquery(), sa.Double())

@@ -27,11 +27,10 @@ from sqlaqueue.mapping.columns import (
     with_declared,
 )
 from sqlaqueue.mapping.queue_column import is_placeholder
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.ddl import set_queue
 from sqlaqueue.queue.config import QueueConfig
-from sqlaqueue.queue.roles import states_in
+from sqlaqueue.queue.roles import check_type, set_insert_default, states_in, trace_instances
 from sqlaqueue.queue.spec import QueueSpec, check_roles
-from sqlaqueue.queue.traceparent import check_type, set_insert_default, trace_instances
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
 from sqlaqueue.strategies.parts.flow_control import attach_flow_control
 from sqlaqueue.strategies.parts.partition_key import check_partition_key
@@ -178,7 +177,7 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
         strategy=strategy,
     )
     setattr(cls, _SPEC, spec)
-    backend().triggers.set_queue(table, spec)
+    set_queue(table, spec)
     if "traceparent" in columns:
         check_type(f"{cls.__name__}.{roles['traceparent']}", columns["traceparent"])
         set_insert_default(columns["traceparent"])

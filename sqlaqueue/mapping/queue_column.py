@@ -15,8 +15,8 @@ from sqlalchemy.types import TypeEngine
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.config import ROLES, did_you_mean
+from sqlaqueue.queue.options import States
 from sqlaqueue.queue.roles import COLUMNS
-from sqlaqueue.queue.states import States
 
 _PLACEHOLDER = "sqlaqueue_declared"
 """The key in ``Column.info`` that marks a placeholder, which the column of the queue will replace."""

@@ -19,8 +19,8 @@ from sqlalchemy.sql.visitors import iterate
 from sqlaqueue.engines.steps import is_step
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mariadb.execution import MARK, Divided, keys_place, value_place
-from sqlaqueue.postgresql.ddl.attach import queue_of
-from sqlaqueue.queue.portable import plain_form
+from sqlaqueue.postgresql.ddl import queue_of
+from sqlaqueue.sql.engine import plain_form
 
 BY_KEY = "FORCE INDEX (PRIMARY)"
 _RETURNED = f"{MARK} returned*/"

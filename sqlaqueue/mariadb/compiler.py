@@ -23,8 +23,8 @@ from sqlaqueue.mariadb.inserts import ignoring_duplicates, in_order_of_assignmen
 from sqlaqueue.mariadb.lock_timeout import LOCK_TIMEOUT
 from sqlaqueue.mariadb.types import JSON_TEXT, binary_collation, json_type
 from sqlaqueue.mariadb.unique import UniqueStatements, twins_index, twins_table, unless_twin
-from sqlaqueue.postgresql.claims.transactions import WRITTEN_ROWS
-from sqlaqueue.queue.portable import plain_form
+from sqlaqueue.postgresql.due_times import WRITTEN_ROWS
+from sqlaqueue.sql.engine import plain_form
 
 NOW = "UTC_TIMESTAMP(6)"
 _ALL = 2**64 - 1

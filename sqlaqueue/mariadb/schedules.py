@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from sqlaqueue.queue.backend import SCHEDULE
+from sqlaqueue.queue.names import SCHEDULE
 
 _TIMING = ("cron", "every", "timezone", "paused_at")
 _CHANGED = " OR ".join(f"NOT (OLD.{name} <=> NEW.{name})" for name in _TIMING)

@@ -12,7 +12,7 @@ from sqlalchemy.sql.selectable import CTE
 from sqlaqueue.engines.types import plain
 from sqlaqueue.mariadb.autocommit import refuse_autocommit
 from sqlaqueue.mariadb.execution import ROWS
-from sqlaqueue.queue.portable import plain_form
+from sqlaqueue.sql.engine import plain_form
 
 _statements: WeakKeyDictionary[CTE, Any] = WeakKeyDictionary()
 

@@ -15,10 +15,10 @@ from sqlalchemy.sql.visitors import iterate
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.errors import number_of, violated_constraint
-from sqlaqueue.postgresql.ddl.attach import queue_of
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.portable import plain_form
+from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.queue.twin_comparison import SameUniqueValues, UniqueValues
+from sqlaqueue.sql.engine import plain_form
+from sqlaqueue.sql.types import object_name
 
 COLUMN = "sqlaqueue_unique"
 """The generated column. It is invisible, so that ``SELECT *`` does not return it."""
@@ -35,7 +35,7 @@ Process = Callable[..., str]
 
 def index_name(table: sa.Table) -> str:
     """Return the name of the index that makes the jobs of a table unique."""
-    return backend().object_name("ix", table.name, "queue", "unique")
+    return object_name("ix", table.name, "queue", "unique")
 
 
 def is_unique_index(index: sa.Index) -> bool:

@@ -23,8 +23,8 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.otel.conventions import BATCH_COUNT, SCHEMA_URL, SCOPE, attributes, context_of
+from sqlaqueue.queue.roles import current_traceparent, made_in
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.traceparent import current_traceparent, made_in
 
 _SENDS = "sqlaqueue_sends"
 """The key in ``Session.info`` of what a flush that has not ended sends."""

@@ -14,8 +14,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from sqlaqueue.consumer.core.error_text import kind_of
 from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent
 from sqlaqueue.exc import Cancel, Snooze, Throttle
-from sqlaqueue.keys import key_text
 from sqlaqueue.otel.conventions import attributes, context_of, links_to
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.telemetry.attempts import Attempt, attempt_of, note
 
 SPAN_NOTE = "sqlaqueue.otel.span"

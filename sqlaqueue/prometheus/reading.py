@@ -15,12 +15,12 @@ from sqlaqueue.admin.job_filter import JobFilter, bind_arguments
 from sqlaqueue.admin.keys_at_limit import keys_at_limit
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.core.statement_deadline import Deadlines
+from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.prometheus import gauges
 from sqlaqueue.prometheus.gauges import Gauge, Sample
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL
-from sqlaqueue.queue.engine import checks_of
+from sqlaqueue.queue.names import CONSUMERS, CONTROL
+from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.schedules.tables import ScheduleTables
 
 _PLANS = {"enable_bitmapscan": "off", "enable_sort": "off"}

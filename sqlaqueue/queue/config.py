@@ -16,11 +16,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.flow_control import Fair, Limit, Order, Rate
+from sqlaqueue.queue.options import FINISHED, STATES, Fair, Limit, Order, Rate, States, Unique
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
-from sqlaqueue.queue.states import FINISHED, STATES, States
 from sqlaqueue.queue.strategy_protocol import Strategy
-from sqlaqueue.queue.unique import Unique
 
 ROLES = (
     "status",

@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Mapper
 
 from sqlaqueue.exc import ConfigurationError, StatementError
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import QueueConfig
+from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.roles import literal_text
-from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.strategy_protocol import Strategy
+from sqlaqueue.sql.types import key_array
 
 
 def clock() -> sa.Function[Any]:
@@ -100,6 +100,11 @@ class QueueSpec:
     def keeps_claimed_by(self) -> bool:
         """Whether ``claimed_by`` stays set when a run is settled, and so names the last worker."""
         return self.strategy.holds_transaction or "started_at" in self.columns
+
+    @property
+    def flow_options(self) -> list[str]:
+        """The options of flow control that the config has."""
+        return [name for name in ("limits", "rates", "order", "fair") if getattr(self.config, name)]
 
     def has(self, role: str) -> bool:
         """Return whether a column has the role."""
@@ -212,8 +217,8 @@ class QueueSpec:
         column = columns[0]
         if isinstance(keys, sa.BindParameter):
             # With an array instead of IN the SQL is the same for any number of keys, so the server can keep its plan.
-            return column == sa.any_(sa.bindparam(keys.key, (), backend().key_array(column.type), unique=False))
-        return column == sa.any_(sa.bindparam(None, [key[0] for key in keys], type_=backend().key_array(column.type)))
+            return column == sa.any_(sa.bindparam(keys.key, (), key_array(column.type), unique=False))
+        return column == sa.any_(sa.bindparam(None, [key[0] for key in keys], type_=key_array(column.type)))
 
     def bind_keys(self, keys: Sequence[Key]) -> list[Any]:
         """Return the value for a :func:`~sqlalchemy.bindparam` given to :meth:`key_in`."""

@@ -14,7 +14,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.keys import Key
+from sqlaqueue.queue.run import Key
 
 Spec: TypeAlias = Any
 """A :class:`~sqlaqueue.queue.spec.QueueSpec`. That class has a strategy as a field, and naming it here would close a

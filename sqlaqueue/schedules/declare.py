@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.queue.backend import backend
 from sqlaqueue.schedules.definition import Schedule
 from sqlaqueue.schedules.group import ScheduleGroup
+from sqlaqueue.sql.inserts import insert_or_ignore
+from sqlaqueue.sql.types import key_array
 
 DEFINITION = (
     "queue",
@@ -85,7 +86,7 @@ def declare(session: Session, group: ScheduleGroup, *, reset: bool = False) -> D
 def declarations(session: Session, group: ScheduleGroup, *, reset: bool = False) -> list[Declaration]:
     """Return what :func:`declare` has to write, by name."""
     table = group.tables.schedules
-    names = sa.any_(sa.bindparam(None, list(group.declared), backend().key_array(sa.Text())))
+    names = sa.any_(sa.bindparam(None, list(group.declared), key_array(sa.Text())))
     columns = [table.c.name, table.c.code, *(table.c[name] for name in DEFINITION)]
     rows = session.execute(sa.select(*columns).where(table.c.name == names), bind_arguments=group.bind).mappings()
     stored = {row["name"]: row for row in rows}
@@ -109,7 +110,7 @@ def _declaration(
     wanted = as_json(columns)
     values = {"name": name, **columns, "code": wanted}
     if row is None:
-        return Declaration(name, backend().insert_or_ignore(table, values), keeps=False)
+        return Declaration(name, insert_or_ignore(table, values), keeps=False)
     edited = is_edited(row)
     if row["code"] == wanted and not (reset and edited):
         return None

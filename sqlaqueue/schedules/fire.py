@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.schedules.conditions import BATCH, due, plan
 from sqlaqueue.schedules.decide import DueSchedule, decide
 from sqlaqueue.schedules.group import ScheduleGroup
 from sqlaqueue.schedules.scheduled_job import make_job
 from sqlaqueue.schedules.tables import in_utc
+from sqlaqueue.sql.types import numbered_rows
 from sqlaqueue.unique.enqueue import enqueue_in
 
 _MOST_SECONDS, _MOST_JOBS = 1.0, 1000
@@ -176,7 +177,7 @@ def _leave_out_fired(session: Session, group: ScheduleGroup, schedules: Sequence
         return
     ticks = group.tables.ticks
     names, moments = [name for name, _ in wanted], [tick for _, tick in wanted]
-    given = backend().numbered_rows({"schedule": (sa.Text(), names), "tick": (ticks.c.tick.type, moments)}, "number")
+    given = numbered_rows({"schedule": (sa.Text(), names), "tick": (ticks.c.tick.type, moments)}, "number")
     same = sa.and_(ticks.c.schedule == given.c.schedule, ticks.c.tick == given.c.tick)
     rows = sa.select(ticks.c.schedule, ticks.c.tick).select_from(given.join(ticks, same))
     found: Any = session.execute(rows, bind_arguments=group.bind)
@@ -233,9 +234,9 @@ def _write_ticks(session: Session, group: ScheduleGroup, spec: QueueSpec, fired:
         "tick": (ticks.c.tick.type, [each.tick for each in fired]),
         **{f"key{place}": (column.type, [key[place] for key in keys]) for place, column in enumerate(spec.keys)},
     }
-    given = backend().numbered_rows(columns, "number")
+    given = numbered_rows(columns, "number")
     parts = [given.c[f"key{place}"] for place in range(len(spec.keys))]
-    key = sa.case((parts[0].is_not(None), backend().side_tables.key_json(parts)))
+    key = sa.case((parts[0].is_not(None), key_json(parts)))
     rows = sa.select(given.c.schedule, given.c.tick, sa.literal(spec.name, sa.Text()), key, clock())
     statement = sa.insert(ticks).from_select(["schedule", "tick", "queue", "key", "fired_at"], rows)
     session.execute(statement, bind_arguments=group.bind)
@@ -258,7 +259,7 @@ def _move_on(session: Session, group: ScheduleGroup, schedules: Sequence[DueSche
     }
     columns = {"name": (text, [each.name for each in schedules]), **written}
     columns["fired"] = (moment, [newest.get(each.name) for each in schedules])
-    given = backend().numbered_rows(columns, "number")
+    given = numbered_rows(columns, "number")
     own = (ticks.c.schedule == given.c.name, ticks.c.tick == given.c.fired)
     job = sa.func.coalesce(sa.select(ticks.c.key).where(*own).scalar_subquery(), table.c.last_job)
     values = {name: given.c[name] for name in written} | {"last_job": job, "last_error": None}

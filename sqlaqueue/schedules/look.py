@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.notify_payloads import Heartbeat
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.schedule_tables import schedule_notification
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.conditions import due, due_in, is_known
 from sqlaqueue.schedules.group import ScheduleGroup
@@ -55,7 +55,7 @@ def look(session: Session, group: ScheduleGroup, *, failing: Collection[str] = (
         sa.func.array_agg(table.c.name, type_=sa.ARRAY(sa.Text())).filter(overdue),
     ]
     if notify is not None:
-        columns.append(backend().side_tables.schedule_notification(Heartbeat(notify)))
+        columns.append(schedule_notification(Heartbeat(notify)))
     row: Any = session.execute(sa.select(*columns), bind_arguments=group.bind).one()
     session.commit()
     return Look(None if row[0] is None else float(row[0]), sorted(row[1] or ()))

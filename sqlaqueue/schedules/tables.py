@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.schedule_tables import schedule_tables
 from sqlaqueue.queue.spec import QueueSpec
 
 
@@ -26,7 +26,7 @@ class ScheduleTables(NamedTuple):
     def declare(cls, spec: QueueSpec) -> ScheduleTables:
         """Return the tables for the schedules of a queue, and add them to its MetaData, so that they are created."""
         metadata, schema = spec.table.metadata, spec.table.schema
-        return cls(*backend().side_tables.schedule_tables(metadata, schema), metadata, schema)
+        return cls(*schedule_tables(metadata, schema), metadata, schema)
 
     @classmethod
     def look_up(cls, spec: QueueSpec) -> ScheduleTables:
@@ -60,4 +60,4 @@ def in_utc(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _separate_tables(schema: str | None) -> tuple[sa.Table, sa.Table]:
-    return backend().side_tables.schedule_tables(sa.MetaData(), schema)
+    return schedule_tables(sa.MetaData(), schema)

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.schedules.tables import ScheduleTables
 from sqlaqueue.session_types import check_session
@@ -61,7 +61,7 @@ def tick_of_key(session: Session | scoped_session[Any], spec: QueueSpec, key: Ke
     else:
         pairs = zip(key, spec.keys, strict=True)
         literals = [sa.cast(sa.literal(part, column.type), column.type) for part, column in pairs]
-        same = [ticks.c.key == backend().side_tables.key_json(literals)]
+        same = [ticks.c.key == key_json(literals)]
     ticked = (
         sa.select(ticks.c.schedule, ticks.c.tick, clock() - ticks.c.tick)
         .where(ticks.c.queue == spec.name, *same)

@@ -12,8 +12,8 @@ from sqlalchemy.sql.elements import _truncated_label
 from sqlaqueue.engines.compiler import TranslatingCompiler, TranslatingTableCompiler
 from sqlaqueue.engines.ours import has_spans, is_moment_of_insert
 from sqlaqueue.engines.types import moment_text, undecorated
-from sqlaqueue.queue.backend import SCHEDULE
-from sqlaqueue.queue.portable import plain_form
+from sqlaqueue.queue.names import SCHEDULE
+from sqlaqueue.sql.engine import plain_form
 from sqlaqueue.sqlite.schedules import NOW, span_in_seconds, translated_check
 
 

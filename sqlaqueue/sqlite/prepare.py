@@ -13,7 +13,7 @@ from sqlaqueue.engines.notifications import channel_of_change, notify_within_pro
 from sqlaqueue.engines.prepare import is_prepared, replace_compilers, whole_engine
 from sqlaqueue.engines.steps import keys_in
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.engine import engine_of
+from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler
 from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.sqlite.forks import refuse_files_of_parent

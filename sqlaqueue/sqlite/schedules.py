@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import sqlalchemy as sa
 
 from sqlaqueue.engines.types import moment_text
-from sqlaqueue.queue.backend import SCHEDULE
+from sqlaqueue.queue.names import SCHEDULE
 
 _TIMING = ("cron", "every", "timezone", "paused_at")
 _CHANGED = " OR ".join(f"OLD.{name} IS NOT NEW.{name}" for name in _TIMING)

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.engine import OF_TEST, OWN_WORK, SETTLES, WRITES_LATER
+from sqlaqueue.sql.engine import OF_TEST, OWN_WORK, SETTLES, WRITES_LATER
 
 _READS = ("SELECT", "EXPLAIN", "VALUES", "WITH")
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE)\b")

@@ -15,9 +15,13 @@ from sqlalchemy.orm import undefer
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES
 from sqlaqueue.notify_payloads import CLAIMED
-from sqlaqueue.queue.backend import CONTROL, backend
+from sqlaqueue.postgresql.claim_scan import planned_anew, planned_anew_for_many
+from sqlaqueue.postgresql.side_tables import is_paused
+from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.config import is_count
-from sqlaqueue.queue.engine import OURS
+from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.sql.engine import OURS
+from sqlaqueue.sql.types import guarded
 from sqlaqueue.statements.returning import returning_detached
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
@@ -124,8 +128,8 @@ def claim_statement(
     claimed = spec.strategy.claim(request)
     if announcements is not None:
         payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", announcements, type_=sa.Text())
-        claimed = claimed.add_columns(backend().notification(spec, payload).label("sqlaqueue_notification"))
-    rows = backend().guarded(claimed).execution_options(**{OURS: spec})
+        claimed = claimed.add_columns(notification(spec, payload).label("sqlaqueue_notification"))
+    rows = guarded(claimed).execution_options(**{OURS: spec})
     if not spec.strategy.keeps_rows:
         if options:
             msg = (
@@ -148,7 +152,7 @@ def candidates_statement(selection: JobSelection, limit: Any) -> sa.sql.expressi
     spec = selection.spec
     picked = spec.strategy.picked(_request(selection, limit))
     keys = sa.select(*(column_of(picked, key) for key in spec.keys)).distinct()
-    return backend().guarded(keys).execution_options(**{OURS: spec, WRITES_OPTION: True})
+    return guarded(keys).execution_options(**{OURS: spec, WRITES_OPTION: True})
 
 
 def _request(
@@ -165,14 +169,12 @@ def _request(
 ) -> ClaimRequest:
     spec, _, candidates, _ = selection
     if CONTROL in spec.side_tables:
-        candidates = candidates.where(~backend().side_tables.is_paused(spec))
+        candidates = candidates.where(~is_paused(spec))
     # For a bound LIMIT a generic plan assumes a tenth of the table, and scans the table.
     limit = limit.render_literal_execute()
     return ClaimRequest(
         spec=spec,
-        candidates=candidates.where(
-            backend().claims.planned_anew() if many_due else backend().claims.planned_anew_for_many(limit)
-        ),
+        candidates=candidates.where(planned_anew() if many_due else planned_anew_for_many(limit)),
         limit=limit,
         lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,

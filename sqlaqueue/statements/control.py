@@ -20,7 +20,9 @@ import sqlalchemy as sa
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.notify_payloads import Signal
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, backend
+from sqlaqueue.postgresql.side_tables import PAUSE, is_paused, pause_row
+from sqlaqueue.postgresql.triggers import notification, wakes
+from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.spec import QueueSpec, clock
 
 
@@ -30,7 +32,7 @@ def pause(model: type[Any], /) -> Any:
     :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, _ = _queue(model, "pause", CONTROL)
-    return backend().side_tables.pause(spec)
+    return pause_row(spec)
 
 
 def resume(model: type[Any], /) -> Any:
@@ -39,9 +41,9 @@ def resume(model: type[Any], /) -> Any:
     :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, table = _queue(model, "resume", CONTROL)
-    paused = sa.and_(table.c.queue == spec.name, table.c.key == backend().side_tables.PAUSE)
+    paused = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)
     deleted = sa.delete(table).where(paused)
-    return deleted.returning(backend().notification(spec, Signal.POLL)) if backend().triggers.wakes(spec) else deleted
+    return deleted.returning(notification(spec, Signal.POLL)) if wakes(spec) else deleted
 
 
 def paused(model: type[Any], /) -> Any:
@@ -50,7 +52,7 @@ def paused(model: type[Any], /) -> Any:
     :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, _ = _queue(model, "paused", CONTROL)
-    return sa.select(backend().side_tables.is_paused(spec).label("paused"))
+    return sa.select(is_paused(spec).label("paused"))
 
 
 def consumers(model: type[Any], /) -> Any:

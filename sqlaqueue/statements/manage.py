@@ -15,9 +15,9 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.config import is_count
+from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.statements.returning import returning_keys, returning_nothing
 from sqlaqueue.statements.selection import instances, key_of, refuse_runs_of_consumers, select_jobs
 

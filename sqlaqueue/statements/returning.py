@@ -17,8 +17,11 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import CLAIM_OPTION, record_run
-from sqlaqueue.queue.backend import TURN, backend
+from sqlaqueue.postgresql.claim_scan import planned_anew
+from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.types import guarded
 from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.base import TOKEN
 from sqlaqueue.strategies.parts.columns import attribute_names, column_of, named
@@ -81,7 +84,7 @@ def _explain_read_only(failed: ExceptionContext) -> None:
     """
     error = failed.sqlalchemy_exception
     options = getattr(failed.execution_context, "execution_options", {})
-    if isinstance(error, DBAPIError) and options.get(WRITES_OPTION) and backend().sqlstate(error) == _READ_ONLY:
+    if isinstance(error, DBAPIError) and options.get(WRITES_OPTION) and sqlstate(error) == _READ_ONLY:
         error.add_note(
             "claim() and the other verbs write, and this server is read-only. If the session's get_bind() routes reads "
             "to a replica, let it return the primary's engine where sqlaqueue.is_write(clause) is true, or execute "
@@ -97,7 +100,7 @@ def _explain_shards(failed: ExceptionContext) -> None:
     if (
         isinstance(error, DBAPIError)
         and options.get(WRITES_OPTION)
-        and backend().sqlstate(error) == _NOT_SUPPORTED
+        and sqlstate(error) == _NOT_SUPPORTED
         and any(text in str(error.orig) for text in _OF_CITUS)
     ):
         error.add_note(
@@ -207,7 +210,7 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, cho
 def _returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any]) -> Any:
     if isinstance(verb, sa.Update | sa.Delete):
         # Columns of the table: SQLAlchemy does not expect a with_loader_criteria() where attributes are in a Bundle.
-        changing = backend().guarded(verb.where(backend().claims.planned_anew())).returning(_Key("key", *spec.keys))
+        changing = guarded(verb.where(planned_anew())).returning(_Key("key", *spec.keys))
         return changing.execution_options(synchronize_session="fetch", **{WRITES_OPTION: True})
     if isinstance(verb, sa.Insert):
         inserted = verb.returning(*named(spec.keys)).cte("sqlaqueue_inserted")
@@ -218,10 +221,8 @@ def _returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any]) -> Any:
     changed = verb.subquery("sqlaqueue_changed_keys").c
     twins = [column.label("twin") for column in changed if column.key == TWIN]
     # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
-    keys = backend().guarded(
-        sa.select(_Key("key", *(column for column in changed if column.key != TWIN)), *twins).where(
-            backend().claims.planned_anew()
-        )
+    keys = guarded(
+        sa.select(_Key("key", *(column for column in changed if column.key != TWIN)), *twins).where(planned_anew())
     )
     options: dict[str, Any] = {JOBS_OPTION: tuple(jobs)} if jobs else {}
     return keys.execution_options(**options, **{WRITES_OPTION: True})

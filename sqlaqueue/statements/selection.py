@@ -11,12 +11,11 @@ from sqlalchemy.sql.compiler import COLLECT_CARTESIAN_PRODUCTS
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import HandlerMisuseError, NotAQueueError, NotClaimedError, StatementError
-from sqlaqueue.keys import Key, key_text, keys_by_token
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.run import CopiedTransaction, Run
+from sqlaqueue.queue.run import CopiedTransaction, Key, Run, key_text, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.types import NEUTRAL
 from sqlaqueue.strategies import ClaimedJobs
 
 
@@ -96,7 +95,7 @@ def _check_connected(target: AnySelect, entity: type[Any], verb: str) -> None:
     """Refuse cartesian products: each job would be returned once for every row of the other table."""
     if len(target.get_final_froms()) == 1:
         return
-    compiled: Any = target.compile(dialect=backend().dialect, linting=COLLECT_CARTESIAN_PRODUCTS)
+    compiled: Any = target.compile(dialect=NEUTRAL, linting=COLLECT_CARTESIAN_PRODUCTS)
     unconnected, _ = compiled.from_linter.lint()
     if unconnected:
         msg = (

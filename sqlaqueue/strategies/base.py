@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.due_times import upcoming_times
+from sqlaqueue.postgresql.side_tables import attempt, consumers, control, request_cancellation
+from sqlaqueue.postgresql.triggers import attach_wake_triggers
+from sqlaqueue.queue.options import STATES
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.queue.states import STATES
 from sqlaqueue.queue.strategy_protocol import (
     ClaimedJobs,
     ClaimRequest,
@@ -62,7 +64,7 @@ class ClaimStrategy(StatementParts):
     """Whether a claim writes ``ClaimRequest.token`` into the rows, see ``sqlaqueue.strategies.parts.claim_tokens``."""
 
     supports_flow_control: ClassVar[bool] = False
-    """Whether claims take rows by ``backend().claims.take()``."""
+    """Whether claims take rows by ``take()``."""
 
     tells_running_apart: ClassVar[bool] = False
     """Whether a running job reads as processing, and the strategy's settlements and rescues leave out a job whose
@@ -80,14 +82,14 @@ class ClaimStrategy(StatementParts):
 
         ``create_all()`` must create all of it, and ``drop_all()`` must leave nothing behind.
         """
-        backend().side_tables.control(spec)
-        backend().side_tables.consumers(spec)
+        control(spec)
+        consumers(spec)
         if spec.config.notify:
-            backend().triggers.attach_wake_triggers(spec)
+            attach_wake_triggers(spec)
         if spec.config.retention:
             self.attach_retention(spec)
         if spec.config.attempt_history is not None:
-            backend().side_tables.attempt(spec)
+            attempt(spec)
         attach_unique(spec, self)
 
     def locked_tables(self, spec: QueueSpec) -> Sequence[sa.Table]:
@@ -140,7 +142,7 @@ class ClaimStrategy(StatementParts):
         It reads as many entries of the claim's index for each priority, not the whole index.
         """
         waiting = [spec.in_state("pending")] if spec.has("status") else []
-        return backend().claims.upcoming_times(spec, spec.table, waiting, limit)
+        return upcoming_times(spec, spec.table, waiting, limit)
 
     def pending_jobs(self, spec: QueueSpec, limit: int) -> AnySelect:
         """Return a SELECT of the pending jobs in claim order, from the table whose index claims scan.
@@ -259,7 +261,7 @@ class ClaimStrategy(StatementParts):
             .where(self.same_key(spec, spec.keys, free))
             .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
         )
-        return self.with_insert(spec, cancelled, backend().side_tables.request_cancellation(spec, running))
+        return self.with_insert(spec, cancelled, request_cancellation(spec, running))
 
     def not_running(self, spec: QueueSpec) -> sa.ColumnElement[bool]:
         """Return the condition that an unfinished job has no run, so that it can be cancelled at once."""

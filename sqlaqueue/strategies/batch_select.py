@@ -14,7 +14,7 @@ from typing import ClassVar
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.flow_control.admission import take
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest
 from sqlaqueue.strategies.held import HeldStrategy
@@ -42,4 +42,4 @@ class BatchSelect(HeldStrategy):
         """Return the first due rows, locked."""
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.table.c).where(spec.in_state("pending"))
-        return backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
+        return take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)

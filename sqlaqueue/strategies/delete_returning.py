@@ -19,10 +19,14 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.flow_control.controls import flow_control
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.flow_control.admission import take
+from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.postgresql.due_times import upcoming_times
+from sqlaqueue.postgresql.triggers import attach_message_triggers
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest, KeyRange, Settlement, Verb
+from sqlaqueue.sql.inserts import insert_or_ignore
+from sqlaqueue.sql.types import object_name
 from sqlaqueue.strategies.base import ClaimStrategy
 from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable
@@ -48,7 +52,7 @@ class DeleteReturning(MessageStrategy):
         """Add the message table with its index, and the triggers that maintain it."""
         super().attach(spec)
         messages = sa.Table(
-            backend().object_name("sqlaqueue_message", spec.table.name),
+            object_name("sqlaqueue_message", spec.table.name),
             spec.table.metadata,
             *(sa.Column(key.name, key.type, primary_key=True, autoincrement=False, key=key.key) for key in spec.keys),
             *(
@@ -63,8 +67,8 @@ class DeleteReturning(MessageStrategy):
             add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
         elif spec.order_roles:
             order = [messages.c[column.key] for column in spec.claim_order]
-            spec.claim_indexes.append(sa.Index(conv(backend().object_name("ix", messages.name, "claim")), *order))
-        backend().triggers.attach_message_triggers(spec, messages)
+            spec.claim_indexes.append(sa.Index(conv(object_name("ix", messages.name, "claim")), *order))
+        attach_message_triggers(spec, messages)
 
     def messages(self, spec: QueueSpec) -> MessageTable:
         """Return the message table, whose triggers copy the claim order of the jobs into it."""
@@ -98,11 +102,11 @@ class DeleteReturning(MessageStrategy):
             waiting = waiting.where(spec.in_state("pending"))
         # take() locks the job first: a job that is locked must be passed over before its message is locked for the
         # length of this transaction.
-        return backend().claims.take(request, waiting, table, table, lock_rows=self.lock, first_due=self.first_due)
+        return take(request, waiting, table, table, lock_rows=self.lock, first_due=self.first_due)
 
     def upcoming(self, spec: QueueSpec, limit: int) -> AnySelect:
         """Return when the next jobs will be due, from their messages."""
-        return backend().claims.upcoming_times(spec, spec.side_tables[MESSAGES], [], limit)
+        return upcoming_times(spec, spec.side_tables[MESSAGES], [], limit)
 
     def pending_jobs(self, spec: QueueSpec, limit: int) -> AnySelect:
         """Return a SELECT of the messages. They are joined with the jobs only if these alone have a time."""
@@ -122,7 +126,7 @@ class DeleteReturning(MessageStrategy):
         names = [*(key.key for key in spec.keys), *(spec.columns[role].key for role in spec.order_roles)]
         order = [values.get(role, spec.columns[role]) for role in spec.order_roles]
         rows = sa.select(*spec.keys, *order).where(jobs)
-        return backend().insert_or_ignore(spec.side_tables[MESSAGES], (names, rows))
+        return insert_or_ignore(spec.side_tables[MESSAGES], (names, rows))
 
     def reconcile(self, spec: QueueSpec) -> Verb:
         """Insert the missing messages of pending jobs, and delete messages whose job is missing or not pending.
@@ -143,7 +147,7 @@ class DeleteReturning(MessageStrategy):
         )
         lost = self.lock(spec, waiting).cte("sqlaqueue_lost")
         rows = ([column.key for column in lost.c], sa.select(*lost.c))
-        found = backend().insert_or_ignore(messages.table, rows).returning(*named(messages.ids)).cte("sqlaqueue_found")
+        found = insert_or_ignore(messages.table, rows).returning(*named(messages.ids)).cte("sqlaqueue_found")
         orphans = messages.consume_orphans(spec, part.holds(messages.ids))
         consumed = orphans.returning(*named(messages.ids)).cte("sqlaqueue_consumed")
         repaired = sa.union_all(

@@ -15,8 +15,12 @@ import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import DEAD_LETTER, TURN, backend
+from sqlaqueue.flow_control.admission import take
+from sqlaqueue.postgresql.due_times import transaction_id
+from sqlaqueue.postgresql.due_times import was_committed as transaction_was_committed
+from sqlaqueue.postgresql.side_tables import bury, dead_letter, key_json, request_cancellation
+from sqlaqueue.queue.names import DEAD_LETTER, TURN
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
 from sqlaqueue.strategies.base import TOKEN
@@ -50,13 +54,13 @@ class DeleteRow(HeldStrategy):
                     "again, with its key, when it is to run again; use Identity() without always=True, or keep status"
                 )
                 raise ConfigurationError(msg)
-        backend().side_tables.dead_letter(spec)
+        dead_letter(spec)
         if spec.order_roles:
             add_index(spec, "claim", spec.claim_order)
 
     def attach_retention(self, spec: QueueSpec) -> None:
         """Add an index to the dead letters."""
-        attach_to_dead_letters(spec, backend().side_tables.dead_letter(spec))
+        attach_to_dead_letters(spec, dead_letter(spec))
 
     def required_privileges(self, spec: QueueSpec) -> Iterator[RequiredPrivilege]:
         """Return those of all strategies, and all on the job table: claims delete rows, settlements insert them."""
@@ -73,14 +77,14 @@ class DeleteRow(HeldStrategy):
             .cte("sqlaqueue_claimed")
         )
         # The row is deleted, so the identity of the transaction is the only evidence that it still holds the job.
-        rows = self.in_claim_order(spec, claimed, picked).add_columns(backend().claims.transaction_id().label(TOKEN))
+        rows = self.in_claim_order(spec, claimed, picked).add_columns(transaction_id().label(TOKEN))
         return rows.add_columns(picked.c[TURN]) if TURN in picked.c else rows
 
     def picked(self, request: ClaimRequest) -> sa.CTE:
         """Return the keys of the first due rows, locked."""
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.keys)
-        return backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
+        return take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
 
     @staticmethod
     def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:
@@ -101,7 +105,7 @@ class DeleteRow(HeldStrategy):
             return _insert(spec, rows)
         if settlement.state == "completed":
             return _keys(spec, rows)
-        buried = backend().side_tables.bury(spec, rows, settlement.state, settlement.error)
+        buried = bury(spec, rows, settlement.state, settlement.error)
         return _keys(spec, rows).add_cte(buried.cte("sqlaqueue_buried"))
 
     def restore(self, spec: QueueSpec, held: ClaimedJobs) -> Verb:
@@ -122,8 +126,8 @@ class DeleteRow(HeldStrategy):
             .cte("sqlaqueue_deleted")
         )
         running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("sqlaqueue_running")
-        requested = backend().side_tables.request_cancellation(spec, running).cte("sqlaqueue_requested")
-        buried = backend().side_tables.bury(spec, deleted, "cancelled", None).cte("sqlaqueue_buried")
+        requested = request_cancellation(spec, running).cte("sqlaqueue_requested")
+        buried = bury(spec, deleted, "cancelled", None).cte("sqlaqueue_buried")
         return _keys(spec, deleted).add_cte(requested, buried)
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
@@ -147,7 +151,7 @@ class DeleteRow(HeldStrategy):
         parts = [_cast(part, column) for part, column in zip(key, spec.keys, strict=True)]
         error = spec.columns.get("last_error", sa.null())
         waits = sa.select(sa.literal("pending", sa.Text()).label("state"), sa.cast(error, sa.Text()).label("error"))
-        here = sa.and_(dead.c.queue == spec.name, dead.c.key == backend().side_tables.key_json(parts))
+        here = sa.and_(dead.c.queue == spec.name, dead.c.key == key_json(parts))
         buried = sa.select(dead.c.state, dead.c.error).where(here)
         both = sa.union_all(waits.where(spec.key_in(spec.keys, [key])), buried).subquery("sqlaqueue_both")
         return sa.select(both).order_by(both.c.state != "pending").limit(1)
@@ -228,7 +232,6 @@ def _rows(
     :param was_committed: select those that another transaction deleted, which was committed.
     """
     tokens = {key: token for token, keys in held.claims if not isinstance(keys, sa.BindParameter) for key in keys}
-    claims = backend().claims
     selects: list[AnySelect] = []
     for job in held.jobs:
         values = _values(spec, job, settlement)
@@ -239,7 +242,7 @@ def _rows(
         ]
         key = sa.inspect(job).identity
         back = sa.exists().where(spec.key_in(spec.keys, [key]))
-        mine = claims.was_committed(tokens[key]) if was_committed else claims.transaction_id() == tokens[key]
+        mine = transaction_was_committed(tokens[key]) if was_committed else transaction_id() == tokens[key]
         selects.append(sa.select(*columns).where(mine, ~back))
     return selects[0] if len(selects) == 1 else sa.union_all(*selects)
 

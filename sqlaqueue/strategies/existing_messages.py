@@ -23,11 +23,11 @@ from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.roles import literal_text
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest, RequiredPrivilege, Settlement, Verb
+from sqlaqueue.sql.types import object_name
 from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable
 from sqlaqueue.strategies.parts.columns import column_of, named, numbered, same
 from sqlaqueue.strategies.parts.required_privileges import everything
@@ -82,7 +82,7 @@ class ExistingMessages(MessageStrategy):
             )
             raise ConfigurationError(msg)
         if self._order_by:
-            name = conv(backend().object_name("ix", messages.table.name, "queue", "claim"))
+            name = conv(object_name("ix", messages.table.name, "queue", "claim"))
             index = next((each for each in messages.table.indexes if each.name == name), None)
             if index is None:
                 where = sa.and_(*messages.waits) if messages.waits else None

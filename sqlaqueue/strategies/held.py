@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import sqlalchemy as sa
 
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.side_tables import crash_journal
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs
 from sqlaqueue.strategies.base import ClaimStrategy
@@ -23,7 +23,7 @@ class HeldStrategy(ClaimStrategy):
     def attach(self, spec: QueueSpec) -> None:
         """Add the crash journal."""
         super().attach(spec)
-        backend().side_tables.crash_journal(spec)
+        crash_journal(spec)
 
     def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:
         """Return the condition that a row is not settled yet; the transaction's lock excludes all others.

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.catalog import sees_all
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, Settlement, Verb
 from sqlaqueue.strategies.held import HeldStrategy
@@ -54,7 +54,7 @@ class MessageTable:
             .where(
                 *self.waits,
                 ~sa.exists().where(job).correlate(self.table),
-                backend().checks.sees_all(spec.table),
+                sees_all(spec.table),
                 *conditions,
             )
             .with_for_update(of=self.table, skip_locked=True)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.queue.backend import TURN
+from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ScanRange
 from sqlaqueue.strategies.parts.columns import column_of, named, named_in

@@ -19,8 +19,8 @@ import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.flow_control.admission import take
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, Settlement, Verb
 from sqlaqueue.strategies.base import ClaimStrategy
@@ -97,7 +97,7 @@ class UpdateStatus(ClaimStrategy):
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.keys)
         waiting = waiting.where(spec.in_state("pending"), *spec.on_shard(spec.table))
-        return backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
+        return take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
 
     @staticmethod
     def _claimed_values(request: ClaimRequest) -> dict[sa.Column[Any], Any]:

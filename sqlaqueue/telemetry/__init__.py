@@ -13,7 +13,7 @@ another system can be made in the same way::
     consumer.on("failed", lambda event: sentry_sdk.capture_exception(event.error, scope=event.notes["scope"]))
 """
 
-from sqlaqueue.queue.traceparent import current_traceparent
+from sqlaqueue.queue.roles import current_traceparent
 from sqlaqueue.telemetry.attempts import attempt_of, note, seconds_waited
 from sqlaqueue.telemetry.health_app import health_app
 from sqlaqueue.telemetry.surround import surround

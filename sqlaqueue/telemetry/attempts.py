@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import queue_spec, spec_of
 from sqlaqueue.mapping.runs import run_of
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run
 
 
 @dataclass(frozen=True, slots=True)

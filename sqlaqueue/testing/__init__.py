@@ -13,7 +13,7 @@ plug-in in :mod:`sqlaqueue.testing.pytest_plugin`, need pytest.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sqlaqueue.queue.engine import note_written_rows
+from sqlaqueue.sql.engine import note_written_rows
 from sqlaqueue.testing.async_versions import async_crash, async_enqueued, async_fire_schedules, async_travel
 from sqlaqueue.testing.check_handlers import check_handlers
 from sqlaqueue.testing.crash import crash

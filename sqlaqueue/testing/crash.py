@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.claiming.job_buffer import runs_of
 from sqlaqueue.consumer.settling.crash_journal import JournalEntry, write_entry
 from sqlaqueue.exc import NotClaimableError
-from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.claim import claim_statement, worker_name
 from sqlaqueue.statements.selection import select_jobs

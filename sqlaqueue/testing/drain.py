@@ -10,11 +10,11 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.flow_control.controls import KeyRate, flow_control
-from sqlaqueue.queue.backend import RATE
+from sqlaqueue.flow_control.keys import KeyRate, flow_control
+from sqlaqueue.queue.names import RATE
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.testing._types import AnySession, Handler, Jobs
-from sqlaqueue.testing.in_transaction.claimable import is_paused
+from sqlaqueue.testing.in_transaction.claimable import queue_is_paused
 from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
 from sqlaqueue.testing.in_transaction.worker import WorkerInTest
 from sqlaqueue.testing.run_result import result_of
@@ -109,7 +109,7 @@ def _travel_to_next(session: Session, worker: WorkerInTest) -> bool:
     spec, selection = worker.spec, worker.selection
     waiting = selection.select.where(spec.in_state("pending")) if spec.has("status") else selection.select
     delays = [*_until_due(session, worker, waiting), *_until_begun(session, spec, waiting)]
-    if not delays or is_paused(session, spec):
+    if not delays or queue_is_paused(session, spec):
         return False
     travel(session, min(delays))
     return True

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.run import Key
 from sqlaqueue.testing._types import AnySession, Handler
 from sqlaqueue.testing.in_transaction.claimable import flushed_key, not_claimable
 from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.core.events import JobEvent
 from sqlaqueue.exc import JobFailed
-from sqlaqueue.keys import key_text
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.job_end import read_state

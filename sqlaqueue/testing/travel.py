@@ -13,19 +13,11 @@ from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
-from sqlaqueue.queue.backend import (
-    ATTEMPT,
-    CONSUMERS,
-    CONTROL,
-    CRASH_JOURNAL,
-    DEAD_LETTER,
-    RATE,
-    SCHEDULE,
-    TICK,
-)
-from sqlaqueue.queue.engine import checks_of_error, engine_of
+from sqlaqueue.postgresql.checks_of import checks_of_error
+from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE, SCHEDULE, TICK
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.testing._types import AnySession
 from sqlaqueue.testing.in_transaction.earlier_jobs import remember_earlier_jobs
 from sqlaqueue.testing.in_transaction.instances import refresh_or_detach

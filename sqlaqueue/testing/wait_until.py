@@ -14,8 +14,8 @@ from sqlaqueue.consumer.core.driver import adrive, drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.consumer.sessions.session_factory import resolve_factory
 from sqlaqueue.exc import ConfigurationError, WaitTimeout
+from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay
-from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.job_end import read_job
 from sqlaqueue.waiting.waiter import DEFAULT_TIMEOUT, Waiter, make_waiter

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session, make_transient
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.exc import JobExists, StatementError
-from sqlaqueue.keys import Key, key_text
-from sqlaqueue.queue.engine import own_work
+from sqlaqueue.queue.run import Key, key_text
+from sqlaqueue.sql.engine import own_work
 from sqlaqueue.statements.returning import without_criteria
 from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
 from sqlaqueue.strategies.parts.unique_key import UniqueKey

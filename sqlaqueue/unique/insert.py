@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.orm.exc import UnmappedColumnError
 
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import engine_of
+from sqlaqueue.queue.run import Key
+from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.inserts import insert_unless
+from sqlaqueue.sql.types import guarded
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.new_job import NewJob
 
@@ -31,7 +32,7 @@ def insert_rows(connection: sa.Connection, key: UniqueKey, jobs: Sequence[NewJob
     """
     spec = key.spec
     where = key.counts(spec.table) if spec.has("status") else None
-    insert = backend().insert_unless(spec.table, None, unique=key.values(spec.table), where=where)
+    insert = insert_unless(spec.table, None, unique=key.values(spec.table), where=where)
     other = engine_of(connection.dialect)
     all_or_none = other is not None and other.inserts_all_or_none
     most, options = len(jobs), {}
@@ -119,7 +120,7 @@ def _insert(
     computed = any(isinstance(value, sa.ClauseElement) for value in values[0].values())
     known = () if computed else given
     returned = [column for column in table.c if column in keys or column not in known]
-    statement = backend().guarded(insert.returning(*returned))
+    statement = guarded(insert.returning(*returned))
     # With its values in the statement one row may contain expressions.
     found = (
         connection.execute(statement.values(values[0]))

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.queue.engine import engine_of
+from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.relationships import Relationships, set_foreign_key
 

@@ -8,10 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import engine_of
-from sqlaqueue.queue.portable import with_plain_form
+from sqlaqueue.queue.run import Key
+from sqlaqueue.sql.engine import engine_of, with_plain_form
+from sqlaqueue.sql.types import guarded
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.new_job import NewJob
 from sqlaqueue.unique.twin_search import with_keys
@@ -45,7 +44,7 @@ def lock_waiting(connection: sa.Connection, key: UniqueKey, twins: Sequence[Key]
         waiting = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys))
     waiting = waiting.where(spec.in_state("pending"))
     locked = waiting.order_by(*spec.keys).with_for_update(of=spec.table, key_share=True)
-    return {tuple(row) for row in connection.execute(backend().guarded(locked))}
+    return {tuple(row) for row in connection.execute(guarded(locked))}
 
 
 def replace(

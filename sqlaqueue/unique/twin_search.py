@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.claim_scan import planned_anew
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.types import guarded, numbered_rows
 from sqlaqueue.strategies.parts.columns import same
 from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
@@ -38,7 +39,7 @@ def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[
     """
     spec = key.spec
     columns = {column.key: (column.type, [row[place] for row in values]) for place, column in enumerate(key.stored)}
-    given = backend().numbered_rows(columns, _NUMBER)
+    given = numbered_rows(columns, _NUMBER)
     parts = key.as_one(given)
     found = sa.select(
         given.c[_NUMBER],
@@ -46,9 +47,9 @@ def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[
         sa.func.row_number().over(order_by=[parts, given.c[_NUMBER]]),
         *spec.keys,
     ).select_from(given.outerjoin(spec.table, sa.and_(key.are_twins(spec.table, given), key.counts(spec.table))))
-    found = found.where(backend().claims.planned_anew()).order_by(given.c[_NUMBER])
+    found = found.where(planned_anew()).order_by(given.c[_NUMBER])
     with explaining_missing_index(spec):
-        rows: Any = connection.execute(backend().guarded(found))
+        rows: Any = connection.execute(guarded(found))
     # One for each: without the index there may be several twins, which the INSERT finds out.
     answers = {
         number: Found(None if twin[0] is None else tuple(twin), first - 1, order)
@@ -63,5 +64,5 @@ def with_keys(spec: QueueSpec, jobs: AnySelect, keys: Sequence[Key]) -> AnySelec
     By a join: for the condition that a key is in an array, the server compares each row with each key.
     """
     columns = {column.key: (column.type, [key[place] for key in keys]) for place, column in enumerate(spec.keys)}
-    given = backend().numbered_rows(columns, _NUMBER)
+    given = numbered_rows(columns, _NUMBER)
     return jobs.join(given, same(spec.keys, [given.c[column.key] for column in spec.keys]))

@@ -15,7 +15,7 @@ from sqlaqueue.consumer.core.statement_deadline import Deadlines, limit_connects
 from sqlaqueue.consumer.notifications.async_listener import AsyncListener, async_listener_of
 from sqlaqueue.consumer.runners.task_runner import wait_for_event
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.job_end import Listen, wait_for_end
@@ -86,7 +86,7 @@ async def async_wait(
                 wake.clear()
             case Listen():
                 listener = async_listener_of(engine)
-                listener.add(backend().channel_of(waiter.spec), waiter.state)
+                listener.add(channel_of(waiter.spec), waiter.state)
         return None
 
     try:

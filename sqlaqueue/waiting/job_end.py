@@ -12,11 +12,12 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.core.database_errors import is_connection_lost, may_recover
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.exc import ConfigurationError, JobFailed, WaitTimeout
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.triggers import notification, wakes
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.results import JobResult
+from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.waiting.waiter import Waiter
 
 _ENDS = (*FINISHED, "gone")
@@ -86,7 +87,7 @@ def first_poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
     :raises ConfigurationError: if it is not PostgreSQL, or a replica.
     """
     engine = session.get_bind(waiter.spec.mapper).engine
-    backend().check_dialect(engine.dialect, f"{waiter.function}({waiter.model.__name__})")
+    check_dialect(engine.dialect, f"{waiter.function}({waiter.model.__name__})")
     if session.scalar(sa.select(sa.func.pg_is_in_recovery()), bind_arguments=waiter.bind):
         msg = (
             f"{waiter.function}(): the sessions for {waiter.model.__name__} use a replica, which lags behind and "
@@ -94,7 +95,7 @@ def first_poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
         )
         raise ConfigurationError(msg)
     # PostgreSQL cannot prepare a transaction that has sent a notification.
-    waiter.state.notifies &= backend().triggers.wakes(waiter.spec) and not session.twophase
+    waiter.state.notifies &= wakes(waiter.spec) and not session.twophase
     return poll(session, waiter)
 
 
@@ -143,7 +144,5 @@ def _state_without_row(spec: QueueSpec) -> str:
 
 def notify_consumers(session: Session, waiter: Waiter) -> None:
     """Notify the Consumers of the queue that a caller waits for this job, and commit."""
-    session.execute(
-        sa.select(backend().notification(waiter.spec, waiter.state.notification)), bind_arguments=waiter.bind
-    )
+    session.execute(sa.select(notification(waiter.spec, waiter.state.notification)), bind_arguments=waiter.bind)
     session.commit()

@@ -24,7 +24,7 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.consumer.core.statement_deadline import Deadlines, limit_connects
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.job_end import Listen, wait_for_end
@@ -105,7 +105,7 @@ def wait(
                 wake.clear()
             case Listen():
                 subscribed = True
-                listener.listen(engine, backend().channel_of(waiter.spec), waiter.state)
+                listener.listen(engine, channel_of(waiter.spec), waiter.state)
         return None
 
     try:

@@ -11,10 +11,10 @@ from sqlalchemy.orm import SessionTransaction, object_session
 
 from sqlaqueue.consumer.core.intervals import longest_wait
 from sqlaqueue.exc import StatementError
-from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.retry_policies import Delay, seconds
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.waiting.wait_state import WaitState
 

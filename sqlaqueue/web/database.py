@@ -18,8 +18,8 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
 from sqlaqueue.consumer.core.statement_deadline import Deadlines
 from sqlaqueue.consumer.sessions.session_factory import resolve_factory
-from sqlaqueue.queue.engine import may_be_other_engine, refuse_other_engines
 from sqlaqueue.session_types import makes_async
+from sqlaqueue.sql.engine import may_be_other_engine, refuse_other_engines
 from sqlaqueue.web.data.parts import WITHOUT_SAVEPOINTS, PartFailedError
 from sqlaqueue.web.errors import Busy, ServiceUnavailable
 from sqlaqueue.write_routing import execute, open_session

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.claiming import batch_sizer
 from sqlaqueue.consumer.claiming.batch_sizer import LATE, LONGEST_WAIT, BatchSizer
-from sqlaqueue.postgresql.claims.planner import FEW
+from sqlaqueue.postgresql.claim_scan import FEW
 from tests.consumer.models import models
 from tests.consumer.test_arguments import async_handler, async_sessions, handler, sessions
 

@@ -14,8 +14,8 @@ from sqlaqueue.consumer.core.statement_deadline import _cancel
 from sqlaqueue.consumer.executing import held as held_routines
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.exc import HandlerNotStopped
-from sqlaqueue.keys import key_text
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.run import key_text
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.conftest import Supply
 from tests.consumer.listening import listening_connections

@@ -16,7 +16,7 @@ from sqlaqueue.consumer.claiming.batch_sizer import FLUSH_AFTER, BatchSizer
 from sqlaqueue.consumer.claiming.claim_jobs import Claimer
 from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun
-from sqlaqueue.postgresql.claims.planner import FEW
+from sqlaqueue.postgresql.claim_scan import FEW
 from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models

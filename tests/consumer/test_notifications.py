@@ -20,7 +20,7 @@ from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.maintenance import missed_notifications
 from sqlaqueue.consumer.notifications import poll_order
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.notify import channel_of
+from sqlaqueue.postgresql.triggers import channel_of
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.listening import LATER, await_listening, execute, idle, listening_connections
 

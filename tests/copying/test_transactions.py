@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sqlaqueue import claim, copy_in
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.notify import channel_of
+from sqlaqueue.postgresql.triggers import channel_of
 from tests.copying.conftest import Driver, nothing
 from tests.copying.models import STRATEGIES, Customer, Order, rows_of
 from tests.servers import Database

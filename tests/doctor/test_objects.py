@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, admin
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.engine import checks_of
+from sqlaqueue.postgresql.checks_of import checks_of
 from tests.doctor.conftest import Patient
 from tests.doctor.models import Email, Entry, Export, Import, Letter, Task
 from tests.servers import Server

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.admin.diagnosis.checks.horizon import check_horizon
-from sqlaqueue.postgresql.diagnosis.sessions import statement_kind
+from sqlaqueue.postgresql.catalog_text import statement_kind
 from tests.doctor_server.examine import apply, codes, examine, find, plain_engine, wait_until
 from tests.unique.models import make_job
 

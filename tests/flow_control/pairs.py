@@ -28,9 +28,9 @@ from sqlaqueue import (
     rescue,
     retry,
 )
+from sqlaqueue.flow_control.rates import hold_back
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.backend import RATE
-from sqlaqueue.statements.throttle import hold_back
+from sqlaqueue.queue.names import RATE
 from tests.servers import Database
 
 EARLIER, FINISHED, RUNNING, BESIDE, PENDING = 5, 10, 20, 25, 30

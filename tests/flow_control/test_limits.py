@@ -12,10 +12,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import Limit, Order, QueueConfig, QueueMixin, claim, complete, rescue, retry
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.flow_control.controls import flow_control
+from sqlaqueue.flow_control.held_back import held_back
+from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.statements.held_back import held_back
-from sqlaqueue.statements.selection import select_jobs
 from tests.flow_control.models import (
     claim_and_commit,
     claimed,
@@ -228,7 +227,7 @@ def test_a_claim_that_has_passed_over_a_locked_key_knows_it(engine: sa.Engine) -
     insert(engine, job, of_customers(1, 1))
     flow = flow_control(spec_of(job))
     assert flow is not None
-    why = held_back(select_jobs(job, "claim"), flow)
+    why = held_back(flow)
     with Session(engine) as one, Session(engine) as other:
         assert len(claimed(one, job, 1)) == 1
         assert claimed(other, job, 1) == []

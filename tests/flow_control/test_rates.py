@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import Limit, Rate
-from sqlaqueue.queue.backend import RATE
+from sqlaqueue.queue.names import RATE
 from tests.flow_control.models import claim_and_commit, claimed, create, customers, insert, make_job, of_customers
 
 

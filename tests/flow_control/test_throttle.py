@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, Rate, Throttle
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.flow_control.rates import delete_idle
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.backend import RATE
-from sqlaqueue.statements.throttle import delete_idle
+from sqlaqueue.queue.names import RATE
 from sqlaqueue.testing import drain, travel
 from tests.flow_control.models import claim_and_commit, create, customers, insert, make_job, of_customers
 

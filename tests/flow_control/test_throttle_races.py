@@ -7,9 +7,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import claim
+from sqlaqueue.flow_control.admission import was_contended
+from sqlaqueue.flow_control.rates import hold_back
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.statements.throttle import hold_back
 from tests.flow_control.pairs import PENDING, RATED, STATEMENTS, TWO_RATES, World, throttle
 
 pytestmark = pytest.mark.once
@@ -33,7 +33,7 @@ def test_a_claim_passes_over_a_key_that_a_throttle_holds_back(pair_engine: sa.En
         throttle(world, one)
         other.execute(sa.text("SET LOCAL lock_timeout = '5s'"))
         assert STATEMENTS["claim"](world, other) == []
-        assert other.scalar(sa.select(backend().claims.was_contended()))
+        assert other.scalar(sa.select(was_contended()))
         one.rollback()
         assert len(STATEMENTS["claim"](world, other)) == 1
 

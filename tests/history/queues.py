@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Cancel, Constant, Consumer, Fail, QueueConfig, QueueMixin, Snooze
 from sqlaqueue.exc import HandlerNotStopped
-from sqlaqueue.queue.backend import ATTEMPT
+from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from tests.consumer.handler_io import DEADLINE, Handler, for_async, for_sync
 from tests.consumer.processes import wait_until

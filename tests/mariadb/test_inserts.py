@@ -16,7 +16,7 @@ import sqlaqueue.mariadb
 from sqlaqueue import Consumer, Schedule, claim
 from sqlaqueue.admin import add_schedule
 from sqlaqueue.exc import DatabaseNotReadyError, StatementError
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.sql.errors import sqlstate
 from tests.mariadb.models import Job, Report
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def test_other_errors_are_raised_and_store_nothing(items: sa.Engine, statement: 
                 continue
             with pytest.raises(kind) as raised:
                 connection.execute(statement, given)
-            assert backend().sqlstate(raised.value) == state
+            assert sqlstate(raised.value) == state
         assert codes(connection) == ["a"]
 
 
@@ -137,7 +137,7 @@ def test_a_duplicate_in_another_index_than_the_primary_key(items: sa.Engine) -> 
         assert connection.execute(by_key, {"id": 1, "code": "z", "size": 1}).all() == []
         with pytest.raises(IntegrityError) as raised:
             connection.execute(by_key, {"id": 2, "code": "a", "size": 1})
-        assert backend().sqlstate(raised.value) == "23505"
+        assert sqlstate(raised.value) == "23505"
 
 
 def test_async_connections(url: Callable[[str], str], items: sa.Engine) -> None:
@@ -151,7 +151,7 @@ def test_async_connections(url: Callable[[str], str], items: sa.Engine) -> None:
             for statement in (IGNORING, RETURNING):
                 with pytest.raises(DataError) as raised:
                     await connection.execute(statement, {"code": "longer", "size": 1})
-                assert backend().sqlstate(raised.value) == "22001"
+                assert sqlstate(raised.value) == "22001"
         await own.dispose()
 
     asyncio.run(use())
@@ -196,7 +196,7 @@ def test_a_missing_claim_index(engine: sa.Engine) -> None:
     try:
         with Session(engine) as session, pytest.raises(DBAPIError) as raised:
             session.execute(claim(Job, 1))
-        assert backend().sqlstate(raised.value) == "42P10"
+        assert sqlstate(raised.value) == "42P10"
         with pytest.raises(DatabaseNotReadyError, match=r"the index ix_job_queue_claim; .* index.create\(engine"):
             Consumer(Job, lambda *_: None, sessionmaker(engine)).drain()
     finally:

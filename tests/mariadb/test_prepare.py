@@ -21,8 +21,8 @@ from sqlaqueue.consumer.core.database_errors import is_conflict, is_connection_l
 from sqlaqueue.engines.notifications import database_of, subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.errors import violated_column, violated_constraint, violated_table
-from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import clock
+from sqlaqueue.sql.errors import sqlstate
 from tests.mariadb.models import Base, ByUuid, Child, Job
 from tests.mariadb.server import MariaDBServer
 
@@ -191,7 +191,7 @@ def raised(engine: sa.Engine, *statements: Any) -> DBAPIError:
 
 
 def test_errors_have_the_sqlstate_of_postgresql(engine: sa.Engine) -> None:
-    state = backend().sqlstate
+    state = sqlstate
     with Session(engine) as session:
         session.add(Job(id=1))
         session.commit()

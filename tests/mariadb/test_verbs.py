@@ -27,7 +27,7 @@ from sqlaqueue import (
     resume,
     retry,
 )
-from sqlaqueue.queue.backend import ATTEMPT, CONTROL
+from sqlaqueue.queue.names import ATTEMPT, CONTROL
 from tests.mariadb.models import Base, ByUuid, Job, Pair, Report
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql.ddl import Function, attach, version_comment
-from sqlaqueue.postgresql.function_calls import call
-from sqlaqueue.postgresql.identifiers import object_name
+from sqlaqueue.postgresql.ddl import Function, attach, call, version_comment
+from sqlaqueue.sql.types import object_name
 
 ARGUMENTS = "sqlaqueue_key bigint, sqlaqueue_since timestamp with time zone"
 BODY = """\

@@ -19,7 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlaqueue import QueueConfig, QueueMixin, claim, complete, extend, release
 from sqlaqueue.exc import NotClaimedError
 from sqlaqueue.mapping.runs import run_of
-from sqlaqueue.postgresql.ddl.attach import objects_of
+from sqlaqueue.postgresql.ddl import objects_of
 from tests.models.tidy import TidyDatabase, created
 
 

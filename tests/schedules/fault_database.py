@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql.side_tables.schedules import SCHEDULE_CHANNEL
+from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from tests.schedules.fault_process import EDITS, MODELS, Base, schedules
 
 if TYPE_CHECKING:

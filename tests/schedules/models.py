@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, Schedule
-from sqlaqueue.queue.backend import SCHEDULE, TICK
+from sqlaqueue.queue.names import SCHEDULE, TICK
 from sqlaqueue.schedules.declare import declare
 from sqlaqueue.schedules.fire import Fired, fire
 from sqlaqueue.schedules.group import schedule_groups

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.sql.errors import sqlstate, violated_column, violated_constraint
 
 if TYPE_CHECKING:
     from tests.sqlite.bench import SQLiteBench
@@ -56,7 +56,7 @@ def test_an_error_has_its_state(bench: SQLiteBench, statement: str) -> None:
         connection.rollback()
         connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
     error = raised.value
-    found = backend().sqlstate(error), backend().violated_constraint(error), backend().violated_column(error)
+    found = sqlstate(error), violated_constraint(error), violated_column(error)
     assert found == STATES[statement]
 
 

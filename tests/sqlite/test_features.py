@@ -17,7 +17,7 @@ import sqlaqueue.sqlite
 from sqlaqueue import Constant, Consumer, Tick, admin, claim, complete, enqueue, fail, requeue, rescue, tick_of, wait
 from sqlaqueue.exc import ConfigurationError, JobExists
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.engine import checks_of
+from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from sqlaqueue.web import Access, Dashboard
 from tests.sqlite.features import HOURLY, Email, Hourly, Measured, Order, Waits, do_nothing, made

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from sqlaqueue.queue.engine import WRITES_LATER
+from sqlaqueue.sql.engine import WRITES_LATER
 from tests.consumer.processes import wait_until
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sqlaqueue.consumer.maintenance import retention_walk
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_range
 from sqlaqueue.consumer.maintenance.retention_walk import Retention
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.claims.planner import FEW
+from sqlaqueue.postgresql.claim_scan import FEW
 from sqlaqueue.queue.run import Run
 from tests.contexts import make_context
 

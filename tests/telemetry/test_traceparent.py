@@ -20,7 +20,7 @@ from sqlaqueue import QueueConfig, QueueMixin, Unique, claim, copy_in, enqueue, 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of
-from sqlaqueue.queue.traceparent import current_traceparent
+from sqlaqueue.queue.roles import current_traceparent
 from tests.servers import Database
 
 TRACED = {"traceparent": "traceparent"}

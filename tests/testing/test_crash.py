@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.exc import NotClaimableError
-from sqlaqueue.queue.backend import CRASH_JOURNAL
+from sqlaqueue.queue.names import CRASH_JOURNAL
 from tests.testing.app import App, send
 from tests.testing.models import Base, DeletedWhenDone, LeasedEmail
 

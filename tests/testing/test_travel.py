@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, pause, purge, rescue
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL
+from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
 from sqlaqueue.testing import crash, drain, travel
 from tests.testing.app import App, send
 from tests.testing.models import Base, HeldEmail, LeasedEmail, MessageEmail, OwnMessage

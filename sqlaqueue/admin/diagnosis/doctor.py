@@ -49,9 +49,10 @@ from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.core.statement_deadline import Deadlines
 from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import refuse_other_engines
+from sqlaqueue.postgresql.server import read_only
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import refuse_other_engines
+from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.write_routing import routing_to_primary
 
@@ -162,7 +163,7 @@ def _examine(examination: Examination, checks: Iterable[Check], progressed: Call
     found: list[Finding] = []
     # Rolling the savepoint back resets the settings as well.
     with _savepoint(connection):
-        backend().diagnosis.read_only(
+        read_only(
             connection,
             statement_timeout=_milliseconds(limits.statement_timeout.total_seconds()),
             lock_timeout=_milliseconds(limits.lock_timeout.total_seconds()),
@@ -201,16 +202,16 @@ def _run(check: Check, examination: Examination) -> list[Finding]:
 def _failed(check: Check, examination: Examination, error: Exception) -> Finding:
     name = check.__name__.removeprefix("check_").replace("_", " ")
     if isinstance(error, DBAPIError):
-        reason, sqlstate = str(error.orig).strip().partition("\n")[0], backend().sqlstate(error)
+        reason, state = str(error.orig).strip().partition("\n")[0], sqlstate(error)
     else:
-        reason, sqlstate = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": "), None
+        reason, state = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": "), None
     return Finding(
         severity="notice",
         code="check_failed",
         queue=examination.specs[0].name if len(examination.specs) == 1 else None,
         summary=f"The check of {name} could not be made: {reason.removesuffix('.')}.",
         consequence="It is unknown whether what it looks for is wrong.",
-        facts={"check": name, "sqlstate": sqlstate},
+        facts={"check": name, "sqlstate": state},
     )
 
 
@@ -221,7 +222,7 @@ def _savepoint(connection: sa.Connection) -> Iterator[None]:
         # Not Session.begin_nested(), which flushes.
         savepoint = connection.begin_nested()
     except DBAPIError as error:
-        if backend().sqlstate(error) != _NO_TRANSACTION:
+        if sqlstate(error) != _NO_TRANSACTION:
             raise
         msg = "doctor(): the connection is in autocommit mode; give a session whose statements run in transactions"
         raise StatementError(msg) from error

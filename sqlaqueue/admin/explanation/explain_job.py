@@ -13,9 +13,9 @@ from sqlaqueue.admin.explanation.reasons import reasons_of
 from sqlaqueue.admin.explanation.result import MISSING, NEW, Explanation
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import StatementError
-from sqlaqueue.keys import key_value
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.queue.run import key_value
 from sqlaqueue.write_routing import routing_to_primary
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlaqueue.admin.job_listing import JobInfo
 from sqlaqueue.flow_control.held_back import HeldBackBy
-from sqlaqueue.keys import Key, key_text
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 
 MOST_COUNTED = 1000

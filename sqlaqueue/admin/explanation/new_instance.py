@@ -10,8 +10,8 @@ from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.admin.explanation.result import Reason
 from sqlaqueue.admin.job_listing import JobInfo, job
-from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
 from sqlaqueue.texts import moment_text
 from sqlaqueue.unique.new_job import NewJob, set_created_at

@@ -14,10 +14,13 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.explanation.facts import MOST_COUNTED, Facts, LiveConsumer, unclaimable_jobs
 from sqlaqueue.admin.job_listing import JobInfo, job_info
 from sqlaqueue.flow_control.held_back import held_back_by
-from sqlaqueue.keys import Key, key_text
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
+from sqlaqueue.postgresql.due_times import written_here
+from sqlaqueue.postgresql.side_tables import PAUSE
+from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
-from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.statements.control import consumers
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable
@@ -97,9 +100,7 @@ def _bind(spec: QueueSpec) -> dict[str, Any]:
 def _circumstances(spec: QueueSpec, key: Key) -> AnySelect:
     """Return a SELECT of facts about a row, the database's clock and the control table, by the names in Facts."""
     here = spec.table.alias("sqlaqueue_here")
-    wrote = sa.select(backend().claims.written_here(here)).where(
-        spec.key_in([here.c[each.key] for each in spec.keys], [key])
-    )
+    wrote = sa.select(written_here(here)).where(spec.key_in([here.c[each.key] for each in spec.keys], [key]))
     columns: dict[str, sa.ColumnElement[Any]] = {
         "written_here": wrote.scalar_subquery(),
         "quarantined": _quarantined(spec, key),
@@ -112,7 +113,7 @@ def _circumstances(spec: QueueSpec, key: Key) -> AnySelect:
             columns[name] = sa.cast(sa.extract("epoch", moment - clock()), sa.Double())
     if CONTROL in spec.side_tables:
         control = spec.side_tables[CONTROL]
-        paused = sa.and_(control.c.queue == spec.name, control.c.key == backend().side_tables.PAUSE)
+        paused = sa.and_(control.c.queue == spec.name, control.c.key == PAUSE)
         columns["paused_since"] = sa.select(control.c.created_at).where(paused).scalar_subquery()
     return sa.select(*(column.label(name) for name, column in columns.items())).where(spec.key_in(spec.keys, [key]))
 
@@ -193,7 +194,7 @@ def _is_locked(session: Session, spec: QueueSpec, key: Key, messages: MessageTab
         finally:
             savepoint.rollback()
     except DBAPIError as error:
-        if backend().sqlstate(error) in _MAY_NOT_LOCK:
+        if sqlstate(error) in _MAY_NOT_LOCK:
             return None
         raise
 

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin.explanation.facts import MOST_COUNTED, Facts, text_of
 from sqlaqueue.admin.explanation.result import Reason
-from sqlaqueue.keys import key_text
-from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.strategies.parts.job_listing import OTHER
 from sqlaqueue.strategies.parts.twins import twin_in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlaqueue.keys import key_text
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.texts import printable
 
 MISSING, NEW = "missing", "new"

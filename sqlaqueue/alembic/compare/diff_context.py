@@ -13,12 +13,11 @@ from alembic.operations import MigrateOperation
 from alembic.operations import ops as alembic_ops
 
 from sqlaqueue.alembic import operations as ops
-from sqlaqueue.postgresql.catalog.reader import PREFIX, CatalogReader, QualifiedName, ResolvedName
-from sqlaqueue.postgresql.ddl import wake_triggers
-from sqlaqueue.postgresql.ddl.attach import objects_of, queue_of
-from sqlaqueue.postgresql.ddl.objects import Function, Trigger
-from sqlaqueue.postgresql.identifiers import object_name
+from sqlaqueue.postgresql import triggers as triggers_module
+from sqlaqueue.postgresql.catalog_schemas import PREFIX, CatalogReader, QualifiedName, ResolvedName
+from sqlaqueue.postgresql.ddl import Function, Trigger, objects_of, queue_of
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.types import object_name
 
 _TABLES = "_sqlaqueue_tables"
 
@@ -94,7 +93,7 @@ class ComparedTable:
 
     def has_message_triggers(self, op: MigrateOperation) -> bool:
         """Return whether an operation creates or drops triggers of this table that write messages."""
-        return any(not name.startswith(wake_triggers.PREFIX) for name in self.triggers_in(op))
+        return any(not name.startswith(triggers_module.PREFIX) for name in self.triggers_in(op))
 
 
 def is_queue_column(column: sa.Column[Any]) -> bool:

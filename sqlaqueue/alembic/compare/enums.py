@@ -10,7 +10,7 @@ from alembic.operations import ops as alembic_ops
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext
-from sqlaqueue.postgresql.catalog.reader import PREFIX
+from sqlaqueue.postgresql.catalog_schemas import PREFIX
 
 
 class EnumType(NamedTuple):

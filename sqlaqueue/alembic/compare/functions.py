@@ -7,11 +7,9 @@ import logging
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare import restore
 from sqlaqueue.alembic.compare.diff_context import DiffContext
-from sqlaqueue.postgresql.catalog.reader import PREFIX, ResolvedName
-from sqlaqueue.postgresql.catalog.reflected_objects import ReflectedFunction
-from sqlaqueue.postgresql.ddl.attach import objects_of
-from sqlaqueue.postgresql.ddl.objects import Function, version_in
-from sqlaqueue.postgresql.identifiers import is_name_of
+from sqlaqueue.postgresql.catalog_schemas import PREFIX, ReflectedFunction, ResolvedName
+from sqlaqueue.postgresql.ddl import Function, objects_of, version_in
+from sqlaqueue.sql.types import is_name_of
 
 log = logging.getLogger(__name__)
 

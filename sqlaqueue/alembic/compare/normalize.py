@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from alembic.util import CommandError
 from sqlalchemy.exc import DBAPIError
 
-from sqlaqueue.postgresql.catalog.normalize import ExpressionNormalizer
-from sqlaqueue.postgresql.catalog.reader import QualifiedName
+from sqlaqueue.postgresql.catalog_schemas import ExpressionNormalizer, QualifiedName
 
 
 @contextlib.contextmanager

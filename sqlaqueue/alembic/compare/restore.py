@@ -6,7 +6,7 @@ from alembic.operations import MigrateOperation
 from sqlalchemy.sql.compiler import IdentifierPreparer
 
 from sqlaqueue.alembic import operations as ops
-from sqlaqueue.postgresql.catalog.reflected_objects import ReflectedFunction, ReflectedTrigger
+from sqlaqueue.postgresql.catalog_schemas import ReflectedFunction, ReflectedTrigger
 
 _NOT_ENABLED = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 """The command that gives a new trigger a state other than enabled, by ``pg_trigger.tgenabled``."""

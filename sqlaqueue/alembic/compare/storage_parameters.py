@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext
-from sqlaqueue.postgresql.catalog.reader import PREFIX
-from sqlaqueue.postgresql.ddl.objects import StorageParameters
+from sqlaqueue.postgresql.catalog_schemas import PREFIX
+from sqlaqueue.postgresql.ddl import StorageParameters
 
 log = logging.getLogger(__name__)
 

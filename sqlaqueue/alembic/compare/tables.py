@@ -12,9 +12,8 @@ from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext, is_queue_column
 from sqlaqueue.alembic.compare.normalize import normalizing
-from sqlaqueue.postgresql.catalog.normalize import ExpressionNormalizer
-from sqlaqueue.postgresql.catalog.reader import PREFIX, ReflectedCheck
-from sqlaqueue.postgresql.ddl.sql_template import index_definition, literal_sql, server_default_sql
+from sqlaqueue.postgresql.catalog_schemas import PREFIX, ExpressionNormalizer, ReflectedCheck
+from sqlaqueue.postgresql.ddl import index_definition, literal_sql, server_default_sql
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,8 @@ from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare import restore
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext
 from sqlaqueue.alembic.compare.normalize import normalizing
-from sqlaqueue.postgresql.catalog.normalize import ExpressionNormalizer
-from sqlaqueue.postgresql.catalog.reader import PREFIX
-from sqlaqueue.postgresql.catalog.reflected_objects import ReflectedTrigger
-from sqlaqueue.postgresql.ddl.objects import Trigger
+from sqlaqueue.postgresql.catalog_schemas import PREFIX, ExpressionNormalizer, ReflectedTrigger
+from sqlaqueue.postgresql.ddl import Trigger
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare.diff_context import DiffContext
-from sqlaqueue.postgresql.ddl.sql_template import literal_sql
+from sqlaqueue.postgresql.ddl import literal_sql
 
 _WHERE = "postgresql_where"
 _NEEDS_ESCAPE = re.compile(r"%|(?<!:):(?!:)")

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql.ddl.sql_template import literal_sql
+from sqlaqueue.postgresql.ddl import literal_sql
 
 
 def columns_of(index: sa.Index) -> list[Any]:

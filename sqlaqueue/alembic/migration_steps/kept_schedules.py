@@ -11,8 +11,8 @@ import logging
 import sqlalchemy as sa
 
 from sqlaqueue.alembic.compare.diff_context import DiffContext
-from sqlaqueue.postgresql.ddl.sql_template import bare_table
-from sqlaqueue.queue.backend import SCHEDULE, TICK
+from sqlaqueue.postgresql.ddl import bare_table
+from sqlaqueue.queue.names import SCHEDULE, TICK
 
 # Below the logger of Alembic: by default, fileConfig() in env.py disables those that alembic.ini does not name.
 log = logging.getLogger("alembic.autogenerate.sqlaqueue")

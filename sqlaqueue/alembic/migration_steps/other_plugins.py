@@ -10,7 +10,7 @@ import sys
 from alembic.operations import MigrateOperation
 from alembic.operations import ops as alembic_ops
 
-from sqlaqueue.postgresql.catalog.reader import PREFIX
+from sqlaqueue.postgresql.catalog_schemas import PREFIX
 
 _UTILS = "alembic_utils"
 _ENUMS = "alembic_postgresql_enum"

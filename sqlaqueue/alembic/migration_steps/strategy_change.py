@@ -10,10 +10,10 @@ from alembic.operations import ops as alembic_ops
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext
-from sqlaqueue.postgresql.catalog.reader import PREFIX
-from sqlaqueue.postgresql.ddl.sql_template import literal_sql
-from sqlaqueue.postgresql.identifiers import object_name
+from sqlaqueue.postgresql.catalog_schemas import PREFIX
+from sqlaqueue.postgresql.ddl import literal_sql
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.types import object_name
 
 _IS_NOT_NULL = re.compile(r'(?:"(?:[^"]|"")+"|\w+) IS NOT NULL')
 """How PostgreSQL prints the condition on the lease in the predicate of the index of quarantined jobs."""

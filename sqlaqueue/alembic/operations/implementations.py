@@ -15,10 +15,17 @@ from sqlalchemy.schema import DDLElement
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.operations.lock_retries import RetryingTransaction, in_batches
 from sqlaqueue.alembic.operations.queue_columns import add_columns, drop_columns
-from sqlaqueue.postgresql.catalog.indexes import index_validity
-from sqlaqueue.postgresql.ddl.objects import CommentOnFunction, DropFunction, Function, Trigger, TriggerFunction
-from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate, bare_table
-from sqlaqueue.postgresql.sqlstate import INSUFFICIENT_PRIVILEGE, sqlstate
+from sqlaqueue.postgresql.catalog_indexes import index_validity
+from sqlaqueue.postgresql.ddl import (
+    CommentOnFunction,
+    DropFunction,
+    Function,
+    SqlTemplate,
+    Trigger,
+    TriggerFunction,
+    bare_table,
+)
+from sqlaqueue.sql.errors import INSUFFICIENT_PRIVILEGE, sqlstate
 
 _TIMEOUTS = ("statement_timeout", "lock_timeout")
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
 
-from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate
+from sqlaqueue.postgresql.ddl import SqlTemplate
 
 LOCK_TIMEOUT = 0.5
 """How long one attempt to lock a table waits, in seconds."""

@@ -19,9 +19,9 @@ from sqlalchemy.schema import DDLElement
 
 from sqlaqueue.alembic.operations.lock_retries import in_batches
 from sqlaqueue.alembic.operations.tables import AddColumns, DropColumns
-from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate, bare_table, server_default_sql
-from sqlaqueue.postgresql.types import NEUTRAL
+from sqlaqueue.postgresql.ddl import SqlTemplate, bare_table, server_default_sql
 from sqlaqueue.queue.roles import literal_text
+from sqlaqueue.sql.types import NEUTRAL
 
 _NOT_NULL = "sqlaqueue_not_null"
 

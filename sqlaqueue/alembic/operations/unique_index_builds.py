@@ -14,11 +14,10 @@ from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.operations.implementations import autocommit, connection_of, drop_concurrently, execute
 from sqlaqueue.alembic.operations.lock_retries import RetryingTransaction
 from sqlaqueue.alembic.operations.unique_indexes import twins_check, twins_message
-from sqlaqueue.postgresql.catalog.indexes import index_validity
-from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate, bare_table
-from sqlaqueue.postgresql.identifiers import object_name
-from sqlaqueue.postgresql.sqlstate import UNIQUE_VIOLATION, sqlstate, violated_constraint
-from sqlaqueue.postgresql.types import NEUTRAL
+from sqlaqueue.postgresql.catalog_indexes import index_validity
+from sqlaqueue.postgresql.ddl import SqlTemplate, bare_table
+from sqlaqueue.sql.errors import UNIQUE_VIOLATION, sqlstate, violated_constraint
+from sqlaqueue.sql.types import NEUTRAL, object_name
 
 
 @Operations.implementation_for(ops.CreateUniqueIndex)

@@ -12,8 +12,8 @@ from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.alembic.operations.base import NOT_RENDERED, QueueOp, registered_as
 from sqlaqueue.alembic.operations.tables import DropIndex
-from sqlaqueue.postgresql.ddl.sql_template import literal_sql
-from sqlaqueue.postgresql.types import NEUTRAL
+from sqlaqueue.postgresql.ddl import literal_sql
+from sqlaqueue.sql.types import NEUTRAL
 
 
 @registered_as("create_queue_unique_index")

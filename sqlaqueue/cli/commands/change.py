@@ -24,8 +24,8 @@ from sqlaqueue.cli.shared.options import (
 )
 from sqlaqueue.cli.shared.output import echo, echo_json, jobs_text
 from sqlaqueue.cli.shared.targets import Target, load_targets
-from sqlaqueue.keys import key_text
-from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.statements import manage
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -18,7 +18,7 @@ from sqlaqueue.cli.shared.errors import FAILED, DatabaseError, FailedError, Inpu
 from sqlaqueue.cli.shared.options import DURATION, json_option, url_option
 from sqlaqueue.cli.shared.output import echo, echo_json
 from sqlaqueue.cli.shared.targets import load_targets
-from sqlaqueue.queue.engine import checks_of
+from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements import control
 from sqlaqueue.telemetry.health_app import LIVE, READY

@@ -20,8 +20,8 @@ from sqlaqueue.cli.shared.options import DURATION, json_option, target_argument,
 from sqlaqueue.cli.shared.output import add_row, ago, console, echo, echo_json, plain, table
 from sqlaqueue.cli.shared.targets import Target, load_targets
 from sqlaqueue.cli.shared.worst_finding import worst_finding, worst_finding_text, worst_of
-from sqlaqueue.keys import key_text
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.statements import control
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.texts import duration_text
@@ -117,7 +117,7 @@ def _stats_table(rows: Sequence[admin.Stats], finding: str | None = None) -> Ren
             )
         if row.missing_indexes:
             names = ", ".join(row.missing_indexes)
-            fix = backend().checks.UPDATE_COMMAND
+            fix = UPDATE_COMMAND
             what = "claims may read the whole table, or jobs are not unique"
             notes.append(plain(f"{row.queue}: {what}, missing or invalid indexes: {names}; {fix}"))
         if row.failed_by_attempts:

@@ -12,8 +12,8 @@ from sqlaqueue.cli.shared.errors import FailedError, command_errors
 from sqlaqueue.cli.shared.options import filter_options, job_filter, json_option, target_argument, url_option
 from sqlaqueue.cli.shared.output import add_row, ago, console, echo, echo_json, table
 from sqlaqueue.cli.shared.targets import load_targets
-from sqlaqueue.keys import key_text
-from sqlaqueue.queue.states import STATES
+from sqlaqueue.queue.options import STATES
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.texts import duration_text
 
 

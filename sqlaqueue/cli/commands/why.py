@@ -18,8 +18,8 @@ from sqlaqueue.cli.shared.errors import FAILED, command_errors
 from sqlaqueue.cli.shared.options import json_option, target_argument, url_option
 from sqlaqueue.cli.shared.output import echo, echo_json, jobs_text
 from sqlaqueue.cli.shared.targets import load_targets
-from sqlaqueue.keys import key_text
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.texts import duration_text, moment_text
 
 

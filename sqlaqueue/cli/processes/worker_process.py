@@ -36,8 +36,9 @@ from sqlaqueue.consumer.startup import check_ready
 from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.exc import HandlerNotStopped, SqlaqueueError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.backend import CONTROL, backend
+from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.telemetry.health_app import healths_of
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def _check_database(consumer: ConsumerBase) -> Finding | None:
 
     def check(session: Session, spec: QueueSpec) -> Finding | None:
         connection = session.connection(bind_arguments={"mapper": spec.mapper})
-        backend().check_dialect(connection.dialect, repr(consumer))
+        check_dialect(connection.dialect, repr(consumer))
         check_ready(connection, consumer.settings.spec_of_shard)
         # Here, since an engine of another event loop could not be used once the Consumers run.
         return worst_finding(session, spec.model)

@@ -14,9 +14,10 @@ import click
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from sqlaqueue.exc import DatabaseNotReadyError, HandlerNotStopped, SqlaqueueError
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import checks_of_error
+from sqlaqueue.postgresql.checks_of import checks_of_error
+from sqlaqueue.postgresql.faults import UPDATE_COMMAND
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.texts import printable
 
 FAILED, WRONG_INPUT, NO_DATABASE, NOT_STOPPED = 1, 2, 3, 4
@@ -124,10 +125,10 @@ def _is_of_connect(error: BaseException) -> bool:
 
 def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickException:
     message = first_line(error.orig or error)
-    state = backend().sqlstate(error) or ""
+    state = sqlstate(error) or ""
     if spec is not None and checks_of_error(error).undefined_object_advice(error, spec) is not None:
         return DatabaseError(
-            f"the database lacks what {spec.model.__name__} needs: {message}; {backend().checks.UPDATE_COMMAND} "
+            f"the database lacks what {spec.model.__name__} needs: {message}; {UPDATE_COMMAND} "
             "creates it, if env.py uses the plug-in sqlaqueue.alembic; or is this the wrong database?"
         )
     if state == _INSUFFICIENT_PRIVILEGE:

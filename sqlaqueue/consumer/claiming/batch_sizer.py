@@ -6,7 +6,7 @@ claimed, so that no job waits in a busy process while another process is idle.
 
 from __future__ import annotations
 
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.claim_scan import FEW
 
 FLUSH_AFTER = 0.05
 """Seconds that a finished run may wait to be settled together with others."""
@@ -63,13 +63,13 @@ class BatchSizer:
         Before the first job has ended nothing is known, and one job for each handler is a safe start.
 
         :param plenty: whether many jobs may be pending. If not, the claim stays small, so that the server may reuse its
-            plan; see :mod:`sqlaqueue.postgresql.claims.planner`.
+            plan; see :mod:`sqlaqueue.postgresql.claim_scan`.
         :param idle: how many handlers are idle; None for all.
         :param slow_handlers: how many handlers will not take another job soon, see :meth:`is_slower_than_usual`.
         """
         if self._fixed:
             return self._batch_size
-        few = backend().claims.FEW
+        few = FEW
         free = self._concurrency if idle is None else max(1, idle)
         if self._duration is None:
             return min(self._batch_size, free)

@@ -26,10 +26,10 @@ from sqlaqueue.consumer.configuration.statements import (
     make_statements,
 )
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
-from sqlaqueue.keys import Key
 from sqlaqueue.mapping.runs import record_run, run_of
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.distribution import SHARD
+from sqlaqueue.postgresql.claim_scan import cursor_at
+from sqlaqueue.queue.options import SHARD
+from sqlaqueue.queue.run import Key
 
 
 class ClaimFailed(Exception):
@@ -195,7 +195,7 @@ class Claimer:
         """Return the scan cursor at the last of ``jobs``, where the next claim begins; None if there is none."""
         if self._statements.claim_from_cursor is None or not jobs:
             return None
-        return backend().claims.cursor_at(self._spec, jobs[-1])
+        return cursor_at(self._spec, jobs[-1])
 
     def _execute(self, session: Session, statement: Any, parameters: dict[str, Any] | None = None) -> list[Any]:
         """Execute a claim, and return its instances; of a distributed table those of the next shard that has some."""

@@ -29,7 +29,7 @@ class HeldBack:
 
     @classmethod
     def of(cls, row: Any) -> HeldBack:
-        """Return what the row of :func:`sqlaqueue.statements.held_back.held_back` says."""
+        """Return what the row of :func:`sqlaqueue.flow_control.held_back.held_back` says."""
         was_contended, due, seconds = row
         waits = [] if seconds is None else [max(float(seconds), 0.0)]
         if was_contended:

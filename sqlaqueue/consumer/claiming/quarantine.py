@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sqlaqueue.keys import Key
+from sqlaqueue.queue.run import Key
 
 
 class QuarantinedJob(NamedTuple):

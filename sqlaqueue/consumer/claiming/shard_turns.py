@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sqlaqueue.queue.distribution import Distribution
+from sqlaqueue.queue.options import Distribution
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
 """For how many seconds claims leave out a shard whose server did not answer: longer each time."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from sqlaqueue.keys import Key
+from sqlaqueue.queue.run import Key
 
 TRY_AGAIN_AFTER = 60.0
 """Seconds between two tries to claim an unclaimable job, as long as there are few."""

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer.configuration.handlers import Dispatch
 from sqlaqueue.exc import ConfigurationError, JobTimeout
-from sqlaqueue.flow_control.controls import flow_control, used_options
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.postgresql.triggers import wakes
 from sqlaqueue.queue.config import check_lease, is_count
-from sqlaqueue.queue.distribution import SHARD, Distribution
+from sqlaqueue.queue.options import SHARD, Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.definition import Schedule
@@ -101,7 +101,7 @@ class ConsumerSettings:
     @property
     def notifies(self) -> bool:
         """Whether the queue's table sends notifications of new jobs."""
-        return backend().triggers.wakes(self.spec)
+        return wakes(self.spec)
 
     @property
     def has_leases(self) -> bool:
@@ -223,7 +223,7 @@ def _check_distribution(spec: QueueSpec, distribution: Any) -> None:
     refused = {
         f"strategy={spec.config.strategy!r}": spec.config.strategy != "update_status",
         "unique": spec.config.unique is not None,
-        " and ".join(used_options(spec)): bool(used_options(spec)),
+        " and ".join(spec.flow_options): bool(spec.flow_options),
         "retention": bool(spec.config.retention),
         "attempt_history": spec.config.attempt_history is not None,
     }

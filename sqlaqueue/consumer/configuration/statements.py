@@ -11,11 +11,13 @@ import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
-from sqlaqueue.flow_control.controls import flow_control
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.flow_control.held_back import held_back
+from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.flow_control.rates import reservation
+from sqlaqueue.postgresql.claim_scan import by_priority, from_cursor, planned_anew
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.types import guarded
 from sqlaqueue.statements.claim import candidates_statement, claim_statement
-from sqlaqueue.statements.held_back import held_back
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
 from sqlaqueue.strategies.parts.claim_tokens import alone_token, lost_twice, several_quarantined_token, shared_token
 from sqlaqueue.strategies.parts.columns import named
@@ -69,7 +71,7 @@ class ConsumerStatements:
     held_back: Any
     """Tells why a claim found nothing; None without flow control."""
     reserve: tuple[Any, Sequence[Any]] | None
-    """Reserve the beginnings of the jobs bound as ``KEYS``, see ``backend().claims.reservation()``; None where a claim
+    """Reserve the beginnings of the jobs bound as ``KEYS``, see ``reservation()``; None where a claim
     records them itself, or without rates."""
     load_rest: Any
     """Loads what the mapping adds to the jobs bound as ``KEYS`` and a claim does not return: columns of other tables,
@@ -120,9 +122,7 @@ def make_statements(settings: ConsumerSettings, *, excluding: bool = False) -> C
     flow = flow_control(spec)
     # A cursor would pass over jobs that were held back.
     head, cursor = (
-        (backend().claims.by_priority, backend().claims.from_cursor(spec))
-        if spec.strategy.supports_scan_range and flow is None
-        else (None, None)
+        (by_priority, from_cursor(spec)) if spec.strategy.supports_scan_range and flow is None else (None, None)
     )
     if settings.distribution is not None:
         # Its position is that of another value.
@@ -166,7 +166,7 @@ def make_statements(settings: ConsumerSettings, *, excluding: bool = False) -> C
         ),
         quarantined_wait=None if flow is None or quarantined is None else _pending_exists(spec, marked),
         claim_to_settle=claim_to_settle,
-        held_back=None if flow is None else held_back(selection, flow),
+        held_back=None if flow is None else held_back(flow),
         reserve=_reservation(spec, is_among(KEYS)) if flow is not None and flow.rates else None,
         load_rest=_load_rest(settings, is_among(KEYS)),
         complete=_complete(spec),
@@ -179,7 +179,7 @@ def _pending_exists(spec: QueueSpec, candidates: AnySelect) -> AnySelect:
 
 
 def _reservation(spec: QueueSpec, chosen: sa.ColumnElement[bool]) -> tuple[Any, Sequence[Any]] | None:
-    return backend().claims.reservation(spec, chosen) if spec.strategy.holds_transaction else None
+    return reservation(spec, chosen) if spec.strategy.holds_transaction else None
 
 
 def _load_rest(settings: ConsumerSettings, is_among: sa.ColumnElement[bool]) -> Any:
@@ -219,9 +219,9 @@ def _complete(spec: QueueSpec) -> Any:
     verb = spec.strategy.settle(spec, ClaimedJobs([(sa.bindparam(RUN_TOKEN), keys)]), Settlement("completed"))
     if not isinstance(verb, sa.Update | sa.Delete):
         return None
-    completed = verb.where(backend().claims.planned_anew()).returning(*named(spec.keys)).cte("sqlaqueue_ended")
+    completed = verb.where(planned_anew()).returning(*named(spec.keys)).cte("sqlaqueue_ended")
     number = sa.select(sa.func.count()).select_from(completed).scalar_subquery()
     some_are_missing = number != sa.bindparam(EXPECTED, 0, sa.BigInteger())
     # Nearly always one row: to fetch a key for each job takes longer than to complete its run.
     with_keys = sa.select(sa.literal(1)).subquery("sqlaqueue_one").outerjoin(completed, some_are_missing)
-    return backend().guarded(sa.select(number, *completed.c).select_from(with_keys))
+    return guarded(sa.select(number, *completed.c).select_from(with_keys))

@@ -7,9 +7,9 @@ import traceback
 from sqlalchemy import exc
 
 from sqlaqueue.exc import SqlaqueueError
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import engine_of_error
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import engine_of_error
+from sqlaqueue.sql.errors import sqlstate, violated_constraint
 from sqlaqueue.strategies.parts.unique_index import names_unique_index
 
 _CONFLICTS = {"40001", "40P01"}
@@ -37,7 +37,7 @@ def is_connection_lost(error: BaseException) -> bool:
     if not isinstance(error, exc.DBAPIError):
         return _is_driver_error(error)
     # A driver may report the server's last message before it notices that the connection is closed.
-    state = backend().sqlstate(error) or ""
+    state = sqlstate(error) or ""
     return error.connection_invalidated or state in _CONNECTION_ENDED or state.startswith("08")
 
 
@@ -56,12 +56,12 @@ def is_connect_error(error: BaseException) -> bool:
 
 def is_conflict(error: BaseException) -> bool:
     """Return whether the server aborted a transaction because of another one: a deadlock or a failed serialization."""
-    return isinstance(error, exc.DBAPIError) and backend().sqlstate(error) in _CONFLICTS
+    return isinstance(error, exc.DBAPIError) and sqlstate(error) in _CONFLICTS
 
 
 def is_lock_or_timeout(error: BaseException) -> bool:
     """Return whether a statement was cancelled, or waited too long for a lock."""
-    return isinstance(error, exc.DBAPIError) and backend().sqlstate(error) in _LOCKS_AND_TIMEOUTS
+    return isinstance(error, exc.DBAPIError) and sqlstate(error) in _LOCKS_AND_TIMEOUTS
 
 
 def is_twin(error: BaseException, spec: QueueSpec) -> bool:
@@ -69,7 +69,7 @@ def is_twin(error: BaseException, spec: QueueSpec) -> bool:
     if not isinstance(error, exc.DBAPIError):
         return False
     # A migration that replaces the index builds the new one under a longer name.
-    return names_unique_index(spec, backend().violated_constraint(error) or "")
+    return names_unique_index(spec, violated_constraint(error) or "")
 
 
 def may_settle_later(error: exc.DBAPIError) -> bool:
@@ -78,7 +78,7 @@ def may_settle_later(error: exc.DBAPIError) -> bool:
     Such causes are transient errors, locks, timeouts, a server without disk space or memory, a server that became a
     standby, and a connection that could not be made: that error is the driver's, and only the server's have a SQLSTATE.
     """
-    state = backend().sqlstate(error)
+    state = sqlstate(error)
     if state is None:
         return is_transient(error) or isinstance(error, exc.OperationalError)
     return is_transient(error) or is_lock_or_timeout(error) or state == _READ_ONLY or state[:2] in _RESOURCES
@@ -103,7 +103,7 @@ def may_be_of_a_row(error: BaseException) -> bool:
         return isinstance(error, Exception) and not (isinstance(error, others) or _is_driver_error(error))
     if may_settle_later(error):
         return False
-    state = backend().sqlstate(error)
+    state = sqlstate(error)
     if state is None:
         # The driver's own error about a value, such as a date that Python does not know.
         return isinstance(error, exc.DataError) or type(error) is exc.DBAPIError
@@ -119,7 +119,7 @@ def may_be_of_a_run(error: BaseException) -> bool:
 
 def is_out_of_range(error: BaseException) -> bool:
     """Return whether the server refuses a number that a statement computes, as it is too large for its column."""
-    return isinstance(error, exc.DBAPIError) and backend().sqlstate(error) == _OUT_OF_RANGE
+    return isinstance(error, exc.DBAPIError) and sqlstate(error) == _OUT_OF_RANGE
 
 
 def may_recover(error: Exception) -> bool:
@@ -140,7 +140,7 @@ def is_program_error(error: Exception) -> bool:
     if isinstance(error, exc.DBAPIError):
         # A server may become writable or come up; a file of another mode or path does not.
         other = engine_of_error(error)
-        is_of_file = other is not None and other.name == "sqlite" and backend().sqlstate(error) in _FILE
+        is_of_file = other is not None and other.name == "sqlite" and sqlstate(error) in _FILE
         return is_of_file or isinstance(error, exc.ProgrammingError)
     own = (SqlaqueueError, exc.SQLAlchemyError, TypeError, AttributeError, LookupError, ValueError)
     return isinstance(error, own) and not isinstance(error, exc.TimeoutError)
@@ -148,7 +148,7 @@ def is_program_error(error: Exception) -> bool:
 
 def is_savepoint_missing(error: BaseException) -> bool:
     """Return whether a savepoint does not exist, because its transaction has been ended."""
-    return isinstance(error, exc.DBAPIError) and backend().sqlstate(error) in _SAVEPOINT_MISSING
+    return isinstance(error, exc.DBAPIError) and sqlstate(error) in _SAVEPOINT_MISSING
 
 
 def _is_driver_error(error: BaseException) -> bool:

@@ -13,9 +13,8 @@ from typing import Any, Literal, get_args
 
 from sqlaqueue.consumer.core.error_text import kind_of, text_of
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.keys import Key, key_text, key_value
 from sqlaqueue.log import fields, logger, seconds_text
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run, key_text, key_value
 from sqlaqueue.statements.claim import worker_name
 
 EventName = Literal["claimed", "completed", "retried", "failed", "cancelled", "released", "rescued", "lease_lost"]

@@ -20,8 +20,7 @@ from sqlaqueue.consumer.executing.job_instances import attach
 from sqlaqueue.consumer.sessions.savepoint import Savepoint
 from sqlaqueue.consumer.sessions.session_usage import is_expired, was_used
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, CancellationRequested, FinishedRun, HandlerAbandoned
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run
 
 
 class Executor:

@@ -49,9 +49,8 @@ from sqlaqueue.consumer.settling.outcomes import (
     is_disconnected,
 )
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
-from sqlaqueue.keys import Key
 from sqlaqueue.log import logger
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run
 
 JOURNAL_DEADLINE = 2.0
 """Seconds for a journal entry, which is written while another transaction holds jobs; see

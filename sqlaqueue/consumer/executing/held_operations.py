@@ -18,9 +18,8 @@ from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.crash_journal import JournalEntry
 from sqlaqueue.consumer.settling.outcomes import RELEASED, FinishedRun, Outcome
 from sqlaqueue.consumer.settling.settle import without_expiring
-from sqlaqueue.keys import Key, key_text, keys_by_token, keys_from
 from sqlaqueue.mapping.runs import run_of
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run, key_text, keys_by_token, keys_from
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
 

@@ -10,10 +10,9 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.keys import keys_by_token
 from sqlaqueue.mapping.runs import run_of, set_run
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.run import Run
+from sqlaqueue.postgresql.claim_scan import planned_anew
+from sqlaqueue.queue.run import Run, keys_by_token
 from sqlaqueue.statements.returning import without_criteria
 from sqlaqueue.strategies import ClaimedJobs
 
@@ -48,9 +47,7 @@ def load_again(session: Session, context: ConsumerContext, runs: Sequence[Run]) 
     """
     spec = context.spec
     mine = spec.strategy.fence(spec, ClaimedJobs(list(keys_by_token(runs).items())))
-    again = (
-        sa.select(spec.model).where(mine, backend().claims.planned_anew()).options(*context.settings.selection.options)
-    )
+    again = sa.select(spec.model).where(mine, planned_anew()).options(*context.settings.selection.options)
     found = {sa.inspect(job).identity: job for job in session.execute(without_criteria(again)).unique().scalars()}
     for run in runs:
         if run.key in found:

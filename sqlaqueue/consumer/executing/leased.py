@@ -28,7 +28,7 @@ from sqlaqueue.consumer.settling.outcomes import (
     applies_to_batch,
     is_disconnected,
 )
-from sqlaqueue.keys import Key
+from sqlaqueue.queue.run import Key
 
 _LATE_AGAIN = 5.0
 """Seconds after which a job is claimed again whose thread has exceeded its timeout and goes on here."""

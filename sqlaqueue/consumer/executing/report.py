@@ -13,9 +13,8 @@ from sqlaqueue.consumer.core.error_text import kind_of
 from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, make_event
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, FinishedRun
 from sqlaqueue.exc import LeaseLost, WorkerDied
-from sqlaqueue.keys import Key, key_text, key_value
 from sqlaqueue.log import logger
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run, key_text, key_value
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 
 

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.configuration.statements import KEYS
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import BEGUN
+from sqlaqueue.queue.names import BEGUN
+from sqlaqueue.queue.run import Key
 
 
 def reserve_rates(session: Session, context: ConsumerContext, keys: Sequence[Key]) -> set[Key]:

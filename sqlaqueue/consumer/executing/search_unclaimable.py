@@ -20,7 +20,7 @@ from sqlaqueue.consumer.core.error_text import error_line
 from sqlaqueue.consumer.core.events import JobEvent
 from sqlaqueue.consumer.executing.report import report_unclaimable
 from sqlaqueue.consumer.notifications.notify import notify_settled
-from sqlaqueue.keys import Key
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import clock
 
 _SLOW = 0.5

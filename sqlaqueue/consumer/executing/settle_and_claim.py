@@ -16,8 +16,8 @@ from sqlaqueue.consumer.notifications.poll_schedule import Poll
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
 from sqlaqueue.consumer.settling.settle import without_expiring
 from sqlaqueue.mapping.runs import run_of
-from sqlaqueue.queue.engine import own_work
 from sqlaqueue.queue.run import Run
+from sqlaqueue.sql.engine import own_work
 
 
 class ReplyLost(Exception):

@@ -11,8 +11,8 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executing.report import report_settled
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
 from sqlaqueue.consumer.settling.settle import MOMENT, SettledEach
-from sqlaqueue.keys import key_text, key_value
 from sqlaqueue.log import logger
+from sqlaqueue.queue.run import key_text, key_value
 
 
 def settle_finished(context: ConsumerContext, *, wait: bool = True) -> Routine:

@@ -18,7 +18,7 @@ from sqlaqueue.consumer.executing.search_unclaimable import search_unclaimable
 from sqlaqueue.consumer.executing.settle_finished import settle_finished
 from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
 from sqlaqueue.log import logger
-from sqlaqueue.queue.engine import checks_of_error
+from sqlaqueue.postgresql.checks_of import checks_of_error
 
 _PAUSE, _LONGEST_PAUSE, _PAUSE_DRAINING = 0.5, 5.0, 0.1
 """Seconds after which a waiting worker looks again without being woken: while there is work, without any, and if it may

@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.maintenance.state import Maintenance
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import CONTROL, backend
-from sqlaqueue.queue.portable import with_plain_form
-from sqlaqueue.queue.run import Run
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.queue.run import Key, Run
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import with_plain_form
 
 
 def cancel_requested(maintenance: Maintenance, now: float) -> Routine:
@@ -62,7 +62,7 @@ def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
     """Return the statement that deletes the requests to cancel jobs, and returns their keys and ages."""
     control = spec.side_tables[CONTROL]
     mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys)).subquery("sqlaqueue_mine")
-    key = backend().side_tables.key_json([mine.c[column.key] for column in spec.keys])
+    key = key_json([mine.c[column.key] for column in spec.keys])
     age = sa.extract("epoch", sa.func.clock_timestamp() - control.c.created_at)
     # A request that is not committed yet must not block the leases that the same thread extends.
     asked = (

@@ -14,8 +14,7 @@ from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM
-from sqlaqueue.keys import Key, keys_by_token, keys_from
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run, keys_by_token, keys_from
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
 

@@ -17,9 +17,8 @@ from sqlaqueue.consumer.in_flight import RunningExecutor
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
 from sqlaqueue.consumer.settling.settle import SettledEach
-from sqlaqueue.keys import key_text, key_value
 from sqlaqueue.log import logger
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Run, key_text, key_value
 
 
 def end_overdue(maintenance: Maintenance, now: float) -> Routine:

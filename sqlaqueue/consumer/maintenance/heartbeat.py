@@ -19,9 +19,12 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.core.error_text import ascii_text
 from sqlaqueue.consumer.maintenance.missed_notifications import check_received
 from sqlaqueue.consumer.maintenance.state import Maintenance
-from sqlaqueue.queue.backend import CONSUMERS, backend
+from sqlaqueue.postgresql.side_tables import as_json
+from sqlaqueue.postgresql.triggers import notification
+from sqlaqueue.queue.names import CONSUMERS
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import clock
+from sqlaqueue.sql.inserts import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
 
 _MOST_SHOWN = 100
@@ -92,9 +95,9 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) 
     ]
     seen = {
         "listening": beat.listening,
-        "running": backend().side_tables.as_json(sa.literal(json.dumps(running), sa.Text())),
+        "running": as_json(sa.literal(json.dumps(running), sa.Text())),
         "claimed": beat.waiting,
-        "unclaimable": backend().side_tables.as_json(sa.literal(json.dumps(unclaimable), sa.Text())),
+        "unclaimable": as_json(sa.literal(json.dumps(unclaimable), sa.Text())),
         "heartbeat_at": clock(),
         "expires_at": clock() + sa.literal(timedelta(seconds=beat.expires_in), sa.Interval()),
     }
@@ -106,9 +109,9 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) 
         "pid": int(pid),
         "version": __version__,
     }
-    upsert: sa.Insert = backend().insert_or_replace(table, {**own, **seen}, replaced=list(seen))
+    upsert: sa.Insert = insert_or_replace(table, {**own, **seen}, replaced=list(seen))
     if settings.notifies and beat.notify:
-        upsert = upsert.returning(backend().notification(spec, notify_payloads.Heartbeat(beat.consumer)))
+        upsert = upsert.returning(notification(spec, notify_payloads.Heartbeat(beat.consumer)))
     alive = sa.and_(table.c.queue == spec.name, table.c.listening, table.c.expires_at > clock())
     others = sa.func.coalesce(
         sa.func.array_agg(table.c.id), sa.cast([], sa.ARRAY(sa.Text())), type_=sa.ARRAY(sa.Text())
@@ -125,7 +128,7 @@ def deregister(session: Session, context: ConsumerContext) -> None:
     table = context.spec.side_tables[CONSUMERS]
     gone = sa.delete(table).where(table.c.id == context.id)
     if context.settings.notifies:
-        statement = gone.returning(backend().notification(context.spec, notify_payloads.Deregistered(context.id)))
+        statement = gone.returning(notification(context.spec, notify_payloads.Deregistered(context.id)))
         session.execute(statement, bind_arguments=context.settings.bind_arguments)
     else:
         session.execute(gone, bind_arguments=context.settings.bind_arguments)

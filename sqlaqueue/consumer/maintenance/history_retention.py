@@ -14,7 +14,8 @@ from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.maintenance.retention_walk import Walk, batch_limits
 from sqlaqueue.consumer.maintenance.state import MAINTAINERS, Maintenance
-from sqlaqueue.queue.backend import ATTEMPT, backend
+from sqlaqueue.postgresql.claim_scan import planned_anew
+from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.queue.spec import clock
 
 
@@ -57,7 +58,7 @@ def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> tu
     old = old.order_by(table.c.ended_at).limit(sa.literal(walk.limit).render_literal_execute())
     # Several Consumers delete: none waits for another.
     chosen = sa.func.array(old.with_for_update(skip_locked=True).scalar_subquery())
-    deleting = sa.delete(table).where(table.c.id == sa.any_(chosen), backend().claims.planned_anew())
+    deleting = sa.delete(table).where(table.c.id == sa.any_(chosen), planned_anew())
     found = session.execute(deleting.returning(table.c.ended_at), bind_arguments=bind).scalars().all()
     session.commit()
     return found, before

@@ -19,8 +19,8 @@ from sqlaqueue.consumer.core.effects import Effect, ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executing.report import report_unclaimable
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.notify import notify_released
-from sqlaqueue.keys import Key
 from sqlaqueue.log import logger
+from sqlaqueue.queue.run import Key
 
 _LOGGED_AFTER = 2
 """How many heartbeats in a row have to be missed before it is logged: the first may be a connection that just broke."""

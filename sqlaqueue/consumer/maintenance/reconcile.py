@@ -16,13 +16,15 @@ from sqlaqueue.consumer.maintenance.missed_notifications import look_for_unchang
 from sqlaqueue.consumer.maintenance.state import MAINTAINERS, Maintenance
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM
-from sqlaqueue.keys import Key, key_text, keys_from
+from sqlaqueue.flow_control.rates import delete_idle
 from sqlaqueue.log import logger
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
+from sqlaqueue.postgresql.claim_scan import planned_anew
+from sqlaqueue.postgresql.side_tables import PAUSE
+from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
+from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.statements.manage import reconcile
 from sqlaqueue.statements.returning import returning_keys
-from sqlaqueue.statements.throttle import delete_idle
 from sqlaqueue.strategies import KeyRange
 
 RANGE = 20_000
@@ -111,7 +113,7 @@ def reconcile_range(session: Session, context: ConsumerContext, after: Key | Non
     # Whatever the statistics say, the planner must use the indexes of the keys, and not read both tables for a range.
     off = [sa.func.set_config(f"enable_{way}", "off", sa.true()) for way in ("seqscan", "hashjoin", "mergejoin")]
     session.execute(sa.select(*off), bind_arguments=bind)
-    ahead = sa.select(*spec.keys).where(KeyRange(after).holds(spec.keys), backend().claims.planned_anew())
+    ahead = sa.select(*spec.keys).where(KeyRange(after).holds(spec.keys), planned_anew())
     last = ahead.order_by(*spec.keys).offset(RANGE - 1).limit(1)
     upto = session.execute(last, bind_arguments=bind).one_or_none()
     part = KeyRange(after, None if upto is None else tuple(upto))
@@ -134,7 +136,7 @@ def _delete_old(session: Session, context: ConsumerContext) -> None:
     control = spec.side_tables.get(CONTROL)
     if control is not None:
         old = control.c.created_at < clock() - _KEEP
-        mine = sa.and_(control.c.queue == spec.name, control.c.key != backend().side_tables.PAUSE)
+        mine = sa.and_(control.c.queue == spec.name, control.c.key != PAUSE)
         session.execute(sa.delete(control).where(mine, old), bind_arguments=bind)
     consumers = spec.side_tables.get(CONSUMERS)
     if consumers is not None:

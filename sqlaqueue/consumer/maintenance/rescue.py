@@ -20,10 +20,12 @@ from sqlaqueue.consumer.maintenance.extend_leases import limit_transaction
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.notify import notify_settled
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM, MOMENT, SHORTEST_MOMENT
-from sqlaqueue.keys import Key, keys_from
 from sqlaqueue.notify_payloads import Signal
-from sqlaqueue.queue.backend import ATTEMPT, backend
+from sqlaqueue.postgresql.triggers import notification
+from sqlaqueue.queue.names import ATTEMPT
+from sqlaqueue.queue.run import Key, keys_from
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.errors import violated_table
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.parts.attempt_history import has_history, without_history
@@ -63,7 +65,7 @@ def rescue_expired(maintenance: Maintenance, now: float) -> Routine:
 def look_for_expired(session: Session, context: ConsumerContext) -> list[Key]:
     """Return the keys of jobs whose lease has expired, and whose rows no transaction has locked."""
     spec, settings = context.spec, context.settings
-    others = [backend().notification(spec, Signal.RESCUED)] if settings.notifies else []
+    others = [notification(spec, Signal.RESCUED)] if settings.notifies else []
     limit_transaction(session, context, *others)
     found = list[Key]()
     for shard in _specs(context):
@@ -153,7 +155,7 @@ def _rescue_jobs(
         return _rescue(session, context, _verb(spec, keys), lock_timeout=limit)
     except DBAPIError as error:
         session.rollback()
-        of_history = has_history(spec) and backend().violated_table(error) == spec.side_tables[ATTEMPT].name
+        of_history = has_history(spec) and violated_table(error) == spec.side_tables[ATTEMPT].name
         is_refused = may_be_of_a_row(error) and not of_history
         if not (is_refused or (may_meet_twins and _meets_twin(error, spec))):
             raise
@@ -211,7 +213,7 @@ def _rescue(
     session: Session, context: ConsumerContext, verb: Verb, *, lock_timeout: str | None = None
 ) -> list[RescuedJob]:
     settings, spec = context.settings, context.spec
-    others: list[sa.ColumnElement[Any]] = [backend().notification(spec, Signal.RESCUED)] if settings.notifies else []
+    others: list[sa.ColumnElement[Any]] = [notification(spec, Signal.RESCUED)] if settings.notifies else []
     if lock_timeout is not None:
         others.append(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
     limit_transaction(session, context, *others)

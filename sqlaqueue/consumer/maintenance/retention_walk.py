@@ -19,11 +19,14 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM
-from sqlaqueue.keys import Key, key_text
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.backend import DEAD_LETTER, ForeignKey, backend
-from sqlaqueue.queue.engine import checks_of
+from sqlaqueue.postgresql.catalog import ForeignKey
+from sqlaqueue.postgresql.checks_of import checks_of
+from sqlaqueue.postgresql.claim_scan import planned_anew
+from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.retry_policies import seconds
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies.parts.retention_index import index_name
@@ -139,7 +142,7 @@ class Retention:
                 "makes it",
                 spec.model.__name__,
                 index_name(table),
-                backend().checks.UPDATE_COMMAND,
+                UPDATE_COMMAND,
             )
         session.rollback()
         return self._ready
@@ -163,7 +166,7 @@ class Retention:
             sa.literal(walk.limit).render_literal_execute(),
         )
         if isinstance(verb, sa.Delete):
-            deleting = verb.where(backend().claims.planned_anew()).returning(spec.columns["finished_at"])
+            deleting = verb.where(planned_anew()).returning(spec.columns["finished_at"])
             ends = session.execute(
                 deleting, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments
             ).scalars()

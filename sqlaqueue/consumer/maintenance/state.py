@@ -9,9 +9,8 @@ from datetime import timedelta
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.intervals import EXTENSIONS_PER_LEASE
 from sqlaqueue.consumer.maintenance.retention_walk import BATCH, Retention, Walk
-from sqlaqueue.keys import Key
 from sqlaqueue.queue.retry_policies import seconds
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run
 
 MAINTAINERS = 3
 """How many of the listening consumers do what one has to do for all; more than one, since one may be dead."""

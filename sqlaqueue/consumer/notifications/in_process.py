@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer.notifications.subscriptions import Subscriber
 from sqlaqueue.notify_payloads import parse
-from sqlaqueue.queue.engine import engine_of
+from sqlaqueue.sql.engine import engine_of
 
 _ends: dict[Subscriber, Callable[[], None]] = {}
 

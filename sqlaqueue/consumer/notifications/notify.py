@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.notifications.poll_schedule import Poll
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
-from sqlaqueue.keys import Key, key_text
 from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, Payload, Signal, settled_payloads
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.triggers import notification
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 
 
@@ -43,4 +43,4 @@ def notify_all_claimed_and_commit(session: Session, settings: ConsumerSettings, 
 
 def _send(session: Session, spec: QueueSpec, payload: Payload) -> None:
     # A session with several engines chooses one by the mapper.
-    session.execute(sa.select(backend().notification(spec, payload)), bind_arguments={"mapper": spec.mapper})
+    session.execute(sa.select(notification(spec, payload)), bind_arguments={"mapper": spec.mapper})

@@ -17,8 +17,8 @@ from sqlaqueue.consumer.in_flight import RunningExecutor
 from sqlaqueue.consumer.maintenance.heartbeat import deregister
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import HandlerNotStopped
-from sqlaqueue.keys import key_text
 from sqlaqueue.log import logger
+from sqlaqueue.queue.run import key_text
 
 HURRY = 5.0
 """Seconds for which anything waits for the database once the grace period is over, or all handlers have ended."""

@@ -46,8 +46,9 @@ from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import own_work
+from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
+from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.sql.engine import own_work
 from sqlaqueue.write_routing import execute
 
 _CANCELLATION = 5.0
@@ -87,7 +88,7 @@ class TaskRunner:
         """Begin to listen for notifications."""
         context = self.context
         context.polls.peers.subscribed = True
-        async_listener_of(context.engine).add(backend().channel_of(context.spec), context.polls)
+        async_listener_of(context.engine).add(channel_of(context.spec), context.polls)
 
     def reconnect(self) -> None:
         """Listen on another connection."""
@@ -138,7 +139,7 @@ class TaskRunner:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._deadlines.watched_in_task())
             stack.enter_context(signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals))
-            channel = backend().channel_of(context.spec)
+            channel = channel_of(context.spec)
             stack.enter_context(woken_by(context.engine, channel, context.polls, self._loop))
             try:
                 await self._wait_for(workers)
@@ -174,7 +175,7 @@ class TaskRunner:
 
     def _listen_to_schedules(self, engine: sa.Engine, state: GroupState) -> None:
         self._schedule_subscribers.append((engine, state))
-        async_listener_of(engine).add(backend().side_tables.SCHEDULE_CHANNEL, state)
+        async_listener_of(engine).add(SCHEDULE_CHANNEL, state)
 
     async def _task(self, routine: Routine) -> None:
         try:

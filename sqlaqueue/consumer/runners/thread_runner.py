@@ -46,10 +46,11 @@ from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupStat
 from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import HandlerMisuseError
-from sqlaqueue.keys import key_text
 from sqlaqueue.log import logger
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import own_work
+from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
+from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.queue.run import key_text
+from sqlaqueue.sql.engine import own_work
 from sqlaqueue.write_routing import execute
 
 _MOMENT = 0.02
@@ -90,7 +91,7 @@ class ThreadRunner:
         """Begin to listen for notifications."""
         context = self.context
         context.polls.peers.subscribed = True
-        listener.listen(context.engine, backend().channel_of(context.spec), context.polls)
+        listener.listen(context.engine, channel_of(context.spec), context.polls)
 
     def reconnect(self) -> None:
         """Listen on another connection."""
@@ -136,7 +137,7 @@ class ThreadRunner:
         with (
             self._deadlines.watched(),
             signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals),
-            woken_by(context.engine, backend().channel_of(context.spec), context.polls),
+            woken_by(context.engine, channel_of(context.spec), context.polls),
         ):
             context.fork_guard.watch(context.engine)
             self._working.update(workers)
@@ -189,7 +190,7 @@ class ThreadRunner:
 
     def _listen_to_schedules(self, engine: sa.Engine, state: GroupState) -> None:
         self._schedule_subscribers.append((engine, state))
-        listener.listen(engine, backend().side_tables.SCHEDULE_CHANNEL, state)
+        listener.listen(engine, SCHEDULE_CHANNEL, state)
 
     def _thread(self, routine: Routine, name: str) -> threading.Thread:
         def run() -> None:

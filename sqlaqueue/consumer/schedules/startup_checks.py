@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
-from sqlaqueue.queue.engine import checks_of
+from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege
 from sqlaqueue.schedules.group import ScheduleGroup
 from sqlaqueue.write_routing import primary_bind

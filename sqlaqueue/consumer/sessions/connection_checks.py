@@ -11,9 +11,9 @@ from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
 from sqlaqueue.consumer.sessions.isolation_level import SETTING, IsolationLevel
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import engine_of
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.write_routing import has_own_routing, primary_bind
 
 _SHARED_CONNECTION_POOLS = (StaticPool, SingletonThreadPool, AssertionPool)
@@ -44,7 +44,7 @@ def check_engine(session: Session, mapper: Any, who: str, spec: QueueSpec | None
             "run its jobs by sqlaqueue.testing: run_job(session, job, handler) or drain(session, Model, handler)"
         )
         raise ConfigurationError(msg)
-    backend().check_dialect(bind.dialect, who)
+    check_dialect(bind.dialect, who)
     other = engine_of(bind.dialect)
     if other is not None:
         if spec is not None:

@@ -16,10 +16,9 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.core.statement_deadline import HANDLERS_FLUSH
 from sqlaqueue.exc import HandlerMisuseError
-from sqlaqueue.keys import Key, key_text
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.options import STATES
+from sqlaqueue.queue.run import Key, Run, key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.states import STATES
 from sqlaqueue.strategies import ClaimedJobs
 
 _ENDS_TRANSACTION = re.compile(

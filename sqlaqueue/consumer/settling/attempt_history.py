@@ -19,9 +19,12 @@ from sqlaqueue.consumer.core.error_text import ascii_text, text_of
 from sqlaqueue.consumer.settling.outcomes import FinishedRun, NotSettled
 from sqlaqueue.exc import HandlerSignal, Snooze, Throttle, WorkerDied
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.backend import ATTEMPT, backend
-from sqlaqueue.queue.engine import own_work
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import own_work
+from sqlaqueue.sql.errors import violated_constraint, violated_table
+from sqlaqueue.sql.types import guarded, numbered_rows
 from sqlaqueue.statements.settle import storable
 
 TRACEBACK_LIMIT = 10_000
@@ -75,7 +78,7 @@ class AttemptHistory:
         except Exception as error:
             if is_transient(error):
                 raise
-            if not (isinstance(error, DBAPIError) and backend().violated_constraint(error)):
+            if not (isinstance(error, DBAPIError) and violated_constraint(error)):
                 # Such as a constraint that was dropped.
                 self._deferred = frozenset()
             self.warn(error)
@@ -108,8 +111,8 @@ class AttemptHistory:
         try:
             yield
         except DBAPIError as error:
-            name = backend().violated_constraint(error)
-            if not self.is_kept or name is None or backend().violated_table(error) != ATTEMPT:
+            name = violated_constraint(error)
+            if not self.is_kept or name is None or violated_table(error) != ATTEMPT:
                 raise
             self._deferred |= {name}
             msg = f"a constraint of the attempt history was violated: {error.orig}"
@@ -176,10 +179,10 @@ def _insert(spec: QueueSpec, *, with_errors: bool, leased: bool) -> Any:
     }
     if with_errors:
         columns |= {name: (sa.Text(), None) for name in ("worker", "outcome", "error", "traceback")}
-    given = backend().numbered_rows(columns, "number").c
+    given = numbered_rows(columns, "number").c
     values = {
         "queue": sa.literal(spec.name, sa.Text()),
-        "key": backend().side_tables.key_json([given[name] for name in keys]),
+        "key": key_json([given[name] for name in keys]),
         "attempt": given.attempt,
         # By the database's clock: that of this machine measures only how long ago it was.
         "started_at": _before(given.started_ago),
@@ -194,7 +197,7 @@ def _insert(spec: QueueSpec, *, with_errors: bool, leased: bool) -> Any:
         # Not by a statement of its own, which would be one more for each settlement.
         before = sa.bindparam(_LOCK_TIMEOUT_BEFORE, type_=sa.Text())
         insert = insert.returning(sa.func.set_config("lock_timeout", before, sa.true()))
-    return backend().guarded(insert)
+    return guarded(insert)
 
 
 def _before(microseconds: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable
 
-from sqlaqueue.keys import Key
+from sqlaqueue.queue.run import Key
 
 _FIRST, _LONGEST = 0.1, 30.0
 _MOST = 10_000

@@ -24,10 +24,13 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.keys import Key, key_text
 from sqlaqueue.notify_payloads import Claimed
-from sqlaqueue.queue.backend import CRASH_JOURNAL, backend
+from sqlaqueue.postgresql.side_tables import as_json
+from sqlaqueue.postgresql.triggers import notification
+from sqlaqueue.queue.names import CRASH_JOURNAL
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.inserts import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
 
 _KEEP = timedelta(days=1)
@@ -143,10 +146,10 @@ def _insert_and_look(spec: QueueSpec, *, notifies: bool) -> AnySelect:
     columns: dict[str, sa.ColumnElement[Any]] = {
         name: sa.bindparam(f"its_{name}", type_=journal.c[name].type) for name in ("id", "starts", "worker")
     }
-    columns["keys"] = backend().side_tables.as_json(sa.bindparam("its_keys", "[]", sa.Text()))
+    columns["keys"] = as_json(sa.bindparam("its_keys", "[]", sa.Text()))
     # Losing the row in a crash of the server costs nothing: the batch is gone with it.
     setting = sa.func.set_config("synchronous_commit", "off", sa.true())
-    payload = [backend().notification(spec, sa.bindparam("payload", "", sa.Text()))] if notifies else []
+    payload = [notification(spec, sa.bindparam("payload", "", sa.Text()))] if notifies else []
     inserted = (
         sa.insert(journal).values(queue=spec.name, **columns).returning(setting, *payload).cte("sqlaqueue_entered")
     )
@@ -181,10 +184,10 @@ def discard_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> Non
 
 def _reduce_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
     """Reduce the row of a batch to the jobs that it keeps; a crash of the server may have lost it."""
-    names = backend().side_tables.as_json(sa.literal(json.dumps(entry.kept_names), sa.Text()))
+    names = as_json(sa.literal(json.dumps(entry.kept_names), sa.Text()))
     kept = {"keys": names, "starts": entry.kept_starts}
     row = {"id": entry.id, "queue": spec.name, "worker": worker_name(), **kept}
-    _execute(session, spec, backend().insert_or_replace(spec.side_tables[CRASH_JOURNAL], row, replaced=list(kept)))
+    _execute(session, spec, insert_or_replace(spec.side_tables[CRASH_JOURNAL], row, replaced=list(kept)))
 
 
 def close_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:

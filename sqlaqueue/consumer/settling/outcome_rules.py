@@ -15,9 +15,8 @@ from sqlaqueue.consumer.core.error_text import text_of, text_with_kind
 from sqlaqueue.consumer.settling.conflict_delays import MOST_AT_ONCE, ConflictDelays
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, HandlerAbandoned, NotSettled, Outcome
 from sqlaqueue.exc import Cancel, ConfigurationError, Fail, Retry, Snooze, Throttle
-from sqlaqueue.keys import Key
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run
 from sqlaqueue.queue.spec import QueueSpec
 
 LONGEST_DELAY = 100 * 365 * 86400.0

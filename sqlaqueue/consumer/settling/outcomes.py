@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
 from sqlaqueue.exc import Cancel, HandlerSignal, JobTimeout
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.run import Key, Run
 from sqlaqueue.statements.settle import delayed
 from sqlaqueue.strategies import Settlement
 from sqlaqueue.strategies.parts.twins import REASON

@@ -29,11 +29,11 @@ from sqlaqueue.consumer.settling.attempt_history import AttemptHistory
 from sqlaqueue.consumer.settling.outcome_rules import OutcomeRules
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun, NotSettled, Outcome
 from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements, really_lost
-from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
+from sqlaqueue.flow_control.rates import hold_back
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.engine import OURS, engine_of, may_be_other_engine, settlement
+from sqlaqueue.queue.run import Key, key_text, key_value, keys_by_token, keys_from
+from sqlaqueue.sql.engine import OURS, engine_of, may_be_other_engine, settlement
 from sqlaqueue.statements.settle import settle_statement, with_run_details
-from sqlaqueue.statements.throttle import hold_back
 from sqlaqueue.strategies import ClaimedJobs
 from sqlaqueue.strategies.parts.unique_key import unique_key
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.queue.backend import ATTEMPT, backend
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.queue.spec import QueueSpec, clock
 
 _COPIED = {"attempt": "attempts", "started_at": "started_at", "worker": "claimed_by"}
@@ -55,7 +56,7 @@ def record_rescued(
     table = spec.side_tables[ATTEMPT]
     values: dict[str, Any] = {
         "queue": sa.literal(spec.name, sa.Text()),
-        "key": backend().side_tables.key_json([rescued.c[key.key] for key in spec.keys]),
+        "key": key_json([rescued.c[key.key] for key in spec.keys]),
         "attempt": sa.literal(1, sa.Integer()),
         "ended_at": clock(),
         "outcome": sa.literal("rescued", sa.Text()),

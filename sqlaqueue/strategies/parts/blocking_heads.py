@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from sqlaqueue.flow_control.controls import flow_control
+from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.queue.spec import QueueSpec
 
 

@@ -9,7 +9,8 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import StatementError
-from sqlaqueue.queue.backend import DEAD_LETTER, backend
+from sqlaqueue.postgresql.side_tables import stored_rows
+from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
 
 
@@ -26,7 +27,7 @@ def letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
     :raises StatementError: when ``chosen`` joins another table.
     """
     dead = spec.side_tables[DEAD_LETTER]
-    rows = backend().side_tables.stored_rows(dead.c.row, stored_columns(spec))
+    rows = stored_rows(dead.c.row, stored_columns(spec))
     found = sa.select(
         *(rows.c[column.key] for column in stored_columns(spec)),
         dead.c.queue.label("sqlaqueue_letter_queue"),

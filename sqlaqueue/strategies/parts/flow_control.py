@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from sqlaqueue.flow_control.controls import FlowControl, flow_control
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.flow_control.functions import attach_admission
+from sqlaqueue.flow_control.keys import FlowControl, flow_control
+from sqlaqueue.postgresql.side_tables import rate
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import Strategy
 from sqlaqueue.strategies.parts.flow_control_checks import check_flow_control
@@ -22,7 +23,7 @@ def attach_flow_control(spec: QueueSpec, strategy: Strategy) -> None:
     if flow is None:
         return
     _add_indexes(flow)
-    backend().triggers.attach_admission(flow, backend().side_tables.rate(spec) if flow.rates else None)
+    attach_admission(flow, rate(spec) if flow.rates else None)
 
 
 def _add_indexes(flow: FlowControl) -> None:

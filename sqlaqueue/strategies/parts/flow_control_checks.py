@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.flow_control import Fair, Limit, Order, Rate
+from sqlaqueue.queue.options import Fair, Limit, Order, Rate
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.queue.strategy_protocol import Strategy
 from sqlaqueue.strategies.parts.key_columns import column_named, key_column

@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import conv
 
-from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.types import object_name
 
 _OF_OTHERS = {"finished", "unique"}
 """The purposes of indexes that neither claims nor rescues read."""
@@ -28,7 +28,7 @@ def add_index(
     The name is final (``conv``): a naming convention would name the index after its first column, which two indexes of
     a queue may share.
     """
-    name = conv(backend().object_name("ix", spec.table.name, "queue", purpose))
+    name = conv(object_name("ix", spec.table.name, "queue", purpose))
     # The table of a class that is defined again still has the index of the class before.
     for known in [index for index in spec.table.indexes if index.name == name]:
         spec.table.indexes.discard(known)

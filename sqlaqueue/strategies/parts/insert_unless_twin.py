@@ -8,8 +8,10 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.queue.backend import DEAD_LETTER, backend
+from sqlaqueue.postgresql.side_tables import bury
+from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.inserts import insert_unless
 from sqlaqueue.strategies.parts.columns import named
 from sqlaqueue.strategies.parts.twins import TWIN, reason
 from sqlaqueue.strategies.parts.unique_key import UniqueKey, key_text_of
@@ -21,7 +23,7 @@ def insert_again(spec: QueueSpec, key: UniqueKey, rows: AnySelect) -> AnySelect:
     twin = _twin_of(spec, key, back, inserted)
     left_out = sa.select(*back.c).where(~_is_among(spec, back, inserted)).cte("sqlaqueue_left_out")
     error = reason(_twin_of(spec, key, left_out, inserted))
-    buried = backend().side_tables.bury(spec, left_out, "cancelled", error).cte("sqlaqueue_buried")
+    buried = bury(spec, left_out, "cancelled", error).cte("sqlaqueue_buried")
     return _judged(spec, back, inserted, twin).add_cte(buried)
 
 
@@ -49,7 +51,7 @@ def requeue_letters(spec: QueueSpec, key: UniqueKey, letters: sa.CTE, rows: AnyS
 def _inserted(spec: QueueSpec, key: UniqueKey, rows: AnySelect) -> tuple[sa.CTE, sa.CTE]:
     back = rows.cte("sqlaqueue_back")
     names = [column.key for column in back.c]
-    insert = backend().insert_unless(spec.table, (names, sa.select(*back.c)), unique=key.values(spec.table), where=None)
+    insert = insert_unless(spec.table, (names, sa.select(*back.c)), unique=key.values(spec.table), where=None)
     returned = dict.fromkeys([*spec.keys, *key.stored])
     return back, insert.returning(*named(returned)).cte("sqlaqueue_inserted")
 

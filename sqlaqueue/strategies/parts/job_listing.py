@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.states import STATES
 
 OTHER = "other"
 """The state of rows whose status is none of the queue's values."""

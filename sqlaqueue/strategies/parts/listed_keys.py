@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.keys import Key
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import KeyRange
 

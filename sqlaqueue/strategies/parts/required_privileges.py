@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import sqlalchemy as sa
 from sqlalchemy.sql.visitors import iterate
 
-from sqlaqueue.flow_control.controls import flow_control
-from sqlaqueue.queue.backend import ATTEMPT, CONTROL, DEAD_LETTER
+from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.queue.names import ATTEMPT, CONTROL, DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import Privilege, RequiredPrivilege
 

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, check_roles
+from sqlaqueue.sql.types import object_name
 from sqlaqueue.strategies.parts.indexes import add_index
 
 PURPOSE = "finished"
@@ -60,7 +60,7 @@ def attach_to_dead_letters(spec: QueueSpec, dead: sa.Table) -> None:
 
 def index_name(table: sa.Table) -> str:
     """Return the name of the index of finished jobs."""
-    return conv(backend().object_name("ix", table.name, "queue", PURPOSE))
+    return conv(object_name("ix", table.name, "queue", PURPOSE))
 
 
 def oldest_first(spec: QueueSpec, states: Sequence[str], moment: sa.ColumnElement[Any]) -> Iterable[Any]:

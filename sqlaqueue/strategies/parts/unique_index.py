@@ -10,13 +10,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.engine import engine_of_error
+from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.queue.options import FINISHED, UNFINISHED, Unique
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, check_roles
-from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.queue.strategy_protocol import Strategy
-from sqlaqueue.queue.unique import UNFINISHED, Unique
+from sqlaqueue.sql.engine import engine_of_error
+from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.types import object_name
 from sqlaqueue.strategies.parts.indexes import add_index
 from sqlaqueue.strategies.parts.key_columns import key_column
 from sqlaqueue.strategies.parts.unique_key import unique_key
@@ -47,7 +48,7 @@ def attach_unique(spec: QueueSpec, strategy: Strategy) -> None:
 
 def index_name(table: sa.Table) -> str:
     """Return the name of the unique index of a queue's table."""
-    return conv(backend().object_name("ix", table.name, "queue", PURPOSE))
+    return conv(object_name("ix", table.name, "queue", PURPOSE))
 
 
 def names_unique_index(spec: QueueSpec, constraint: str) -> bool:
@@ -72,10 +73,10 @@ def explaining_missing_index(spec: QueueSpec) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        if backend().sqlstate(error) != _NO_SUCH_INDEX:
+        if sqlstate(error) != _NO_SUCH_INDEX:
             raise
         other = engine_of_error(error)
-        by_alembic = f". Run {backend().checks.UPDATE_COMMAND}, where env.py has the plug-in sqlaqueue.alembic"
+        by_alembic = f". Run {UPDATE_COMMAND}, where env.py has the plug-in sqlaqueue.alembic"
         msg = (
             f"{spec.model.__name__}: the database lacks the index {index_name(spec.table)}, which makes jobs unique"
             f"{by_alembic if other is None else f'; {other.migrating}'}"

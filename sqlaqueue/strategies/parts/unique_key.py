@@ -8,10 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.options import Unique
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.twin_comparison import same_unique_values, unique_values
-from sqlaqueue.queue.unique import Unique
+from sqlaqueue.sql.types import period
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,8 @@ class UniqueKey:
     @property
     def stored(self) -> list[sa.Column[Any]]:
         """All columns that are compared, with the time of creation if jobs are unique for a period."""
-        period = [] if self.config.per is None else [self.spec.columns["created_at"]]
-        return list(dict.fromkeys([*self.columns, *period]))
+        times = [] if self.config.per is None else [self.spec.columns["created_at"]]
+        return list(dict.fromkeys([*self.columns, *times]))
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class UniqueKey:
         """Return what is compared of the jobs in ``rows``, which has the columns :attr:`stored` by their keys."""
         values: list[sa.ColumnElement[Any]] = [rows.c[column.key] for column in self.columns]
         if self.config.per is not None:
-            values.append(backend().period(self.config.per, rows.c[self.spec.columns["created_at"].key]))
+            values.append(period(self.config.per, rows.c[self.spec.columns["created_at"].key]))
         return values
 
     def counts(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:

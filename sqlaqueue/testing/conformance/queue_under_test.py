@@ -21,7 +21,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, relationship
 from sqlaqueue import QueueConfig, QueueMixin, claim, purge
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.strategies import ClaimStrategy
 from sqlaqueue.testing.conformance.engines import engine_under_test
 from sqlaqueue.testing.conformance.gate import DEADLINE, Gate

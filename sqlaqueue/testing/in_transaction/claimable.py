@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session, object_session
 
 from sqlaqueue.exc import NotAQueueError, NotClaimableError, StatementError
 from sqlaqueue.flow_control.held_back import held_back_by
-from sqlaqueue.keys import Key, key_text
 from sqlaqueue.log import seconds_text
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
-from sqlaqueue.queue.backend import CONTROL, backend
+from sqlaqueue.postgresql.side_tables import is_paused
+from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.selection import instances, key_of
 from sqlaqueue.waiting.job_end import read_state
@@ -55,7 +56,7 @@ def _reason(session: Session, spec: QueueSpec, key: Key) -> str:
         return "is already claimed and its run has not ended; to test a crash, call crash() while the job is pending"
     if state.state != "pending":
         return f"is {state.state}, so no worker claims it; requeue() makes it pending"
-    if is_paused(session, spec):
+    if queue_is_paused(session, spec):
         name = spec.model.__name__
         return f"waits, since its queue is paused; session.execute(resume({name})) ends that"
     if spec.has("run_at"):
@@ -77,9 +78,9 @@ def _held_back(session: Session, spec: QueueSpec, key: Key) -> str:
     return f"is held back. {' '.join(one.text for one in found)}{hint}".removesuffix(".")
 
 
-def is_paused(session: Session, spec: QueueSpec) -> bool:
+def queue_is_paused(session: Session, spec: QueueSpec) -> bool:
     """Return whether a queue is paused."""
     if CONTROL not in spec.side_tables:
         return False
-    paused = sa.select(backend().side_tables.is_paused(spec))
+    paused = sa.select(is_paused(spec))
     return bool(session.execute(paused, bind_arguments={"mapper": spec.mapper}).scalar_one())

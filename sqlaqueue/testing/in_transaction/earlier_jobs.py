@@ -7,8 +7,8 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.due_times import written_here
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.selection import JobSelection
 from sqlaqueue.testing.in_transaction.existing_rows import existing_keys
@@ -59,7 +59,7 @@ def forget_deleted_jobs(session: Session, spec: QueueSpec, keys: Collection[Key]
 def _written_here(spec: QueueSpec) -> sa.ColumnElement[bool]:
     written = spec.table.alias("sqlaqueue_written")
     same = [written.c[key.key] == key for key in spec.keys]
-    return sa.exists().where(*same, backend().claims.written_here(written))
+    return sa.exists().where(*same, written_here(written))
 
 
 def _earlier(session: Session, spec: QueueSpec) -> set[Key]:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.keys import Key, keys_from
+from sqlaqueue.queue.run import Key, keys_from
 from sqlaqueue.queue.spec import QueueSpec
 
 

@@ -9,8 +9,8 @@ from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
-from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import queue_spec
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.testing.in_transaction.existing_rows import existing_keys
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlaqueue.consumer.sessions import connection_events
 from sqlaqueue.consumer.sessions.handler_misuse import ends_transaction
 from sqlaqueue.exc import HandlerMisuseError
-from sqlaqueue.queue.engine import OF_TEST
+from sqlaqueue.sql.engine import OF_TEST
 
 _METHODS = ("commit", "rollback", "close")
 

@@ -36,8 +36,8 @@ from sqlaqueue.consumer.sessions.session_usage import has_lost_connection
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM
 from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, TransactionLostError
-from sqlaqueue.keys import Key, key_text, keys_from
-from sqlaqueue.queue.engine import checks_of_error
+from sqlaqueue.postgresql.checks_of import checks_of_error
+from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.manage import rescue
 from sqlaqueue.statements.selection import select_jobs

@@ -17,10 +17,10 @@ from sqlaqueue import admin
 from sqlaqueue.admin.explanation.read_facts import twin_of
 from sqlaqueue.admin.job_filter import filtered_jobs
 from sqlaqueue.exc import SqlaqueueError
-from sqlaqueue.keys import Key, key_text
-from sqlaqueue.queue.backend import DEAD_LETTER
+from sqlaqueue.queue.names import DEAD_LETTER
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.strategies.parts.dead_letters import letters
 from sqlaqueue.strategies.parts.job_listing import key_labels
 from sqlaqueue.web.data.job_columns import JobColumns, states_of
@@ -71,7 +71,7 @@ class ByKeys:
 
     columns: JobColumns
     keys: tuple[str, ...]
-    """As :func:`sqlaqueue.keys.key_text` writes them."""
+    """As :func:`sqlaqueue.queue.run.key_text` writes them."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from sqlaqueue.admin.diagnosis.checks.objects import check_indexes
 from sqlaqueue.admin.diagnosis.doctor import COMPLETE, DEFAULTS, examine
 from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.admin.job_filter import bind_arguments
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.executed_plan import PlanNode, StatementPlan
+from sqlaqueue.postgresql.facts import PlanNode, StatementPlan
+from sqlaqueue.postgresql.plans import explain
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.data.unavailable import Unavailable
 
@@ -72,7 +72,7 @@ def _read(session: Session, spec: QueueSpec, *, execute: bool) -> ClaimPlan | Un
     if claim is None:
         return Unavailable(reason=f"No Consumer can be made for {spec.model.__name__} alone, so it has no claim.")
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
-    plan = backend().diagnosis.explain(connection, claim, execute=execute)
+    plan = explain(connection, claim, execute=execute)
     nodes = [*plan.root.nodes()]
     tables = {table.name for table in spec.strategy.locked_tables(spec)}
     return ClaimPlan(

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.consumer.core.database_errors import is_twin
-from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.errors import violated_column, violated_constraint, violated_table
 
 Element = sa.Constraint | sa.Index
 
@@ -30,12 +30,12 @@ class Violation:
 
 def violation_of(error: DBAPIError, spec: QueueSpec) -> Violation | None:
     """Return the constraint of the queue's table that a statement has violated; None if it is none that is mapped."""
-    if backend().violated_table(error) != spec.table.name:
+    if violated_table(error) != spec.table.name:
         return None
-    column = backend().violated_column(error)
+    column = violated_column(error)
     if column is not None:
         return Violation([each for each in spec.table.c if each.name == column], "A value is required.")
-    name = backend().violated_constraint(error) or ""
+    name = violated_constraint(error) or ""
     if is_twin(error, spec) and spec.config.unique is not None:
         names = spec.config.unique.attributes
         columns = [spec.mapper.columns[each] for each in names if each in spec.mapper.columns]

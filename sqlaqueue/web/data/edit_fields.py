@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapper
 
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.sql.types import NEUTRAL
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns
 from sqlaqueue.web.data.json_text import indented, parse_exact
 from sqlaqueue.web.data.stored_job import ShownValue
@@ -157,7 +157,7 @@ def field_value(field: Field, text: str | None) -> Any:
 
 def _converted(convert: Callable[[Any, Any], Any], value: Any) -> Any:
     try:
-        return convert(value, backend().dialect)
+        return convert(value, NEUTRAL)
     except NotImplementedError:
         return value  # the type converts in one direction only
     except Exception as error:
@@ -241,7 +241,7 @@ def _uuid(type_: Any, text: str) -> uuid.UUID | str:
 def _enum(type_: Any, text: str) -> Any:
     if text not in type_.enums:
         raise WrongValue("Choose one of the values.")
-    dialect = backend().dialect
+    dialect = NEUTRAL
     convert = type_.dialect_impl(dialect).result_processor(dialect, None)
     return text if convert is None else convert(text)
 

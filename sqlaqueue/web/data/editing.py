@@ -17,9 +17,10 @@ from sqlalchemy.orm import Session, attributes, defer, lazyload
 
 from sqlaqueue import admin
 from sqlaqueue.consumer.core.database_errors import is_connection_lost, is_lock_or_timeout, is_twin
-from sqlaqueue.queue.backend import DEAD_LETTER, backend
+from sqlaqueue.queue.names import DEAD_LETTER
+from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.sql.errors import sqlstate, violated_constraint
 from sqlaqueue.strategies.parts.dead_letters import letters, stored_columns
 from sqlaqueue.web.data.constraint_errors import violation_of
 from sqlaqueue.web.data.edit_fields import Field, WrongValue, field_text, field_value, fields_of
@@ -341,10 +342,10 @@ def _refusal(error: DBAPIError, spec: QueueSpec) -> str:
     """Return why the database refused a row, without its own text: that repeats values, which may be redacted."""
     if is_twin(error, spec):
         return "It would have a twin: another job has the same values of the unique columns."
-    constraint = backend().violated_constraint(error)
+    constraint = violated_constraint(error)
     if constraint:
         return f"The database refused the values: they violate {constraint}."
-    state = backend().sqlstate(error)
+    state = sqlstate(error)
     if state == _RAISED:
         return f"A trigger refused the values: {str(error.orig).splitlines()[0]}"
     if is_lock_or_timeout(error):

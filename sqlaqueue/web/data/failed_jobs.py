@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.job_filter import kind_of
-from sqlaqueue.queue.backend import DEAD_LETTER
+from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.data.finished_jobs import FinishedJobs, find_finished_jobs
 from sqlaqueue.web.data.queue_reader import QueueReader

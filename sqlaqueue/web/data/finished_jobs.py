@@ -17,9 +17,9 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.queue.backend import ATTEMPT
+from sqlaqueue.queue.names import ATTEMPT
+from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.web.data.queue_reader import QueueReader
 from sqlaqueue.web.data.unavailable import Unavailable, attempt_history_fix, finished_index_fix
 

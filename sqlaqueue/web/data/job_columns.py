@@ -13,9 +13,9 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
-from sqlaqueue.queue.listing_protocol import Form
+from sqlaqueue.postgresql.facts import Form
+from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.states import STATES
 from sqlaqueue.web.data.parameters import ParameterError
 
 Kind = Literal[

@@ -5,7 +5,7 @@
 ``state=due``                     pending, and its time has come
 ``state=expired``                 processing, and its lease has expired
 ``error=ValueError``              the kind of the last error
-``job=5``                         the key, as :func:`sqlaqueue.keys.key_text` writes it
+``job=5``                         the key, as :func:`sqlaqueue.queue.run.key_text` writes it
 ``f.customer_id=5``               a column equals a value
 ``f.total.min=10``                a number or a moment is not less; ``f.total.max=20``: not more
 ``f.subject.starts=Re``           a text starts with another

@@ -14,12 +14,14 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.admin.explanation.read_facts import twin_of
-from sqlaqueue.flow_control.controls import flow_control
-from sqlaqueue.keys import Key, key_text
-from sqlaqueue.queue.backend import ATTEMPT, CONTROL, backend
+from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.names import ATTEMPT, CONTROL
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.schedules.tick import Tick, tick_of_key
+from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.parts import Part, attempt_part
@@ -107,7 +109,7 @@ class JobLife:
 def read_life(session: Session, columns: JobColumns, key: str) -> JobLife | None:
     """Return all that is known about the job of a key; None if neither the tables nor the attempt history have it.
 
-    :param key: as :func:`sqlaqueue.keys.key_text` writes it.
+    :param key: as :func:`sqlaqueue.queue.run.key_text` writes it.
     :raises ParameterError: if it cannot be a key of this queue.
     """
     spec = columns.spec
@@ -159,7 +161,7 @@ def _tick(session: Session, spec: QueueSpec, key: Key) -> Part[Tick]:
         with session.begin_nested():
             return Part(tick_of_key(session, spec, key))
     except DBAPIError as error:
-        if backend().sqlstate(error) == "42P01":
+        if sqlstate(error) == "42P01":
             return Part()
         raise
 
@@ -201,7 +203,7 @@ def _redacted_reasons(columns: JobColumns) -> set[str]:
 def _cancellation(session: Session, spec: QueueSpec, key: Key) -> datetime | None:
     control = spec.side_tables[CONTROL]
     parts = [sa.cast(sa.literal(part, column.type), column.type) for part, column in zip(key, spec.keys, strict=True)]
-    same = control.c.key == backend().side_tables.key_json(parts)
+    same = control.c.key == key_json(parts)
     requested = sa.select(control.c.created_at).where(control.c.queue == spec.name, same)
     found: datetime | None = session.scalar(requested, bind_arguments={"mapper": spec.mapper})
     return found

@@ -15,8 +15,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.listing_protocol import OrderedIndex
+from sqlaqueue.postgresql.catalog_indexes import ordered_indexes, table_id
+from sqlaqueue.postgresql.facts import OrderedIndex
 from sqlaqueue.web.data.job_sources import Part, Source
 
 _TABLE_IDS = "sqlaqueue_table_ids"
@@ -220,16 +220,16 @@ def orders_of(session: Session, source: Source, parts: Sequence[Part]) -> Orders
     # Within a transaction a name leads to the same table; a page asks several times.
     ids: dict[sa.Table, int | None] = session.info.setdefault(_TABLE_IDS, {})
     if source.table not in ids:
-        ids[source.table] = backend().listing.table_id(connection, source.table)
-    table_id = ids[source.table]
-    if table_id is None:
+        ids[source.table] = table_id(connection, source.table)
+    number = ids[source.table]
+    if number is None:
         return Orders(source, parts, [])
     known = _known.setdefault(connection.engine, {})
-    until, indexes = known.get(table_id, (0.0, ()))
+    until, indexes = known.get(number, (0.0, ()))
     if time.monotonic() >= until:
         mapped = {column.name for column in source.table.c}
-        indexes = [_until_unmapped(each, mapped) for each in backend().listing.ordered_indexes(connection, table_id)]
-        known[table_id] = time.monotonic() + KEPT, indexes
+        indexes = [_until_unmapped(each, mapped) for each in ordered_indexes(connection, number)]
+        known[number] = time.monotonic() + KEPT, indexes
     return Orders(source, parts, indexes)
 
 

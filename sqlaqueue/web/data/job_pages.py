@@ -9,7 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.catalog_indexes import SETTINGS
+from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, states_of
 from sqlaqueue.web.data.job_cursors import cursor_text, position_of
 from sqlaqueue.web.data.job_filters import JobsWanted, Only, parse_filter
@@ -139,7 +140,7 @@ def read_page(session: Session, request: ListRequest, size: int = PAGE) -> JobPa
     try:
         found = reader.read(order.reversed() if backwards else order, position, size + 1)
     except DBAPIError as error:
-        state = backend().sqlstate(error) or ""
+        state = sqlstate(error) or ""
         if not state.startswith(_INVALID_VALUE):
             raise
         name = "job" if cursor is None and wanted.key is not None else (parameter if cursor else "f.")
@@ -153,7 +154,7 @@ def read_page(session: Session, request: ListRequest, size: int = PAGE) -> JobPa
 
 def set_planner(session: Session, columns: JobColumns) -> None:
     """Keep the server from plans that read a table whole, until the transaction ends."""
-    calls = [sa.func.set_config(name, value, sa.true()) for name, value in backend().listing.SETTINGS.items()]
+    calls = [sa.func.set_config(name, value, sa.true()) for name, value in SETTINGS.items()]
     session.execute(sa.select(*calls), bind_arguments={"mapper": columns.spec.mapper})
 
 

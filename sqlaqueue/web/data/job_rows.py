@@ -9,8 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.keys import key_text
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.catalog_indexes import shown_text, stored_size
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.web.data.job_columns import JobColumn, kind_of_type
 from sqlaqueue.web.data.job_sources import Exposed
 
@@ -54,7 +54,7 @@ class JobRow:
     """One job in a list."""
 
     key: str
-    """Its key as a text, see :func:`sqlaqueue.keys.key_text`."""
+    """Its key as a text, see :func:`sqlaqueue.queue.run.key_text`."""
     state: str
     cells: Sequence[Cell]
     position: tuple[str | None, ...]
@@ -72,7 +72,6 @@ class Results:
 
         :param position: the values by which jobs are sorted.
         """
-        listing = backend().listing
         found: list[sa.ColumnElement[Any]] = [jobs.state.label("state")]
         found += [sa.cast(key, sa.Text()).label(f"key_{number}") for number, key in enumerate(jobs.keys)]
         found += [_exact(value).label(f"position_{number}") for number, value in enumerate(position)]
@@ -80,9 +79,9 @@ class Results:
             if column.is_redacted or column.kind == "state":
                 continue
             value = jobs.values[column.name]
-            found.append(listing.shown_text(value, column.form, SHOWN + 1).label(f"text_{number}"))
+            found.append(shown_text(value, column.form, SHOWN + 1).label(f"text_{number}"))
             if column.form == "large":
-                found.append(listing.stored_size(value).label(f"size_{number}"))
+                found.append(stored_size(value).label(f"size_{number}"))
         return found
 
     def job(self, row: Any) -> JobRow:
@@ -107,5 +106,5 @@ class Results:
 def _exact(value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
     """Return a value as a text from which the database reads the same value, whatever the settings of the session."""
     if kind_of_type(value.type) in {"moment", "naive_moment", "date"}:
-        return backend().listing.shown_text(value, "moment", SHOWN)
+        return shown_text(value, "moment", SHOWN)
     return sa.cast(value, sa.Text())

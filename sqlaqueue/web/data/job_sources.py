@@ -10,7 +10,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.queue.backend import DEAD_LETTER, backend
+from sqlaqueue.postgresql.due_times import due_keys
+from sqlaqueue.postgresql.side_tables import key_json, stored_rows
+from sqlaqueue.queue.names import DEAD_LETTER
+from sqlaqueue.sql.types import object_name
 from sqlaqueue.strategies.message_table import MessageStrategy
 from sqlaqueue.strategies.parts.dead_letters import stored_columns
 from sqlaqueue.strategies.parts.retention_index import index_name
@@ -167,7 +170,7 @@ class Source:
 
     def implies(self, index: str) -> bool:
         """Return whether the filter implies the predicate of a partial index, which is one of the queue's own."""
-        name, table = backend().object_name, self.spec.table.name
+        name, table = object_name, self.spec.table.name
         states = {
             name("ix", table, "queue", "claim"): ("pending",),
             name("ix", table, "queue", "lease"): ("processing",),
@@ -186,16 +189,14 @@ class Source:
             rows = spec.table.alias("sqlaqueue_due_job")
             waits = [rows.c[spec.columns["status"].key] == spec.literal("pending")] if spec.has("status") else []
             keys = [rows.c[key.key] for key in spec.keys]
-            found, has_more = backend().claims.due_keys(spec, rows, keys, waits, at=wanted.moment, limit=limit)
+            found, has_more = due_keys(spec, rows, keys, waits, at=wanted.moment, limit=limit)
             return Few(found, is_exact=True, has_more=has_more)
         if not isinstance(strategy, MessageStrategy):
             return None
         messages = strategy.messages(spec)
         if claimed_from is messages.table and spec.columns["run_at"].key in messages.table.c:
             jobs, waits = messages.jobs, messages.waits
-            found, has_more = backend().claims.due_keys(
-                spec, messages.table, jobs, waits, at=wanted.moment, limit=limit
-            )
+            found, has_more = due_keys(spec, messages.table, jobs, waits, at=wanted.moment, limit=limit)
             return Few(found, has_more=has_more)
         return Few(sa.select(*messages.jobs).where(*messages.waits).limit(limit))
 
@@ -243,7 +244,7 @@ class DeadLetters(Source):
 
     def expose(self, rows: sa.FromClause, stored: Rows) -> Exposed:
         """Return the stored rows of dead letters as rows of the queue's table."""
-        letter = backend().side_tables.stored_rows(stored["row"], stored_columns(self.spec))
+        letter = stored_rows(stored["row"], stored_columns(self.spec))
         values: dict[str, sa.ColumnElement[Any]] = {}
         for name, each in self.columns.items():
             generated = each.column.computed is not None
@@ -262,7 +263,7 @@ class DeadLetters(Source):
         if not values:
             return []
         key = self.table.c.key
-        same = key == backend().side_tables.key_json(values)
+        same = key == key_json(values)
         return [Part(lambda _: sa.true(), key, same, is_equality=True)]
 
     def _of_state(self) -> list[Part]:

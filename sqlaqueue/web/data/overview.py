@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.keys_at_limit import KeyAtLimit, keys_at_limit
 from sqlaqueue.admin.queue_control import consumers, paused
 from sqlaqueue.admin.queue_depth import Depth, depth
-from sqlaqueue.keys import key_text
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL
+from sqlaqueue.queue.names import CONSUMERS, CONTROL
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.data.failed_jobs import CappedCount, count_failed
 from sqlaqueue.web.data.parts import Part

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.core.database_errors import is_connection_lost
 from sqlaqueue.exc import SqlaqueueError
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.sql.errors import sqlstate
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def problem_text(error: Exception) -> str:
     """Return in one sentence why something cannot be read, and what to do about it."""
     if isinstance(error, SqlaqueueError):
         return f"{error}"
-    state = backend().sqlstate(error) if isinstance(error, DBAPIError) else None
+    state = sqlstate(error) if isinstance(error, DBAPIError) else None
     if state in _PROBLEMS:
         return _PROBLEMS[state]
     # Not the text of the error: it may contain values of redacted columns.

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.job_filter import bind_arguments
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.plans import explain
+from sqlaqueue.postgresql.server import table_statistics
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.web.data.parts import Part, attempt_part
 
@@ -106,11 +107,11 @@ class QueueReader:
         return answer
 
     def _is_small(self) -> bool:
-        sizes = backend().diagnosis.table_statistics(self.connection, self.spec.table)
+        sizes = table_statistics(self.connection, self.spec.table)
         return sum(each.size for each in sizes) <= SMALL_TABLE
 
     def _is_bounded(self, statement: Any) -> bool:
-        plan = backend().diagnosis.explain(self.connection, statement)
+        plan = explain(self.connection, statement)
         for node in plan.root.nodes():
             if node.relation is not None and (node.kind not in _INDEX_SCANS or node.filtered):
                 return False

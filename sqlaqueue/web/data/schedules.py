@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_all
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.faults import missing_tables
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.tables import ScheduleTables
 
@@ -22,7 +22,7 @@ def read_schedules(session: Session, spec: QueueSpec, queues: Iterable[str]) -> 
     tables = ScheduleTables.look_up(spec)
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
     # A program without schedules need not have the tables.
-    if backend().diagnosis.missing_tables(connection, [tables.schedules]):
+    if missing_tables(connection, [tables.schedules]):
         return []
     wanted = set(queues)
     return [each for each in read_all(session, spec.model) if each.queue in wanted]

@@ -10,8 +10,9 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.diagnosis.checks.horizon import describe_session
 from sqlaqueue.admin.job_filter import bind_arguments
-from sqlaqueue.queue.backend import ATTEMPT, DEAD_LETTER, backend
-from sqlaqueue.queue.server_facts import HorizonHolders, IndexSize, TableStatistics
+from sqlaqueue.postgresql.facts import HorizonHolders, IndexSize, TableStatistics
+from sqlaqueue.postgresql.server import horizon_holders, index_sizes, table_statistics
+from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
 
 _GROWING = (ATTEMPT, DEAD_LETTER)
@@ -58,9 +59,9 @@ def read_tables(session: Session, spec: QueueSpec) -> list[QueueTable]:
     tables += [spec.side_tables[name] for name in _GROWING if name in spec.side_tables]
     found = []
     for table in dict.fromkeys(tables):
-        statistics = backend().diagnosis.table_statistics(connection, table)
+        statistics = table_statistics(connection, table)
         declared = [*table.indexes, *(index for index in spec.claim_indexes if index.table is table)]
-        indexes = backend().diagnosis.index_sizes(connection, table, dict.fromkeys(declared))
+        indexes = index_sizes(connection, table, dict.fromkeys(declared))
         # The indexes of a partitioned table are listed with its first partition.
         found += [
             QueueTable(statistics=each, indexes=indexes if number == 0 else ())
@@ -72,7 +73,7 @@ def read_tables(session: Session, spec: QueueSpec) -> list[QueueTable]:
 def read_horizon(session: Session, spec: QueueSpec) -> Horizon:
     """Return what keeps dead rows of the queue's database, without the text of any statement."""
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
-    holders = backend().diagnosis.horizon_holders(connection)
+    holders = horizon_holders(connection)
     return Horizon(holders=sorted(_holders(holders), key=lambda each: -each.age)[:_MOST], hidden=holders.hidden)
 
 

@@ -10,8 +10,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import DEAD_LETTER, backend
+from sqlaqueue.postgresql.catalog_indexes import can_be_converted, shown_text, stored_size
+from sqlaqueue.postgresql.due_times import row_version
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.names import DEAD_LETTER
+from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.strategies.parts.dead_letters import letters
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
@@ -83,7 +86,7 @@ def read_job(session: Session, columns: JobColumns, key: str) -> StoredJob | Non
 
     A key may be used again after a job with it has failed and its row was deleted: the row comes first.
 
-    :param key: as :func:`sqlaqueue.keys.key_text` writes it.
+    :param key: as :func:`sqlaqueue.queue.run.key_text` writes it.
     :raises ParameterError: if it cannot be a key of this queue.
     """
     found = _read(session, columns, _in_table(columns, key), is_dead_letter=False)
@@ -150,7 +153,7 @@ def letter_of(columns: JobColumns, key: str) -> sa.ColumnElement[bool]:
     """
     values = JobsWanted(columns, key=key).key_values()
     dead = columns.spec.side_tables[DEAD_LETTER]
-    same: sa.ColumnElement[bool] = dead.c.key == backend().side_tables.key_json(values)
+    same: sa.ColumnElement[bool] = dead.c.key == key_json(values)
     return sa.and_(dead.c.queue == columns.spec.name, same)
 
 
@@ -164,14 +167,14 @@ def _in_table(columns: JobColumns, key: str) -> _Place:
         {name: each.column for name, each in columns.items()},
         {},
         pending if status is None else state_of(spec, status),
-        backend().claims.row_version(spec.table),
+        row_version(spec.table),
     )
 
 
 def _in_dead_letters(columns: JobColumns, key: str) -> _Place:
     spec = columns.spec
     dead = spec.side_tables[DEAD_LETTER]
-    version = backend().claims.row_version(dead).label("sqlaqueue_letter_version")
+    version = row_version(dead).label("sqlaqueue_letter_version")
     found = letters(spec, sa.select(spec.model), "show").where(letter_of(columns, key)).add_columns(version)
     letter = found.subquery("sqlaqueue_stored")
     values = {
@@ -234,19 +237,18 @@ def _roles(columns: JobColumns, place: _Place) -> dict[str, sa.ColumnElement[Any
 
 
 def _text(column: JobColumn, value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
-    listing = backend().listing
     if column.form == "large":
         text = sa.func.left(sa.cast(value, sa.Text()), LONGEST, type_=sa.Text())
-        return sa.case((listing.can_be_converted(value), text))
-    return listing.shown_text(value, column.form, LONGEST)
+        return sa.case((can_be_converted(value), text))
+    return shown_text(value, column.form, LONGEST)
 
 
 def _sizes(column: JobColumn, value: sa.ColumnElement[Any]) -> dict[str, sa.ColumnElement[int]]:
     """Return the size of a value in characters, NULL if it is too large to be read, and in bytes."""
-    listing, text = backend().listing, sa.cast(value, sa.Text())
+    text = sa.cast(value, sa.Text())
     characters = sa.func.length(text, type_=sa.Integer())
     if column.form == "large":
-        return {"size": sa.case((listing.can_be_converted(value), characters)), "bytes": listing.stored_size(value)}
+        return {"size": sa.case((can_be_converted(value), characters)), "bytes": stored_size(value)}
     if column.form == "text":
         stored = sa.func.octet_length(text, type_=sa.Integer())
         return {"size": sa.case((stored <= _COUNTED, characters)), "bytes": stored}

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
 
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.sql.types import period
 from sqlaqueue.web.data.finished_jobs import FinishedJobs, find_finished_jobs
 from sqlaqueue.web.data.queue_reader import QueueReader
 from sqlaqueue.web.data.unavailable import Unavailable
@@ -116,7 +116,7 @@ def read_throughput(
         return found
     jobs = found.newest(span.length, limit).subquery("sqlaqueue_newest")
     # The shortest ones, from which longer ones are made once it is known which part of the span was read.
-    begins = backend().period(span.buckets[0], jobs.c.ended_at).label("begins")
+    begins = period(span.buckets[0], jobs.c.ended_at).label("begins")
     first = sa.func.min(jobs.c.ended_at)
     counted = sa.select(begins, jobs.c.outcome, sa.func.count(), first).group_by(begins, jobs.c.outcome)
     rows = reader.execute(counted).all()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.catalog_text import quoted, table_name
+from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.sql.types import object_name
 from sqlaqueue.web.data.queue_reader import QueueReader
 
 HISTORY = "attempt_history=timedelta(days=14)"
@@ -43,12 +44,12 @@ def attempt_history_fix(spec: QueueSpec) -> Fix:
 
 def finished_index_fix(reader: QueueReader) -> Fix:
     """Return the SQL of an index that has the finished jobs of each state by time."""
-    spec, diagnosis = reader.spec, backend().diagnosis
-    status, finished = (diagnosis.quoted(spec.columns[role].name) for role in ("status", "finished_at"))
+    spec = reader.spec
+    status, finished = (quoted(spec.columns[role].name) for role in ("status", "finished_at"))
     states = [state for state in FINISHED if getattr(spec.config.states, state) is not None]
     condition = " OR ".join(f"{status} = {spec.literal(state)}" for state in states)
-    name = diagnosis.quoted(backend().object_name("ix", spec.table.name, "finished"))
-    table = diagnosis.table_name(reader.connection, spec.table)
+    name = quoted(object_name("ix", spec.table.name, "finished"))
+    table = table_name(reader.connection, spec.table)
     return Fix(
         what="Create an index of finished jobs, which has no entry for pending ones.",
         code=f"CREATE INDEX CONCURRENTLY {name} ON {table} ({status}, {finished})\n    WHERE {condition};",

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.notify_payloads import Heartbeat, Payload, Wait
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.settings import Queue
 from sqlaqueue.write_routing import primary_bind
@@ -140,7 +140,7 @@ class Broadcaster:
         channel = self._channels.get(queue.name)
         if channel is None:
             channel = self._channels[queue.name] = Channel(queue.name)
-            engine, name = self._engine_of(queue), backend().channel_of(queue.spec)
+            engine, name = self._engine_of(queue), channel_of(queue.spec)
             if self._database.is_async:
                 async_listener_of(engine).add(name, channel)
             else:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from sqlaqueue.consumer.core.intervals import RESCUE
-from sqlaqueue.queue.states import FINISHED, STATES
+from sqlaqueue.queue.options import FINISHED, STATES
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
 from sqlaqueue.web.data.job_life import JobLife, events_of, read_life

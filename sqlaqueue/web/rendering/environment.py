@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from sqlaqueue.web.rendering import formats
+from sqlaqueue.web.rendering.formats import capped, duration, moment, number, plain, short, shown, size
 
 _FOLDER = Path(__file__).parents[1]
 STATIC = _FOLDER / "static"
@@ -27,8 +27,7 @@ class Renderer:
             auto_reload=False,
         )
         self._environment.filters |= {
-            name: getattr(formats, name)
-            for name in ("number", "capped", "duration", "moment", "short", "plain", "shown", "size")
+            each.__name__: each for each in (number, capped, duration, moment, short, plain, shown, size)
         }
         self.static_files = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file()}
         """The contents of the static files by name; no other file can be asked for."""

@@ -14,7 +14,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import JobResult, async_wait, wait
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.notify import channel_of
+from sqlaqueue.postgresql.triggers import channel_of
 from tests.consumer.bench import Bench, Server, wait_until
 
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer.claiming.held_back import NOTHING, HeldBack
 from sqlaqueue.consumer.executing import held_operations
-from sqlaqueue.flow_control.turns import Turns
+from sqlaqueue.flow_control.keys import Turns
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import QueueConfig, claim
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.checks.versions import outdated_triggers, undefined_object_advice
-from sqlaqueue.postgresql.ddl.attach import objects_of
-from sqlaqueue.postgresql.ddl.message_triggers import VERSION
-from sqlaqueue.postgresql.ddl.objects import TriggerFunction
+from sqlaqueue.postgresql.ddl import TriggerFunction, objects_of
+from sqlaqueue.postgresql.faults import outdated_triggers, undefined_object_advice
+from sqlaqueue.postgresql.triggers import MESSAGE_VERSION
 from tests.migrations.models import order
 from tests.migrations.project import Project, execute
 from tests.models.kind import STRATEGIES
@@ -57,7 +56,7 @@ def test_the_version_is_in_the_comment(engine: sa.Engine) -> None:
     order(WITH_MESSAGES).metadata.create_all(engine)
     with engine.connect() as connection:
         query = sa.text(f"SELECT obj_description('{FUNCTION}'::regproc, 'pg_proc')")
-        assert connection.scalar(query) == f"sqlaqueue, version {VERSION}"
+        assert connection.scalar(query) == f"sqlaqueue, version {MESSAGE_VERSION}"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.ddl.attach import objects_of
-from sqlaqueue.postgresql.ddl.objects import Trigger
-from sqlaqueue.postgresql.notify import channel_of
+from sqlaqueue.postgresql.ddl import Trigger, objects_of
+from sqlaqueue.postgresql.triggers import channel_of
 from tests.consumer.bench import wait_until
 from tests.migrations.models import enqueue, order, run_all, statuses
 from tests.migrations.project import Project, changed, dump, execute, in_any_order, wanted

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 from sqlaqueue import Limit, QueueConfig, QueueMixin, Schedule
-from sqlaqueue.queue.backend import ATTEMPT, CONSUMERS
+from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
 from sqlaqueue.schedules.declare import declare
 from sqlaqueue.schedules.group import schedule_groups
 from sqlaqueue.schedules.recurrence import Recurrence

@@ -9,7 +9,7 @@ from sqlaqueue.admin.diagnosis.checks.horizon import describe_session, last_stat
 from sqlaqueue.admin.diagnosis.checks.objects import tables_of
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.server import blockers
 from sqlaqueue.texts import duration_text
 
 
@@ -20,7 +20,7 @@ def check_blocked_tables(examination: Examination) -> Iterator[Finding]:
     """
     limit = examination.thresholds.blocked_for.total_seconds()
     for spec in examination.specs:
-        for each in backend().diagnosis.blockers(examination.connection, tables_of(spec)):
+        for each in blockers(examination.connection, tables_of(spec)):
             if each.seconds < limit:
                 continue
             session = each.session

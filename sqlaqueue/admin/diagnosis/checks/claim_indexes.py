@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.server import index_sizes
 
 _FILL = 0.7
 """Which part of a page of an index is used on average."""
@@ -29,7 +29,7 @@ def check_claim_indexes(examination: Examination) -> Iterator[Finding]:
                 index for index in spec.claim_indexes if all(isinstance(each, sa.Column) for each in index.expressions)
             )
             indexes = [index for index in plain if index.table is table]
-            for size in backend().diagnosis.index_sizes(examination.connection, table, indexes):
+            for size in index_sizes(examination.connection, table, indexes):
                 needed = max(size.rows, 0) * size.entry_width / _FILL + 2 * _PAGE
                 # Before the first VACUUM or ANALYZE the number of entries is not known.
                 if size.rows < 0 or size.size <= max(limits.index_bloat_size, limits.index_bloat_factor * needed):

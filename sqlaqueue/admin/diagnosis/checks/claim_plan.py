@@ -10,8 +10,9 @@ from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.consumer.configuration.settings import make_settings
 from sqlaqueue.consumer.configuration.statements import make_statements
 from sqlaqueue.exc import SqlaqueueError
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.diagnosis_protocol import TableRead
+from sqlaqueue.postgresql.facts import TableRead
+from sqlaqueue.postgresql.faults_of_indexes import index_faults
+from sqlaqueue.postgresql.plans import disabled_plans, on_shards, whole_reads
 from sqlaqueue.queue.spec import QueueSpec
 
 _VERY_LARGE = 100
@@ -28,15 +29,15 @@ def check_claim_plan(examination: Examination) -> Iterator[Finding]:
 
     A planner that knows better may read a table though there is an index: for instance if no job is due by far.
     """
-    facts, small = backend().diagnosis, examination.thresholds.small_table
+    small = examination.thresholds.small_table
     for spec in examination.specs:
         claim = claim_of(spec)
         if claim is None:
             continue
-        if facts.on_shards(examination.connection, spec):
+        if on_shards(examination.connection, spec):
             yield _on_shards(spec)
             continue
-        reads = facts.whole_reads(examination.connection, claim, spec.strategy.locked_tables(spec))
+        reads = whole_reads(examination.connection, claim, spec.strategy.locked_tables(spec))
         large = sorted((read for read in reads if read.rows > small), key=lambda read: -read.rows)
         reason, fix = _reason(examination, spec, large) if large else ("", "")
         if not reason:
@@ -66,12 +67,12 @@ def _on_shards(spec: QueueSpec) -> Finding:
 
 def _reason(examination: Examination, spec: QueueSpec, reads: Sequence[TableRead]) -> tuple[str, str]:
     """Return why the planner uses no index of the claim, and the fix; empty texts if there is nothing to repair."""
-    connection, facts = examination.connection, backend().diagnosis
-    faults = [each for each in facts.index_faults(connection, spec) if each.is_of_claims and each.state != "leftover"]
+    connection = examination.connection
+    faults = [each for each in index_faults(connection, spec) if each.is_of_claims and each.state != "leftover"]
     if faults:
         names = " and ".join(f"the index {each.name} is {each.state}" for each in faults)
         return names, "\n".join(each.repair for each in faults if each.repair)
-    off = facts.disabled_plans(connection)
+    off = disabled_plans(connection)
     if off:
         names = " and ".join(each.name for each in off)
         return f"{names} is off for this session", "\n".join(each.repair for each in off if each.repair)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.server import server_time
 
 _MEASUREMENTS = 5
 
@@ -52,6 +52,6 @@ def check_clock(examination: Examination, now: Callable[[], datetime] = _utc_now
 def _measure(examination: Examination, now: Callable[[], datetime]) -> tuple[float, float]:
     """Return how many seconds this machine is ahead, and how far off that may be."""
     began, here = time.monotonic(), now()
-    there = backend().diagnosis.server_time(examination.connection)
+    there = server_time(examination.connection)
     half = (time.monotonic() - began) / 2
     return (here - there).total_seconds() + half, half

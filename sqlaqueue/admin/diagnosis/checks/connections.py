@@ -8,7 +8,8 @@ from dataclasses import asdict
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.consumer.sessions.connection_checks import pool_limit
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.catalog_text import literal
+from sqlaqueue.postgresql.server import connections
 
 _NAMED = 3
 """How many groups of connections the text names."""
@@ -22,9 +23,9 @@ def check_server_connections(examination: Examination) -> Iterator[Finding]:
 
     Thresholds: ``connections_used``, ``connection_idle``.
     """
-    diagnosis, limits = backend().diagnosis, examination.thresholds
+    limits = examination.thresholds
     seconds = limits.connection_idle.total_seconds()
-    found = diagnosis.connections(examination.connection, seconds)
+    found = connections(examination.connection, seconds)
     if found.used < limits.connections_used * found.limit:
         return
     most = "; ".join(
@@ -38,8 +39,8 @@ def check_server_connections(examination: Examination) -> Iterator[Finding]:
         fixes.append(
             f"-- End {idlest.idle} idle sessions.\n"
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' "
-            f"AND pid <> pg_backend_pid() AND usename = {diagnosis.literal(idlest.role)} "
-            f"AND application_name = {diagnosis.literal(idlest.application)} AND state = 'idle' "
+            f"AND pid <> pg_backend_pid() AND usename = {literal(idlest.role)} "
+            f"AND application_name = {literal(idlest.application)} AND state = 'idle' "
             f"AND state_change < now() - interval '{seconds:g} seconds';"
         )
     fixes.append(f"-- Needs a restart of the server.\nALTER SYSTEM SET max_connections = {2 * found.limit};")

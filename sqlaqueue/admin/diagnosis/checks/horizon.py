@@ -8,8 +8,8 @@ from dataclasses import asdict
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.admin.diagnosis.thresholds import Thresholds
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.server_facts import (
+from sqlaqueue.postgresql.catalog_text import literal, quoted
+from sqlaqueue.postgresql.facts import (
     HorizonHolders,
     OpenTransaction,
     PreparedTransaction,
@@ -17,6 +17,7 @@ from sqlaqueue.queue.server_facts import (
     ServerState,
     Standby,
 )
+from sqlaqueue.postgresql.server import horizon_holders, server_state
 from sqlaqueue.texts import duration_text, moment_text
 
 _CONSEQUENCE = (
@@ -30,12 +31,11 @@ def check_horizon(examination: Examination) -> Iterator[Finding]:
 
     Thresholds: ``transaction_open``, ``horizon_age``, ``slot_inactive``.
     """
-    diagnosis = backend().diagnosis
-    server = diagnosis.server_state(examination.connection)
+    server = server_state(examination.connection)
     if server.in_recovery:
         # On a standby, the primary decides which rows are removed.
         return
-    holders = diagnosis.horizon_holders(examination.connection)
+    holders = horizon_holders(examination.connection)
     limits = examination.thresholds
     for session in holders.sessions:
         if _too_old(limits, session.age, session.seconds):
@@ -84,7 +84,6 @@ def last_statement(session: OpenTransaction) -> str:
 
 
 def _session(examination: Examination, server: ServerState, session: OpenTransaction) -> Finding:
-    quoted = backend().diagnosis.quoted
     who = describe_session(session)
     idle = (session.state or "").startswith("idle in transaction")
     if session.hidden:
@@ -117,7 +116,7 @@ def _session(examination: Examination, server: ServerState, session: OpenTransac
 
 
 def _prepared(prepared: PreparedTransaction) -> Finding:
-    gid = backend().diagnosis.literal(prepared.gid)
+    gid = literal(prepared.gid)
     return Finding(
         severity="warning",
         code="prepared_transaction",
@@ -134,7 +133,7 @@ def _prepared(prepared: PreparedTransaction) -> Finding:
 
 
 def _slot(examination: Examination, slot: ReplicationSlot) -> Finding:
-    name = backend().diagnosis.literal(slot.name)
+    name = literal(slot.name)
     drop = f"SELECT pg_drop_replication_slot({name});"
     if slot.active_pid is None:
         state = "is not in use"
@@ -204,7 +203,7 @@ def _on_standby(examination: Examination) -> tuple[str, ...]:
 
 
 def _hidden(server: ServerState, holders: HorizonHolders) -> Finding:
-    role = backend().diagnosis.quoted(server.role)
+    role = quoted(server.role)
     sessions = "1 session" if holders.hidden == 1 else f"{holders.hidden} sessions"
     return Finding(
         severity="notice",

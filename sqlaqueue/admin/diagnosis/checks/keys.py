@@ -10,8 +10,10 @@ import sqlalchemy as sa
 from sqlaqueue.admin.diagnosis.checks.queue_tables import queue_tables
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.server_facts import KeySequence
+from sqlaqueue.postgresql.catalog import foreign_keys_to
+from sqlaqueue.postgresql.catalog_text import quoted, table_name
+from sqlaqueue.postgresql.facts import KeySequence
+from sqlaqueue.postgresql.server import key_sequences
 from sqlaqueue.strategies.message_table import MessageStrategy
 
 
@@ -22,7 +24,7 @@ def check_keys(examination: Examination) -> Iterator[Finding]:
     """
     limits = examination.thresholds
     for queue, table in queue_tables(examination):
-        for sequence in backend().diagnosis.key_sequences(examination.connection, table):
+        for sequence in key_sequences(examination.connection, table):
             used = (sequence.last or 0) / sequence.limit
             if used < limits.keys_used:
                 continue
@@ -66,16 +68,15 @@ def _fixes(examination: Examination, table: sa.Table, sequence: KeySequence) -> 
 
 def _referring(examination: Examination, table: sa.Table, sequence: KeySequence) -> Iterator[str]:
     """Return the changes of columns that store the key: those of messages, and of foreign keys."""
-    quoted = backend().diagnosis.quoted
     columns: dict[str, None] = {}
     for spec in examination.specs:
         if spec.table is table and isinstance(spec.strategy, MessageStrategy):
             messages = spec.strategy.messages(spec)
-            name = backend().diagnosis.table_name(examination.connection, messages.table)
+            name = table_name(examination.connection, messages.table)
             for column, key in zip(messages.jobs, spec.keys, strict=True):
                 if quoted(key.name) == sequence.column:
                     columns[f"{name} ALTER COLUMN {quoted(column.name)}"] = None
-    for foreign in backend().checks.foreign_keys_to(examination.connection, table):
+    for foreign in foreign_keys_to(examination.connection, table):
         for name, referred in zip(foreign.columns, foreign.referred, strict=True):
             if quoted(referred) == sequence.column:
                 columns[f"{quoted(foreign.schema)}.{quoted(foreign.table)} ALTER COLUMN {quoted(name)}"] = None

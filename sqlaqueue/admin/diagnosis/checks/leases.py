@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlaqueue.admin.diagnosis.checks.shared import alive_text, at_most, counted, live_consumers, number_text
 from sqlaqueue.admin.diagnosis.examination import Examination, target_of
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.catalog_text import sql_text
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.strategies.update_status import waits_for_twin
 from sqlaqueue.texts import duration_text
@@ -69,6 +69,6 @@ def _without_lease(examination: Examination, spec: QueueSpec) -> Iterator[Findin
             queue=spec.name,
             summary=f"{number_text(number, 'job')} in the state processing, without a lease: plain SQL has set it.",
             consequence="No worker runs them, and no Consumer rescues them.",
-            fixes=(backend().diagnosis.sql_text(examination.connection, update),),
+            fixes=(sql_text(examination.connection, update),),
             facts={"jobs": number},
         )

@@ -11,9 +11,10 @@ from sqlaqueue.admin.diagnosis.checks.shared import at_most, counted, number_tex
 from sqlaqueue.admin.diagnosis.examination import Examination, target_of
 from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.admin.explanation.read_facts import messages_of
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.catalog import sees_all
+from sqlaqueue.postgresql.catalog_text import sql_text
+from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.states import STATES
 from sqlaqueue.strategies.message_table import MessageTable
 from sqlaqueue.strategies.parts.columns import same
 
@@ -38,7 +39,7 @@ def _jobs_without(examination: Examination, spec: QueueSpec, messages: MessageTa
         # The application inserts its own messages, and reconcile() only deletes some.
         names = [*(column.key for column in messages.jobs), *messages.waiting]
         insert = sa.insert(messages.table).from_select(names, rows.add_columns(*messages.waiting.values()))
-        fix = backend().diagnosis.sql_text(examination.connection, insert)
+        fix = sql_text(examination.connection, insert)
     yield Finding(
         severity="critical",
         code="jobs_without_message",
@@ -53,9 +54,7 @@ def _jobs_without(examination: Examination, spec: QueueSpec, messages: MessageTa
 def _messages_without(examination: Examination, spec: QueueSpec, messages: MessageTable) -> Iterator[Finding]:
     # In a CASE as in MessageTable: the planner should not search for pending jobs first.
     its = sa.exists().where(same(messages.jobs, spec.keys), sa.case((spec.in_state("pending"), sa.true())))
-    rows = sa.select(*messages.ids).where(
-        *messages.waits, ~its.correlate(messages.table), backend().checks.sees_all(spec.table)
-    )
+    rows = sa.select(*messages.ids).where(*messages.waits, ~its.correlate(messages.table), sees_all(spec.table))
     number = counted(examination.connection, rows)
     if number:
         yield Finding(
@@ -98,6 +97,6 @@ def check_status_values(examination: Examination) -> Iterator[Finding]:
                 "They never run and are never deleted. Correct them, or name the value in QueueConfig(states=...). The "
                 f"fix makes them {end}."
             ),
-            fixes=(backend().diagnosis.sql_text(examination.connection, update),),
+            fixes=(sql_text(examination.connection, update),),
             facts={"jobs": number, "values": values},
         )

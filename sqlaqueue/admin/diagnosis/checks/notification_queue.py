@@ -8,7 +8,7 @@ from dataclasses import asdict
 from sqlaqueue.admin.diagnosis.checks.horizon import describe_session
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.server import notification_queue
 from sqlaqueue.texts import duration_text, moment_text
 
 
@@ -18,7 +18,7 @@ def check_notification_queue(examination: Examination) -> Iterator[Finding]:
     A listener receives no notifications within a transaction. The server does not tell which sessions listen, so the
     session with the oldest transaction is named. Thresholds: ``notification_queue``, ``notification_queue_critical``.
     """
-    queue = backend().diagnosis.notification_queue(examination.connection)
+    queue = notification_queue(examination.connection)
     limits = examination.thresholds
     if queue.usage < limits.notification_queue:
         return

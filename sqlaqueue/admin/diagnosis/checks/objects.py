@@ -10,18 +10,31 @@ import sqlalchemy as sa
 from sqlaqueue.admin.diagnosis.checks.horizon import describe_session, last_statement
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding, Severity
-from sqlaqueue.queue.backend import SCHEDULE, TICK, backend
-from sqlaqueue.queue.diagnosis_protocol import IndexFault, MissingObject
+from sqlaqueue.postgresql.facts import IndexFault, MissingObject
+from sqlaqueue.postgresql.faults import (
+    UPDATE_COMMAND,
+    altered_objects,
+    function_faults,
+    missing_columns,
+    missing_defaults,
+    missing_tables,
+    read_split_schemas,
+    refused_states,
+    trigger_faults,
+)
+from sqlaqueue.postgresql.faults_of_indexes import index_faults
+from sqlaqueue.postgresql.server import server_state
+from sqlaqueue.queue.names import SCHEDULE, TICK
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.texts import duration_text
 
 
 def check_tables(examination: Examination) -> Iterator[Finding]:
     """Find missing tables and columns, and tables that the search path finds in several schemas."""
-    connection, facts = examination.connection, backend().diagnosis
+    connection = examination.connection
     for spec in examination.specs:
         needed = tables_of(spec)
-        missing = facts.missing_tables(connection, needed)
+        missing = missing_tables(connection, needed)
         if missing and len(missing) == len(needed):
             yield _no_table(examination, spec, missing)
             continue
@@ -37,7 +50,7 @@ def check_tables(examination: Examination) -> Iterator[Finding]:
             )
         if missing:
             continue
-        for column in facts.missing_columns(connection, needed):
+        for column in missing_columns(connection, needed):
             yield Finding(
                 severity="critical",
                 code="missing_column",
@@ -47,7 +60,7 @@ def check_tables(examination: Examination) -> Iterator[Finding]:
                 fixes=(_migration(), column.create),
                 facts={"column": column.name},
             )
-        split = facts.split_schemas(connection, spec)
+        split = read_split_schemas(connection, spec)
         if split is not None:
             others = ", ".join(split.others)
             yield Finding(
@@ -62,7 +75,7 @@ def check_tables(examination: Examination) -> Iterator[Finding]:
 
 
 def _no_table(examination: Examination, spec: QueueSpec, missing: Sequence[MissingObject]) -> Finding:
-    database = backend().diagnosis.server_state(examination.connection).database
+    database = server_state(examination.connection).database
     hint = f": {missing[0].hint}" if missing[0].hint else ""
     return Finding(
         severity="critical",
@@ -78,7 +91,7 @@ def _no_table(examination: Examination, spec: QueueSpec, missing: Sequence[Missi
 def check_defaults(examination: Examination) -> Iterator[Finding]:
     """Find columns without the DEFAULT that the model declares."""
     for spec in examination.specs:
-        for column in backend().diagnosis.missing_defaults(examination.connection, spec):
+        for column in missing_defaults(examination.connection, spec):
             yield Finding(
                 severity="critical" if column.is_of_queue else "warning",
                 code="missing_default",
@@ -93,7 +106,7 @@ def check_defaults(examination: Examination) -> Iterator[Finding]:
 def check_refused_states(examination: Examination) -> Iterator[Finding]:
     """Find states of jobs that a CHECK constraint or the type of the status column refuses."""
     for spec in examination.specs:
-        for each in backend().diagnosis.refused_states(examination.connection, spec):
+        for each in refused_states(examination.connection, spec):
             yield Finding(
                 severity="warning" if each.state == "cancelled" else "critical",
                 code="refused_status",
@@ -117,7 +130,7 @@ _REFUSED = {
 def check_indexes(examination: Examination) -> Iterator[Finding]:
     """Find indexes that are missing, invalid or altered, and what an interrupted build has left behind."""
     for spec in examination.specs:
-        for fault in backend().diagnosis.index_faults(examination.connection, spec):
+        for fault in index_faults(examination.connection, spec):
             yield _of_index(examination, spec, fault)
 
 
@@ -205,7 +218,7 @@ def _of_building(examination: Examination, spec: QueueSpec, index: str, fault: I
 def check_triggers(examination: Examination) -> Iterator[Finding]:
     """Find triggers that are missing or disabled."""
     for spec in examination.specs:
-        for fault in backend().diagnosis.trigger_faults(examination.connection, tables_of(spec)):
+        for fault in trigger_faults(examination.connection, tables_of(spec)):
             is_missing = fault.state == "missing"
             yield Finding(
                 severity="warning" if fault.wakes else "critical",
@@ -221,7 +234,7 @@ def check_triggers(examination: Examination) -> Iterator[Finding]:
 def check_functions(examination: Examination) -> Iterator[Finding]:
     """Find functions that are missing, or of another version."""
     for spec in examination.specs:
-        for fault in backend().diagnosis.function_faults(examination.connection, tables_of(spec)):
+        for fault in function_faults(examination.connection, tables_of(spec)):
             facts = {"function": fault.name, "found": fault.found, "wanted": fault.wanted}
             if fault.state == "missing":
                 yield Finding(
@@ -261,7 +274,7 @@ def check_functions(examination: Examination) -> Iterator[Finding]:
 def check_altered_objects(examination: Examination) -> Iterator[Finding]:
     """Find triggers and functions that were changed by hand."""
     for spec in examination.specs:
-        for each in backend().diagnosis.altered_objects(examination.connection, tables_of(spec)):
+        for each in altered_objects(examination.connection, tables_of(spec)):
             of_table = f" of {each.table}" if each.table else ""
             yield Finding(
                 severity="warning" if each.wakes else "critical",
@@ -290,4 +303,4 @@ def _without_trigger(*, wakes: bool) -> str:
 
 
 def _migration() -> str:
-    return backend().checks.UPDATE_COMMAND.strip("`")
+    return UPDATE_COMMAND.strip("`")

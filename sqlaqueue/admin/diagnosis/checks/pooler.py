@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from sqlaqueue.admin.diagnosis.checks.settings import use_server
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.server import announced_pid, backend_pid, probe_backends, server_state
 
 
 def check_pooler(examination: Examination) -> Iterator[Finding]:
@@ -18,16 +18,16 @@ def check_pooler(examination: Examination) -> Iterator[Finding]:
     of another id, there is a pooler in between. Only then two further connections are opened, to see whether it
     changes the process from one transaction to the next. Threshold: ``statement_timeout``.
     """
-    diagnosis, connection = backend().diagnosis, examination.connection
-    executing = diagnosis.backend_pid(connection)
-    announced = diagnosis.announced_pid(connection)
+    connection = examination.connection
+    executing = backend_pid(connection)
+    announced = announced_pid(connection)
     if announced == executing:
         return
     pids = _probe(examination)
     if pids and pids[0] == pids[-1]:
         # In session mode a client keeps its connection, and notifications arrive.
         return
-    server = diagnosis.server_state(connection)
+    server = server_state(connection)
     between = f"A pooler is between this engine and the server {server.address}:{server.port}"
     if pids:
         seen = f"two transactions of one connection were executed by the processes {pids[0]} and {pids[-1]}"
@@ -52,16 +52,15 @@ def check_pooler(examination: Examination) -> Iterator[Finding]:
 def _probe(examination: Examination) -> Sequence[int]:
     """Return the process ids of further transactions; none if the pooler has no connection left for them."""
     engine = examination.connection.engine
-    probe = backend().diagnosis.probe_backends
     if engine.dialect.is_async:
         # Its connections belong to the event loop of this thread.
-        return probe(engine)
+        return probe_backends(engine)
     found: list[int] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.extend(probe(engine))
+            found.extend(probe_backends(engine))
         except Exception as error:  # noqa: BLE001 - raised below, in the thread of the examination
             errors.append(error)
 

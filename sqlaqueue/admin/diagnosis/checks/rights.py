@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.privileges import missing_grants, missing_schema_grants, row_security
 
 _OF_WORKERS = "If workers use another role, examine the queue with theirs."
 
@@ -14,7 +14,7 @@ _OF_WORKERS = "If workers use another role, examine the queue with theirs."
 def check_schemas(examination: Examination) -> Iterator[Finding]:
     """Find schemas that the role may not use."""
     for spec in examination.specs:
-        for grant in backend().checks.missing_schema_grants(examination.connection, spec):
+        for grant in missing_schema_grants(examination.connection, spec):
             yield Finding(
                 severity="critical",
                 code="missing_schema_grant",
@@ -28,7 +28,7 @@ def check_schemas(examination: Examination) -> Iterator[Finding]:
 def check_privileges(examination: Examination) -> Iterator[Finding]:
     """Find privileges and policies that a Consumer needs and the role lacks."""
     for spec in examination.specs:
-        for grant in backend().checks.missing_grants(examination.connection, spec):
+        for grant in missing_grants(examination.connection, spec):
             yield Finding(
                 severity="critical",
                 code="missing_grant",
@@ -37,7 +37,7 @@ def check_privileges(examination: Examination) -> Iterator[Finding]:
                 consequence=f"A Consumer with this role does not start. {_OF_WORKERS}",
                 fixes=(f"{grant};",),
             )
-        policies, hidden = backend().checks.row_security(examination.connection, spec)
+        policies, hidden = row_security(examination.connection, spec)
         if hidden is not None:
             yield Finding(
                 severity="warning",

@@ -10,7 +10,7 @@ from sqlaqueue.admin.diagnosis.examination import Examination, target_of
 from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_schedules
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.faults import missing_tables
 from sqlaqueue.schedules.tables import ScheduleTables
 from sqlaqueue.texts import duration_text
 
@@ -19,7 +19,7 @@ def check_schedules(examination: Examination) -> Iterator[Finding]:
     """Find schedules that nothing fires, that cannot be fired, and whose queue nothing serves."""
     for spec in examination.specs:
         tables = ScheduleTables.look_up(spec)
-        if backend().diagnosis.missing_tables(examination.connection, [tables.schedules, tables.ticks]):
+        if missing_tables(examination.connection, [tables.schedules, tables.ticks]):
             continue
         with examination.session() as session:
             stored = [each for each in read_schedules(session, spec.model) if each.queue == spec.name]

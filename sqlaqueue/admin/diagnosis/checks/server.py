@@ -9,9 +9,9 @@ from sqlaqueue.admin.diagnosis.checks.settings import change_setting, use_server
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding, Severity
 from sqlaqueue.consumer.configuration.settings import BATCH
-from sqlaqueue.flow_control.controls import flow_control
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.server_facts import ServerState
+from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.postgresql.facts import ServerState
+from sqlaqueue.postgresql.server import server_state
 
 
 def check_server(examination: Examination) -> Iterator[Finding]:
@@ -19,7 +19,7 @@ def check_server(examination: Examination) -> Iterator[Finding]:
 
     Threshold: ``oldest_server``.
     """
-    server = backend().diagnosis.server_state(examination.connection)
+    server = server_state(examination.connection)
     oldest = examination.thresholds.oldest_server
     if server.version // 10_000 < oldest:
         yield Finding(
@@ -72,7 +72,7 @@ def _source(server: ServerState, name: str) -> str:
 
 def check_durability(examination: Examination) -> Iterator[Finding]:
     """Find settings with which the server loses commits, or its data, in a crash."""
-    server = backend().diagnosis.server_state(examination.connection)
+    server = server_state(examination.connection)
     lost = "After a crash of the machine the database may be corrupt; jobs may be lost or run twice."
     found: list[tuple[Severity, str, str]] = [("critical", "fsync", lost), ("critical", "full_page_writes", lost)]
     for severity, name, consequence in found:
@@ -105,7 +105,7 @@ def check_lock_table(examination: Examination) -> Iterator[Finding]:
 
     Threshold: ``claims_at_once``.
     """
-    server = backend().diagnosis.server_state(examination.connection)
+    server = server_state(examination.connection)
     sessions = server.number("max_connections") + server.number("max_prepared_transactions")
     room = int(server.number("max_locks_per_transaction") * sessions)
     for spec in examination.specs:

@@ -15,9 +15,12 @@ from sqlaqueue.admin.diagnosis.examination import Examination, target_of
 from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.admin.explanation.facts import unclaimable_jobs
 from sqlaqueue.admin.explanation.read_facts import messages_of
-from sqlaqueue.flow_control.controls import flow_control
-from sqlaqueue.keys import key_text
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
+from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.postgresql.catalog_text import sql_text
+from sqlaqueue.postgresql.side_tables import PAUSE
+from sqlaqueue.postgresql.triggers import wakes
+from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.texts import duration_text, moment_text
 
@@ -109,7 +112,7 @@ def _paused_at(examination: Examination, spec: QueueSpec) -> Any:
     control = spec.side_tables.get(CONTROL)
     if control is None:
         return None
-    mine = sa.and_(control.c.queue == spec.name, control.c.key == backend().side_tables.PAUSE)
+    mine = sa.and_(control.c.queue == spec.name, control.c.key == PAUSE)
     return examination.connection.execute(sa.select(control.c.created_at).where(mine)).scalar()
 
 
@@ -117,7 +120,7 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
     """Find live Consumers that receive no notifications, cannot claim some jobs, or have another version."""
     for spec in examination.specs:
         alive = live_consumers(examination, spec)
-        silent = [] if not backend().triggers.wakes(spec) else [each for each in alive if _is_silent(examination, each)]
+        silent = [] if not wakes(spec) else [each for each in alive if _is_silent(examination, each)]
         if silent:
             names = ", ".join(str(each.name) for each in silent)
             yield Finding(
@@ -188,9 +191,7 @@ def check_leftovers(examination: Examination) -> Iterator[Finding]:
             )
             yield from _left_over(examination, spec, journal, entries)
         if control is not None:
-            requests = sa.and_(
-                control.c.queue == spec.name, control.c.key != backend().side_tables.PAUSE, control.c.created_at < old
-            )
+            requests = sa.and_(control.c.queue == spec.name, control.c.key != PAUSE, control.c.created_at < old)
             yield from _left_over(examination, spec, control, requests)
 
 
@@ -200,7 +201,7 @@ def _left_over(
     number = counted(examination.connection, sa.select(table.c.queue).where(rows))
     if not number:
         return
-    fix = backend().diagnosis.sql_text(examination.connection, sa.delete(table).where(rows))
+    fix = sql_text(examination.connection, sa.delete(table).where(rows))
     age = duration_text(examination.thresholds.leftover_age.total_seconds())
     if table.name == CRASH_JOURNAL:
         yield Finding(

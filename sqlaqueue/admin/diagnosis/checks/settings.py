@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.server_facts import ServerState
+from sqlaqueue.postgresql.catalog_text import quoted
+from sqlaqueue.postgresql.facts import ServerState
 
 
 def change_setting(server: ServerState, name: str, value: str) -> str:
     """Return the statements that give a setting another value for all new sessions like the current one."""
-    quoted = backend().diagnosis.quoted
     database, role = quoted(server.database), quoted(server.role)
     source = server.settings[name].source
     if source in {"client", "session"}:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.diagnosis.examination import Examination
-from sqlaqueue.queue.backend import CONSUMERS
+from sqlaqueue.queue.names import CONSUMERS
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.control import consumers
 

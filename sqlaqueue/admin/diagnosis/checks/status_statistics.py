@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.catalog_text import table_name
+from sqlaqueue.postgresql.server import common_values
 
 
 def check_status_statistics(examination: Examination) -> Iterator[Finding]:
@@ -23,7 +24,7 @@ def check_status_statistics(examination: Examination) -> Iterator[Finding]:
     for spec in examination.specs:
         if not spec.has("status"):
             continue
-        common = backend().diagnosis.common_values(connection, spec.columns["status"])
+        common = common_values(connection, spec.columns["status"])
         pending = connection.scalar(sa.select(sa.cast(spec.literal("pending"), sa.Text)))
         # Without common values there are no statistics, or each status is unique.
         if not common or pending in common:
@@ -45,6 +46,6 @@ def check_status_statistics(examination: Examination) -> Iterator[Finding]:
                 f"only these values of {spec.columns['status'].name}: {', '.join(common)}."
             ),
             consequence="The server plans for few pending jobs, so a claim may have a plan that reads all of them.",
-            fixes=(f"ANALYZE {backend().diagnosis.table_name(connection, spec.table)};",),
+            fixes=(f"ANALYZE {table_name(connection, spec.table)};",),
             facts={"values": [*common], "pending_more_than": most},
         )

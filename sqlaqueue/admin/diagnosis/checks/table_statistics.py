@@ -11,8 +11,8 @@ from sqlaqueue.admin.diagnosis.checks.settings import change_setting
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.admin.diagnosis.thresholds import Thresholds
-from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.server_facts import ServerState, TableStatistics
+from sqlaqueue.postgresql.facts import ServerState, TableStatistics
+from sqlaqueue.postgresql.server import server_state, table_statistics
 from sqlaqueue.texts import duration_text
 
 _OFF = {"off", "false", "no", "0", "f", "n", "of", "fa", "fal", "fals"}
@@ -27,7 +27,7 @@ _QUEUE_VACUUM = {
 
 def check_autovacuum(examination: Examination) -> Iterator[Finding]:
     """Find that the server does not vacuum, or does not count what there is to vacuum."""
-    server = backend().diagnosis.server_state(examination.connection)
+    server = server_state(examination.connection)
     if not server.is_on("track_counts"):
         yield Finding(
             severity="warning",
@@ -57,11 +57,10 @@ def check_table_statistics(examination: Examination) -> Iterator[Finding]:
     ``changed_share``, ``row_count_factor``, ``analyze_overdue``, ``new_table_rows``, ``freeze_factor``,
     ``freeze_critical``.
     """
-    diagnosis = backend().diagnosis
-    server = diagnosis.server_state(examination.connection)
+    server = server_state(examination.connection)
     limits = examination.thresholds
     for queue, table in queue_tables(examination):
-        for statistics in diagnosis.table_statistics(examination.connection, table):
+        for statistics in table_statistics(examination.connection, table):
             yield from _autovacuum_disabled(queue, statistics)
             if server.is_on("track_counts"):
                 yield from _dead_rows(limits, server, queue, statistics)

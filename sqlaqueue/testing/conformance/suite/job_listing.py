@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlaqueue import cancel, complete, fail, retry
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.states import STATES
+from sqlaqueue.queue.options import STATES
 from sqlaqueue.strategies.parts.job_listing import OTHER, SHOWN, key_labels
 from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, needs
 

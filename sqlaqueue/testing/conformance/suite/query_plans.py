@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, complete, extend, fail, purge, reconcile, requeue, rescue, retry
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.postgresql.claim_scan import FEW
 from sqlaqueue.testing.conformance.queue_under_test import ALL, QueueUnderTest
 
 N = 3
@@ -107,7 +107,7 @@ class QueryPlanConformance:
         PostgreSQL may keep a generic plan from the sixth execution of a prepared statement on. A claim of a few jobs
         may have one.
         """
-        queue.enqueue(60 * backend().claims.FEW)
+        queue.enqueue(60 * FEW)
         kept = sa.text("SELECT statement FROM pg_prepared_statements WHERE generic_plans > 0")
         name, some_key = queue.Job.__table__.name, next(iter(queue.Job.__table__.primary_key))
         nobody = sa.select(queue.Job).where(sa.cast(some_key, sa.Text()) == "nobody's")
@@ -116,7 +116,7 @@ class QueryPlanConformance:
             _prepare_at_once(session)
             earlier = set(session.scalars(kept))
             for _ in range(12):
-                jobs = queue.claim(session, 3 * backend().claims.FEW)
+                jobs = queue.claim(session, 3 * FEW)
                 done, failed, again = jobs[::3], jobs[1::3], jobs[2::3]
                 ends = [extend(again, lease=60), complete(done), fail(failed), retry(again, delay=60)]
                 maintenance = [rescue(queue.Job), reconcile(queue.Job), purge(queue.Job, limit=1)]

@@ -1,0 +1,293 @@
+"""In which order a claim under flow control visits the jobs: cell by cell, until it has enough.
+
+A cell is a part of the pending jobs that one scan of an index reads in order. The cells of one priority come before
+those of the next one. Where keys take turns, each turn is a cell, and the turns begin behind the last one that this
+process has seen (:mod:`sqlaqueue.flow_control.keys`); once each key had its turn, a second lap takes what is left.
+
+The first cell of a turn is its *window*: its first due jobs, whatever their keys. If jobs that are held back fill the
+window, the jobs behind it are visited key by key, so that a million jobs of one key cost one descent of an index. These
+cells are called *parts*. They begin at a random key, since the claims that find the window full must not favour some.
+
+The next cell is found by a recursive query. Nothing is read for cells that a claim does not reach.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.flow_control.keys import LEVELS, TAKEN, FlowControl, JobKey, TurnKey, turns_of
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.types import key_hash, nullable_array
+
+_ONE = sa.literal_column("1", sa.Integer())
+_ZERO = sa.literal_column("0", sa.Integer())
+_LEAST = sa.literal_column("'-9223372036854775808'::bigint", sa.BigInteger())
+_NO_PART = sa.cast(sa.null(), sa.BigInteger())
+
+
+def _random_key() -> int:
+    return secrets.randbits(64) - 2**63
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The cells of one claim.
+
+    Their columns: ``level``, the priority; ``lap``; ``turn``, the hash of the key whose turn it is; ``part``, the hash
+    of the key of a part, NULL for a window; ``wrapped`` and ``again``, whether turns and parts have begun anew at the
+    least hash, 0 or 1.
+
+    :param limit: the most jobs to claim.
+    :param one: whether all jobs are one cell, of all priorities.
+    """
+
+    flow: FlowControl
+    limit: sa.ColumnElement[int]
+    one: bool = False
+
+    @property
+    def turn(self) -> TurnKey | None:
+        """Whose jobs take turns."""
+        return None if self.one else self.flow.turn
+
+    @property
+    def part(self) -> JobKey | None:
+        """Of what the key of a part is."""
+        return None if self.one else self.flow.part
+
+    @property
+    def order(self) -> list[sa.Column[Any]]:
+        """The claim order within a priority."""
+        return [column for column in self.spec.claim_order if column is not self.spec.columns.get("priority")]
+
+    @property
+    def spec(self) -> QueueSpec:
+        """The queue."""
+        return self.flow.spec
+
+    @property
+    def window(self) -> sa.ColumnElement[int]:
+        """How many jobs a window has: enough that it is rarely full of jobs that are held back.
+
+        Behind a window of all jobs there are no parts, so it is larger.
+        """
+        further = sa.literal_column("1000" if self.one else "64", sa.Integer())
+        return self.limit * sa.literal_column("4", sa.Integer()) + further
+
+    @cached_property
+    def given(self) -> sa.FromClause | None:
+        """Where each level's turns begin: ``level``, ``start`` and ``taken``; None without turns."""
+        turn = self.turn
+        if turn is None:
+            return None
+        memory = turns_of(self.spec)
+        priority = self.spec.columns.get("priority")
+        types = {LEVELS: sa.Integer() if priority is None else priority.type, TAKEN: sa.Integer()}
+        keys = [column.key for column in turn.columns]
+        types |= {column.key: column.type for column in turn.columns}
+        arrays = [
+            sa.bindparam(None, callable_=memory.reader(name), type_=nullable_array(types[name])) for name in types
+        ]
+        rows: Any = sa.func.unnest(*arrays).table_valued(
+            *(sa.column(name, types[name]) for name in types), name="sqlaqueue_turns"
+        )
+        rows = rows.render_derived("sqlaqueue_turns")
+        known = sa.select(
+            rows.c[LEVELS].label("level"),
+            key_hash([rows.c[name] for name in keys]).label("last"),
+            rows.c[TAKEN].label("taken"),
+        )
+        last = known.cte("sqlaqueue_last")
+        # The key whose turn is over comes last in the next lap.
+        over = last.c.taken >= self.turn_size(last.c.level, last.c.last)
+        start = sa.case((over, last.c.last + _ONE), else_=last.c.last)
+        return sa.select(last.c.level, start.label("start"), last.c.taken).cte("sqlaqueue_given")
+
+    def turn_size(self, level: sa.ColumnElement[Any], turn: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Return how many jobs one turn of a key has."""
+        assert self.turn is not None  # noqa: S101 - only asked for where keys take turns
+        weight = self.turn.weight
+        if isinstance(self.turn.config.weight, int):
+            return weight
+        rows = self.spec.table
+        of_turn = [*self.waiting(rows), *self.of_level(rows, level), *self.of_turn(rows, turn)]
+        some = sa.select(weight).select_from(rows).where(*of_turn).limit(_ONE).correlate_except(rows)
+        return sa.func.greatest(sa.func.coalesce(some.scalar_subquery(), _ONE), _ONE, type_=sa.Integer())
+
+    def start(self, level: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+        """Return the hash at which the turns of a level begin."""
+        assert self.given is not None  # noqa: S101 - only asked for where keys take turns
+        known: Any = sa.select(self.given.c.start).where(self.given.c.level == level).limit(_ONE)
+        known = known.correlate_except(self.given).scalar_subquery()
+        return sa.func.coalesce(known, _LEAST, type_=sa.BigInteger())
+
+    def taken(self, level: sa.ColumnElement[Any], turn: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Return how many jobs the turn of a key has had already."""
+        assert self.given is not None  # noqa: S101 - as above
+        known = self.given.c
+        had: Any = sa.select(known.taken).where(known.level == level, known.start == turn).limit(_ONE)
+        had = had.correlate_except(self.given).scalar_subquery()
+        return sa.func.coalesce(had, _ZERO, type_=sa.Integer())
+
+    # -- conditions on jobs ----------------------------------------------------------------------------------------
+
+    def waiting(self, rows: sa.FromClause) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions that a job in ``rows`` is pending."""
+        if not self.spec.has("status"):
+            return []
+        status = rows.c[self.spec.columns["status"].key]
+        return [status == self.spec.literal("pending")]
+
+    def of_level(self, rows: sa.FromClause, level: sa.ColumnElement[Any]) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions that a job has a priority."""
+        priority = self.spec.columns.get("priority")
+        return [] if priority is None or self.one else [rows.c[priority.key] == level]
+
+    def of_turn(self, rows: sa.FromClause, turn: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions that a job has the key whose turn it is."""
+        return [] if self.turn is None else [self.turn.hashed(rows) == turn]
+
+    # -- the recursion ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def all(self) -> sa.CTE:
+        """All cells, in order."""
+        first = self._first_of_level(self._levels(None), "sqlaqueue_first")
+        if self.one or not (self.part or self.turn or self.spec.has("priority")):
+            return sa.select(*first.c).cte("sqlaqueue_cell")
+        cells = sa.select(*first.c).cte("sqlaqueue_cell", recursive=True)
+        steps = [
+            self._first_of(step, cells, f"sqlaqueue_step_{number}") for number, step in enumerate(self._steps(cells))
+        ]
+        any_step = sa.union_all(*(sa.select(*step.c) for step in steps)).subquery("sqlaqueue_steps")
+        nearest = sa.select(*any_step.c).limit(_ONE).lateral("sqlaqueue_next")
+        return cells.union_all(sa.select(*nearest.c).select_from(cells.join(nearest, sa.true())))
+
+    @staticmethod
+    def _first_of(step: AnySelect, cells: sa.FromClause, name: str) -> sa.FromClause:
+        return step.correlate(cells).limit(_ONE).lateral(name)
+
+    def _steps(self, cells: sa.CTE) -> Iterator[AnySelect]:
+        """Yield the ways to the next cell, the nearest first."""
+        c = cells.c
+        part, turn = self.part, self.turn
+        if part is not None:
+            for again, key, more in self._rotation(part, c.again, c.part, self._random, window=True):
+                rows, where = more
+                inside = [*self.waiting(rows), *self.of_level(rows, c.level), *self.of_turn(rows, c.turn)]
+                entered = sa.or_(c.part.is_not(None), self._is_window_full(c.level, c.turn))
+                found = sa.select(c.level, c.lap, c.wrapped, c.turn, again.label("again"), key.label("part"))
+                yield found.select_from(rows).where(*inside, *where, entered).order_by(key)
+        if turn is not None:
+            for wrapped, key, more in self._rotation(turn, c.wrapped, c.turn, self.start(c.level)):
+                yield self._turns(c.level, c.lap, wrapped, key, more)
+            for wrapped, key, more in self._rotation(turn, None, None, self.start(c.level)):
+                yield self._turns(c.level, c.lap + _ONE, wrapped, key, more).where(c.lap == _ONE)
+        if self.spec.has("priority"):
+            yield sa.select(*self._first_of_level(self._levels(c.level), "sqlaqueue_of_level").c)
+
+    @cached_property
+    def _random(self) -> sa.ColumnElement[int]:
+        return sa.bindparam(None, callable_=_random_key, type_=sa.BigInteger())
+
+    def _turns(
+        self,
+        level: sa.ColumnElement[Any],
+        lap: sa.ColumnElement[int],
+        wrapped: sa.ColumnElement[int],
+        key: sa.ColumnElement[int],
+        more: tuple[sa.FromClause, Sequence[sa.ColumnElement[bool]]],
+    ) -> AnySelect:
+        rows, where = more
+        found = sa.select(
+            level.label("level"),
+            lap.label("lap"),
+            wrapped.label("wrapped"),
+            key.label("turn"),
+            _ZERO.label("again"),
+            _NO_PART.label("part"),
+        )
+        return found.select_from(rows).where(*self.waiting(rows), *self.of_level(rows, level), *where).order_by(key)
+
+    def _rotation(
+        self,
+        job_key: JobKey,
+        wrapped: sa.ColumnElement[int] | None,
+        last: sa.ColumnElement[int] | None,
+        start: sa.ColumnElement[int],
+        *,
+        window: bool = False,
+    ) -> Iterator[
+        tuple[sa.ColumnElement[int], sa.ColumnElement[int], tuple[sa.FromClause, list[sa.ColumnElement[bool]]]]
+    ]:
+        """Yield the two ways to the next key: a greater one, and those before the start once there is none.
+
+        :param wrapped: whether it has begun anew already; None for the first key.
+        :param last: the hash of the last key; None, or NULL, for the first key.
+        """
+        for number, value in enumerate((_ZERO, _ONE)):
+            rows = self.spec.table.alias(self._name())
+            key = job_key.hashed(rows)
+            if last is None or wrapped is None:
+                where = [key >= start] if number == 0 else [key <= start]
+            elif number == 0:
+                where = [wrapped == _ZERO, key >= (sa.func.coalesce(last + _ONE, start) if window else last + _ONE)]
+            else:
+                where = [key >= sa.case((wrapped == _ONE, last + _ONE), else_=_LEAST), key <= start]
+            yield value, key, (rows, where)
+
+    def _name(self) -> str:
+        self._names.append("")
+        return f"sqlaqueue_job_{len(self._names)}"
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return []
+
+    def _levels(self, last: sa.ColumnElement[Any] | None) -> sa.FromClause:
+        """Return the level after ``last``, or the first one."""
+        priority = self.spec.columns.get("priority")
+        if priority is None or self.one:
+            return sa.select(_ZERO.label("level")).lateral("sqlaqueue_level")
+        rows = self.spec.table.alias(self._name())
+        level = rows.c[priority.key]
+        after = [] if last is None else [level > last]
+        found = sa.select(level.label("level")).where(*self.waiting(rows), *after).order_by(level).limit(_ONE)
+        return found.correlate_except(rows).lateral("sqlaqueue_level" if last is None else "sqlaqueue_next_level")
+
+    def _first_of_level(self, levels: sa.FromClause, name: str) -> sa.FromClause:
+        """Return the first cell of a level."""
+        level = levels.c.level
+        if self.turn is None:
+            found = sa.select(
+                level,
+                _ONE.label("lap"),
+                _ZERO.label("wrapped"),
+                sa.cast(_ZERO, sa.BigInteger()).label("turn"),
+                _ZERO.label("again"),
+                _NO_PART.label("part"),
+            )
+            return found.select_from(levels).lateral(name)
+        ways = [
+            self._first_of(self._turns(level, _ONE, wrapped, key, more), levels, f"{name}_{number}")
+            for number, (wrapped, key, more) in enumerate(self._rotation(self.turn, None, None, self.start(level)))
+        ]
+        any_way = sa.union_all(*(sa.select(*way.c) for way in ways)).subquery(f"{name}_ways")
+        nearest = sa.select(*any_way.c).limit(_ONE).lateral(f"{name}_turn")
+        return sa.select(*nearest.c).select_from(levels.join(nearest, sa.true())).lateral(name)
+
+    def _is_window_full(self, level: sa.ColumnElement[Any], turn: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+        rows, size = self.spec.table.alias(self._name()), self.window
+        run_at = self.spec.columns.get("run_at")
+        due = self.spec.due(None if run_at is None else rows.c[run_at.key])
+        where = [*self.waiting(rows), *self.of_level(rows, level), *self.of_turn(rows, turn), *due]
+        first = sa.select(_ONE).select_from(rows).where(*where).limit(size).correlate_except(rows)
+        count = sa.select(sa.func.count()).select_from(first.subquery("sqlaqueue_in_window"))
+        return count.scalar_subquery() >= size

@@ -1,0 +1,256 @@
+"""The limits, rates, order and turns of one queue, resolved to its columns, and whose turn it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.queue.options import Fair, Limit, Number, Order, Rate
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.types import key_hash
+
+# -- controls ----------------------------------------------------------------------------------------------------------
+# The limits, rates, order and turns of one queue, resolved to its columns.
+#
+# A key of several columns is compared by its hash, a 64-bit number. So each index has one column for a key, whatever
+# the types of its attributes, and NULL is a value like any other. Two keys of equal hashes would share what is left
+# to them.
+
+
+@dataclass(frozen=True, eq=False)
+class JobKey:
+    """Some attributes of a job whose values are the key of a limit, a rate, an order or a turn."""
+
+    spec: QueueSpec
+    names: Sequence[str]
+
+    @cached_property
+    def columns(self) -> list[sa.Column[Any]]:
+        """The columns of the attributes."""
+        return [self.spec.mapper.columns[name] for name in self.names]
+
+    def hashed(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the hash of the key of the jobs in ``rows``, the table or an alias of it, as indexes have it."""
+        return key_hash([rows.c[column.key] for column in self.columns])
+
+    def of(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the same, or NULL for a job that has no value in one of the columns; 0 for no columns at all."""
+        if not self.names:
+            return sa.literal_column("0", sa.BigInteger())
+        missing = [rows.c[column.key].is_(None) for column in self.columns if column.nullable]
+        return sa.case((sa.or_(*missing), sa.null()), else_=self.hashed(rows)) if missing else self.hashed(rows)
+
+    def running(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the hash of the key of running jobs in ``rows``; NULL for others.
+
+        Only one index serves a search for it. Were the state a condition of its own, the planner could choose any index
+        of running jobs, and a function would keep that plan.
+        """
+        status = rows.c[self.spec.columns["status"].key]
+        runs = status == self.spec.literal("processing")
+        return key_hash([rows.c[column.key] for column in self.columns], only=runs)
+
+    @property
+    def text(self) -> str:
+        """The names, for names of objects and for reports."""
+        return ",".join(self.names)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyLimit(JobKey):
+    """A limit of a queue."""
+
+    config: Limit
+
+    @property
+    def most(self) -> sa.ColumnElement[int]:
+        """How many jobs of the key may run at once, from the columns of the table."""
+        return _number(self.spec, self.config.most)
+
+    @property
+    def changes(self) -> bool:
+        """Whether the number may change while jobs run."""
+        return not isinstance(self.config.most, int)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyRate(JobKey):
+    """A rate of a queue."""
+
+    config: Rate
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two beginnings."""
+        return self.config.every.total_seconds() / self.config.most
+
+    @property
+    def name(self) -> str:
+        """The name of the rate among those of the queue; another period is another rate."""
+        return f"{self.text}/{self.config.every.total_seconds():g}s"
+
+    def free_at(self, rates: sa.FromClause) -> sa.ColumnElement[Any]:
+        """Return when the next job of a key may begin, from the columns of the side table of rates."""
+        burst = sa.literal(timedelta(seconds=self.interval * (self.config.burst - 1)), sa.Interval())
+        return sa.func.greatest(rates.c.next_at - burst, rates.c.throttled_until)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyOrder(JobKey):
+    """The order of a queue."""
+
+    config: Order
+
+    @property
+    def by(self) -> tuple[sa.Column[Any], ...]:
+        """The columns of the order within a key."""
+        first = self.spec.mapper.columns[self.config.by]
+        return (first, *(key for key in self.spec.keys if key is not first))
+
+
+@dataclass(frozen=True, eq=False)
+class TurnKey(JobKey):
+    """Whose jobs take turns."""
+
+    config: Fair
+
+    @property
+    def weight(self) -> sa.ColumnElement[int]:
+        """How many jobs of the key one turn has, from the columns of the table."""
+        return _number(self.spec, self.config.weight)
+
+
+def _number(spec: QueueSpec, given: Number) -> sa.ColumnElement[int]:
+    if isinstance(given, int):
+        return sa.literal_column(str(given), sa.Integer())
+    if isinstance(given, str):
+        return sa.cast(spec.mapper.columns[given], sa.Integer())
+    # A class is a callable as well as a select is an object of one; only a function gives a select for the class.
+    found: Any = given(spec.model) if callable(given) and not isinstance(given, sa.sql.ClauseElement) else given
+    if isinstance(found, int):
+        return sa.literal_column(str(found), sa.Integer())
+    if isinstance(found, sa.Select) and len(found.selected_columns) != 1:
+        msg = (
+            f"{spec.model.__name__}: the select of a limit or weight has {len(found.selected_columns)} columns; "
+            "select the number alone"
+        )
+        raise ConfigurationError(msg)
+    return sa.cast(found.scalar_subquery() if isinstance(found, sa.Select) else found, sa.Integer())
+
+
+@dataclass(frozen=True, eq=False)
+class FlowControl:
+    """All of it for one queue."""
+
+    spec: QueueSpec
+    limits: Sequence[KeyLimit]
+    rates: Sequence[KeyRate]
+    order: KeyOrder | None
+    turn: TurnKey | None
+
+    @property
+    def keys(self) -> list[JobKey]:
+        """The keys that may hold a job back."""
+        return [*self.limits, *self.rates, *([] if self.order is None else [self.order])]
+
+    @property
+    def most_at_once(self) -> list[int]:
+        """The numbers that no claim exceeds: of limits of the whole queue, if constant, and of rates."""
+        limits = [key.config.most for key in self.limits if not key.names and isinstance(key.config.most, int)]
+        if self.spec.strategy.holds_transaction:
+            # A slot is for any number of jobs of one transaction.
+            limits = []
+        return [max(number, 1) for number in (*limits, *(key.config.burst for key in self.rates if not key.names))]
+
+    @property
+    def part(self) -> JobKey | None:
+        """The attributes by which these hold jobs back, without those that take turns; None where there are none.
+
+        The attribute that is a limit is one of them: behind jobs of a key whose limit is reached may be one with a
+        higher limit.
+        """
+        turns = () if self.turn is None else self.turn.names
+        numbers = [limit.config.most for limit in self.limits if isinstance(limit.config.most, str)]
+        each = (*(name for key in self.keys for name in key.names), *numbers)
+        names = dict.fromkeys(name for name in each if name not in turns)
+        return JobKey(self.spec, tuple(names)) if names else None
+
+
+def flow_control(spec: QueueSpec) -> FlowControl | None:
+    """Return the flow control of a queue; None for a queue without any."""
+    config = spec.config
+    if not spec.flow_options:
+        return None
+    return FlowControl(
+        spec,
+        [KeyLimit(spec, one.per, one) for one in config.limits],
+        [KeyRate(spec, one.per, one) for one in config.rates],
+        None if config.order is None else KeyOrder(spec, config.order.per, config.order),
+        None if config.fair is None else TurnKey(spec, config.fair.per, config.fair),
+    )
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+# Whose turn it is: the last keys that this process has claimed jobs of, by priority.
+#
+# It is memory of the process, and nothing is written for it. Each process takes turns by itself.
+
+
+LEVELS, TAKEN = "sqlaqueue_level", "sqlaqueue_taken"
+"""The names of what is remembered beside the attributes of the key: the priority, and how many jobs in a row."""
+
+_MOST_LEVELS = 100
+"""Of how many priorities the last key is remembered."""
+
+
+class Turns:
+    """The last key of each priority of one queue.
+
+    Threads may mix the values of two claims. Then a turn begins at another key, which does no harm.
+    """
+
+    def __init__(self, spec: QueueSpec) -> None:
+        flow = flow_control(spec)
+        assert flow is not None and flow.turn is not None  # noqa: S101, PT018 - only made where keys take turns
+        self._columns = {column.key: spec.mapper.get_property_by_column(column).key for column in flow.turn.columns}
+        self._priority = spec.attributes.get("priority")
+        self._last: dict[Any, tuple[tuple[Any, ...], int]] = {}
+
+    def claimed(self, values: Mapping[str, Any]) -> None:
+        """Record that a job was claimed.
+
+        :param values: its loaded attributes.
+        """
+        level = 0 if self._priority is None else values.get(self._priority)
+        key = tuple(values.get(name) for name in self._columns.values())
+        last, taken = self._last.pop(level, (None, 0))
+        self._last[level] = (key, taken + 1 if key == last else 1)
+        if len(self._last) > _MOST_LEVELS:
+            self._last.pop(next(iter(self._last)), None)
+
+    def reader(self, name: str) -> Callable[[], list[Any]]:
+        """Return a function that returns one column of what is remembered, with an entry for each priority."""
+        if name == LEVELS:
+            return lambda: [*self._last]
+        if name == TAKEN:
+            return lambda: [taken for _, taken in [*self._last.values()]]
+        number = [*self._columns].index(name)
+        return lambda: [key[number] for key, _ in [*self._last.values()]]
+
+
+_turns: WeakKeyDictionary[QueueSpec, Turns] = WeakKeyDictionary()
+
+
+def turns_of(spec: QueueSpec) -> Turns:
+    """Return the turns of a queue whose keys take turns."""
+    known = _turns.get(spec)
+    if known is None:
+        known = _turns.setdefault(spec, Turns(spec))
+    return known

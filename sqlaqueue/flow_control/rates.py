@@ -1,0 +1,136 @@
+"""Rates: when the next job of each key may begin, reservations of beginnings, and :class:`sqlaqueue.Throttle`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.flow_control.checks import RateCheck, checks_of
+from sqlaqueue.flow_control.keys import KeyRate, flow_control
+from sqlaqueue.queue.names import BEGUN, RATE
+from sqlaqueue.queue.run import Key
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.inserts import insert_or_replace
+from sqlaqueue.sql.types import key_array
+
+# -- rate rows ---------------------------------------------------------------------------------------------------------
+# The rows of rates: when the next job of each key may begin.
+#
+# A rate is a GCRA (generic cell rate algorithm): one time for each key, which each beginning moves by the interval
+# between two. How far it is ahead of the clock tells how much of the burst is used.
+
+
+def begin_jobs(check: RateCheck, rows: sa.FromClause, after: sa.CTE | None = None) -> sa.Insert:
+    """Return the statement that moves the times of the keys of jobs that begin.
+
+    The keys are locked, so the newest rows are those that the claim has read.
+
+    :param rows: the jobs that are admitted, with the hashes of their keys.
+    :param after: the statement that is executed first. Each transaction writes the rates in the same order, so that no
+        two of them wait for each other.
+    """
+    rate, table = check.job_key, check.spec.side_tables[RATE]
+    key, moment = rows.c[check.name("key")], sa.DateTime(timezone=True)
+    now: sa.ColumnElement[Any] = sa.func.clock_timestamp(type_=moment)
+    named = [sa.literal(text, sa.Text()) for text in (check.spec.name, rate.name)]
+    # One reading for both uses: between two of them, the row may have been waited for.
+    clock = sa.select(now.label("now")).cte(check.name("clock"))
+    read: Any = sa.select(clock.c.now).scalar_subquery()
+    moved = read + _seconds(sa.func.count() * sa.literal(rate.interval, sa.Double()))
+    begun = sa.select(*named, key, moved).where(key.is_not(None)).group_by(key).order_by(key)
+    if after is not None:
+        begun = begun.where(sa.select(sa.func.count()).select_from(after).scalar_subquery() >= _ZERO)
+    inserted = insert(table).from_select(["queue", "rate", "key", "next_at"], begun)
+    # The difference to the reading is how many intervals these jobs take.
+    taken = inserted.excluded.next_at - read
+    most = now + _seconds(sa.literal(rate.interval * rate.config.burst, sa.Double()))
+    base = sa.func.least(sa.func.greatest(table.c.next_at, now), most, type_=moment)
+    keys = list(table.primary_key)
+    return inserted.on_conflict_do_update(index_elements=keys, set_={"next_at": base + taken})
+
+
+_ZERO = sa.literal_column("0", sa.Integer())
+
+
+def _seconds(number: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.make_interval(0, 0, 0, 0, 0, 0, number, type_=sa.Interval())
+
+
+# -- reserve -----------------------------------------------------------------------------------------------------------
+# Reservations of beginnings, which a held strategy commits before its jobs run.
+#
+# The transaction of the claim may be rolled back after handlers have called what the rate is for, and until it ends
+# the others would not see what it has written.
+
+
+def reservation(spec: QueueSpec, chosen: sa.ColumnElement[bool]) -> tuple[AnySelect, Sequence[sa.Insert]]:
+    """Return the statements that reserve beginnings, see :class:`~sqlaqueue.queue.claims_protocol.Claims`."""
+    flow = flow_control(spec)
+    checks = [check for check in (() if flow is None else checks_of(flow)) if isinstance(check, RateCheck)]
+    columns = [column for check in checks for column in check.columns]
+    jobs = sa.select(*(key.label(f"sqlaqueue_job_{number}") for number, key in enumerate(spec.keys)), *columns)
+    rows = jobs.where(chosen).subquery("sqlaqueue_chosen")
+    # In a record of its own: what the claim has recorded belongs to another transaction.
+    record: Any = sa.bindparam(None, callable_=lambda: str(uuid.uuid4()), type_=sa.Text())
+    found: list[sa.ColumnElement[Any]] = [rows.c[f"sqlaqueue_job_{number}"] for number in range(len(spec.keys))]
+    for check in checks:
+        found += [rows.c[check.name("key")], check.free(rows, record, lock=True)]
+    array: Any = sa.bindparam(BEGUN, (), type_=key_array(sa.BigInteger()), unique=False)
+    begins = [begin_jobs(check, _hashes(check, array)) for check in checks]
+    return sa.select(*found), begins
+
+
+def _hashes(check: RateCheck, array: Any) -> sa.FromClause:
+    column = sa.column(check.name("key"), sa.BigInteger())
+    return sa.func.unnest(array).table_valued(column, name="sqlaqueue_begun").render_derived("sqlaqueue_begun")
+
+
+# -- throttle ----------------------------------------------------------------------------------------------------------
+# The statements that hold the keys of rates back, see :class:`sqlaqueue.Throttle`.
+
+
+def hold_back(spec: QueueSpec, per: Sequence[str], jobs: Sequence[Key], delay: float) -> Iterator[sa.Insert]:
+    """Yield the statements that hold back the keys of some jobs in all rates of these attributes.
+
+    :param delay: seconds until when no job of the keys begins.
+    """
+    flow = flow_control(spec)
+    for rate in [] if flow is None else flow.rates:
+        if tuple(rate.names) == tuple(per):
+            yield _hold_back(rate, jobs, delay)
+
+
+def _hold_back(rate: KeyRate, jobs: Sequence[Key], delay: float) -> sa.Insert:
+    spec, key = rate.spec, rate.of(rate.spec.table)
+    until = clock() + sa.literal(timedelta(seconds=delay), sa.Interval())
+    keys = (
+        sa.select(key.label("key"))
+        .where(spec.key_in(spec.keys, jobs), key.is_not(None))
+        .distinct()
+        .subquery("sqlaqueue_keys")
+    )
+    # In the order in which claims write them, or the two could wait for each other.
+    rows = sa.select(sa.literal(spec.name), sa.literal(rate.name), keys.c.key, clock(), until).order_by(keys.c.key)
+    names = ["queue", "rate", "key", "next_at", "throttled_until"]
+    return insert_or_replace(spec.side_tables[RATE], (names, rows), raised=["throttled_until"])
+
+
+def delete_idle(spec: QueueSpec) -> sa.Delete | None:
+    """Return the statement that deletes what rates no longer need; None for a queue without rates.
+
+    A row whose time has passed says the same as none. Rows that a claim has locked stay.
+    """
+    table = spec.side_tables.get(RATE)
+    if table is None:
+        return None
+    passed = sa.and_(table.c.next_at < clock(), sa.func.coalesce(table.c.throttled_until < clock(), sa.true()))
+    idle = sa.select(*table.primary_key).where(table.c.queue == spec.name, passed).with_for_update(skip_locked=True)
+    chosen = idle.cte("sqlaqueue_idle")
+    same = [column == chosen.c[column.key] for column in table.primary_key]
+    return sa.delete(table).where(*same)

@@ -1,0 +1,216 @@
+"""Which jobs are due, since when, and when the next ones will be. All read the index priority by priority."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.sql.selectable import NamedFromClause
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import with_plain_form
+
+_MOST_PRIORITIES = 100
+"""The number of priorities whose due jobs are read: some programs give each job a priority of its own."""
+
+
+def upcoming_times(
+    spec: QueueSpec, scanned: sa.FromClause, conditions: Sequence[sa.ColumnElement[bool]], limit: int
+) -> AnySelect:
+    """Return when the next ``limit`` rows of ``scanned`` that meet ``conditions`` will be due, in epoch seconds."""
+    run_at = scanned.c[spec.columns["run_at"].key]
+    moment = sa.extract("epoch", sa.cast(run_at, sa.DateTime(timezone=True))).label("moment")
+    later = sa.select(moment).where(*conditions, run_at > clock()).order_by(run_at).limit(limit)
+    if not spec.has("priority"):
+        return later
+    priority = scanned.c[spec.columns["priority"].key]
+    levels = _priorities(priority, conditions)
+    each = later.where(priority == levels.c.level).correlate(levels).lateral("sqlaqueue_each")
+    soonest = sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
+    return with_plain_form(soonest, lambda: later)
+
+
+def due_since(spec: QueueSpec, pending: sa.FromClause, limit: int) -> sa.CompoundSelect[Any]:
+    """Return since when the due ones of ``pending`` have been due: up to ``limit`` of each priority, the first ones.
+
+    :param pending: what :meth:`~sqlaqueue.strategies.ClaimStrategy.pending_jobs` selects.
+    """
+    if "priority" not in pending.c:
+        return sa.union_all(*(each.limit(limit) for each in _due(spec, pending)))
+    priority = pending.c.priority
+    levels = _priorities(priority, ())
+    first = (
+        sa.select(levels.c.level).where(levels.c.level.is_not(None)).limit(_MOST_PRIORITIES).subquery("sqlaqueue_first")
+    )
+    parts: list[AnySelect] = []
+    bounds = []
+    for number, due in enumerate(_due(spec, pending)):
+        of_level = due.where(priority == first.c.level).limit(limit)
+        bounds.append(_bound_limit(of_level))
+        each = of_level.correlate(first).lateral(f"sqlaqueue_each_{number}")
+        parts.append(sa.select(each.c.since).select_from(first.join(each, sa.true())))
+        if spec.columns["priority"].nullable:
+            parts.append(due.where(priority.is_(None)).limit(limit))
+    return with_plain_form(sa.union_all(*parts), lambda: _one_after_another(_due(spec, pending), bounds[0]))
+
+
+def due_keys(
+    spec: QueueSpec,
+    scanned: sa.FromClause,
+    keys: Sequence[sa.ColumnElement[Any]],
+    conditions: Sequence[sa.ColumnElement[bool]],
+    *,
+    at: sa.ColumnElement[Any],
+    limit: int,
+) -> tuple[AnySelect, AnySelect]:
+    """Return the keys of up to ``limit`` due rows of ``scanned``, and whether priorities are left that were not read.
+
+    :param scanned: the table of the claim's index, or an alias of it.
+    :param keys: columns of ``scanned``.
+    :param conditions: those of the claim's index.
+    """
+    run_at = scanned.c[spec.columns["run_at"].key]
+    named = [key.label(f"due_key_{number}") for number, key in enumerate(keys)]
+    ranges = [sa.select(*named).where(*conditions, run_at <= at).order_by(run_at)]
+    if spec.columns["run_at"].nullable:
+        ranges.append(sa.select(*named).where(*conditions, run_at.is_(None)))
+    none_left = sa.select(sa.false())
+    if not spec.has("priority"):
+        return _first(ranges, limit), none_left
+    priority = scanned.c[spec.columns["priority"].key]
+    levels = _priorities(priority, conditions)
+    known = sa.select(levels.c.level).where(levels.c.level.is_not(None))
+    first = known.limit(_MOST_PRIORITIES).subquery("sqlaqueue_first_levels")
+    parts: list[AnySelect] = []
+    bounds = []
+    for number, due in enumerate(ranges):
+        of_level = due.where(priority == first.c.level).limit(limit)
+        bounds.append(_bound_limit(of_level))
+        each = of_level.correlate(first).lateral(f"sqlaqueue_due_{number}")
+        parts.append(sa.select(*each.c).select_from(first.join(each, sa.true())))
+        if spec.columns["priority"].nullable:
+            parts.append(due.where(priority.is_(None)))
+    some = known.limit(_MOST_PRIORITIES + 1).subquery("sqlaqueue_some_levels")
+    any_left = sa.select(sa.func.count() > _MOST_PRIORITIES).select_from(some)
+    due_first = with_plain_form(_first(parts, limit), lambda: _one_after_another(ranges, bounds[0]).limit(bounds[0]))
+    return due_first, with_plain_form(any_left, lambda: none_left)
+
+
+def _first(parts: Sequence[AnySelect], limit: int) -> AnySelect:
+    if len(parts) == 1:
+        return parts[0].limit(limit)
+    rows = sa.union_all(*(each.limit(limit) for each in parts)).subquery("sqlaqueue_due_parts")
+    return sa.select(*rows.c).limit(limit)
+
+
+def _bound_limit(rows: AnySelect) -> Any:
+    """Return the parameter of a LIMIT, for the plain form of the statement.
+
+    SQLAlchemy caches a statement by its form for PostgreSQL, and gives new values to the parameters of that form only.
+    """
+    return rows._limit_clause  # noqa: SLF001 - SQLAlchemy has no public access to it
+
+
+def _one_after_another(parts: Sequence[AnySelect], limit: Any) -> AnySelect:
+    """Return up to ``limit`` rows of each part, without a LIMIT in a UNION, which SQLite does not have."""
+    limited = [each.limit(limit).subquery(f"sqlaqueue_part_{number}") for number, each in enumerate(parts)]
+    rows = sa.union_all(*(sa.select(*each.c) for each in limited)).subquery("sqlaqueue_parts")
+    return sa.select(*rows.c)
+
+
+def _due(spec: QueueSpec, pending: sa.FromClause) -> list[AnySelect]:
+    """Return a SELECT of the due jobs, or one for each range of the claim's index that contains some."""
+    time = sa.DateTime(timezone=True)
+    created = sa.cast(pending.c.get("created_at", sa.null()), time).label("since")
+    if "run_at" not in pending.c:
+        return [sa.select(created).select_from(pending)]
+    run_at = pending.c.run_at
+    due = [sa.select(sa.cast(run_at, time).label("since")).where(run_at <= clock()).order_by(run_at)]
+    if spec.columns["run_at"].nullable:
+        due.append(sa.select(created).select_from(pending).where(run_at.is_(None)))
+    return due
+
+
+def _priorities(priority: sa.ColumnElement[Any], conditions: Sequence[sa.ColumnElement[bool]]) -> sa.CTE:
+    """Return the priorities in ascending order, each found by one look into the index; the last row is null."""
+    least = sa.select(sa.func.min(priority).label("level")).where(*conditions)
+    levels = least.cte("sqlaqueue_levels", recursive=True)
+    above = least.where(priority > levels.c.level).correlate(levels).scalar_subquery()
+    return levels.union_all(sa.select(above).where(levels.c.level.is_not(None)))
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+# Transaction identities: of the claim that deleted a row, and of the writer of a row.
+
+
+WRITTEN_ROWS = "_sqlaqueue_written_rows"
+"""The attribute of the call of ``sqlaqueue_written_here()`` with the rows that are asked for."""
+
+
+class _TransactionId(sa.types.UserDefinedType[str]):
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "xid8"
+
+
+_WRAP = 2**32
+"""After so many transactions ``xmin`` begins again."""
+
+
+def transaction_id() -> sa.ColumnElement[str]:
+    """Return the identity of the current transaction."""
+    return sa.cast(sa.func.pg_current_xact_id(), sa.Text())
+
+
+def was_committed(transaction: Any) -> sa.ColumnElement[bool]:
+    """Return the condition that the transaction of this identity was committed."""
+    number = sa.cast(sa.literal(transaction, sa.Text()), _TransactionId())
+    committed: sa.ColumnElement[bool] = sa.func.pg_xact_status(number, type_=sa.Text()) == "committed"
+    return committed
+
+
+def row_version(rows: NamedFromClause) -> sa.ColumnElement[str]:
+    """Return a text that changes whenever a row of a table is written; locking the row does not change it.
+
+    :param rows: the table, or an alias of it.
+    """
+    # As a column of the table, so that the name is quoted as the table's is.
+    version = sa.cast(sa.column("xmin", _selectable=rows), sa.Text())
+    return with_plain_form(version, lambda: sa.func.sqlaqueue_digest(*rows.c, type_=sa.Text()))
+
+
+def written_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that the current transaction, or a savepoint in it, has written a row.
+
+    A savepoint has an identity of its own, which the row then carries. But a row that can be seen while its writer is
+    still in progress is this transaction's: those of others are invisible.
+
+    ``xmin`` has the last 32 bits of the writer's identity. Its distance from the present transaction gives the others.
+
+    :param rows: an alias of the table, under a name that needs no quotes.
+    """
+    xmin: sa.ColumnElement[Any] = sa.literal_column(f"{rows.name}.xmin")
+    mine = sa.func.pg_current_xact_id_if_assigned(type_=_TransactionId())
+    number = sa.cast(sa.cast(mine, sa.Text()), sa.BigInteger())
+    distance = sa.cast(sa.cast(xmin, sa.Text()), sa.BigInteger()) - number % _WRAP
+    # From minus 2^31 to 2^31, as transactions are compared; the remainder of a negative number would be negative.
+    distance = (distance + _WRAP + _WRAP // 2) % _WRAP - _WRAP // 2
+    writer = sa.cast(sa.cast(number + distance, sa.Text()), _TransactionId())
+    in_progress = sa.func.pg_xact_status(writer, type_=sa.Text()) == "in progress"
+    # Writers that are older than this transaction are not looked up.
+    written: sa.ColumnElement[bool] = sa.case(
+        (mine.is_(None), sa.false()), (distance < 0, sa.false()), else_=in_progress
+    )
+    return with_plain_form(written, lambda: _inserted_here(rows))
+
+
+def _inserted_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
+    table: Any = getattr(rows, "element", rows)
+    rowid: sa.ColumnElement[int] = sa.literal_column(f"{rows.name}.rowid")
+    written = sa.func.sqlaqueue_written_here(sa.literal(table.fullname), rowid, type_=sa.Boolean())
+    # For an engine that knows rows by their keys.
+    written.__dict__[WRITTEN_ROWS] = rows
+    return written == sa.true()

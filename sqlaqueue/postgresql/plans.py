@@ -1,0 +1,237 @@
+"""Whether the planner finds the claim's index: the plan of a claim, which is not executed.
+
+A claim has no parameter by which a plan of all its executions would differ from this one: its limit is part of the
+text, the time is a function, and status values are literals.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from sqlaqueue.postgresql.catalog import LOCAL, TableId, has_citus, placements, system_table
+from sqlaqueue.postgresql.catalog_indexes import plan_of
+from sqlaqueue.postgresql.catalog_text import name_of, sql_text
+from sqlaqueue.postgresql.facts import Buffers, PlannerSetting, PlanNode, StatementPlan, TableRead
+from sqlaqueue.queue.spec import QueueSpec
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+# How large tables are, when they were analysed, and which settings the planner works with.
+
+
+_USUAL_ROWS_OF_A_PAGE = 80
+"""For a table that was never analysed."""
+
+
+_SETTINGS = sa.text("""
+    SELECT s.name, s.source, quote_ident(current_database()) AS database, quote_ident(current_user) AS role
+    FROM pg_settings AS s
+    WHERE s.name IN ('enable_indexscan', 'enable_indexonlyscan') AND s.setting = 'off'
+    ORDER BY s.name
+""")
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """How large a table is, as the planner sees it."""
+
+    rows: int
+    analyzed_at: datetime | None
+    changed: int
+    """Number of rows that were written since."""
+
+
+def table_size(connection: sa.Connection, table: sa.Table) -> TableSize:
+    """Return the size of an existing table."""
+    relation = system_table("pg_class", "oid", "relpages", "reltuples")
+    statistics = sa.table(
+        "pg_stat_all_tables",
+        *map(sa.column, ("relid", "last_analyze", "last_autoanalyze", "n_mod_since_analyze", "n_live_tup")),
+    )
+    pages = sa.func.pg_relation_size(relation.c.oid) / sa.cast(
+        sa.func.current_setting(sa.literal_column("'block_size'")), sa.Integer()
+    )
+    query = (
+        sa.select(
+            pages,
+            relation.c.relpages,
+            relation.c.reltuples,
+            sa.func.greatest(*list(statistics.c)[1:3]),
+            statistics.c.n_mod_since_analyze,
+            statistics.c.n_live_tup,
+        )
+        .select_from(relation.outerjoin(statistics, statistics.c.relid == relation.c.oid))
+        .where(relation.c.oid == TableId(table))
+    )
+    row: Any = connection.execute(query).one()
+    size, relpages, reltuples, analyzed_at, changed, live = row
+    density = reltuples / relpages if reltuples >= 0 and relpages > 0 else _USUAL_ROWS_OF_A_PAGE
+    rows = int(size) * density
+    # The pages of a queue's table are full of rows that are dead; their number tells little.
+    counted = max(reltuples, live or 0)
+    return TableSize(round(min(rows, counted) if counted > 0 else rows), analyzed_at, int(changed or 0))
+
+
+def disabled_settings(connection: sa.Connection) -> Sequence[Any]:
+    """Return the planner settings that are off though claims need them, each with its source."""
+    return connection.execute(_SETTINGS).all()
+
+
+_SORTED = 1000
+"""Number of rows up to which a claim may sort: several messages or jobs may be due at the same time."""
+
+_RESETS = {
+    "database": "ALTER DATABASE {database} RESET {name};",
+    "user": "ALTER ROLE {role} RESET {name};",
+    "database user": "ALTER ROLE {role} IN DATABASE {database} RESET {name};",
+    "configuration file": "ALTER SYSTEM SET {name} = on;\nSELECT pg_reload_conf();",
+}
+"""By the source of a setting."""
+
+
+def on_shards(connection: sa.Connection, spec: QueueSpec) -> bool:
+    """Return whether the rows of a queue are on shards of Citus."""
+    return bool(connection.scalar(sa.select(has_citus))) and placements(connection, [spec.table]) != [LOCAL]
+
+
+def shard_column(connection: sa.Connection, spec: QueueSpec) -> sa.Column[Any] | None:
+    """Return the column of the key by which Citus distributes a queue's table; None for any other table."""
+    # A table that is distributed by its whole key has one row a shard, and no Consumer.
+    if len(spec.keys) == 1 or not connection.scalar(sa.select(has_citus)):
+        return None
+    (placement,) = placements(connection, [spec.table])
+    return next((key for key in spec.keys if key.name == placement.column), None)
+
+
+def whole_reads(connection: sa.Connection, claim: Any, tables: Sequence[sa.Table]) -> list[TableRead]:
+    """Return which of the tables a claim would read or sort whole."""
+    # Without parameters, a driver leaves percent signs alone.
+    explained = connection.exec_driver_sql(
+        f"EXPLAIN (FORMAT JSON) {sql_text(connection, claim)}", execution_options={"no_parameters": True}
+    ).scalar_one()
+    plan = plan_of(explained)
+    names = {table.name: table for table in tables}
+    reads: list[TableRead] = []
+    how: dict[str, Literal["scan", "sort"]] = {name: "sort" for name in _sorted(plan) if name in names}
+    how |= {name: "scan" for name in _scanned(plan) if name in names}
+    for name, read in how.items():
+        size = table_size(connection, names[name])
+        text = name_of(connection, names[name])
+        reads.append(
+            TableRead(how=read, table=text, rows=size.rows, analyzed_at=size.analyzed_at, changed=size.changed)
+        )
+    return reads
+
+
+def disabled_plans(connection: sa.Connection) -> list[PlannerSetting]:
+    """Return the settings that keep the planner from using indexes, and how to remove them."""
+    return [
+        PlannerSetting(
+            name=row.name,
+            repair=_RESETS.get(row.source, "").format(name=row.name, database=row.database, role=row.role),
+        )
+        for row in disabled_settings(connection)
+    ]
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from _nodes(part)
+
+
+def _scanned(plan: dict[str, Any]) -> Iterator[str]:
+    """Yield the tables that are read whole."""
+    for node in _nodes(plan):
+        if node["Node Type"] == "Seq Scan":
+            yield node["Relation Name"]
+
+
+def _sorted(plan: dict[str, Any]) -> Iterator[str]:
+    """Yield the tables of which many rows are sorted."""
+    for node in _nodes(plan):
+        if node["Node Type"] == "Sort":
+            yield from (each["Relation Name"] for each in _input(node) if _is_long(each))
+
+
+def _is_long(scan: dict[str, Any]) -> bool:
+    """Return whether a scan reads many rows, or an index from its beginning to its end."""
+    index = scan["Plans"][0] if scan["Node Type"] == "Bitmap Heap Scan" else scan
+    return bool(scan["Plan Rows"] > _SORTED or "Index Cond" not in index)
+
+
+def _input(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the scans of tables whose rows a node receives."""
+    for part in node.get("Plans", ()):
+        if part.get("Parent Relationship") not in {"InitPlan", "SubPlan"}:
+            if "Relation Name" in part:
+                yield part
+            yield from _input(part)
+
+
+# -- explain -----------------------------------------------------------------------------------------------------------
+# The plan of any statement, by EXPLAIN; executed by EXPLAIN (ANALYZE, BUFFERS).
+
+
+_CONDITIONS = ("Index Cond", "Hash Cond", "Merge Cond", "Recheck Cond", "TID Cond")
+_FILTERS = ("Filter", "Join Filter", "One-Time Filter")
+
+
+def explain(connection: sa.Connection, statement: Any, *, execute: bool = False) -> StatementPlan:
+    """Return the plan of a statement.
+
+    :param execute: whether to execute it as well. The caller rolls back what it changes.
+    """
+    text = sql_text(connection, statement)
+    options = "ANALYZE, BUFFERS, FORMAT JSON" if execute else "FORMAT JSON"
+    # Without parameters, a driver leaves percent signs alone.
+    explained: Any = connection.exec_driver_sql(
+        f"EXPLAIN ({options}) {text}", execution_options={"no_parameters": True}
+    ).scalar_one()
+    # Some drivers return a text.
+    found: dict[str, Any] = (json.loads(explained) if isinstance(explained, str) else explained)[0]
+    return StatementPlan(
+        sql=text,
+        root=_node(found["Plan"]),
+        planning_milliseconds=found.get("Planning Time"),
+        execution_milliseconds=found.get("Execution Time"),
+    )
+
+
+def _node(plan: dict[str, Any]) -> PlanNode:
+    loops, total = plan.get("Actual Loops"), plan.get("Actual Total Time")
+    return PlanNode(
+        kind=_kind(plan),
+        relation=plan.get("Relation Name"),
+        index=plan.get("Index Name"),
+        name=plan.get("Subplan Name") or plan.get("CTE Name", ""),
+        condition=_joined(plan, _CONDITIONS),
+        filtered=_joined(plan, _FILTERS),
+        planned_rows=plan["Plan Rows"],
+        rows=plan.get("Actual Rows"),
+        loops=loops,
+        removed=sum(plan.get(f"Rows Removed by {each}", 0) for each in _FILTERS[:2]),
+        milliseconds=None if loops is None or total is None else loops * total,
+        buffers=Buffers(
+            hit=plan.get("Shared Hit Blocks", 0),
+            read=plan.get("Shared Read Blocks", 0),
+            dirtied=plan.get("Shared Dirtied Blocks", 0),
+            written=plan.get("Shared Written Blocks", 0),
+        ),
+        parts=tuple(_node(part) for part in plan.get("Plans", ())),
+    )
+
+
+def _kind(plan: dict[str, Any]) -> str:
+    """Return the kind of a step; of one that changes rows, what it does with them."""
+    kind: str = plan["Node Type"]
+    return str(plan.get("Operation", kind)) if kind == "ModifyTable" else kind
+
+
+def _joined(plan: dict[str, Any], names: tuple[str, ...]) -> str:
+    return " AND ".join(str(plan[name]) for name in names if name in plan)

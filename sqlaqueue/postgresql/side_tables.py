@@ -1,0 +1,258 @@
+"""The library's own tables, in the model's MetaData: controls, Consumers, dead letters, attempts, rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.elements import conv
+from sqlalchemy.sql.selectable import NamedFromClause
+
+from sqlaqueue.notify_payloads import Signal
+from sqlaqueue.postgresql.triggers import notification, wakes
+from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import with_plain_form
+from sqlaqueue.sql.inserts import insert_or_ignore, insert_or_replace
+
+# -- control -----------------------------------------------------------------------------------------------------------
+# Pausing a queue, and cancellation requests for running jobs: rows of ``sqlaqueue_control``.
+
+
+PAUSE: sa.ColumnElement[Any] = sa.cast(sa.literal_column("'[]'"), JSONB())
+"""The key of the row that pauses a queue; no job has it."""
+
+_LONGEST, _SHOWN = 2000, 100
+"""The bytes of the longest key that a side table has as a whole, and the characters that it has of a longer one.
+
+An entry of an index has 2,704 bytes at most, and that of a side table contains the name of the queue as well.
+"""
+
+_SHORT = (sa.Boolean, sa.Date, sa.DateTime, sa.Double, sa.Integer, sa.Interval, sa.Time, sa.Uuid)
+"""Types whose values are never long. The statements of queues with such keys stay as simple as they are."""
+
+
+def as_json(text: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
+    """Return JSON in a text as a value of a side table.
+
+    SQLAlchemy cannot write a parameter of type JSONB as a literal, which some applications do to log statements.
+    """
+    return sa.cast(text, JSONB())
+
+
+def key_json(columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
+    """Return the key in ``columns`` as the JSON array that identifies a job in side tables.
+
+    A key that is too long for their indexes, though the index of the primary key has it, is replaced by its beginning
+    and a digest.
+    """
+    whole = _whole_key(columns)
+    if all(isinstance(column.type, _SHORT) for column in columns):
+        return whole
+    text = sa.cast(whole, sa.Text())
+    encoded = sa.func.convert_to(text, sa.func.getdatabaseencoding())
+    digest = sa.func.encode(sa.func.sha256(encoded), _text("hex"), type_=sa.Text())
+    short = sa.func.left(text, _integer(_SHOWN), type_=sa.Text()) + _text("... sha256:") + digest
+    too_long = sa.func.octet_length(text, type_=sa.Integer()) > _integer(_LONGEST)
+    replaced = sa.case((too_long, _whole_key([short])), else_=whole)
+    return with_plain_form(replaced, lambda: whole)
+
+
+def _whole_key(columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
+    return sa.func.jsonb_build_array(*columns, type_=JSONB())
+
+
+def _text(text: str) -> sa.ColumnElement[str]:
+    return sa.literal_column(f"'{text}'", sa.Text())
+
+
+def _integer(number: int) -> sa.ColumnElement[int]:
+    return sa.literal_column(str(number), sa.Integer())
+
+
+def key_text(columns: Iterable[sa.ColumnElement[Any]]) -> sa.ColumnElement[str]:
+    """Return the whole key as a text, in which two keys are never equal."""
+    return sa.cast(_whole_key([*columns]), sa.Text())
+
+
+def pause_row(spec: QueueSpec) -> sa.Insert:
+    """Return the statement that pauses a queue."""
+    return insert_or_ignore(spec.side_tables[CONTROL], {"queue": spec.name, "key": PAUSE, "created_at": clock()})
+
+
+def is_paused(spec: QueueSpec) -> sa.ColumnElement[bool]:
+    """Return the condition that a queue is paused. It names no column of the job, so it runs once a statement."""
+    table = spec.side_tables[CONTROL]
+    paused = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)
+    return sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(paused).correlate(None))
+
+
+def request_cancellation(spec: QueueSpec, running: sa.FromClause) -> sa.Insert:
+    """Return the statement that requests the cancellation of the jobs whose keys are in ``running``."""
+    keys = [running.corresponding_column(column) for column in spec.keys]
+    rows = sa.select(sa.literal(spec.name), key_json([key for key in keys if key is not None]), clock())
+    requested = insert_or_replace(
+        spec.side_tables[CONTROL],
+        (["queue", "key", "created_at"], rows.select_from(running)),
+        replaced=["created_at"],
+    )
+    return requested.returning(notification(spec, Signal.CANCEL_REQUESTED)) if wakes(spec) else requested
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+# Dead letters: whole rows as JSON in ``sqlaqueue_dead_letter``, and the same as rows of the model's table.
+
+
+def bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> sa.Insert:
+    """Return the statement that stores ``rows`` of the model's table as dead letters."""
+    buried = sa.select(
+        sa.literal(spec.name, sa.Text()),
+        key_json([rows.c[key.key] for key in spec.keys]),
+        # Not jsonb_build_object(): a function takes a hundred arguments, and a table may have more columns.
+        sa.func.to_jsonb(rows.table_valued(), type_=JSONB()),
+        sa.literal(state, sa.Text()),
+        sa.cast(error, sa.Text()),
+        clock(),
+    )
+    columns = ["queue", "key", "row", "state", "error", "created_at"]
+    replaced = ["row", "state", "error", "created_at"]
+    return insert_or_replace(spec.side_tables[DEAD_LETTER], (columns, buried), replaced=replaced)
+
+
+def stored_rows(row: sa.ColumnElement[Any], columns: Sequence[sa.Column[Any]]) -> sa.TableValuedAlias:
+    """Return the stored row of each dead letter as a table with the given columns, to be joined on true."""
+    record = sa.func.jsonb_to_record(row).table_valued(
+        *(sa.column(column.key, column.type) for column in columns), name="sqlaqueue_letter", joins_implicitly=True
+    )
+    return record.render_derived("sqlaqueue_letter", with_types=True)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+# The library's own tables, in the model's MetaData and schema, under names that begin with ``sqlaqueue_``.
+#
+# * ``sqlaqueue_control`` stores cancellation requests for running jobs, and which queues are paused. A running row
+# may be locked for as long as its handler runs, so the request cannot be written into it. *
+# ``sqlaqueue_crash_journal`` stores the batches that are about to run under strategies with a held transaction. When
+# a worker dies, the database rolls its claim back; the journal still lists the jobs. * ``sqlaqueue_consumer`` stores
+# the Consumers that are alive, with their last heartbeat. * ``sqlaqueue_dead_letter`` stores the jobs that failed for
+# good in a queue whose claims delete rows. * ``sqlaqueue_rate`` stores when the next job of each key of a rate may
+# begin. * ``sqlaqueue_attempt`` stores the ended attempts of queues with an attempt history.
+#
+# None has a foreign key to the user's tables: a second connection would wait for the very rows that a batch has
+# locked.
+
+
+def _table(spec: QueueSpec, name: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
+    metadata, schema = spec.table.metadata, spec.table.schema
+    known = metadata.tables.get(f"{schema}.{name}" if schema else name)
+    table = sa.Table(name, metadata, *columns, schema=schema or sa.BLANK_SCHEMA) if known is None else known
+    spec.side_tables[name] = table
+    return table
+
+
+def _created_at() -> sa.Column[Any]:
+    return sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now())
+
+
+def control(spec: QueueSpec) -> sa.Table:
+    """Return the table of requests, which is defined once in each MetaData and schema."""
+    return _table(
+        spec,
+        CONTROL,
+        sa.Column("queue", sa.Text(), primary_key=True),
+        sa.Column("key", JSONB(), primary_key=True),
+        _created_at(),
+    )
+
+
+def consumers(spec: QueueSpec) -> sa.Table:
+    """Return the table of live Consumers, which is defined once in each MetaData and schema."""
+    moment = sa.DateTime(timezone=True)
+    return _table(
+        spec,
+        CONSUMERS,
+        sa.Column("id", sa.Text(), primary_key=True),
+        sa.Column("queue", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text()),
+        sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("pid", sa.Integer(), nullable=False),
+        sa.Column("version", sa.Text(), nullable=False),
+        sa.Column("listening", sa.Boolean(), nullable=False),
+        sa.Column("running", JSONB(), nullable=False),
+        # With a server default for Consumers of an older version, which do not write these columns.
+        sa.Column("claimed", sa.Integer(), nullable=False, server_default=sa.text("0")),
+        sa.Column("unclaimable", JSONB(), nullable=False, server_default=sa.text("'[]'")),
+        sa.Column("heartbeat_at", moment, nullable=False),
+        sa.Column("expires_at", moment, nullable=False),
+        _created_at(),
+    )
+
+
+def crash_journal(spec: QueueSpec) -> sa.Table:
+    """Return the table of batches that are about to run, which is defined once in each MetaData and schema."""
+    return _table(
+        spec,
+        CRASH_JOURNAL,
+        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("queue", sa.Text(), nullable=False),
+        sa.Column("keys", JSONB(), nullable=False),
+        sa.Column("starts", sa.Integer(), nullable=False),
+        sa.Column("worker", sa.Text()),
+        _created_at(),
+    )
+
+
+def dead_letter(spec: QueueSpec) -> sa.Table:
+    """Return the table of jobs that failed for good, which is defined once in each MetaData and schema."""
+    return _table(
+        spec,
+        DEAD_LETTER,
+        sa.Column("queue", sa.Text(), primary_key=True),
+        sa.Column("key", JSONB(), primary_key=True),
+        sa.Column("row", JSONB(), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("error", sa.Text()),
+        _created_at(),
+    )
+
+
+def rate(spec: QueueSpec) -> sa.Table:
+    """Return the table of rates, which is defined once in each MetaData and schema."""
+    moment = sa.DateTime(timezone=True)
+    return _table(
+        spec,
+        RATE,
+        sa.Column("queue", sa.Text(), primary_key=True),
+        sa.Column("rate", sa.Text(), primary_key=True),
+        sa.Column("key", sa.BigInteger(), primary_key=True, autoincrement=False),
+        sa.Column("next_at", moment, nullable=False),
+        sa.Column("throttled_until", moment),
+    )
+
+
+def attempt(spec: QueueSpec) -> sa.Table:
+    """Return the table of ended attempts, which is defined once in each MetaData and schema.
+
+    Each index costs WAL for every run, so there are two besides the primary key: one for the attempts of a job, which
+    are few and sorted when they are read, and one for the retention and for queries of a span of time.
+    """
+    moment = sa.DateTime(timezone=True)
+    return _table(
+        spec,
+        ATTEMPT,
+        sa.Column("id", sa.BigInteger(), sa.Identity(), primary_key=True),
+        sa.Column("queue", sa.Text(), nullable=False),
+        sa.Column("key", JSONB(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("started_at", moment),
+        sa.Column("ended_at", moment, nullable=False),
+        sa.Column("worker", sa.Text()),
+        sa.Column("outcome", sa.Text(), nullable=False),
+        sa.Column("error", sa.Text()),
+        sa.Column("traceback", sa.Text()),
+        # Their names are not subject to a naming convention of the MetaData.
+        sa.Index(conv(f"ix_{ATTEMPT}_job"), "queue", "key"),
+        sa.Index(conv(f"ix_{ATTEMPT}_ended"), "queue", "ended_at"),
+    )

@@ -1,0 +1,27 @@
+"""Names in the database, and of parameters, that more than one folder uses."""
+
+from __future__ import annotations
+
+CONTROL = "sqlaqueue_control"
+"""The side table of cancellation requests, and of paused queues."""
+CONSUMERS = "sqlaqueue_consumer"
+"""The side table of Consumers that are alive."""
+CRASH_JOURNAL = "sqlaqueue_crash_journal"
+"""The side table of batches that are about to run in a held transaction."""
+DEAD_LETTER = "sqlaqueue_dead_letter"
+"""The side table of jobs that failed for good in a queue whose claims delete rows."""
+ATTEMPT = "sqlaqueue_attempt"
+"""The side table of ended attempts, of queues with ``QueueConfig(attempt_history=...)``."""
+SCHEDULE = "sqlaqueue_schedule"
+"""The table of schedules; it belongs to no queue, but to all of a MetaData and schema."""
+TICK = "sqlaqueue_tick"
+"""The table of the ticks that schedules have fired."""
+
+RATE = "sqlaqueue_rate"
+"""The side table of when the next job of each key of a rate may begin."""
+
+BEGUN = "sqlaqueue_begun"
+"""The parameter with the hash of the key of each job that begins, see ``reservation()``."""
+
+TURN = "sqlaqueue_turn"
+"""The column of the rows that a claim takes with their number, where keys take turns."""

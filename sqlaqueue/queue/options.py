@@ -1,0 +1,413 @@
+"""The values of ``QueueConfig``: states, unique jobs, limits, rates, order, fairness, and shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.queue.retry_policies import Delay, seconds
+
+# -- distribution ------------------------------------------------------------------------------------------------------
+# The shards of a distributed table that a Consumer serves: :class:`Distribution`.
+
+
+SHARD = "sqlaqueue_shard"
+"""The parameter of a claim with the value whose jobs it claims."""
+
+
+_PYTHON_TYPES: Sequence[tuple[type[Any], type[Any]]] = ((sa.Integer, int), (sa.Enum, object), (sa.String, str))
+"""What the values of a column are, by its type; other types convert more than one kind of value."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The attribute by whose column Citus distributes a queue's table, and its values that a Consumer serves in turn.
+
+    A claim takes jobs of one value, since Citus locks rows on one shard only. The next claim begins with the value
+    after it, so each value is served after at most one claim of each other value.
+
+    Example::
+
+        Consumer(Task, run_task, sessions, distribution=Distribution("tenant", values=[1, 2, 3])).run()
+    """
+
+    attribute: str
+    """The name of the attribute; it is a part of the primary key."""
+    values: Iterable[Any] | Callable[[], Iterable[Any]]
+    """The values, or a function that returns them. It is called at each claim and rescue, so it must be quick."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.values, str) or not (callable(self.values) or isinstance(self.values, Iterable)):
+            msg = (
+                f"Distribution({self.attribute!r}, {self.values!r}): give the values to serve as a list, or a function "
+                "that returns them"
+            )
+            raise ConfigurationError(msg)
+        if not callable(self.values):
+            # An iterator would be empty at the second claim.
+            object.__setattr__(self, "values", tuple(self.values))
+            if not self.values:
+                msg = f"Distribution({self.attribute!r}, []): give at least one value to serve"
+                raise ConfigurationError(msg)
+
+    def check(self, column: sa.ColumnElement[Any]) -> None:
+        """Refuse values that no row can have: each claim would fail.
+
+        :param column: the column of the attribute.
+        :raises ConfigurationError: if the values are not those of the column, or the function returns none.
+        """
+        called = f"Distribution({self.attribute!r}, values)"
+        try:
+            values = self.current_values()
+        except (DBAPIError, OSError):
+            # The function asks a server, which may answer later.
+            raise
+        except Exception as error:
+            msg = f"{called}: give a list of values, or a function that returns one; it raised {error!r}"
+            raise ConfigurationError(msg) from error
+        wanted = next((kind for types, kind in _PYTHON_TYPES if isinstance(column.type, types)), object)
+        wrong = [value for value in values if value is None or not isinstance(value, wanted)]
+        if wrong:
+            msg = f"{called}: {wrong[0]!r} is no value of the column {column.name}, which has the type {column.type!r}"
+            raise ConfigurationError(msg)
+
+    def current_values(self) -> list[Any]:
+        """Return the values to serve now, each once."""
+        return list(dict.fromkeys(self.values() if callable(self.values) else self.values))
+
+
+# -- flow control ------------------------------------------------------------------------------------------------------
+# The configuration of flow control: :class:`Limit`, :class:`Rate`, :class:`Order` and :class:`Fair`.
+
+
+Number = int | str | Callable[[Any], Any] | Any
+"""A number, the name of an attribute that has it, or a scalar select, which may depend on the job's class."""
+
+OnFailure = Literal["block", "continue", "cancel"]
+
+_SHORTEST_RATE = 0.001
+_LONGEST_RATE = 366 * 86400.0
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Limit:
+    """How many jobs of a queue, or of each key, may run at once.
+
+    The limit is read by each claim. It may be changed while Consumers run: lowering it stops no job that runs.
+
+    :param most: the number; or the name of an attribute of the class, so that each job has its own; or a scalar select,
+        or a function that takes the class and returns one. NULL is no limit, and 0 lets no job begin.
+    :param per: the name of an attribute, or several, whose values are the key. A job without a value in one of them has
+        no limit. None for one limit for the whole queue.
+    :raises ConfigurationError: for invalid values.
+
+    Example::
+
+        class Export(QueueMixin, Base):
+            __queue__ = QueueConfig(limits=[Limit(2, per="customer_id")], order=Order("document_id", by="id"))
+    """
+
+    most: Number
+    per: tuple[str, ...]
+
+    def __init__(self, most: Number, *, per: str | Sequence[str] | None = None) -> None:
+        """Refuse invalid values."""
+        what = f"Limit({most!r})"
+        _check_number(most, what, least=0)
+        object.__setattr__(self, "most", most)
+        object.__setattr__(self, "per", _attributes(per, f"Limit(per={per!r})"))
+
+
+@dataclass(frozen=True, init=False)
+class Rate:
+    """How many jobs of a queue, or of each key, may begin within a period.
+
+    Beginnings are spread: after a burst, one job may begin every ``every / most``.
+
+    :param most: how many jobs may begin in each period.
+    :param every: the length of the period, in seconds or as a timedelta.
+    :param per: as in :class:`Limit`.
+    :param burst: how many jobs may begin at once after a pause; by default ``most``.
+    :raises ConfigurationError: for invalid values.
+    """
+
+    most: int
+    every: timedelta
+    per: tuple[str, ...]
+    burst: int
+
+    def __init__(
+        self, most: int, *, every: Delay, per: str | Sequence[str] | None = None, burst: int | None = None
+    ) -> None:
+        """Refuse invalid values."""
+        set_field = object.__setattr__
+        numbers: dict[str, object] = {"": most, "burst=": most if burst is None else burst}
+        for name, number in numbers.items():
+            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MOST:
+                msg = f"Rate({name}{number!r}): use an integer of 1 or more"
+                raise ConfigurationError(msg)
+        what = f"Rate(every={every!r})"
+        if not _SHORTEST_RATE <= seconds(every, what) <= _LONGEST_RATE:
+            msg = f"{what}: use from one millisecond to one year"
+            raise ConfigurationError(msg)
+        set_field(self, "most", most)
+        set_field(self, "every", timedelta(seconds=seconds(every)))
+        set_field(self, "per", _attributes(per, f"Rate(per={per!r})"))
+        set_field(self, "burst", most if burst is None else burst)
+
+
+@dataclass(frozen=True, init=False)
+class Order:
+    """Jobs of the same key run strictly one after the other.
+
+    The head of a key is its first unfinished job, and only the head may run. A job that has begun and waits, for a
+    retry for example, stays the head. A job that is not due and has never begun is passed over.
+
+    :param per: the name of an attribute, or several, whose values are the key. A job without a value in one of them has
+        no place in an order.
+    :param by: the name of the attribute whose values give the order. It must not change; jobs of equal values follow
+        their primary keys.
+    :param on_failure: what a failed head does to its key: ``"block"`` holds the other jobs back until it is requeued
+        or deleted, ``"continue"`` lets them run, ``"cancel"`` cancels those that wait.
+    :raises ConfigurationError: for invalid values.
+    """
+
+    per: tuple[str, ...]
+    by: str
+    on_failure: OnFailure
+
+    def __init__(self, *per: str, by: str = "id", on_failure: OnFailure = "block") -> None:
+        """Refuse invalid values."""
+        what = f"Order({', '.join(map(repr, per))})"
+        if not per:
+            msg = 'Order(): give the name of an attribute whose values are the key, as in Order("customer_id")'
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "per", _attributes(per, what))
+        given: object = by  # without a type checker, callers may pass any object
+        if not isinstance(given, str) or not given:
+            msg = f"Order(by={by!r}): use the name of an attribute that does not change"
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "by", by)
+        if on_failure not in {"block", "continue", "cancel"}:
+            msg = f'Order(on_failure={on_failure!r}): use "block", "continue" or "cancel"'
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "on_failure", on_failure)
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Fair:
+    """Among the jobs of one priority, keys take turns.
+
+    :param per: the name of an attribute, or several, whose values are the key. NULL is a key as well.
+    :param weight: how many jobs of a key one turn has: a number, the name of an attribute, or a scalar select as in
+        :class:`Limit`. One by default.
+    :raises ConfigurationError: for invalid values.
+    """
+
+    per: tuple[str, ...]
+    weight: Number
+
+    def __init__(self, *per: str, weight: Number | None = None) -> None:
+        """Refuse invalid values."""
+        what = f"Fair({', '.join(map(repr, per))})"
+        if not per:
+            msg = 'Fair(): give the name of an attribute whose values take turns, as in Fair("customer_id")'
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "per", _attributes(per, what))
+        if weight is not None:
+            _check_number(weight, f"Fair(weight={weight!r})", least=1)
+        object.__setattr__(self, "weight", 1 if weight is None else weight)
+
+
+def _attributes(per: object, what: str) -> tuple[str, ...]:
+    names = () if per is None else (per,) if isinstance(per, str) else per
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
+        msg = f"{what}: use the name of an attribute, or several names"
+        raise ConfigurationError(msg)
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        msg = f"{what}: the attribute {twice[0]!r} is named twice"
+        raise ConfigurationError(msg)
+    if per is not None and not names:
+        msg = f"{what}: name at least one attribute, or leave per out"
+        raise ConfigurationError(msg)
+    return tuple(names)
+
+
+def _check_number(given: object, what: str, *, least: int) -> None:
+    if isinstance(given, int) and not isinstance(given, bool) and least <= given <= _MOST:
+        return
+    if given is None or isinstance(given, int | float | bytes) or (isinstance(given, str) and not given.isidentifier()):
+        msg = f"{what}: use an integer of {least} or more, the name of an attribute, or a scalar select"
+        raise ConfigurationError(msg)
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+# The states of a job, and the values of the status column for them: :class:`States`.
+
+
+STATES = ("pending", "processing", "completed", "failed", "cancelled")
+"""The states of a job."""
+
+FINISHED = ("completed", "failed", "cancelled")
+"""The states of a job that will not run again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """The value of the ``status`` column for each state.
+
+    For an existing table give its own values: texts, integers or enum members. None means that the table has no value
+    for the state; operations that need the state then raise an error.
+
+    :raises ConfigurationError: if two states have the same value.
+    """
+
+    pending: Any = "pending"
+    processing: Any = "processing"
+    completed: Any = "completed"
+    failed: Any = "failed"
+    cancelled: Any = "cancelled"
+
+    def __post_init__(self) -> None:
+        """Refuse values that do not identify a state."""
+        if self.pending is None:
+            msg = "States(pending=None): every queue needs a value for pending jobs"
+            raise ConfigurationError(msg)
+        seen: dict[Any, str] = {}
+        for state, value in self.items():
+            if value is None:
+                continue
+            if not isinstance(value, Hashable):
+                msg = f"States({state}={value!r}): use a text, an integer or an enum member"
+                raise ConfigurationError(msg)
+            if value in seen:
+                msg = (
+                    f"States: {seen[value]} and {state} are both {value!r}; "
+                    f"use a different value for each state, or None for {state}"
+                )
+                raise ConfigurationError(msg)
+            seen[value] = state
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return the names of the states with their values."""
+        return [(f.name, getattr(self, f.name)) for f in fields(self)]
+
+
+# -- unique ------------------------------------------------------------------------------------------------------------
+# The configuration of unique jobs: :class:`Unique`.
+
+
+UNFINISHED = ("pending", "processing")
+
+_SHORTEST_PERIOD = 1.0
+_LONGEST_PERIOD = 100 * 366 * 86400.0
+
+OnReturn = Literal["cancel", "wait"]
+
+
+@dataclass(frozen=True, init=False)
+class Unique:
+    """At most one job with the same values of some attributes, among the jobs in some states.
+
+    Two jobs with the same values are *twins*. A unique partial index refuses the second one, whichever way it is
+    inserted; :func:`~sqlaqueue.enqueue` returns the first one instead.
+
+    :param attributes: the names of attributes of the class that have columns in the queue's table.
+    :param states: the states in which a job counts: ``"pending"``, and by default ``"processing"``.
+    :param per: jobs count only with those that were created in the same period, such as ``timedelta(hours=1)``: in
+        seconds or as a timedelta. Periods follow each other from Monday, 1970-01-05, 00:00 UTC. None for no limit.
+    :param nulls_distinct: whether jobs with a NULL in one of the attributes are never twins, as in SQL.
+    :param on_return: what becomes of a job that would be pending again while a twin of it counts: ``"cancel"``
+        cancels it, with the twin's key in ``last_error``; ``"wait"`` leaves it until the twin no longer counts.
+    :raises ConfigurationError: for invalid values.
+
+    Example::
+
+        class Reminder(QueueMixin, Base):
+            __queue__ = QueueConfig(unique=Unique("customer_id", "kind"))
+    """
+
+    attributes: tuple[str, ...]
+    states: tuple[str, ...]
+    per: timedelta | None
+    nulls_distinct: bool
+    on_return: OnReturn
+
+    def __init__(
+        self,
+        *attributes: str,
+        states: Sequence[str] = UNFINISHED,
+        per: Delay | None = None,
+        nulls_distinct: bool = True,
+        on_return: OnReturn = "cancel",
+    ) -> None:
+        """Refuse invalid values."""
+        set_field = object.__setattr__
+        set_field(self, "attributes", _checked_attributes(attributes))
+        set_field(self, "states", _checked_states(states))
+        set_field(self, "per", None if per is None else _checked_period(per))
+        if not isinstance(nulls_distinct, bool):
+            msg = f"Unique(nulls_distinct={nulls_distinct!r}): use True or False"
+            raise ConfigurationError(msg)
+        set_field(self, "nulls_distinct", nulls_distinct)
+        if on_return not in {"cancel", "wait"}:
+            msg = f'Unique(on_return={on_return!r}): use "cancel" or "wait"'
+            raise ConfigurationError(msg)
+        set_field(self, "on_return", on_return)
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """The states of finished jobs that count."""
+        return tuple(state for state in self.states if state in FINISHED)
+
+
+def _checked_attributes(given: tuple[object, ...]) -> tuple[str, ...]:
+    names = [name for name in given if isinstance(name, str) and name]
+    if not given or len(names) != len(given):
+        msg = (
+            f"Unique({', '.join(map(repr, given))}): give the names of attributes, as in Unique('customer_id', 'kind')"
+        )
+        raise ConfigurationError(msg)
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        msg = f"Unique(...): the attribute {twice[0]!r} is named twice"
+        raise ConfigurationError(msg)
+    return tuple(names)
+
+
+def _checked_states(given: object) -> tuple[str, ...]:
+    what = f"Unique(states={given!r})"
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        msg = f"{what}: use a tuple of states, such as {UNFINISHED!r}"
+        raise ConfigurationError(msg)
+    unknown = [state for state in given if state not in STATES]
+    if unknown:
+        msg = f"{what}: there is no state {unknown[0]!r}; use some of {', '.join(STATES)}"
+        raise ConfigurationError(msg)
+    if "pending" not in given:
+        msg = f'{what}: a new job is pending, so "pending" must be among them'
+        raise ConfigurationError(msg)
+    if set(given) - set(UNFINISHED) and "processing" not in given:
+        msg = (
+            f"{what}: a job that counts while it is pending and again after it has finished must count while it runs; "
+            'add "processing"'
+        )
+        raise ConfigurationError(msg)
+    # In the order of a job's life, so that two spellings are equal.
+    return tuple(state for state in STATES if state in given)
+
+
+def _checked_period(per: Delay) -> timedelta:
+    what = f"Unique(per={per!r})"
+    if not _SHORTEST_PERIOD <= seconds(per, what) <= _LONGEST_PERIOD:
+        msg = f"{what}: use from one second to 100 years"
+        raise ConfigurationError(msg)
+    return timedelta(seconds=seconds(per))

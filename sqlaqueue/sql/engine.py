@@ -1,0 +1,231 @@
+"""What a database other than PostgreSQL has to give, and how a dialect is known to be prepared for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.sql.elements import ClauseElement
+
+from sqlaqueue.exc import ConfigurationError
+
+OURS = "sqlaqueue_statement"
+"""The execution option of statements of the library."""
+
+WRITES_LATER = "sqlaqueue_writes_later"
+"""The execution option of a query of the library whose transaction writes later.
+
+A transaction that it begins takes the write lock of SQLite, as one that begins with a write does.
+"""
+
+OF_TEST = "sqlaqueue_of_test"
+"""The key in the ``info`` of a connection whose transaction is that of a test, in which handlers run."""
+
+OWN_WORK: ContextVar[bool] = ContextVar("sqlaqueue_own_work", default=False)
+"""Whether the library executes statements for itself: in a transaction of its own, or as the steps of a statement.
+
+All of them are the library's, marked or not. A transaction that one of them begins takes the write lock of SQLite, even
+if it reads first, as it writes later.
+"""
+
+SETTLES: ContextVar[bool] = ContextVar("sqlaqueue_settles", default=False)
+"""Whether a Consumer settles a run in the transaction of its handler, whose own writes have been flushed."""
+
+PREPARED_BY = {
+    "sqlite": "sqlaqueue.sqlite.prepare(engine)",
+    "mariadb": "sqlaqueue.mariadb.prepare(engine)",
+    "mysql": "sqlaqueue.mariadb.prepare(engine)",
+}
+"""The call that prepares an engine, by the name of its dialect."""
+
+_PREPARED = "_sqlaqueue_engine"
+
+
+class OtherEngine(Protocol):
+    """A database other than PostgreSQL.
+
+    Its compiler, types and transactions belong to the dialect of the engine that is prepared for it.
+    """
+
+    name: str
+    """The name of SQLAlchemy's dialect."""
+    title: str
+    """The name for people."""
+    migrating: str
+    """How an existing table gets what it lacks, as an advice to people."""
+    inserts_all_or_none: bool
+    """Whether an INSERT of several jobs, one of which has a twin, inserts none of them."""
+
+    @property
+    def checks(self) -> Any:
+        """The module with the checks of what the database lacks, see ``sqlaqueue.postgresql.checks``."""
+        ...
+
+    def check_supported(self, spec: Any) -> None:
+        """Raise ConfigurationError for a queue with options that the database cannot carry."""
+        ...
+
+    def check_storage(self, connection: sa.Connection, spec: Any) -> None:
+        """Raise DatabaseNotReadyError if the tables of a queue, which exist, are stored so that claims cannot work."""
+        ...
+
+    def created(self, table: sa.Table, connection: sa.Connection) -> None:
+        """Create what belongs to a table of the library that has just been created."""
+        ...
+
+    def check_pool(self, engine: sa.Engine, who: str) -> None:
+        """Raise ConfigurationError for an engine whose connections a Consumer cannot use."""
+        ...
+
+    def subscribe(self, engine: sa.Engine, deliver: Callable[[str, str], None]) -> Callable[[], None]:
+        """Call ``deliver(channel, text)`` for notifications that are sent in this process; return what ends this."""
+        ...
+
+    def sqlstate(self, error: DBAPIError) -> str | None:
+        """Return the SQLSTATE that PostgreSQL would have raised; None for an error without a counterpart."""
+        ...
+
+    def violated_constraint(self, error: DBAPIError) -> str | None:
+        """Return the name of the constraint or unique index that a statement has violated; None for other errors."""
+        ...
+
+    def violated_column(self, error: DBAPIError) -> str | None:
+        """Return the name of the column that may not be NULL; None for other errors."""
+        ...
+
+    def violated_table(self, error: DBAPIError) -> str | None:
+        """Return the name of the table whose constraint was violated; None for other errors."""
+        ...
+
+
+_drivers: dict[str, OtherEngine] = {}
+
+
+def mark_prepared(dialect: sa.Dialect, engine: OtherEngine, drivers: tuple[str, ...]) -> bool:
+    """Mark a dialect as prepared; return False if it has been before.
+
+    :param drivers: the modules whose errors are those of this database.
+    """
+    known = _PREPARED in dialect.__dict__
+    dialect.__dict__[_PREPARED] = engine
+    _drivers.update(dict.fromkeys(drivers, engine))
+    return not known
+
+
+def engine_of(dialect: sa.Dialect) -> OtherEngine | None:
+    """Return the engine for which a dialect is prepared; None for PostgreSQL, and for one that is not prepared."""
+    found: OtherEngine | None = dialect.__dict__.get(_PREPARED)
+    return found
+
+
+def engine_of_error(error: DBAPIError) -> OtherEngine | None:
+    """Return the engine whose driver raised an error; None for PostgreSQL."""
+    return _drivers.get(type(error.orig).__module__.partition(".")[0]) if _drivers else None
+
+
+def may_be_other_engine() -> bool:
+    """Return whether any engine of this process is prepared for another database than PostgreSQL."""
+    return bool(_drivers)
+
+
+def refuse_other_engines(session: Any, what: str, *mappers: Any) -> None:
+    """Refuse queues whose engine is prepared for another database than PostgreSQL.
+
+    :param what: what reads the catalogs of PostgreSQL, for the error's text.
+    :param mappers: those of the queues, as a session may have an engine for each class. Queues without an engine are
+        passed over: the statements about them raise the error of SQLAlchemy.
+    :raises ConfigurationError: naming the database.
+    """
+    if not _drivers:
+        return
+    for mapper in mappers:
+        try:
+            bind = getattr(session, "sync_session", session).get_bind(mapper)
+        except UnboundExecutionError:
+            continue
+        other = engine_of(bind.dialect)
+        if other is not None:
+            msg = f"{what} reads the catalogs and statistics of PostgreSQL, and is not available on {other.title}"
+            raise ConfigurationError(msg)
+
+
+_noting: list[bool] = []
+
+
+def note_written_rows() -> None:
+    """Let engines without transaction numbers note which rows a transaction writes, as functions for tests need."""
+    _noting[:] = [True]
+
+
+def notes_written_rows() -> bool:
+    """Return whether engines note which rows a transaction writes."""
+    return bool(_noting)
+
+
+@contextlib.contextmanager
+def own_work() -> Iterator[None]:
+    """Execute the statements of the block as the library's own work; see :data:`OWN_WORK`."""
+    token = OWN_WORK.set(True)
+    try:
+        yield
+    finally:
+        OWN_WORK.reset(token)
+
+
+@contextlib.contextmanager
+def settlement() -> Iterator[None]:
+    """Settle runs in the block, in the transaction of their handler.
+
+    A settlement compares the token of the claim, and depends on nothing else that the transaction has read. So an
+    engine may let it see what others have committed since.
+    """
+    token = SETTLES.set(True)
+    try:
+        yield
+    finally:
+        SETTLES.reset(token)
+
+
+def mark_of(statement: Any, options: Mapping[str, Any]) -> Any:
+    """Return how a statement that is executed is marked as one of the library's: True, or the queue of a claim.
+
+    None for a statement of the program.
+    """
+    mark, inner = options.get(OURS), getattr(statement, "element", None)
+    # As often as a program has wrapped a claim by from_statement().
+    while mark is None and inner is not None:
+        mark, inner = getattr(inner, "_execution_options", {}).get(OURS), getattr(inner, "element", None)
+    return mark or OWN_WORK.get() or None
+
+
+# -- portable ----------------------------------------------------------------------------------------------------------
+# Expressions that are written for PostgreSQL's planner, and their plain form for other engines.
+#
+# PostgreSQL compiles what it is given and never looks at the plain form, so its statements are the same with and
+# without.
+
+
+Element = TypeVar("Element", bound=ClauseElement)
+
+# In the instance's dictionary, which SQLAlchemy copies whenever it copies an element.
+_PLAIN = "_sqlaqueue_plain_form"
+
+
+def with_plain_form(element: Element, make: Callable[[], ClauseElement]) -> Element:
+    """Record how an expression reads without regard to the planner of PostgreSQL.
+
+    :param make: returns an expression with the same result; it is called when another engine compiles the statement.
+        Its parameters that have values must be those of ``element``: SQLAlchemy caches the statement by ``element``.
+    """
+    element.__dict__[_PLAIN] = make
+    return element
+
+
+def plain_form(element: ClauseElement) -> ClauseElement | None:
+    """Return the plain form of an expression; None for an expression that has only one form."""
+    make: Callable[[], ClauseElement] | None = element.__dict__.get(_PLAIN)
+    return None if make is None else make()

@@ -1,0 +1,310 @@
+"""Types of PostgreSQL: how values are written and columns compared in SQL that is kept as text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import ARRAY, CITEXT
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import WARN_LINTING
+from sqlalchemy.sql.elements import Grouping
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.selectable import HasPrefixes
+from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
+
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.sql.engine import OURS, PREPARED_BY, engine_of, with_plain_form
+
+_make_dialect: Any = postgresql.dialect
+NEUTRAL: sa.Dialect = _make_dialect(paramstyle="named")
+"""Renders SQL that is kept as text. It belongs to no driver, so it doubles no percent sign."""
+
+
+def plain_type(column: sa.Column[Any]) -> Any:
+    """Return the type that a column has in PostgreSQL, without an application's TypeDecorator."""
+    plain = column.type.dialect_impl(NEUTRAL)
+    return getattr(plain, "impl_instance", plain)
+
+
+def equals(column: sa.Column[Any]) -> str:
+    """Return the operator that compares a column, schema-qualified where it is one of PostgreSQL's own.
+
+    The types of extensions have operators of their own, in the schema in which the extension is installed.
+    """
+    plain = plain_type(column)
+    own = type(plain).__module__.startswith("sqlalchemy.") and not isinstance(plain, CITEXT | UserDefinedType)
+    return "OPERATOR(pg_catalog.=)" if own else "="
+
+
+# -- dialect check -----------------------------------------------------------------------------------------------------
+# Refuses databases that the library does not support, and engines that are not prepared.
+#
+# SQLAlchemy omits SKIP LOCKED for a database that does not support it, and two workers would claim the same jobs.
+
+
+Statement = TypeVar("Statement", bound=HasPrefixes)
+
+
+class _Marker(FunctionElement[None]):
+    """Renders as an empty text on PostgreSQL, and raises an error elsewhere.
+
+    It is a function because SQLAlchemy has no cache key for a bare column element, and would compile each statement
+    with one anew each time.
+    """
+
+    inherit_cache = True
+
+
+@compiles(_Marker)
+def _refuse(element: _Marker, compiler: Any, **_: Any) -> str:  # noqa: ARG001 - the hook's signature
+    # A Connection sets this flag when it compiles a statement to execute it; printing a statement does not.
+    if not compiler.linting & WARN_LINTING or engine_of(compiler.dialect) is not None:
+        return ""
+    msg = f"this session's engine is for {compiler.dialect.name}, {_fix(compiler.dialect)}"
+    raise ConfigurationError(msg)
+
+
+@compiles(_Marker, "postgresql")
+def _accept(element: _Marker, compiler: Any, **_: Any) -> str:  # noqa: ARG001 - the hook's signature
+    return ""
+
+
+def guarded(statement: Statement) -> Statement:
+    """Return ``statement`` with a marker that refuses its execution on another database; it can be printed for any.
+
+    The error is raised while the statement is compiled, before anything is sent.
+    """
+    # A prefix is compiled first, before any part for which the other compiler may raise an error of its own.
+    marked: Any = statement.prefix_with(_Marker())
+    marked_as_ours: Statement = marked.execution_options(**{OURS: True})
+    return marked_as_ours
+
+
+def _fix(dialect: sa.Dialect) -> str:
+    line = PREPARED_BY.get(dialect.name)
+    if line is None:
+        return 'which sqlaqueue does not support; use create_engine("postgresql+psycopg://...")'
+    return f"and is not prepared; call {line} before its first use"
+
+
+def check_dialect(dialect: sa.Dialect, what: str) -> None:
+    """Raise an error for an engine of another database.
+
+    :param what: the user of the engine, for the error's text.
+    :raises ConfigurationError: naming the engine's dialect.
+    """
+    if dialect.name != "postgresql" and engine_of(dialect) is None:
+        msg = f"{what}: its sessions' engine is for {dialect.name}, {_fix(dialect)}"
+        raise ConfigurationError(msg)
+
+
+# -- identifiers -------------------------------------------------------------------------------------------------------
+# Names of tables, indexes and functions that fit into PostgreSQL's 63 bytes.
+
+
+_LONGEST = 63
+_DIGEST = 8
+"""The length of the digest of a name that is too long."""
+
+
+def object_name(*parts: str) -> str:
+    """Return ``parts`` as one identifier; a name that is too long is cut, and ends in a digest of the whole."""
+    name = "_".join(parts)
+    if len(name.encode()) <= _LONGEST:
+        return name
+    return f"{_cut(name)}_{hashlib.sha256(name.encode()).hexdigest()[:_DIGEST]}"
+
+
+def is_name_of(name: str, *parts: str) -> bool:
+    """Return whether :func:`object_name` may have made a name from ``parts``, and perhaps more parts after them."""
+    whole = "_".join(parts)
+    return f"{name}_".startswith(f"{whole}_") or name[:-_DIGEST] == f"{_cut(whole)}_"
+
+
+def _cut(name: str) -> str:
+    return name.encode()[: _LONGEST - _DIGEST - 1].decode(errors="ignore")
+
+
+# -- key arrays --------------------------------------------------------------------------------------------------------
+# Arrays of keys as one parameter of a statement.
+
+
+def key_array(element: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Return the type of an array of keys, for ``key = ANY(array)``; none of them is NULL."""
+    return _array(element, nullable=False)
+
+
+def nullable_array(element: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Return the type of an array of values, of which some may be NULL."""
+    return _array(element, nullable=True)
+
+
+def _array(element: TypeEngine[Any], *, nullable: bool) -> TypeEngine[Any]:
+    if isinstance(element, sa.Integer) or (isinstance(element, sa.Uuid) and element.as_uuid):
+        return TextArray(element, nullable=nullable)
+    # Its elements may be lists, such as those of JSONB, which are no further dimension.
+    return ARRAY(element, dimensions=1)
+
+
+def numbered_rows(
+    columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any] | None]], number: str
+) -> sa.TableValuedAlias:
+    """Return given values as a table, with the number of each row, from 1.
+
+    One array for each column: a VALUES list would have a parameter for each value, and other SQL for each number of
+    rows.
+    """
+    arrays = [
+        sa.bindparam(name if values is None else None, list(values or ()), type_=_array(type_, nullable=True))
+        for name, (type_, values) in columns.items()
+    ]
+    names = [sa.column(name, type_) for name, (type_, _) in columns.items()]
+    rows: sa.TableValuedAlias = sa.func.unnest(*arrays).table_valued(
+        *names, with_ordinality=number, name="sqlaqueue_given"
+    )
+    return rows.render_derived("sqlaqueue_given")
+
+
+class _Array(ARRAY[Any]):
+    """An array that can be printed for any dialect; for most of them SQLAlchemy would raise an error."""
+
+    cache_ok = True
+
+
+@compiles(_Array)
+def _print_array(element: _Array, compiler: Any, **options: Any) -> str:
+    return f"{compiler.process(element.item_type, **options)}[]"
+
+
+@compiles(_Array, "postgresql")
+def _render_array(element: _Array, compiler: Any, **options: Any) -> str:
+    rendered: str = compiler.visit_ARRAY(element, **options)
+    return rendered
+
+
+_COMMA, _NULL = (sa.literal_column(text, sa.Text()) for text in ("','", "'NULL'"))
+
+
+class TextArray(TypeDecorator[Sequence[Any]]):
+    """An array of numbers or UUIDs that is sent as one text, and cast to an array by the server.
+
+    psycopg adapts the elements of a list one by one; this takes a sixth of the time. The text is split before the cast,
+    since a cast of a whole text to an array is no constant for the planner: a sequential scan would compare each row
+    with all elements, one after the other, where it looks a constant up in a hash table.
+    """
+
+    impl = sa.Text
+    cache_ok = True
+
+    def __init__(self, element: TypeEngine[Any], *, nullable: bool) -> None:
+        super().__init__()
+        self.element, self.nullable = element, nullable
+
+    def bind_expression(self, bindparam: sa.BindParameter[Any]) -> sa.ColumnElement[Any]:
+        """Cast the text to an array."""
+        return sa.cast(sa.func.string_to_array(bindparam, _COMMA, _NULL), _Array(self.element))
+
+    def process_bind_param(self, value: Sequence[Any] | None, dialect: sa.Dialect) -> str | None:
+        """Return the text of the elements."""
+        if value is None:
+            return None
+        write = _integer if isinstance(self.element, sa.Integer) else _uuid
+        written = ["NULL" if key is None and self.nullable else write(key) for key in value]
+        return ",".join(written)
+
+
+def _integer(key: Any) -> str:
+    return str(int(key))
+
+
+def _uuid(key: Any) -> str:
+    return (key if isinstance(key, UUID) else UUID(key)).hex
+
+
+# -- key hash ----------------------------------------------------------------------------------------------------------
+# The hash of a key of several columns.
+
+
+_SEED = sa.literal_column("'0'::bigint", sa.BigInteger())
+"""As the server prints it, so that Alembic finds an index unchanged."""
+
+
+class _CaseAsPrinted(sa.Case[Any]):
+    """A CASE of one condition with the line breaks that the server prints, so that Alembic finds an index unchanged."""
+
+    inherit_cache = True
+
+
+@compiles(_CaseAsPrinted)
+def _render(element: _CaseAsPrinted, compiler: Any, **options: Any) -> str:
+    ((condition, value),) = element.whens
+    condition = getattr(condition, "element", condition)
+    when, then = (compiler.process(each, **options) for each in (condition, value))
+    return f"\nCASE\n    WHEN {when} THEN {then}\n    ELSE NULL::bigint\nEND"
+
+
+def key_hash(
+    columns: Sequence[sa.ColumnElement[Any]], only: sa.ColumnElement[bool] | None = None
+) -> sa.ColumnElement[int]:
+    """Return a 64-bit hash of a key, for an index and for statements; NULL is a value like any other.
+
+    PostgreSQL distributes the rows of hash partitions by the same functions, so their values never change.
+
+    :param only: a condition; for rows that do not meet it the result is NULL.
+    """
+    hashed: sa.ColumnElement[int] = sa.func.hash_record_extended(sa.func.row(*columns), _SEED, type_=sa.BigInteger())
+    # CREATE INDEX requires the parentheses.
+    return hashed if only is None else Grouping(_CaseAsPrinted((only, hashed)))
+
+
+# -- periods -----------------------------------------------------------------------------------------------------------
+# Periods of equal length, for jobs that are unique within one.
+
+
+_MONDAY = 4 * 86400
+"""Monday, 1970-01-05, 00:00 UTC, in seconds since 1970: days begin at midnight, and weeks on Monday."""
+
+
+def period(length: timedelta, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return the beginning of the period to which ``moment`` belongs.
+
+    The length and the origin are written as the server prints them by default, so that Alembic finds the index
+    unchanged.
+    """
+    origin: sa.ColumnElement[Any] = sa.literal_column(f"to_timestamp({_MONDAY}::double precision)")
+    if not getattr(moment.type, "timezone", False):
+        origin = sa.literal_column("'1970-01-05 00:00:00'::timestamp without time zone")
+    begin = sa.func.date_bin(sa.literal_column(f"'{_clock_text(length)}'::interval"), moment, origin, type_=moment.type)
+    return with_plain_form(begin, lambda: _number(length, moment))
+
+
+def _number(length: timedelta, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return the number of the period, which serves as well where no function returns its beginning."""
+    milliseconds: sa.ColumnElement[Any] = sa.literal_column(str(length // timedelta(milliseconds=1)))
+    return sa.func.sqlaqueue_period(moment, milliseconds, sa.literal_column(str(_MONDAY * 1000)), type_=moment.type)
+
+
+def _clock_text(length: timedelta) -> str:
+    """Return a length in hours, minutes and seconds: PostgreSQL would keep days apart from hours."""
+    minutes, rest = divmod(length, timedelta(minutes=1))
+    fraction = f".{rest.microseconds:06}".rstrip("0").rstrip(".")
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest.seconds:02}{fraction}"
+
+
+# -- session settings --------------------------------------------------------------------------------------------------
+# Settings that transactions give to the statements in them, by ``SET LOCAL``.
+
+
+def session_setting(name: str) -> sa.ColumnElement[Any]:
+    """Return a setting as a text, NULL if it is not set.
+
+    After a transaction with ``SET LOCAL`` the setting of the session is an empty text, not NULL.
+    """
+    # As the server prints it: Alembic compares defaults as texts, as the comparison of their values would be NULL.
+    return sa.literal_column(f"NULLIF(current_setting('{name}'::text, true), ''::text)", sa.Text())

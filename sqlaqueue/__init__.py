@@ -25,8 +25,8 @@ from sqlaqueue.exc import (
     Throttle,
     WaitTimeout,
 )
+from sqlaqueue.mapping.columns import queue_column
 from sqlaqueue.mapping.mixin import QueueMixin
-from sqlaqueue.mapping.queue_column import queue_column
 from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.options import Distribution, Fair, Limit, Order, Rate, States, Unique
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
@@ -35,9 +35,22 @@ from sqlaqueue.scheduler import Scheduler
 from sqlaqueue.schedules.definition import Schedule
 from sqlaqueue.schedules.tick import Tick, tick_of
 from sqlaqueue.statements.claim import claim
-from sqlaqueue.statements.control import consumers, pause, paused, resume
-from sqlaqueue.statements.manage import cancel, purge, reconcile, requeue, rescue
-from sqlaqueue.statements.settle import complete, extend, fail, release, retry
+from sqlaqueue.statements.verbs import (
+    cancel,
+    complete,
+    consumers,
+    extend,
+    fail,
+    pause,
+    paused,
+    purge,
+    reconcile,
+    release,
+    requeue,
+    rescue,
+    resume,
+    retry,
+)
 from sqlaqueue.unique.enqueue import enqueue
 from sqlaqueue.unique.enqueueing import Enqueued
 from sqlaqueue.waiting.wait import wait

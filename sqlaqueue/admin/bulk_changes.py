@@ -20,7 +20,7 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of, own_work
-from sqlaqueue.statements import manage
+from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.write_routing import routing_to_primary
 
@@ -97,7 +97,7 @@ def purge(
 @requires_session
 def cancel_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> int:
     """Cancel pending jobs, and request the cancellation of running ones, which are not counted."""
-    return _change_some(session, model, keys, lambda some: manage.cancel(unchanged_jobs(model, job_filter, some)))
+    return _change_some(session, model, keys, lambda some: verbs.cancel(unchanged_jobs(model, job_filter, some)))
 
 
 @requires_session
@@ -106,7 +106,7 @@ def purge_some(session: Session, model: type[Any], job_filter: JobFilter, keys: 
     states = FINISHED if job_filter.states is None else job_filter.states
 
     def verb(some: Sequence[Key]) -> Any:
-        return manage.purge(unchanged_jobs(model, job_filter, some), states=states, limit=len(some))
+        return verbs.purge(unchanged_jobs(model, job_filter, some), states=states, limit=len(some))
 
     return _change_some(session, model, keys, verb)
 

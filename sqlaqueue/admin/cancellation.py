@@ -19,7 +19,7 @@ from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import Key, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.engine import WRITES_LATER
-from sqlaqueue.statements import manage
+from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import instances, key_of, select_jobs
 from sqlaqueue.write_routing import routing_to_primary
 
@@ -103,7 +103,7 @@ def _cancel_page(
         started = session.scalar(sa.select(clock()), bind_arguments=bind)
         cancelled = set[Any]()
         for some in by_shard(session, spec, keys):
-            rows = in_parts(session, model, some, lambda keys: manage.cancel(jobs(keys)), done.refused)
+            rows = in_parts(session, model, some, lambda keys: verbs.cancel(jobs(keys)), done.refused)
             cancelled.update(row[0] for row in rows)
         asked = set()
         if CONTROL in spec.side_tables:

@@ -13,7 +13,7 @@ from sqlaqueue.admin.job_filter import NO_ERROR, JobFilter, bind_arguments, filt
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.queue.run import Key
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.strategies.parts.job_listing import key_labels
+from sqlaqueue.strategies.listing import key_labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.strategies.parts.job_listing import key_labels
+from sqlaqueue.strategies.listing import key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 from sqlaqueue.write_routing import routing_to_primary
 

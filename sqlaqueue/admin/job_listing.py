@@ -18,7 +18,7 @@ from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.strategies.parts.job_listing import SHOWN, key_labels
+from sqlaqueue.strategies.listing import SHOWN, key_labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,9 @@ from sqlaqueue.consumer.core.database_errors import may_be_of_a_row
 from sqlaqueue.consumer.maintenance.rescue import expired_keys
 from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.statements import control, manage
-from sqlaqueue.statements.returning import returning_keys
-from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.strategies.parts.unique_key import unique_key
+from sqlaqueue.statements import verbs
+from sqlaqueue.statements.selection import returning_keys, select_jobs
+from sqlaqueue.strategies.twins import unique_key
 from sqlaqueue.write_routing import routing_to_primary
 
 _LONGEST = 5.0
@@ -32,7 +31,7 @@ _LONGEST = 5.0
 def pause(session: Session, model: type[Any]) -> None:
     """Pause a queue, so that none of its jobs is claimed, and commit."""
     with routing_to_primary(session):
-        session.execute(control.pause(model), bind_arguments=bind_arguments(model))
+        session.execute(verbs.pause(model), bind_arguments=bind_arguments(model))
     session.commit()
 
 
@@ -40,20 +39,20 @@ def pause(session: Session, model: type[Any]) -> None:
 def resume(session: Session, model: type[Any]) -> None:
     """Let Consumers claim jobs of a paused queue again, and commit."""
     with routing_to_primary(session):
-        session.execute(control.resume(model), bind_arguments=bind_arguments(model))
+        session.execute(verbs.resume(model), bind_arguments=bind_arguments(model))
     session.commit()
 
 
 @requires_session
 def paused(session: Session, model: type[Any]) -> bool:
     """Return whether a queue is paused."""
-    return bool(session.scalar(control.paused(model), bind_arguments=bind_arguments(model)))
+    return bool(session.scalar(verbs.paused(model), bind_arguments=bind_arguments(model)))
 
 
 @requires_session
 def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
     """Return the live Consumers of a queue, as rows with the columns of :func:`sqlaqueue.consumers`."""
-    return session.execute(control.consumers(model), bind_arguments=bind_arguments(model)).all()
+    return session.execute(verbs.consumers(model), bind_arguments=bind_arguments(model)).all()
 
 
 @requires_session
@@ -75,7 +74,7 @@ def rescue(session: Session, model: type[Any]) -> int:
                     raise
                 number = _rescue_each(session, model, spec)
         else:
-            rows = attempt(session, model, manage.rescue(model), lock_timeout=MOMENT)
+            rows = attempt(session, model, verbs.rescue(model), lock_timeout=MOMENT)
             number = _rescue_each(session, model, spec) if rows is None else len(rows)
     session.commit()
     return number
@@ -113,4 +112,4 @@ def _rescue_together(session: Session, model: type[Any]) -> int:
 @requires_session
 def reconcile(session: Session, model: type[Any]) -> int:
     """Insert missing messages and delete superfluous ones, commit, and return the number of jobs concerned."""
-    return execute(session, model, manage.reconcile(model))
+    return execute(session, model, verbs.reconcile(model))

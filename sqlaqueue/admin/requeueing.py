@@ -17,9 +17,9 @@ from sqlaqueue.admin.shards import by_shard
 from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import Key, key_value
-from sqlaqueue.statements import manage
+from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import instances, key_of, select_jobs
-from sqlaqueue.strategies.parts.unique_key import unique_key
+from sqlaqueue.strategies.twins import unique_key
 from sqlaqueue.write_routing import routing_to_primary
 
 
@@ -95,7 +95,7 @@ def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Seq
     """Requeue jobs together; each by itself if a twin of one of them is being enqueued."""
 
     def verb(some: Sequence[Key]) -> Any:
-        return manage.requeue(unchanged_jobs(model, job_filter, some))
+        return verbs.requeue(unchanged_jobs(model, job_filter, some))
 
     with routing_to_primary(session):
         spec = select_jobs(model, "requeue").spec

@@ -16,8 +16,8 @@ from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
-from sqlaqueue.statements.control import consumers, paused
 from sqlaqueue.statements.selection import select_jobs
+from sqlaqueue.statements.verbs import consumers, paused
 from sqlaqueue.strategies.update_status import waits_for_twin
 
 ACTIVE = ("pending", "processing")

@@ -23,7 +23,7 @@ from sqlaqueue.copy.skip_twins import copy_without_twins
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
+from sqlaqueue.strategies.twins import UniqueKey, unique_key
 
 CopyOnTwin = Literal["raise", "skip"]
 

@@ -11,8 +11,7 @@ from sqlaqueue.copy.drivers import Copy, send
 from sqlaqueue.copy.rows import RowStream
 from sqlaqueue.sql.inserts import insert_unless
 from sqlaqueue.sql.types import NEUTRAL, guarded
-from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
-from sqlaqueue.strategies.parts.unique_key import UniqueKey
+from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index
 
 _STAGING = "sqlaqueue_copy"
 

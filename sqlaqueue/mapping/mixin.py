@@ -6,34 +6,74 @@ columns, and the strategy attaches indexes, side tables and triggers, which ``me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Mapper
 
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
-from sqlaqueue.mapping.attributes import QueueAttributes
 from sqlaqueue.mapping.columns import (
     add_fields,
     check_subclass,
     column_of,
     complete_table,
+    is_placeholder,
     new_columns,
     role_attributes,
     with_declared,
 )
-from sqlaqueue.mapping.queue_column import is_placeholder
 from sqlaqueue.postgresql.ddl import set_queue
 from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.roles import check_type, set_insert_default, states_in, trace_instances
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
-from sqlaqueue.strategies.parts.flow_control import attach_flow_control
-from sqlaqueue.strategies.parts.partition_key import check_partition_key
+from sqlaqueue.strategies.attach import attach_flow_control, check_partition_key
+
+# -- attributes --------------------------------------------------------------------------------------------------------
+# Declarations of the queue attributes for type checkers; :mod:`sqlaqueue.mapping.columns` adds them at run time.
+
+
+if TYPE_CHECKING:
+    from sqlaqueue._typing import Role
+
+    _default: Any = None
+
+    # A dataclass, so that generated constructors of dataclasses and SQLModels accept the attributes.
+    @dataclass(init=False, repr=False, eq=False, kw_only=True)
+    class QueueAttributes:
+        """The attributes that :class:`~sqlaqueue.QueueMixin` adds to a class."""
+
+        status: Role[str] = _default
+        """The state of the job, as one of the values of ``QueueConfig.states``."""
+        priority: Role[int] = _default
+        """Jobs with lower values run first; 0 by default."""
+        run_at: Role[datetime] = _default
+        """The time from which the job can be claimed; ``now()`` of the database by default."""
+        attempts: Role[int] = _default
+        """The number of started runs, without those that were released."""
+        max_attempts: Role[int | None] = _default
+        """The limit of attempts of this job; None for that of the queue."""
+        last_error: Role[str | None] = _default
+        """The text of the last error."""
+        created_at: Role[datetime] = _default
+        """The time at which the job was enqueued."""
+        finished_at: Role[datetime | None] = _default
+        """The time at which the job was completed, failed or cancelled."""
+        lease_token: Role[uuid.UUID | None] = _default
+        """The token of the current claim; after a rescue, of the last one."""
+        lease_expires_at: Role[datetime | None] = _default
+        """The time from which the job can be rescued."""
+        claimed_by: Role[str | None] = _default
+        """The name of the worker that claimed the job."""
+
+else:
+    QueueAttributes = object
+
 
 _UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
 """The roles that the library only reads after a job is enqueued."""
@@ -240,3 +280,34 @@ def _check_inheritance(mapper: Mapper[Any], cls: type[Any], parent: type[Any]) -
         check_subclass(mapper, spec.model, columns)
         return
     raise ConfigurationError(msg)
+
+
+# -- queue list --------------------------------------------------------------------------------------------------------
+# The check of a list of queue classes that an application gives to a class or function of the library.
+
+
+def specs_by_name(models: Iterable[type[Any]], what: str, *, of_one_name: str) -> dict[str, QueueSpec]:
+    """Return the queues of some classes by their names, in the order of the list; a class may be listed twice.
+
+    :param what: the class or function that was given the list, for error messages.
+    :param of_one_name: what to do about two queues of one name, for the error message.
+    :raises NotAQueueError: if one of ``models`` is not a queue.
+    :raises ConfigurationError: if it is not a list, or an empty one, and for two queues of one name.
+    """
+    given: object = models  # without a type checker, callers may pass a class
+    if isinstance(given, type) or not isinstance(given, Iterable):
+        name = given.__name__ if isinstance(given, type) else repr(given)
+        msg = f"{what}({name}): give a list of queue classes, as in {what}([{name}], ...)"
+        raise ConfigurationError(msg)
+    found: dict[str, QueueSpec] = {}
+    for model in models:
+        spec = spec_of(model)
+        other = found.setdefault(spec.name, spec)
+        if other is not spec:
+            both = f"{other.model.__name__} and {spec.model.__name__}"
+            msg = f"{what}: {both} are both named {spec.name!r}{of_one_name}"
+            raise ConfigurationError(msg)
+    if not found:
+        msg = f"{what}([]): give at least one queue class"
+        raise ConfigurationError(msg)
+    return found

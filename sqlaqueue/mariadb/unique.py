@@ -16,9 +16,9 @@ from sqlalchemy.sql.visitors import iterate
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.errors import number_of, violated_constraint
 from sqlaqueue.postgresql.ddl import queue_of
-from sqlaqueue.queue.twin_comparison import SameUniqueValues, UniqueValues
 from sqlaqueue.sql.engine import plain_form
 from sqlaqueue.sql.types import object_name
+from sqlaqueue.strategies.twins import SameUniqueValues, UniqueValues
 
 COLUMN = "sqlaqueue_unique"
 """The generated column. It is invisible, so that ``SELECT *`` does not return it."""

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.mapping.queue_list import specs_by_name
+from sqlaqueue.mapping.mixin import specs_by_name
 from sqlaqueue.prometheus.gauges import SCRAPE_DURATION, SCRAPE_SUCCESS, Sample, families
 from sqlaqueue.prometheus.reading import QueueReader, Reading, ReadOptions
 from sqlaqueue.queue.config import is_count

@@ -22,11 +22,10 @@ from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.sql.engine import OURS
 from sqlaqueue.sql.types import guarded
-from sqlaqueue.statements.returning import returning_detached
-from sqlaqueue.statements.selection import JobSelection, select_jobs
+from sqlaqueue.statements.selection import JobSelection, returning_detached, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
-from sqlaqueue.strategies.parts.claim_tokens import alone_token
-from sqlaqueue.strategies.parts.columns import column_of
+from sqlaqueue.strategies.columns import column_of
+from sqlaqueue.strategies.update_status import alone_token
 from sqlaqueue.write_routing import WRITES_OPTION
 
 _CACHED_STATEMENTS = 64
@@ -105,7 +104,7 @@ def claim_statement(
     :param limit: a bound number, the maximum number of jobs.
     :param lease: by default the lease of the queue.
     :param worker: a bound text for ``claimed_by``, by default :func:`worker_name`.
-    :param token: makes the token of each execution, see :mod:`sqlaqueue.strategies.parts.claim_tokens`.
+    :param token: makes the token of each execution, see :mod:`sqlaqueue.strategies.update_status`.
     :param scan_range: the part of the claim order to scan, see :class:`~sqlaqueue.strategies.ClaimRequest`.
     :param announcements: the ids of the announcements that the claim answers. It notifies the other Consumers that
         their jobs are claimed.

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.orm import QueryableAttribute, RelationshipProperty, object_session
+from sqlalchemy import event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import (
+    Bundle,
+    Mapper,
+    QueryableAttribute,
+    RelationshipProperty,
+    make_transient_to_detached,
+    object_session,
+)
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
+from sqlalchemy.orm.util import LoaderCriteriaOption
 from sqlalchemy.sql.compiler import COLLECT_CARTESIAN_PRODUCTS
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import HandlerMisuseError, NotAQueueError, NotClaimedError, StatementError
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
-from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.mapping.runs import CLAIM_OPTION, record_run, run_of
+from sqlaqueue.postgresql.claim_scan import planned_anew
+from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.run import CopiedTransaction, Key, Run, key_text, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.types import NEUTRAL
-from sqlaqueue.strategies import ClaimedJobs
+from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.types import NEUTRAL, guarded
+from sqlaqueue.strategies import ClaimedJobs, Verb
+from sqlaqueue.strategies.base import TOKEN
+from sqlaqueue.strategies.columns import attribute_names, column_of, named
+from sqlaqueue.strategies.twins import TWIN
+from sqlaqueue.write_routing import WRITES_OPTION
 
 
 class JobSelection(NamedTuple):
@@ -185,3 +204,212 @@ def refuse_runs_of_consumers(jobs: list[Any], verb: str) -> None:
                 "the handler return, or raise Retry, Snooze, Fail or Cancel"
             )
             raise HandlerMisuseError(msg)
+
+
+# -- returning ---------------------------------------------------------------------------------------------------------
+# The results of verbs: primary keys, and detached instances of rows that a claim deleted.
+
+
+RowProcessor = Callable[[Any], Any]
+
+JOBS_OPTION = "sqlaqueue_jobs"
+"""The execution option with the instances that were given to a verb."""
+
+ENTITY_OPTION = "sqlaqueue_entity"
+"""The execution option with the queue and the class of the instances."""
+
+_READ_ONLY, _NOT_SUPPORTED = "25006", "0A000"
+
+_OF_CITUS = ("distributed query with FOR UPDATE", "cannot push down this subquery")
+"""The errors of Citus for a statement that locks rows on several shards; PostgreSQL itself has no such texts."""
+
+
+class _Key(Bundle[Any]):
+    """A primary key as one column of the result: a value, or a tuple for composite keys.
+
+    Executing the statement expires the queue attributes of the instances that were given to the verb, even if the
+    caller reads no keys. An UPDATE by the ORM does the same for values that it cannot compute.
+    """
+
+    inherit_cache = True
+
+    def create_row_processor(
+        self,
+        query: Any,
+        procs: Sequence[RowProcessor],
+        labels: Sequence[str],
+    ) -> RowProcessor:
+        for job in query.get_execution_options().get(JOBS_OPTION, ()):
+            _expire(job)
+        if len(procs) == 1:
+            return procs[0]
+        return lambda row: tuple(process(row) for process in procs)
+
+
+@event.listens_for(sa.Engine, "handle_error")
+def _explain_yield_per(failed: ExceptionContext) -> None:
+    """Explain the error of a claim with ``yield_per``, for which SQLAlchemy uses a server-side cursor."""
+    options = getattr(failed.execution_context, "execution_options", {})
+    if options.get("yield_per") and (CLAIM_OPTION in options or ENTITY_OPTION in options):
+        msg = (
+            f"claim(): with yield_per={options['yield_per']} SQLAlchemy uses a server-side cursor, which does not "
+            "support statements that change rows; leave out yield_per and claim fewer jobs at a time"
+        )
+        raise StatementError(msg)
+
+
+@event.listens_for(sa.Engine, "handle_error")
+def _explain_read_only(failed: ExceptionContext) -> None:
+    """Add the fix to the error of a verb that was sent to a read-only server.
+
+    The error itself stays, since a Consumer tries again what a server refuses that has become a standby.
+    """
+    error = failed.sqlalchemy_exception
+    options = getattr(failed.execution_context, "execution_options", {})
+    if isinstance(error, DBAPIError) and options.get(WRITES_OPTION) and sqlstate(error) == _READ_ONLY:
+        error.add_note(
+            "claim() and the other verbs write, and this server is read-only. If the session's get_bind() routes reads "
+            "to a replica, let it return the primary's engine where sqlaqueue.is_write(clause) is true, or execute "
+            "verbs in a session of the primary: Session(primary)"
+        )
+
+
+@event.listens_for(sa.Engine, "handle_error")
+def _explain_shards(failed: ExceptionContext) -> None:
+    """Add the fix to the error of a verb that would lock rows on several shards of a distributed table."""
+    error = failed.sqlalchemy_exception
+    options = getattr(failed.execution_context, "execution_options", {})
+    if (
+        isinstance(error, DBAPIError)
+        and options.get(WRITES_OPTION)
+        and sqlstate(error) == _NOT_SUPPORTED
+        and any(text in str(error.orig) for text in _OF_CITUS)
+    ):
+        error.add_note(
+            "Citus locks rows on one shard only. Give the select() of the verb a condition with one value of the "
+            "column that distributes the table, such as select(Task).where(Task.tenant == 1), and execute extend() for "
+            "the jobs of one value at a time; admin.cancel(), requeue(), purge() and rescue() take jobs of all values"
+        )
+
+
+def _expire(job: Any) -> None:
+    session = object_session(job)
+    # A handler may have deleted it.
+    if session is not None and sa.inspect(job).persistent:
+        session.expire(job, list(spec_of(type(job)).attributes.values()))
+
+
+class _DetachedRow(Bundle[Any]):
+    """A detached instance made from a deleted row.
+
+    In a Session the instance would be persistent: setting an attribute would flush an UPDATE that matches no row, and
+    reading one after the commit would raise ObjectDeletedError.
+    """
+
+    inherit_cache = True
+
+    def create_row_processor(self, query: Any, procs: Sequence[RowProcessor], labels: Sequence[str]) -> RowProcessor:
+        # Not attributes of the Bundle: the statement cache compares only its columns.
+        spec, entity = query.get_execution_options()[ENTITY_OPTION]
+        columns = [spec.table.c.get(label, label) for label in labels]
+        base: Mapper[Any] = sa.inspect(entity)
+        names = {mapper: attribute_names(mapper) for mapper in base.self_and_descendants}
+
+        def make(row: Any) -> Any:
+            values = {column: process(row) for column, process in zip(columns, procs, strict=True)}
+            mapper = base if base.polymorphic_on is None else base.polymorphic_map[values[base.polymorphic_on]]
+            job = mapper.class_manager.new_instance()
+            for column, name in names[mapper].items():
+                if column in values:
+                    set_committed_value(job, name, values[column])
+            make_transient_to_detached(job)
+            record_run(instance_state(job), None, values.get(TOKEN))
+            return job
+
+        return make
+
+
+def returning_detached(spec: QueueSpec, entity: type[Any], rows: AnySelect) -> AnySelect:
+    """Return a SELECT of detached instances, in claim order, of ``rows`` that the claim deletes."""
+    deleted = rows.subquery("sqlaqueue_deleted")
+    order = [deleted.c[TURN]] if TURN in deleted.c else [column_of(deleted, column) for column in spec.claim_order]
+    statement = sa.select(_DetachedRow("job", *deleted.c)).order_by(*order)
+    return statement.execution_options(**{ENTITY_OPTION: (spec, entity), WRITES_OPTION: True})
+
+
+class _WithoutCriteria:
+    """A statement to which no ``with_loader_criteria()`` can be added.
+
+    Applications add such a condition to all statements, in a listener of ``do_orm_execute``, to hide deleted rows or
+    those of other tenants. A run whose row is hidden by it would silently not be settled.
+    """
+
+    inherit_cache = True
+
+    def options(self, *options: Any) -> Any:
+        kept = [option for option in options if not isinstance(option, LoaderCriteriaOption)]
+        added: Any = super().options(*kept)  # type: ignore[misc]  # it is mixed with a statement
+        return added
+
+
+class _Select(_WithoutCriteria, sa.Select[Any]):
+    inherit_cache = True
+
+
+class _Update(_WithoutCriteria, sa.Update):
+    inherit_cache = True
+
+
+class _Delete(_WithoutCriteria, sa.Delete):
+    inherit_cache = True
+
+
+_KINDS: dict[type[Any], type[Any]] = {sa.Select: _Select, sa.Update: _Update, sa.Delete: _Delete}
+
+
+def without_criteria(statement: Any) -> Any:
+    """Return a statement to which no listener of ``do_orm_execute`` can add a ``with_loader_criteria()``."""
+    # The statements that its methods return are of its class. It is no subclass from the beginning, because sa.select()
+    # and its siblings make none.
+    own = statement.options()
+    own.__class__ = _KINDS.get(type(own), type(own))
+    return own
+
+
+def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, chosen: bool = False) -> Any:
+    """Return ``verb`` with the keys of the changed jobs as its only result column.
+
+    Where jobs may have come back to a twin, a second column ``twin`` has the key of the twin, as a text.
+
+    :param jobs: the instances whose queue attributes expire, see :class:`_Key`.
+    :param chosen: whether the statement chooses its jobs, so that a ``with_loader_criteria()`` of the application
+        applies, as to a claim.
+    """
+    statement = _returning_keys(spec, verb, jobs)
+    return statement if chosen else without_criteria(statement)
+
+
+def _returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any]) -> Any:
+    if isinstance(verb, sa.Update | sa.Delete):
+        # Columns of the table: SQLAlchemy does not expect a with_loader_criteria() where attributes are in a Bundle.
+        changing = guarded(verb.where(planned_anew())).returning(_Key("key", *spec.keys))
+        return changing.execution_options(synchronize_session="fetch", **{WRITES_OPTION: True})
+    if isinstance(verb, sa.Insert):
+        inserted = verb.returning(*named(spec.keys)).cte("sqlaqueue_inserted")
+        verb = sa.select(*inserted.c)
+    elif any(described["expr"] is spec.model for described in verb.column_descriptions):
+        attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
+        verb = verb.with_only_columns(*attributes)
+    changed = verb.subquery("sqlaqueue_changed_keys").c
+    twins = [column.label("twin") for column in changed if column.key == TWIN]
+    # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
+    keys = guarded(
+        sa.select(_Key("key", *(column for column in changed if column.key != TWIN)), *twins).where(planned_anew())
+    )
+    options: dict[str, Any] = {JOBS_OPTION: tuple(jobs)} if jobs else {}
+    return keys.execution_options(**options, **{WRITES_OPTION: True})
+
+
+def returning_nothing() -> AnySelect:
+    """Return a statement that returns no key, for a verb without jobs."""
+    return sa.select(sa.null()).where(sa.false())

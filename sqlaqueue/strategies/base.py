@@ -14,11 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
+from sqlalchemy.orm import InstrumentedAttribute
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.postgresql.due_times import upcoming_times
-from sqlaqueue.postgresql.side_tables import attempt, consumers, control, request_cancellation
+from sqlaqueue.postgresql.side_tables import attempt, consumers, control, crash_journal, request_cancellation
 from sqlaqueue.postgresql.triggers import attach_wake_triggers
+from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -27,18 +29,113 @@ from sqlaqueue.queue.strategy_protocol import (
     ClaimRequest,
     KeyRange,
     RequiredPrivilege,
+    ScanRange,
     Settlement,
     Verb,
 )
-from sqlaqueue.strategies.parts.blocking_heads import holds_none_back
-from sqlaqueue.strategies.parts.job_listing import job_listing
-from sqlaqueue.strategies.parts.listed_keys import ListedKeys
-from sqlaqueue.strategies.parts.required_privileges import consumer_privileges
-from sqlaqueue.strategies.parts.retention_index import attach_retention, oldest_first
-from sqlaqueue.strategies.parts.twins import TWIN, columns_to_judge, judge, reason, update_judged
-from sqlaqueue.strategies.parts.unique_index import attach_unique
-from sqlaqueue.strategies.parts.unique_key import unique_key
-from sqlaqueue.strategies.statement_parts import StatementParts
+from sqlaqueue.strategies.attach import attach_retention, consumer_privileges, oldest_first
+from sqlaqueue.strategies.columns import ListedKeys, column_of, holds_none_back, named, named_in
+from sqlaqueue.strategies.listing import job_listing
+from sqlaqueue.strategies.twins import TWIN, attach_unique, columns_to_judge, judge, reason, unique_key, update_judged
+
+# -- statement parts ---------------------------------------------------------------------------------------------------
+# The parts of which claim strategies make their statements: to pick, lock, compare and order rows.
+
+
+class StatementParts:
+    """The methods that a :class:`~sqlaqueue.strategies.base.ClaimStrategy` inherits to make its statements."""
+
+    @staticmethod
+    def pick(spec: QueueSpec, candidates: AnySelect, *columns: sa.Column[Any]) -> AnySelect:
+        """Return ``candidates`` reduced to ``columns`` of the model's table.
+
+        Keys are selected as attributes of the entity, for which the ORM adds the discriminator of a single-table
+        subclass.
+        """
+        entity = candidates.column_descriptions[0]["entity"]
+        mapper = sa.inspect(entity)
+        attributes: list[InstrumentedAttribute[Any] | sa.Column[Any]] = [
+            getattr(entity, mapper.get_property_by_column(column).key) if column in spec.keys else column
+            for column in columns
+        ]
+        return candidates.with_only_columns(*attributes, maintain_column_froms=True)
+
+    @staticmethod
+    def first_due(
+        spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, scan_range: ScanRange | None
+    ) -> AnySelect:
+        """Return the first due rows of ``waiting`` in claim order, by the columns of ``scanned``."""
+        run_at = spec.columns.get("run_at")
+        order = [scanned.c[column.key] for column in spec.claim_order]
+        due = spec.due(None if run_at is None else scanned.c[run_at.key])
+        part = () if scan_range is None else (scan_range(order),)
+        return waiting.where(*due, *part).order_by(*order).limit(limit)
+
+    @staticmethod
+    def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:
+        """Return ``rows`` with the model's table locked, then ``others``, and no other table.
+
+        ``FOR NO KEY UPDATE``: a plain ``FOR UPDATE`` conflicts with the key share lock that the foreign key of a child
+        row takes, and SKIP LOCKED would silently pass over such a job.
+        """
+        return rows.with_for_update(of=[spec.table, *others], skip_locked=skip_locked, key_share=True)
+
+    @classmethod
+    def among(
+        cls, spec: QueueSpec, columns: Sequence[sa.ColumnElement[Any]], picked: AnySelect | sa.CTE
+    ) -> sa.ColumnElement[bool]:
+        """Return the condition that the key in ``columns`` is among ``picked``, which is executed exactly once.
+
+        A nested loop can execute a locking subquery under IN several times, and each time it locks other rows. An
+        uncorrelated ``ARRAY(SELECT ..)`` is executed once and uses the primary key's index even under a generic plan,
+        and from PostgreSQL 17 on reads each page of it once for all keys. A comparison of composite keys with an array
+        would scan the table, so these join a CTE; its locking clause keeps it from being inlined.
+        """
+        if len(spec.keys) == 1:
+            keys = sa.select(column_of(picked, spec.keys[0])) if isinstance(picked, sa.CTE) else picked
+            # Without correlate(None) a filter on a second table would be correlated with the UPDATE's own.
+            return columns[0] == sa.any_(sa.func.array(keys.correlate(None).scalar_subquery()))
+        return cls.same_key(spec, columns, picked if isinstance(picked, sa.CTE) else picked.cte("sqlaqueue_picked"))
+
+    @staticmethod
+    def same_key(
+        spec: QueueSpec, columns: Sequence[sa.ColumnElement[Any]], rows: sa.FromClause
+    ) -> sa.ColumnElement[bool]:
+        """Return the condition that the key in ``columns`` is that of a row in ``rows``."""
+        return sa.and_(*(column == column_of(rows, key) for column, key in zip(columns, spec.keys, strict=True)))
+
+    @staticmethod
+    def with_insert(spec: QueueSpec, verb: sa.Update | sa.Delete | sa.Insert, other: sa.Insert) -> AnySelect:
+        """Return one statement that executes both, and selects the keys that ``verb`` changed.
+
+        Both are CTEs of a SELECT: SQLAlchemy drops the RETURNING of an UPDATE with an INSERT among its CTEs.
+        """
+        changed = verb.returning(*named(spec.keys)).cte("sqlaqueue_changed")
+        return sa.select(*changed.c).add_cte(other.cte("sqlaqueue_other"))
+
+    @classmethod
+    def in_claim_order(cls, spec: QueueSpec, claimed: sa.FromClause, picked: sa.CTE | None = None) -> AnySelect:
+        """Return all rows of ``claimed`` in claim order, which neither RETURNING nor a locking scan guarantees.
+
+        :param picked: the rows of which they were made. Where keys take turns, they have the order of the turns.
+        """
+        turns = claimed if picked is None else picked
+        order = [turns.c[TURN]] if TURN in turns.c else named_in(claimed, spec.claim_order)
+        is_apart = TURN in turns.c and picked is not None
+        rows = claimed.join(turns, cls.same_key(spec, named_in(claimed, spec.keys), turns)) if is_apart else claimed
+        return sa.select(*claimed.c).select_from(rows).order_by(*order)
+
+    @staticmethod
+    def once_each(spec: QueueSpec, candidates: AnySelect, claimed: sa.CTE) -> sa.FromClause:
+        """Return ``claimed`` without duplicates: a second table in the filter may match a job several times."""
+        tables = candidates.get_final_froms()
+        if len(tables) == 1 and not isinstance(tables[0], sa.Join):
+            return claimed
+        time = sa.func.row_number().over(partition_by=[column_of(claimed, key) for key in spec.keys])
+        counted = sa.select(*claimed.c, time.label("sqlaqueue_time")).subquery("sqlaqueue_counted")
+        once = sa.select(*(column_of(counted, column) for column in claimed.c)).where(counted.c.sqlaqueue_time == 1)
+        return once.subquery("sqlaqueue_once_each")
+
 
 TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
 """The column in which a claim that deletes the rows returns the token of its runs."""
@@ -61,14 +158,14 @@ class ClaimStrategy(StatementParts):
     """Whether an index of the claim order serves the claim, so that ``ClaimRequest.scan_range`` can bound its scan."""
 
     supports_claim_token: ClassVar[bool] = False
-    """Whether a claim writes ``ClaimRequest.token`` into the rows, see ``sqlaqueue.strategies.parts.claim_tokens``."""
+    """Whether a claim writes ``ClaimRequest.token`` into the rows, see ``sqlaqueue.strategies.update_status``."""
 
     supports_flow_control: ClassVar[bool] = False
     """Whether claims take rows by ``take()``."""
 
     tells_running_apart: ClassVar[bool] = False
     """Whether a running job reads as processing, and the strategy's settlements and rescues leave out a job whose
-    place a twin has taken, see ``sqlaqueue.strategies.parts.twins``. Only then can jobs be unique while they wait."""
+    place a twin has taken, see ``sqlaqueue.strategies.twins``. Only then can jobs be unique while they wait."""
 
     required_roles: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The queue attributes that the strategy requires, each with the reason for the error message."""
@@ -219,7 +316,7 @@ class ClaimStrategy(StatementParts):
         """Return the statement that rescues jobs whose lease has expired; without leases it changes nothing.
 
         With an attempt history it also inserts the attempts that the rescue ends, see
-        ``sqlaqueue.strategies.parts.attempt_history``: afterwards the rows do not show them any more.
+        ``sqlaqueue.strategies.listing``: afterwards the rows do not show them any more.
         """
         return sa.select(spec.model).where(sa.false())
 
@@ -327,7 +424,7 @@ class ClaimStrategy(StatementParts):
         """Return a SELECT of jobs for operators, from whatever table stores them.
 
         Its columns: ``key_0`` and so on, the parts of the key; ``state``, the name of the state, or ``other``; and
-        those of ``sqlaqueue.strategies.parts.job_listing.SHOWN`` that the queue has.
+        those of ``sqlaqueue.strategies.listing.SHOWN`` that the queue has.
 
         :param chosen: a SELECT of the model with the conditions on the jobs.
         :param states: the names of the states to select; None for all.
@@ -342,3 +439,29 @@ class ClaimStrategy(StatementParts):
         known = [state for state in STATES if getattr(spec.config.states, state) is not None]
         name = sa.case(*((spec.in_state(state), sa.literal(state, sa.Text())) for state in known), else_=None)
         return sa.select(name, spec.columns.get("last_error", sa.null())).where(spec.key_in(spec.keys, [key]))
+
+
+# -- held --------------------------------------------------------------------------------------------------------------
+# The base of strategies whose claim is a transaction: it holds the jobs until it commits or is rolled back.
+
+
+class HeldStrategy(ClaimStrategy):
+    """A strategy whose runs belong to the transaction that claimed the jobs.
+
+    The database rolls back the claim of a worker that dies, so the crash journal stores which jobs it was running.
+    """
+
+    holds_transaction: ClassVar[bool] = True
+
+    def attach(self, spec: QueueSpec) -> None:
+        """Add the crash journal."""
+        super().attach(spec)
+        crash_journal(spec)
+
+    def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:
+        """Return the condition that a row is not settled yet; the transaction's lock excludes all others.
+
+        Rows without a status are deleted by the claim.
+        """
+        held_rows = super().fence(spec, held)
+        return sa.and_(held_rows, spec.in_state("pending")) if spec.has("status") else held_rows

@@ -17,8 +17,8 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.flow_control.admission import take
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest
-from sqlaqueue.strategies.held import HeldStrategy
-from sqlaqueue.strategies.parts.indexes import add_index
+from sqlaqueue.strategies.base import HeldStrategy
+from sqlaqueue.strategies.columns import add_index
 
 
 class BatchSelect(HeldStrategy):

@@ -12,27 +12,151 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
+from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.flow_control.admission import take
 from sqlaqueue.postgresql.due_times import transaction_id
 from sqlaqueue.postgresql.due_times import was_committed as transaction_was_committed
-from sqlaqueue.postgresql.side_tables import bury, dead_letter, key_json, request_cancellation
+from sqlaqueue.postgresql.side_tables import bury, dead_letter, key_json, request_cancellation, stored_rows
 from sqlaqueue.queue.names import DEAD_LETTER, TURN
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
-from sqlaqueue.strategies.base import TOKEN
-from sqlaqueue.strategies.held import HeldStrategy
-from sqlaqueue.strategies.parts.columns import named
-from sqlaqueue.strategies.parts.dead_letters import delete_letters, letters, locked_letters, stored_columns
-from sqlaqueue.strategies.parts.indexes import add_index
-from sqlaqueue.strategies.parts.insert_unless_twin import insert_again, requeue_letters
-from sqlaqueue.strategies.parts.job_listing import SHOWN, labelled_keys
-from sqlaqueue.strategies.parts.required_privileges import everything
-from sqlaqueue.strategies.parts.retention_index import attach_to_dead_letters, oldest_first
-from sqlaqueue.strategies.parts.unique_key import unique_key
+from sqlaqueue.sql.inserts import insert_unless
+from sqlaqueue.strategies.attach import attach_to_dead_letters, everything, oldest_first
+from sqlaqueue.strategies.base import TOKEN, HeldStrategy
+from sqlaqueue.strategies.columns import add_index, named
+from sqlaqueue.strategies.listing import SHOWN, labelled_keys
+from sqlaqueue.strategies.twins import TWIN, UniqueKey, key_text_of, reason, unique_key
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+# Dead letters as rows of the model's table, with the conditions of a caller's select applied to them.
+
+
+def stored_columns(spec: QueueSpec) -> list[sa.Column[Any]]:
+    """Return the columns of the model's table that an INSERT may write."""
+    return [column for column in spec.table.c if column.computed is None]
+
+
+def letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
+    """Return the dead letters of a queue that ``chosen`` selects.
+
+    The columns of the table of dead letters have names that begin with ``sqlaqueue_letter_``.
+
+    :raises StatementError: when ``chosen`` joins another table.
+    """
+    dead = spec.side_tables[DEAD_LETTER]
+    rows = stored_rows(dead.c.row, stored_columns(spec))
+    found = sa.select(
+        *(rows.c[column.key] for column in stored_columns(spec)),
+        dead.c.queue.label("sqlaqueue_letter_queue"),
+        dead.c.key.label("sqlaqueue_letter_key"),
+        dead.c.state.label("sqlaqueue_letter_state"),
+        dead.c.error.label("sqlaqueue_letter_error"),
+        dead.c.created_at.label("sqlaqueue_letter_time"),
+    ).select_from(dead.join(rows, sa.true()))
+    return found.where(dead.c.queue == spec.name, *_conditions(spec, rows, chosen, verb))
+
+
+def locked_letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
+    """Return the same, locked; those that another transaction has locked are passed over."""
+    return letters(spec, chosen, verb).with_for_update(of=spec.side_tables[DEAD_LETTER], skip_locked=True)
+
+
+def delete_letters(spec: QueueSpec, chosen: sa.CTE) -> sa.CTE:
+    """Return the DELETE of dead letters, as a CTE that returns their keys."""
+    dead = spec.side_tables[DEAD_LETTER]
+    here = sa.and_(dead.c.queue == chosen.c.sqlaqueue_letter_queue, dead.c.key == chosen.c.sqlaqueue_letter_key)
+    return sa.delete(dead).where(here).returning(dead.c.key).cte("sqlaqueue_deleted_letters")
+
+
+def _conditions(spec: QueueSpec, rows: sa.FromClause, chosen: AnySelect, verb: str) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions of ``chosen`` on the model's table as conditions on ``rows``."""
+    if any(isinstance(source, sa.Join) for source in chosen.get_final_froms()):
+        name = spec.model.__name__
+        msg = (
+            f"{verb}(select({name}).join(...)): what failed of {name} is kept in another table, which cannot take the "
+            f"place of {name} in a join; say it with exists(), such as where({name}.relation.has(...))"
+        )
+        raise StatementError(msg)
+
+    def replace(element: Any, **_: Any) -> Any:
+        mine = isinstance(element, sa.Column) and spec.table.c.contains_column(element)
+        return rows.c[element.key] if mine else None
+
+    conditions = [] if chosen.whereclause is None else [replacement_traverse(chosen.whereclause, {}, replace)]
+    mapper = sa.inspect(chosen.column_descriptions[0]["entity"])
+    if mapper is not spec.mapper and mapper.polymorphic_on is not None:
+        identities = [part.polymorphic_identity for part in mapper.self_and_descendants]
+        conditions.append(rows.c[mapper.polymorphic_on.key].in_(identities))
+    return conditions
+
+
+# -- insert unless twin ------------------------------------------------------------------------------------------------
+# Statements that insert rows of jobs again unless a twin is there by now, for a queue whose claims delete rows.
+#
+# Of several twins the first of ``rows`` is inserted. A row that is not inserted becomes a cancelled dead letter.
+
+
+def insert_again(spec: QueueSpec, key: UniqueKey, rows: AnySelect) -> AnySelect:
+    """Return the statement that inserts ``rows``, with all columns of the table, or buries them."""
+    back, inserted = _inserted(spec, key, rows)
+    twin = _twin_of(spec, key, back, inserted)
+    left_out = sa.select(*back.c).where(~_is_among(spec, back, inserted)).cte("sqlaqueue_left_out")
+    error = reason(_twin_of(spec, key, left_out, inserted))
+    buried = bury(spec, left_out, "cancelled", error).cte("sqlaqueue_buried")
+    return _judged(spec, back, inserted, twin).add_cte(buried)
+
+
+def requeue_letters(spec: QueueSpec, key: UniqueKey, letters: sa.CTE, rows: AnySelect) -> AnySelect:
+    """Return the statement that inserts dead letters as ``rows``, or marks them as cancelled.
+
+    :param letters: the dead letters, locked, see :mod:`sqlaqueue.strategies.delete_row`.
+    """
+    back, inserted = _inserted(spec, key, rows)
+    dead = spec.side_tables[DEAD_LETTER]
+    here = sa.and_(dead.c.queue == letters.c.sqlaqueue_letter_queue, dead.c.key == letters.c.sqlaqueue_letter_key)
+    is_back = _is_among(spec, letters, inserted)
+    opened = sa.delete(dead).where(here, is_back).cte("sqlaqueue_opened")
+    twin = _twin_of(spec, key, letters, inserted)
+    marked = (
+        sa.update(dead)
+        # A twin that was committed after the statement had begun is not known yet: the letter stays as it is.
+        .where(here, ~is_back, twin.is_not(None))
+        .values(state="cancelled", error=reason(twin, dead.c.error), created_at=clock())
+        .cte("sqlaqueue_marked")
+    )
+    return _judged(spec, back, inserted, _twin_of(spec, key, back, inserted)).add_cte(opened, marked)
+
+
+def _inserted(spec: QueueSpec, key: UniqueKey, rows: AnySelect) -> tuple[sa.CTE, sa.CTE]:
+    back = rows.cte("sqlaqueue_back")
+    names = [column.key for column in back.c]
+    insert = insert_unless(spec.table, (names, sa.select(*back.c)), unique=key.values(spec.table), where=None)
+    returned = dict.fromkeys([*spec.keys, *key.stored])
+    return back, insert.returning(*named(returned)).cte("sqlaqueue_inserted")
+
+
+def _judged(spec: QueueSpec, back: sa.CTE, inserted: sa.CTE, twin: sa.ColumnElement[str]) -> AnySelect:
+    shown = sa.case((~_is_among(spec, back, inserted), sa.func.coalesce(twin, "")))
+    return sa.select(*(back.c[key.key] for key in spec.keys), shown.label(TWIN))
+
+
+def _is_among(spec: QueueSpec, rows: sa.FromClause, inserted: sa.CTE) -> sa.ColumnElement[bool]:
+    here = sa.select(sa.literal(1)).select_from(inserted)
+    return here.where(*(inserted.c[key.key] == rows.c[key.key] for key in spec.keys)).correlate(rows).exists()
+
+
+def _twin_of(spec: QueueSpec, key: UniqueKey, rows: sa.FromClause, inserted: sa.CTE) -> sa.ColumnElement[str]:
+    """Return the key of a twin that was there, or is among the rows that the statement inserts."""
+    table = spec.table.alias("sqlaqueue_twin_row")
+    found = [
+        sa.select(key_text_of(spec, each)).where(key.are_twins(each, rows)).correlate(rows).limit(1).scalar_subquery()
+        for each in (table, inserted)
+    ]
+    return sa.func.coalesce(*found, type_=sa.Text())
 
 
 class DeleteRow(HeldStrategy):

@@ -28,10 +28,10 @@ from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest, RequiredPrivilege, Settlement, Verb
 from sqlaqueue.sql.types import object_name
-from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable
-from sqlaqueue.strategies.parts.columns import column_of, named, numbered, same
-from sqlaqueue.strategies.parts.required_privileges import everything
-from sqlaqueue.strategies.parts.twins import TWIN
+from sqlaqueue.strategies.attach import everything
+from sqlaqueue.strategies.columns import column_of, named, numbered, same
+from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
+from sqlaqueue.strategies.twins import TWIN
 
 
 class ExistingMessages(MessageStrategy):

@@ -18,7 +18,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.session_types import check_session, session_in_scope
 from sqlaqueue.statements.selection import instances
-from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
+from sqlaqueue.strategies.twins import UniqueKey, unique_key
 from sqlaqueue.unique.enqueueing import Enqueued, Enqueueing, OnTwin
 from sqlaqueue.write_routing import execute
 

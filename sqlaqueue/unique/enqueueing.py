@@ -14,9 +14,8 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlaqueue.exc import JobExists, StatementError
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.sql.engine import own_work
-from sqlaqueue.statements.returning import without_criteria
-from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
-from sqlaqueue.strategies.parts.unique_key import UniqueKey
+from sqlaqueue.statements.selection import without_criteria
+from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index
 from sqlaqueue.unique.insert import Row, complete_rows, insert_rows, make_persistent
 from sqlaqueue.unique.new_job import NewJob, set_created_at
 from sqlaqueue.unique.relationships import refuse_referrers

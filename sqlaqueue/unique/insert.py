@@ -15,7 +15,7 @@ from sqlaqueue.queue.run import Key
 from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.sql.inserts import insert_unless
 from sqlaqueue.sql.types import guarded
-from sqlaqueue.strategies.parts.unique_key import UniqueKey
+from sqlaqueue.strategies.twins import UniqueKey
 from sqlaqueue.unique.new_job import NewJob
 
 Row = dict[sa.Column[Any], Any]

@@ -12,7 +12,7 @@ from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.exc import StatementError
 from sqlaqueue.sql.engine import engine_of
-from sqlaqueue.strategies.parts.unique_key import UniqueKey
+from sqlaqueue.strategies.twins import UniqueKey
 from sqlaqueue.unique.relationships import Relationships, set_foreign_key
 
 _COLUMNS: WeakKeyDictionary[Mapper[Any], dict[str, sa.Column[Any]]] = WeakKeyDictionary()

@@ -11,7 +11,7 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.queue.run import Key
 from sqlaqueue.sql.engine import engine_of, with_plain_form
 from sqlaqueue.sql.types import guarded
-from sqlaqueue.strategies.parts.unique_key import UniqueKey
+from sqlaqueue.strategies.twins import UniqueKey
 from sqlaqueue.unique.new_job import NewJob
 from sqlaqueue.unique.twin_search import with_keys
 

@@ -12,9 +12,8 @@ from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import guarded, numbered_rows
-from sqlaqueue.strategies.parts.columns import same
-from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
-from sqlaqueue.strategies.parts.unique_key import UniqueKey
+from sqlaqueue.strategies.columns import same
+from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index
 
 _NUMBER = "sqlaqueue_number"
 

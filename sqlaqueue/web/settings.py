@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.mapping.queue_list import specs_by_name
+from sqlaqueue.mapping.mixin import specs_by_name
 from sqlaqueue.queue.spec import QueueSpec
 
 Column: TypeAlias = str | InstrumentedAttribute[Any]

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.claiming.quarantine import Quarantine, QuarantinedJob
-from sqlaqueue.strategies.parts.claim_tokens import several_quarantined_token
+from sqlaqueue.strategies.update_status import several_quarantined_token
 from tests.consumer.bench import Bench, wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_rescues"), pytest.mark.once]

@@ -12,7 +12,7 @@ from sqlaqueue.admin.explanation.result import Reason
 from sqlaqueue.admin.job_listing import JobInfo, job
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import Key, key_text
-from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
+from sqlaqueue.strategies.twins import UniqueKey, unique_key
 from sqlaqueue.texts import moment_text
 from sqlaqueue.unique.new_job import NewJob, set_created_at
 from sqlaqueue.unique.relationships import set_foreign_key

@@ -21,10 +21,10 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.sql.errors import sqlstate
-from sqlaqueue.statements.control import consumers
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable
-from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
+from sqlaqueue.statements.verbs import consumers
+from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
+from sqlaqueue.strategies.twins import UniqueKey, unique_key
 from sqlaqueue.strategies.update_status import waits_for_twin
 
 _MAY_NOT_LOCK = {"42501", "25006", "25P01", "40001"}

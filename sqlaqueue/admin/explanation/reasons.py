@@ -15,8 +15,8 @@ from sqlaqueue.admin.explanation.result import Reason
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-from sqlaqueue.strategies.parts.job_listing import OTHER
-from sqlaqueue.strategies.parts.twins import twin_in
+from sqlaqueue.strategies.listing import OTHER
+from sqlaqueue.strategies.twins import twin_in
 from sqlaqueue.texts import duration_text, moment_text
 
 _MOST_NAMES = 3

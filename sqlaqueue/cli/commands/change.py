@@ -26,7 +26,7 @@ from sqlaqueue.cli.shared.output import echo, echo_json, jobs_text
 from sqlaqueue.cli.shared.targets import Target, load_targets
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import key_text
-from sqlaqueue.statements import manage
+from sqlaqueue.statements import verbs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -122,7 +122,7 @@ def reconcile(target: str, **options: Any) -> None:
     """Insert missing messages and delete superfluous ones, as Consumers do regularly."""
 
     def preview(session: Session, model: type[Any]) -> int:
-        return admin.preview(session, model, manage.reconcile(model))
+        return admin.preview(session, model, verbs.reconcile(model))
 
     _execute_verb(target, preview, "reconciled", run=admin.reconcile, **options)
 

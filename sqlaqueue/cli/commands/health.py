@@ -20,7 +20,7 @@ from sqlaqueue.cli.shared.output import echo, echo_json
 from sqlaqueue.cli.shared.targets import load_targets
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.statements import control
+from sqlaqueue.statements import verbs
 from sqlaqueue.telemetry.health_app import LIVE, READY
 
 _LARGEST_ANSWER = 1_000_000
@@ -118,4 +118,4 @@ def _live_consumers(session: Session, model: type[Any], spec: QueueSpec) -> int:
     # Not check_ready(), which needs the privileges of a worker: a probe may only be allowed to read heartbeats.
     connection = session.connection(bind_arguments={"mapper": model})
     checks_of(connection).check_complete(connection, spec)
-    return len(session.execute(control.consumers(model), bind_arguments={"mapper": model}).all())
+    return len(session.execute(verbs.consumers(model), bind_arguments={"mapper": model}).all())

@@ -22,7 +22,7 @@ from sqlaqueue.cli.shared.targets import Target, load_targets
 from sqlaqueue.cli.shared.worst_finding import worst_finding, worst_finding_text, worst_of
 from sqlaqueue.postgresql.faults import UPDATE_COMMAND
 from sqlaqueue.queue.run import key_text
-from sqlaqueue.statements import control
+from sqlaqueue.statements import verbs
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.texts import duration_text
 
@@ -205,6 +205,6 @@ def _consumers_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def _consumers(session: Session, model: type[Any], *, here: bool) -> list[dict[str, Any]]:
-    found = session.execute(control.consumers(model), bind_arguments={"mapper": model})
+    found = session.execute(verbs.consumers(model), bind_arguments={"mapper": model})
     host, _, _ = worker_name().rpartition(":")
     return [dict(row._mapping) for row in found if not here or row.host == host]  # noqa: SLF001 - SQLAlchemy's public name

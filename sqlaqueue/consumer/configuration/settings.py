@@ -21,7 +21,7 @@ from sqlaqueue.schedules.definition import Schedule
 from sqlaqueue.schedules.group import ScheduleGroup, schedule_groups
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.statements.selection import JobSelection, select_jobs
-from sqlaqueue.statements.settle import storable
+from sqlaqueue.statements.verbs import storable
 
 BATCH = 500
 """How many jobs one claim takes at most, unless ``batch_size`` is given or more handlers run at once."""

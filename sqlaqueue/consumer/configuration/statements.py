@@ -19,8 +19,8 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import guarded
 from sqlaqueue.statements.claim import candidates_statement, claim_statement
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
-from sqlaqueue.strategies.parts.claim_tokens import alone_token, lost_twice, several_quarantined_token, shared_token
-from sqlaqueue.strategies.parts.columns import named
+from sqlaqueue.strategies.columns import named
+from sqlaqueue.strategies.update_status import alone_token, lost_twice, several_quarantined_token, shared_token
 
 LIMIT = "sqlaqueue_limit"
 KEYS = "sqlaqueue_keys"

@@ -10,7 +10,7 @@ from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of_error
 from sqlaqueue.sql.errors import sqlstate, violated_constraint
-from sqlaqueue.strategies.parts.unique_index import names_unique_index
+from sqlaqueue.strategies.twins import names_unique_index
 
 _CONFLICTS = {"40001", "40P01"}
 _LOCKS_AND_TIMEOUTS = {"55P03", "57014"}

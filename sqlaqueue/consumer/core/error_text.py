@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.exc import Fail, Retry
-from sqlaqueue.statements.settle import error_text
+from sqlaqueue.statements.verbs import error_text
 
 
 def kind_of(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from sqlaqueue.consumer.settling.outcomes import RELEASED, FinishedRun, Outcome
 from sqlaqueue.consumer.settling.settle import without_expiring
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Key, Run, key_text, keys_by_token, keys_from
-from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
 
 

@@ -13,7 +13,7 @@ from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.mapping.runs import run_of, set_run
 from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.queue.run import Run, keys_by_token
-from sqlaqueue.statements.returning import without_criteria
+from sqlaqueue.statements.selection import without_criteria
 from sqlaqueue.strategies import ClaimedJobs
 
 

@@ -15,7 +15,7 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM
 from sqlaqueue.queue.run import Key, Run, keys_by_token, keys_from
-from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
 
 _LONGEST_TIMEOUT = 2**31 - 1

@@ -23,8 +23,8 @@ from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
 from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import clock
-from sqlaqueue.statements.manage import reconcile
-from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.statements.selection import returning_keys
+from sqlaqueue.statements.verbs import reconcile
 from sqlaqueue.strategies import KeyRange
 
 RANGE = 20_000

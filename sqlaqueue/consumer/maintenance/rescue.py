@@ -26,10 +26,10 @@ from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.queue.run import Key, keys_from
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.errors import violated_table
-from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies import Verb
-from sqlaqueue.strategies.parts.attempt_history import has_history, without_history
-from sqlaqueue.strategies.parts.unique_key import unique_key
+from sqlaqueue.strategies.listing import has_history, without_history
+from sqlaqueue.strategies.twins import unique_key
 
 _MOST_IN_PARTS, _LONGEST = 500, 1.0
 """How many jobs are rescued in parts, and for how many seconds; the rest is left to the next time."""

@@ -28,8 +28,8 @@ from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.statements.returning import returning_keys
-from sqlaqueue.strategies.parts.retention_index import index_name
+from sqlaqueue.statements.selection import returning_keys
+from sqlaqueue.strategies.attach import index_name
 
 BATCH = 500
 """How many jobs are deleted at once, at most."""

@@ -24,7 +24,7 @@ from sqlaqueue.consumer.core.database_errors import is_conflict
 from sqlaqueue.queue.run import Key, Run, keys_by_token, keys_from
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of
-from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies import ClaimedJobs, Settlement
 from sqlaqueue.write_routing import primary_bind, routing_to_primary
 

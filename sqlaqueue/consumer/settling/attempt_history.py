@@ -25,7 +25,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.engine import own_work
 from sqlaqueue.sql.errors import violated_constraint, violated_table
 from sqlaqueue.sql.types import guarded, numbered_rows
-from sqlaqueue.statements.settle import storable
+from sqlaqueue.statements.verbs import storable
 
 TRACEBACK_LIMIT = 10_000
 """The length of a traceback in characters; of a longer one the middle is left out."""

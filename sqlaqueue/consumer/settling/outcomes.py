@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
 from sqlaqueue.exc import Cancel, HandlerSignal, JobTimeout
 from sqlaqueue.queue.run import Key, Run
-from sqlaqueue.statements.settle import delayed
+from sqlaqueue.statements.verbs import delayed
 from sqlaqueue.strategies import Settlement
-from sqlaqueue.strategies.parts.twins import REASON
+from sqlaqueue.strategies.twins import REASON
 
 Ending = Literal["completed", "retried", "failed", "cancelled", "released"]
 State = Literal["completed", "pending", "failed", "cancelled"]

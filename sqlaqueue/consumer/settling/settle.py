@@ -33,9 +33,9 @@ from sqlaqueue.flow_control.rates import hold_back
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.run import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.sql.engine import OURS, engine_of, may_be_other_engine, settlement
-from sqlaqueue.statements.settle import settle_statement, with_run_details
+from sqlaqueue.statements.verbs import settle_statement, with_run_details
 from sqlaqueue.strategies import ClaimedJobs
-from sqlaqueue.strategies.parts.unique_key import unique_key
+from sqlaqueue.strategies.twins import unique_key
 
 MOMENT = "500ms"
 """The longest time to wait for a lock where others wait as well, or for a transaction that has enqueued a twin."""

@@ -39,8 +39,8 @@ from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, Transaction
 from sqlaqueue.postgresql.checks_of import checks_of_error
 from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.statements.manage import rescue
 from sqlaqueue.statements.selection import select_jobs
+from sqlaqueue.statements.verbs import rescue
 from sqlaqueue.testing.in_transaction.earlier_jobs import forget_deleted_jobs, remember_earlier_jobs
 from sqlaqueue.testing.in_transaction.instances import load_before_deletion, show_changes
 from sqlaqueue.testing.in_transaction.joined_sessions import joined_async_factory, joined_factory

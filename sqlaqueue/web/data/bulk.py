@@ -21,8 +21,8 @@ from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.strategies.parts.dead_letters import letters
-from sqlaqueue.strategies.parts.job_listing import key_labels
+from sqlaqueue.strategies.delete_row import letters
+from sqlaqueue.strategies.listing import key_labels
 from sqlaqueue.web.data.job_columns import JobColumns, states_of
 from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_filters import JobsWanted

@@ -21,7 +21,7 @@ from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.errors import sqlstate, violated_constraint
-from sqlaqueue.strategies.parts.dead_letters import letters, stored_columns
+from sqlaqueue.strategies.delete_row import letters, stored_columns
 from sqlaqueue.web.data.constraint_errors import violation_of
 from sqlaqueue.web.data.edit_fields import Field, WrongValue, field_text, field_value, fields_of
 from sqlaqueue.web.data.job_columns import JobColumns

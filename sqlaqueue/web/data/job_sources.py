@@ -14,9 +14,9 @@ from sqlaqueue.postgresql.due_times import due_keys
 from sqlaqueue.postgresql.side_tables import key_json, stored_rows
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.sql.types import object_name
-from sqlaqueue.strategies.message_table import MessageStrategy
-from sqlaqueue.strategies.parts.dead_letters import stored_columns
-from sqlaqueue.strategies.parts.retention_index import index_name
+from sqlaqueue.strategies.attach import index_name
+from sqlaqueue.strategies.delete_returning import MessageStrategy
+from sqlaqueue.strategies.delete_row import stored_columns
 from sqlaqueue.strategies.update_status import has_expired
 from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, state_of, states_of
 from sqlaqueue.web.data.job_filters import TOLD_BY, Condition, JobsWanted

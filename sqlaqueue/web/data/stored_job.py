@@ -16,7 +16,7 @@ from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import clock
-from sqlaqueue.strategies.parts.dead_letters import letters
+from sqlaqueue.strategies.delete_row import letters
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
 from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.parameters import ParameterError

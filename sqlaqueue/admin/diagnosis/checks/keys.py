@@ -14,7 +14,7 @@ from sqlaqueue.postgresql.catalog import foreign_keys_to
 from sqlaqueue.postgresql.catalog_text import quoted, table_name
 from sqlaqueue.postgresql.facts import KeySequence
 from sqlaqueue.postgresql.server import key_sequences
-from sqlaqueue.strategies.message_table import MessageStrategy
+from sqlaqueue.strategies.delete_returning import MessageStrategy
 
 
 def check_keys(examination: Examination) -> Iterator[Finding]:

@@ -15,8 +15,8 @@ from sqlaqueue.postgresql.catalog import sees_all
 from sqlaqueue.postgresql.catalog_text import sql_text
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.message_table import MessageTable
-from sqlaqueue.strategies.parts.columns import same
+from sqlaqueue.strategies.columns import same
+from sqlaqueue.strategies.delete_returning import MessageTable
 
 
 def check_messages(examination: Examination) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.queue.names import CONSUMERS
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.statements.control import consumers
+from sqlaqueue.statements.verbs import consumers
 
 MOST = 1000
 """Number of rows up to which they are counted."""

@@ -12,7 +12,7 @@ from sqlaqueue import cancel, complete, fail, retry
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.options import STATES
-from sqlaqueue.strategies.parts.job_listing import OTHER, SHOWN, key_labels
+from sqlaqueue.strategies.listing import OTHER, SHOWN, key_labels
 from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, needs
 
 

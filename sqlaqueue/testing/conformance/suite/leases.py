@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import claim, complete, extend, fail, reconcile, release, requeue, rescue, retry
 from sqlaqueue.exc import NotClaimedError
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
 
 VERBS: dict[str, Callable[[Any], Any]] = {

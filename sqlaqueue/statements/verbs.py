@@ -1,0 +1,360 @@
+"""The statements of programs about jobs and queues: settle, extend, cancel, requeue, purge, pause, resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.exc import StatementError
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.notify_payloads import Signal
+from sqlaqueue.postgresql.side_tables import PAUSE, is_paused, pause_row
+from sqlaqueue.postgresql.triggers import notification, wakes
+from sqlaqueue.queue.config import is_count
+from sqlaqueue.queue.names import CONSUMERS, CONTROL
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.retry_policies import Delay, seconds
+from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.statements.claim import worker_name
+from sqlaqueue.statements.selection import (
+    claimed_jobs,
+    instances,
+    key_of,
+    refuse_runs_of_consumers,
+    returning_keys,
+    returning_nothing,
+    select_jobs,
+)
+from sqlaqueue.strategies import ClaimedJobs, Settlement
+
+# -- control -----------------------------------------------------------------------------------------------------------
+# Statements about a queue as a whole: ``pause()``, ``resume()``, ``paused()``, ``consumers()``.
+#
+# A pause is stored in the database. It applies to every claim, of Consumers and of the application. Running jobs are
+# not affected.
+
+
+def pause(model: type[Any], /) -> Any:
+    """Return a statement that pauses a queue: after its commit no job is claimed.
+
+    :raises NotAQueueError: if ``model`` is not a queue.
+
+    Example::
+
+        session.execute(pause(Email))
+        session.commit()
+        for consumer in session.execute(consumers(Email)):
+            print(consumer.host, consumer.pid, consumer.running)
+    """
+    spec, _ = _queue(model, "pause", CONTROL)
+    return pause_row(spec)
+
+
+def resume(model: type[Any], /) -> Any:
+    """Return a statement that resumes a queue: after its commit jobs are claimed again.
+
+    :raises NotAQueueError: if ``model`` is not a queue.
+    """
+    spec, table = _queue(model, "resume", CONTROL)
+    paused = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)
+    deleted = sa.delete(table).where(paused)
+    return deleted.returning(notification(spec, Signal.POLL)) if wakes(spec) else deleted
+
+
+def paused(model: type[Any], /) -> Any:
+    """Return a SELECT of one boolean: whether the queue is paused.
+
+    :raises NotAQueueError: if ``model`` is not a queue.
+    """
+    spec, _ = _queue(model, "paused", CONTROL)
+    return sa.select(is_paused(spec).label("paused"))
+
+
+def consumers(model: type[Any], /) -> Any:
+    """Return a SELECT of the Consumers of a queue that are alive, the oldest first.
+
+    Its columns are ``name`` (as in ``claimed_by`` of its jobs), ``host``, ``pid``, ``version``, ``created_at``,
+    ``heartbeat_at``, ``listening`` (True if notifications wake it, False if it only polls), ``running`` (the keys of
+    the jobs whose handlers were running at the last heartbeat, each a list of texts), ``claimed`` (the number of its
+    other claimed jobs), and ``unclaimable`` (the jobs that it cannot claim, rescue or settle, a hundred at most, each
+    with its ``key`` and the ``error``). A Consumer writes a heartbeat every ten seconds, less often if there are many
+    Consumers.
+
+    :raises NotAQueueError: if ``model`` is not a queue.
+    """
+    spec, table = _queue(model, "consumers", CONSUMERS)
+    shown = (
+        "name",
+        "host",
+        "pid",
+        "version",
+        "created_at",
+        "heartbeat_at",
+        "listening",
+        "running",
+        "claimed",
+        "unclaimable",
+    )
+    alive = sa.and_(table.c.queue == spec.name, table.c.expires_at > clock())
+    return sa.select(*(table.c[name] for name in shown)).where(alive).order_by(table.c.created_at, table.c.id)
+
+
+def _queue(model: Any, verb: str, needed: str) -> tuple[QueueSpec, sa.Table]:
+    spec = spec_of(model)
+    if needed not in spec.side_tables:
+        msg = f"{verb}({model.__name__}): the strategy {spec.strategy.name!r} does not attach the table {needed}"
+        raise StatementError(msg)
+    return spec, spec.side_tables[needed]
+
+
+# -- manage ------------------------------------------------------------------------------------------------------------
+# Statements for jobs that the caller has not claimed.
+#
+# They are ``cancel()``, ``requeue()``, ``rescue()``, ``purge()`` and ``reconcile()``.
+
+
+def cancel(jobs: Any, /) -> Any:
+    """Return a statement that cancels pending jobs and requests the cancellation of running ones, without waiting.
+
+    It returns the keys of the jobs that are now cancelled, not of those whose cancellation is requested.
+
+    :param jobs: instances, a queue class, or ``select(Model).where(...)``.
+    :raises HandlerMisuseError: for the job of a handler, in the handler of a Consumer.
+    """
+    if not isinstance(jobs, type | sa.Select):
+        jobs = instances(jobs, "cancel")
+        refuse_runs_of_consumers(jobs, "cancel")
+    spec, select = _spec_and_select(jobs, "cancel")
+    return (
+        returning_nothing() if spec is None else returning_keys(spec, spec.strategy.cancel(spec, select), chosen=True)
+    )
+
+
+def requeue(jobs: Any, /) -> Any:
+    """Return a statement that makes finished jobs pending again, with 0 attempts.
+
+    For a queue with ``QueueConfig(unique=...)`` the statement returns a second column ``twin``: the key of the twin, as
+    a text, for a job that has one and is not pending therefore, and None for the others.
+
+    :param jobs: instances, a queue class, or ``select(Model).where(...)``.
+    """
+    listed = () if isinstance(jobs, type | sa.Select) else instances(jobs, "requeue")
+    spec, select = _spec_and_select(listed or jobs, "requeue")
+    return (
+        returning_nothing()
+        if spec is None
+        else returning_keys(spec, spec.strategy.requeue(spec, select), listed, chosen=True)
+    )
+
+
+def rescue(model: type[Any], /) -> Any:
+    """Return a statement that makes jobs whose lease has expired pending again.
+
+    A job that was claimed alone keeps its attempt, and fails if it was the last. A job that was claimed with others
+    gets its attempt back, and Consumers claim it alone from then on. Under a strategy without leases the statement
+    changes nothing.
+
+    :raises StatementError: if the model leaves out ``lease_expires_at``.
+    """
+    spec, *_ = select_jobs(model, "rescue")
+    return returning_keys(spec, spec.strategy.rescue(spec))
+
+
+def purge(
+    model: Any, /, *, older_than: Delay | None = None, states: Iterable[str] = FINISHED, limit: int = 1000
+) -> Any:
+    """Return a statement that deletes up to ``limit`` finished jobs. Repeat it until it returns no keys.
+
+    :param model: a queue class, or ``select(Model).where(...)``.
+    :param older_than: the minimum age since the job finished, in seconds or as a timedelta; None for any age.
+    :param states: which of ``completed``, ``failed`` and ``cancelled`` to delete.
+    :raises StatementError: for other states, or if ``limit`` is not a positive integer.
+    """
+    spec, _, select, _ = select_jobs(model, "purge")
+    names = tuple(states)
+    if not names or not set(names) <= set(FINISHED):
+        msg = f"purge(states={names!r}): use some of {', '.join(FINISHED)}; only finished jobs can be purged"
+        raise StatementError(msg)
+    if not is_count(limit):
+        msg = f"purge(limit={limit!r}): the limit must be an integer of 1 or more"
+        raise StatementError(msg)
+    age = None if older_than is None else sa.literal(timedelta(seconds=seconds(older_than)), sa.Interval())
+    return returning_keys(spec, spec.strategy.purge(spec, select, names, age, sa.literal(limit)), chosen=True)
+
+
+def reconcile(model: type[Any], /) -> Any:
+    """Return a statement that repairs a message table after changes that bypassed its triggers.
+
+    Pending jobs without a message get one; messages whose job does not exist or is not pending are deleted. Without a
+    message table the statement changes nothing.
+    """
+    spec, *_ = select_jobs(model, "reconcile")
+    return returning_keys(spec, spec.strategy.reconcile(spec))
+
+
+def _spec_and_select(jobs: Any, verb: str) -> tuple[QueueSpec | None, AnySelect]:
+    if isinstance(jobs, type | sa.Select):
+        spec, _, select, _ = select_jobs(jobs, verb)
+        return spec, select
+    listed = instances(jobs, verb)
+    if not listed:
+        return None, sa.select()
+    spec = spec_of(type(listed[0]))
+    return spec, sa.select(spec.model).where(spec.key_in(spec.keys, [key_of(job, verb) for job in listed]))
+
+
+# -- settle ------------------------------------------------------------------------------------------------------------
+# Statements that settle or extend runs: ``complete()``, ``retry()``, ``fail()``, ``release()``, ``extend()``.
+
+
+_ERROR_LIMIT = 100_000
+
+
+def complete(jobs: Any, /) -> Any:
+    """Return a statement that settles runs as successful: the jobs are completed, or deleted if so configured.
+
+    :param jobs: a claimed instance, or several.
+    :raises NotClaimedError: if an instance is not claimed.
+    :raises HandlerMisuseError: in the handler of a Consumer, which settles the run itself.
+    """
+    return _settle(jobs, "complete", Settlement("completed"))
+
+
+def retry(
+    jobs: Any, /, *, delay: Delay | None = None, at: datetime | None = None, error: BaseException | str | None = None
+) -> Any:
+    """Return a statement that settles runs and makes their jobs pending again; the attempt counts.
+
+    :param jobs: a claimed instance, or several.
+    :param delay: seconds or timedelta from the execution of the statement; no delay by default.
+    :param at: a time, instead of a delay.
+    :param error: an exception or a text for ``last_error``.
+    :raises NotClaimedError: if an instance is not claimed.
+    :raises HandlerMisuseError: in the handler of a Consumer, which settles the run itself.
+    :raises StatementError: if both ``delay`` and ``at`` are given, or the model has no ``run_at`` for them.
+    """
+    jobs = instances(jobs, "retry")
+    run_at = _run_at(jobs, "retry", 0.0 if delay is None and at is None else delay, at)
+    return _settle(jobs, "retry", Settlement("pending", run_at=run_at, error=_bound_error(error)))
+
+
+def fail(jobs: Any, /, *, error: BaseException | str | None = None) -> Any:
+    """Return a statement that fails jobs for good; ``requeue()`` makes them pending again.
+
+    :param jobs: a claimed instance, or several.
+    :param error: an exception or a text for ``last_error``.
+    :raises NotClaimedError: if an instance is not claimed.
+    :raises HandlerMisuseError: in the handler of a Consumer, which settles the run itself.
+    """
+    return _settle(jobs, "fail", Settlement("failed", error=_bound_error(error)))
+
+
+def release(jobs: Any, /, *, delay: Delay | None = None) -> Any:
+    """Return a statement that makes jobs pending again without counting the attempt, for a shutdown or to snooze.
+
+    :param jobs: a claimed instance, or several.
+    :param delay: seconds or timedelta until the jobs are due again; None leaves ``run_at`` as it is.
+    :raises NotClaimedError: if an instance is not claimed.
+    :raises HandlerMisuseError: in the handler of a Consumer, which settles the run itself.
+    """
+    jobs = instances(jobs, "release")
+    return _settle(jobs, "release", Settlement("pending", starts=0, run_at=_run_at(jobs, "release", delay, None)))
+
+
+def extend(jobs: Any, /, *, lease: Delay | None = None) -> Any:
+    """Return a statement that lets leases expire ``lease`` from now.
+
+    It skips rows that another transaction has locked. Under a strategy that holds a transaction there is no lease: the
+    statement returns the keys of the jobs and changes nothing.
+
+    :param jobs: a claimed instance, or several.
+    :param lease: seconds or timedelta; the lease of the queue by default.
+    :raises NotClaimedError: if an instance is not claimed.
+    """
+    jobs = instances(jobs, "extend")
+    if not jobs:
+        return returning_nothing()
+    spec = spec_of(type(jobs[0]))
+    span = spec.lease if lease is None else timedelta(seconds=seconds(lease, "extend(lease=...)"))
+    verb = spec.strategy.extend(spec, claimed_jobs(jobs, "extend"), sa.literal(span, sa.Interval()))
+    return returning_keys(spec, verb)
+
+
+def settle_statement(spec: QueueSpec, runs: ClaimedJobs, settlement: Settlement) -> Any:
+    """Return the statement that settles ``runs`` as ``settlement`` says."""
+    return returning_keys(spec, spec.strategy.settle(spec, runs, settlement), runs.jobs)
+
+
+def delayed(delay: Delay) -> sa.ColumnElement[Any]:
+    """Return the time ``delay`` after the execution of the statement."""
+    return clock() + sa.literal(timedelta(seconds=seconds(delay)), sa.Interval())
+
+
+def error_text(error: BaseException | str) -> str:
+    """Return an error as a text that PostgreSQL can store: without NUL and lone surrogates, and not too long."""
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    if len(text) > _ERROR_LIMIT:
+        text = f"{text[:_ERROR_LIMIT]}... ({len(text)} characters)"
+    return storable(text)
+
+
+def storable(text: str) -> str:
+    """Return a text that PostgreSQL can store: without NUL and lone surrogates."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
+def with_run_details(spec: QueueSpec, settlement: Settlement, runs: Iterable[Run], worker: str) -> Settlement:
+    """Return ``settlement`` with the start of the runs and their worker, if the claim of the strategy writes neither.
+
+    A settlement that does not count the attempt writes neither: it does not count as a run. With an order a job that is
+    put off gets them nevertheless, since only a job that has begun holds back the others of its key while it waits.
+    """
+    if not (spec.strategy.holds_transaction and (spec.has("started_at") or spec.has("claimed_by"))):
+        return settlement
+    if settlement.starts == 0 and (spec.config.order is None or settlement.run_at is None):
+        return settlement
+    # The clock of this machine measures only the duration since the claim.
+    ago = time.monotonic() - min(run.claimed_at for run in runs)
+    started_at = clock() - sa.literal(timedelta(seconds=ago), sa.Interval())
+    return replace(settlement, started_at=started_at, worker=sa.literal(worker, sa.Text()))
+
+
+def _settle(jobs: Any, verb: str, settlement: Settlement) -> Any:
+    jobs = instances(jobs, verb)
+    refuse_runs_of_consumers(jobs, verb)
+    if not jobs:
+        return returning_nothing()
+    spec, claimed = spec_of(type(jobs[0])), claimed_jobs(jobs, verb)
+    runs = [run for job in jobs if (run := run_of(job)) is not None]
+    return settle_statement(spec, claimed, with_run_details(spec, settlement, runs, worker_name()))
+
+
+def _run_at(jobs: list[Any], verb: str, delay: Delay | None, at: datetime | None) -> sa.ColumnElement[Any] | None:
+    if not jobs:
+        return None
+    spec = spec_of(type(jobs[0]))
+    if delay is not None and at is not None:
+        msg = f"{verb}(delay=..., at=...): give one of the two"
+        raise StatementError(msg)
+    if at is not None:
+        run_at = spec.column("run_at", f"{verb}(at=...)")
+        if getattr(run_at.type, "timezone", False) and at.tzinfo is None:
+            msg = f"{verb}(at={at!r}): {spec.model.__name__}.{run_at.key} has a time zone; use a datetime with tzinfo"
+            raise StatementError(msg)
+        return sa.literal(at, run_at.type)
+    if delay is None or (delay == 0 and not spec.has("run_at")):
+        return None
+    spec.column("run_at", f"{verb}(delay=...)")
+    return delayed(delay)
+
+
+def _bound_error(error: BaseException | str | None) -> sa.ColumnElement[Any] | None:
+    return None if error is None else sa.literal(error_text(error), sa.Text())

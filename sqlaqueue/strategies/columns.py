@@ -1,0 +1,167 @@
+"""Columns of the model's table in the subqueries and CTEs of a statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapper
+from sqlalchemy.sql.elements import KeyedColumnElement, conv
+
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.queue.config import did_you_mean
+from sqlaqueue.queue.run import Key
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.strategy_protocol import KeyRange
+from sqlaqueue.sql.types import object_name
+
+
+def attribute_names(mapper: Mapper[Any]) -> dict[sa.ColumnElement[Any], str]:
+    """Return the columns of a class with the names of their attributes."""
+    return {column: attribute.key for attribute in mapper.column_attrs for column in attribute.columns}
+
+
+def named(columns: Iterable[sa.Column[Any]]) -> list[sa.Label[Any]]:
+    """Return columns for the RETURNING of a CTE, labelled with their keys.
+
+    SQLAlchemy 2.1 refers to a column whose name has more than 57 characters by a shorter name, which the RETURNING of
+    an UPDATE or DELETE does not have.
+    """
+    return [column.label(column.key) for column in columns]
+
+
+def column_of(rows: sa.FromClause, column: KeyedColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return the column of ``rows`` that stems from ``column`` of the model's table."""
+    found = rows.corresponding_column(column)
+    if found is None:
+        msg = f"{column} is not among the columns of {rows}"
+        raise LookupError(msg)
+    return found
+
+
+def numbered(prefix: str, columns: Sequence[sa.Column[Any]]) -> list[sa.Label[Any]]:
+    """Return columns labelled ``prefix_0``, ``prefix_1`` and so on."""
+    return [column.label(f"{prefix}_{number}") for number, column in enumerate(columns)]
+
+
+def same(columns: Sequence[sa.ColumnElement[Any]], others: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+    """Return the condition that columns are equal in pairs."""
+    return sa.and_(*(column == other for column, other in zip(columns, others, strict=True)))
+
+
+def named_in(rows: sa.FromClause, columns: Iterable[sa.Column[Any]]) -> list[sa.ColumnElement[Any]]:
+    """Return the columns of ``rows`` that stem from ``columns`` of the model's table."""
+    return [column_of(rows, column) for column in columns]
+
+
+# -- blocking heads ----------------------------------------------------------------------------------------------------
+# Failed jobs that hold the others of their key back, as ``Order(on_failure="block")`` says.
+
+
+def holds_none_back(spec: QueueSpec) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions that a job is no failed one with pending jobs behind it, for statements that delete jobs.
+
+    Deleting it would let those run.
+    """
+    flow = flow_control(spec)
+    if flow is None or flow.order is None or flow.order.config.on_failure != "block":
+        return []
+    order, other = flow.order, spec.table.alias("sqlaqueue_behind")
+    mine, theirs = (sa.tuple_(*(rows.c[column.key] for column in order.by)) for rows in (spec.table, other))
+    behind = sa.exists().where(
+        order.hashed(other) == order.of(spec.table),
+        other.c[spec.columns["status"].key] == spec.literal("pending"),
+        theirs > mine,
+    )
+    return [~sa.and_(spec.in_state("failed"), behind.correlate(spec.table))]
+
+
+# -- indexes -----------------------------------------------------------------------------------------------------------
+# Indexes on a queue's table.
+
+
+_OF_OTHERS = {"finished", "unique"}
+"""The purposes of indexes that neither claims nor rescues read."""
+
+
+def add_index(
+    spec: QueueSpec,
+    purpose: str,
+    columns: Sequence[sa.ColumnElement[Any]],
+    where: sa.ColumnElement[bool] | None = None,
+    *,
+    unique: bool = False,
+) -> sa.Index:
+    """Add an index to the model's table, named after its purpose.
+
+    The name is final (``conv``): a naming convention would name the index after its first column, which two indexes of
+    a queue may share.
+    """
+    name = conv(object_name("ix", spec.table.name, "queue", purpose))
+    # The table of a class that is defined again still has the index of the class before.
+    for known in [index for index in spec.table.indexes if index.name == name]:
+        spec.table.indexes.discard(known)
+    index = sa.Index(name, *columns, unique=unique, postgresql_where=where)
+    if purpose not in _OF_OTHERS:
+        spec.claim_indexes.append(index)
+    return index
+
+
+# -- key columns -------------------------------------------------------------------------------------------------------
+# The columns of attributes that a configuration names as a key, checked when a class is mapped.
+
+
+_UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
+"""The roles that the library does not change while a job is in the queue."""
+
+
+def column_named(spec: QueueSpec, name: str, what: str) -> sa.Column[Any]:
+    """Return the column of an attribute.
+
+    :param what: the class and the part of its configuration, for errors.
+    :raises ConfigurationError: if the class has no such attribute with a column in its own table.
+    """
+    column = spec.mapper.columns.get(name)
+    if isinstance(column, sa.Column) and column.table is spec.table:
+        return column
+    # Not mapper.attrs, which would configure the mappers of classes that refer to others not mapped yet.
+    is_other = column is None and spec.mapper.has_property(name)
+    hint = "; of a relationship, name the attributes of its foreign key" if is_other else ""
+    msg = f"{what}: there is no such attribute with a column in {spec.table.name}{hint}"
+    raise ConfigurationError(msg + ("" if is_other else did_you_mean(name, spec.mapper.columns.keys())))
+
+
+def key_column(spec: QueueSpec, name: str, what: str) -> sa.Column[Any]:
+    """Return the column of an attribute that is a part of a key: its values are compared, and must not change.
+
+    :raises ConfigurationError: as above, and if the column is not fit for that.
+    """
+    column, model = column_named(spec, name, what), spec.model.__name__
+    role = next((role for role, other in spec.columns.items() if other is column), None)
+    if role is not None and role not in _UNCHANGED_ROLES:
+        msg = f"{what}: {model}.{name} is the {role} of the queue, which changes while a job is in it; leave it out"
+        raise ConfigurationError(msg)
+    stored = getattr(column.type, "impl_instance", column.type)
+    if getattr(stored, "__visit_name__", "") == "JSON":
+        msg = f"{what}: PostgreSQL compares no values of type JSON; use JSONB for {model}.{name}"
+        raise ConfigurationError(msg)
+    return column
+
+
+# -- listed keys -------------------------------------------------------------------------------------------------------
+# Jobs by a list of their keys, in place of a range.
+
+
+@dataclass(frozen=True)
+class ListedKeys(KeyRange):
+    """Some jobs by their keys."""
+
+    spec: QueueSpec | None = None
+    keys: Sequence[Key] = ()
+
+    def holds(self, columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+        """Return the condition that the key in ``columns`` is one of these."""
+        return sa.true() if self.spec is None else self.spec.key_in(columns, self.keys)

@@ -32,8 +32,7 @@ from sqlaqueue.queue.options import Distribution, Fair, Limit, Order, Rate, Stat
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.results import JobResult
 from sqlaqueue.scheduler import Scheduler
-from sqlaqueue.schedules.definition import Schedule
-from sqlaqueue.schedules.tick import Tick, tick_of
+from sqlaqueue.schedules.schedule import Schedule, Tick, tick_of
 from sqlaqueue.statements.claim import claim
 from sqlaqueue.statements.verbs import (
     cancel,
@@ -51,16 +50,15 @@ from sqlaqueue.statements.verbs import (
     resume,
     retry,
 )
-from sqlaqueue.unique.enqueue import enqueue
-from sqlaqueue.unique.enqueueing import Enqueued
+from sqlaqueue.unique.enqueue import Enqueued, enqueue
 from sqlaqueue.waiting.wait import wait
 from sqlaqueue.write_routing import is_write
 
 if TYPE_CHECKING:
     from sqlaqueue.async_scheduler import AsyncScheduler
     from sqlaqueue.consumer.aio import AsyncConsumer
-    from sqlaqueue.copy.async_copy_in import async_copy_in
-    from sqlaqueue.unique.async_enqueue import async_enqueue
+    from sqlaqueue.copy.copy_in import async_copy_in
+    from sqlaqueue.unique.enqueue import async_enqueue
     from sqlaqueue.waiting.async_wait import async_wait
 
 __all__ = [
@@ -130,8 +128,8 @@ __all__ = [
 _ASYNC = {
     "AsyncConsumer": "sqlaqueue.consumer.aio",
     "AsyncScheduler": "sqlaqueue.async_scheduler",
-    "async_copy_in": "sqlaqueue.copy.async_copy_in",
-    "async_enqueue": "sqlaqueue.unique.async_enqueue",
+    "async_copy_in": "sqlaqueue.copy.copy_in",
+    "async_enqueue": "sqlaqueue.unique.enqueue",
     "async_wait": "sqlaqueue.waiting.async_wait",
 }
 

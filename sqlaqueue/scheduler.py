@@ -32,8 +32,7 @@ from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import database_text, fields, logger
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
-from sqlaqueue.schedules.definition import Schedule
-from sqlaqueue.schedules.group import schedule_groups
+from sqlaqueue.schedules.schedule import Schedule, schedule_groups
 from sqlaqueue.sql.engine import own_work
 from sqlaqueue.write_routing import execute, open_session
 

@@ -15,13 +15,10 @@ from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import clock
-from sqlaqueue.schedules.attribute_values import from_json
-from sqlaqueue.schedules.conditions import PAUSED
-from sqlaqueue.schedules.decide import recurrence_of
-from sqlaqueue.schedules.declare import from_code, is_edited
-from sqlaqueue.schedules.definition import Schedule
-from sqlaqueue.schedules.recurrence import Recurrence
-from sqlaqueue.schedules.tables import ScheduleTables, in_utc
+from sqlaqueue.schedules.fire import recurrence_of
+from sqlaqueue.schedules.recurrence import Recurrence, ScheduleTables, in_utc
+from sqlaqueue.schedules.schedule import PAUSED, Schedule, from_json
+from sqlaqueue.schedules.store import from_code, is_edited
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.sql.inserts import insert_or_ignore
 from sqlaqueue.write_routing import routing_to_primary

@@ -21,7 +21,7 @@ from sqlaqueue.prometheus.gauges import Gauge, Sample
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.schedules.tables import ScheduleTables
+from sqlaqueue.schedules.recurrence import ScheduleTables
 
 _PLANS = {"enable_bitmapscan": "off", "enable_sort": "off"}
 """Without statistics the server expects few jobs, and would read and sort all of them to find the first ones."""

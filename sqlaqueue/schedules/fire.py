@@ -6,25 +6,188 @@ key of a tick is the last resort: whatever else happens, such as a ``next_tick``
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.schedules.conditions import BATCH, due, plan
-from sqlaqueue.schedules.decide import DueSchedule, decide
-from sqlaqueue.schedules.group import ScheduleGroup
-from sqlaqueue.schedules.scheduled_job import make_job
-from sqlaqueue.schedules.tables import in_utc
+from sqlaqueue.schedules.recurrence import DueTicks, Recurrence, due_ticks, in_utc
+from sqlaqueue.schedules.schedule import AHEAD, BATCH, PAUSED, ScheduleGroup, Tick, due, from_json, plan
 from sqlaqueue.sql.types import numbered_rows
 from sqlaqueue.unique.enqueue import enqueue_in
+
+# -- decide ------------------------------------------------------------------------------------------------------------
+# What becomes of a due schedule: which of its ticks are fired, and when the next one is. No I/O.
+
+
+@dataclass
+class DueSchedule:
+    """A locked row, and what is decided about it."""
+
+    row: Mapping[Any, Any]
+    model: type[Any]
+    due: DueTicks
+    ticks: list[datetime]
+    """The ticks to fire, with the one that was requested by "run now"."""
+    is_cut: bool = False
+    """Whether ticks are left that are due as well."""
+
+    def until(self, number: int) -> DueSchedule:
+        """Return what becomes of it if only the first ticks are fired now; the others stay due."""
+        due, following = self.due, self.ticks[number]
+        if following in self.due.fired:
+            due = due._replace(last=self.ticks[number - 1], next=following)
+        return replace(self, due=due, ticks=self.ticks[:number], is_cut=True)
+
+    @property
+    def name(self) -> str:
+        """The name of the schedule."""
+        name: str = self.row["name"]
+        return name
+
+    @property
+    def spec(self) -> QueueSpec:
+        """The queue of its jobs."""
+        return spec_of(self.model)
+
+    @property
+    def last_tick(self) -> datetime | None:
+        """The newest tick that has passed."""
+        return self.due.last or _last_tick(self.row)
+
+    @property
+    def rules(self) -> str | None:
+        """The versions of the rules by which the next tick was computed."""
+        before: str | None = self.row["rules"]
+        return before if self.row["plan"] == PAUSED else recurrence_of(self.row).rules()
+
+    @property
+    def left_request(self) -> datetime | None:
+        """The time of a requested run that is still to come; None if it was fired now, or there is none."""
+        requested: datetime | None = self.row["run_requested_at"]
+        return requested if requested is not None and (self.is_cut or requested > self.row["now"]) else None
+
+
+def recurrence_of(row: Mapping[Any, Any]) -> Recurrence:
+    """Return when a stored schedule ticks."""
+    return Recurrence(row["cron"], row["every"], row["timezone"], row["created_at"])
+
+
+def decide(row: Mapping[Any, Any], model: type[Any]) -> DueSchedule:
+    """Return what becomes of a locked row.
+
+    :raises ConfigurationError: if its definition, which may have been written by SQL, has no ticks.
+    """
+    due = DueTicks([], None, None, None)
+    if row["plan"] != PAUSED:
+        recurrence = recurrence_of(row)
+        recurrence.check()
+        due = _due_ticks(row, recurrence)
+    # One at a time: the first would be unfinished when the second is fired.
+    ticks = due.fired[-1:] if row["skip_unfinished"] else due.fired
+    requested = row["run_requested_at"]
+    if requested is not None and requested <= row["now"]:
+        ticks = [*ticks, requested]
+    return DueSchedule(row, model, due, list(dict.fromkeys(ticks)))
+
+
+def _due_ticks(row: Mapping[Any, Any], recurrence: Recurrence) -> DueTicks:
+    """Return what to do about the ticks of a schedule: from the stored one on, or from new ones if it was changed."""
+    now, stored, last = row["now"], row["next_tick"], _last_tick(row)
+    options = {"grace": row["grace"], "catch_up": row["catch_up"]}
+    clock_was_wrong = last != row["last_tick"]
+    if stored is not None and row["planned_for"] == row["plan"] and not clock_was_wrong:
+        return due_ticks(recurrence, stored, now, **options)
+    # Nothing is fired for the time before it was created, changed or resumed; nor, when the clock has gone back a
+    # little, for a time that has passed before.
+    since = row["created_at"] if row["planned_for"] is None and row["edited_at"] is None else _changed_at(row)
+    first = recurrence.after(max(since, last or since))
+    due = DueTicks([], None, None, None) if first is None else due_ticks(recurrence, first, now, **options)
+    if stored is None or row["planned_for"] is None or clock_was_wrong or stored > min(since, now):
+        return due
+    # The former definition had a tick before the change, which was not fired yet.
+    fires = now - stored <= row["grace"] or (row["catch_up"] > 0 and not due.fired)
+    return due._replace(
+        fired=[stored, *due.fired] if fires else due.fired,
+        last=due.last or stored,
+        missed=due.missed if fires else stored,
+    )
+
+
+def _last_tick(row: Mapping[Any, Any]) -> datetime | None:
+    """Return the newest tick that has passed; None if it is far ahead, as the clock was wrong."""
+    last: datetime | None = row["last_tick"]
+    return None if last is not None and last > row["now"] + AHEAD else last
+
+
+def _changed_at(row: Mapping[Any, Any]) -> datetime:
+    """Return when a schedule was changed, which a trigger records; without it, now."""
+    now: datetime = row["now"]
+    edited, planned = row["edited_at"], row["planned_at"]
+    if edited is None or (planned is not None and edited <= planned):
+        return now
+    changed: datetime = edited
+    return min(changed, now)
+
+
+# -- scheduled job -----------------------------------------------------------------------------------------------------
+# Makes the job of a tick.
+
+
+def make_job(schedule: DueSchedule, at: datetime, factories: Mapping[str, Callable[..., Any]]) -> Any:
+    """Return the job of a tick, a new instance.
+
+    :param factories: the functions ``make`` of the program by their stored names.
+    :raises ConfigurationError: if the stored values, or what ``make`` returns, make no job.
+    """
+    row, model, spec = schedule.row, schedule.model, schedule.spec
+    values = from_json(spec, sa.inspect(model), row["values"])
+    if row["factory"] is None:
+        job = model(**values)
+    else:
+        try:
+            # What it sets in context variables must not reach the next one.
+            job = copy_context().run(factories[row["factory"]], Tick(schedule.name, at, row["now"] - at))
+        except SystemExit as error:
+            msg = f"make= of the schedule {schedule.name!r} raised {error!r}"
+            raise ConfigurationError(msg) from error
+        if not isinstance(job, model) or not sa.inspect(job).transient:
+            msg = f"make= of the schedule {schedule.name!r} returned {job!r}, and not a new {model.__name__}"
+            raise ConfigurationError(msg)
+        for attribute, value in values.items():
+            setattr(job, attribute, value)
+    run_at = spec.attributes.get("run_at")
+    if run_at is not None and getattr(job, run_at, None) is None:
+        # A run that was requested is due at once.
+        jitter = timedelta(0) if at == row["run_requested_at"] else jitter_of(schedule.name, at, row["jitter"])
+        setattr(job, run_at, _run_at(spec, at + jitter))
+    return job
+
+
+def jitter_of(name: str, tick: datetime, longest: timedelta) -> timedelta:
+    """Return how much later than its tick a job is due: the same in every process, and spread evenly over ticks."""
+    digest = hashlib.sha256(f"{name}|{tick.timestamp()}".encode()).digest()
+    return longest * (int.from_bytes(digest[:8]) / 2**64)
+
+
+def _run_at(spec: QueueSpec, moment: datetime) -> Any:
+    column = spec.columns["run_at"]
+    if getattr(column.type, "timezone", False):
+        return moment
+    # The server converts it to the time zone of the session, as it does when it compares the column with the clock.
+    return sa.cast(sa.literal(moment, sa.DateTime(timezone=True)), column.type)
+
 
 _MOST_SECONDS, _MOST_JOBS = 1.0, 1000
 """After so long, or with so many jobs, a transaction ends, and what else is due is fired by the next one."""

@@ -12,14 +12,19 @@ import functools
 import importlib.util
 import zoneinfo
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
+from sqlaqueue.postgresql.schedule_tables import schedule_tables
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.texts import duration_text
 
 _ALIASES = {
@@ -188,3 +193,93 @@ def _tzdata_version() -> str:
         return metadata.version("tzdata")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+# -- due ticks ---------------------------------------------------------------------------------------------------------
+# Which ticks of a schedule are fired at a moment: those on time, and of the missed ones as many as are caught up.
+
+
+MOST = 1000
+"""How many ticks of a schedule are fired at once, at most."""
+
+
+class DueTicks(NamedTuple):
+    """The result of a look at a schedule."""
+
+    fired: list[datetime]
+    """The ticks to fire, in order."""
+    last: datetime | None
+    """The newest tick that has passed, fired or not; None if none has."""
+    next: datetime | None
+    """The tick after it; None if there is none."""
+    missed: datetime | None
+    """The first tick that is passed over; None if none is."""
+
+
+def due_ticks(recurrence: Recurrence, first: datetime, now: datetime, *, grace: timedelta, catch_up: int) -> DueTicks:
+    """Return what to do about the ticks from ``first``, the next one of a schedule, until now.
+
+    A tick older than ``grace`` was missed. All others are fired, and of the newest ``catch_up`` ticks also those that
+    were missed.
+    """
+    if first > now:
+        return DueTicks([], None, first, None)
+    on_time = now - grace
+    ticks = recurrence.newest(first, now, on_time, max(catch_up, 1), MOST)
+    number = max(sum(tick >= on_time for tick in ticks), min(catch_up, len(ticks)))
+    fired = ticks[len(ticks) - number :]
+    missed = None if fired and fired[0] == first else first
+    return DueTicks(fired, ticks[-1], recurrence.after(ticks[-1]), missed)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+# The tables of schedules, and the classes whose jobs the schedules in them may enqueue.
+
+
+class ScheduleTables(NamedTuple):
+    """The tables for the schedules of all queues in one MetaData and schema."""
+
+    schedules: sa.Table
+    ticks: sa.Table
+    metadata: sa.MetaData
+    schema: str | None
+
+    @classmethod
+    def declare(cls, spec: QueueSpec) -> ScheduleTables:
+        """Return the tables for the schedules of a queue, and add them to its MetaData, so that they are created."""
+        metadata, schema = spec.table.metadata, spec.table.schema
+        return cls(*schedule_tables(metadata, schema), metadata, schema)
+
+    @classmethod
+    def look_up(cls, spec: QueueSpec) -> ScheduleTables:
+        """Return these tables for statements, and leave the MetaData as it is: schedules may be another process's."""
+        metadata, schema = spec.table.metadata, spec.table.schema
+        return cls(*_separate_tables(schema), metadata, schema)
+
+    def classes(self) -> dict[tuple[str, str], type[Any]]:
+        """Return the mapped classes that schedules may name, by the names of queue and class.
+
+        An empty name of a class stands for the class of the queue.
+        """
+        found: dict[tuple[str, str], type[Any]] = {}
+        classes: list[type[Any]] = [QueueMixin]
+        while classes:
+            cls = classes.pop(0)
+            classes += cls.__subclasses__()
+            spec = queue_spec(cls)
+            if spec is None or spec.table.metadata is not self.metadata or spec.table.schema != self.schema:
+                continue
+            if sa.inspect(cls, raiseerr=False) is not None:
+                found.setdefault((spec.name, cls.__name__), cls)
+                found.setdefault((spec.name, ""), spec.model)
+        return found
+
+
+def in_utc(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a row of these tables with its moments in UTC; drivers return them in the time zone of the session."""
+    return {name: value.astimezone(UTC) if isinstance(value, datetime) else value for name, value in row.items()}
+
+
+@functools.cache
+def _separate_tables(schema: str | None) -> tuple[sa.Table, sa.Table]:
+    return schedule_tables(sa.MetaData(), schema)

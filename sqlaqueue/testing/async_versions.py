@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlaqueue.queue.retry_policies import Delay
-from sqlaqueue.schedules.definition import Schedule
+from sqlaqueue.schedules.schedule import Schedule
 from sqlaqueue.testing._types import Jobs
 from sqlaqueue.testing.crash import crash_in
 from sqlaqueue.testing.enqueued import enqueued

@@ -7,10 +7,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.schedules.declare import declare
-from sqlaqueue.schedules.definition import Schedule
 from sqlaqueue.schedules.fire import fire
-from sqlaqueue.schedules.group import ScheduleGroup, schedule_groups
+from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, schedule_groups
+from sqlaqueue.schedules.store import declare
 from sqlaqueue.testing._types import AnySession
 from sqlaqueue.testing.in_transaction.joined_sessions import joined_session, resolve_session
 from sqlaqueue.testing.in_transaction.transaction_guard import TransactionGuard

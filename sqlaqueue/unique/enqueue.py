@@ -7,22 +7,351 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar, get_args, overload
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, make_transient, scoped_session
+from sqlalchemy.orm.attributes import instance_state
 
-from sqlaqueue.exc import StatementError
+from sqlaqueue.exc import JobExists, StatementError
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.session_types import check_session, session_in_scope
-from sqlaqueue.statements.selection import instances
-from sqlaqueue.strategies.twins import UniqueKey, unique_key
-from sqlaqueue.unique.enqueueing import Enqueued, Enqueueing, OnTwin
+from sqlaqueue.sql.engine import own_work
+from sqlaqueue.statements.selection import instances, without_criteria
+from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index, unique_key
+from sqlaqueue.unique.insert import (
+    Found,
+    NewJob,
+    Row,
+    complete_rows,
+    insert_rows,
+    lock_waiting,
+    make_persistent,
+    refuse_children,
+    refuse_other_class,
+    replace,
+    search,
+    set_created_at,
+    with_keys,
+)
+from sqlaqueue.unique.relationships import refuse_referrers
 from sqlaqueue.write_routing import execute
 
+# -- enqueueing --------------------------------------------------------------------------------------------------------
+# One call of enqueue(): which jobs have a twin, which are inserted, and which values move to a twin.
+
+
 T = TypeVar("T")
+
+OnTwin = Literal["skip", "raise", "replace", "replace_keep_time"]
+
+_MOST_ROUNDS = 20
+
+
+@contextlib.contextmanager
+def _savepoint(connection: sa.Connection) -> Iterator[None]:
+    """Execute something in a savepoint, and raise its own error if the savepoint is gone by then."""
+    with own_work():
+        savepoint = connection.begin_nested()
+    try:
+        yield
+    except BaseException:
+        # After a deadlock, MariaDB has rolled back the transaction, and its savepoints with it.
+        with contextlib.suppress(DBAPIError):
+            savepoint.rollback()
+        raise
+    savepoint.commit()
+
+
+class Enqueued(NamedTuple, Generic[T]):
+    """What became of one job that was given to :func:`enqueue`."""
+
+    job: T
+    """The given instance if it was inserted; otherwise the job that exists, as an instance of the session."""
+    created: bool
+    """Whether it was inserted."""
+
+
+class Enqueueing:
+    """One call for a queue with ``QueueConfig(unique=...)``. Jobs are known by their place in the call."""
+
+    def __init__(self, key: UniqueKey, jobs: Sequence[Any], on_twin: OnTwin) -> None:
+        self.key, self.spec, self.on_twin = key, key.spec, on_twin
+        self.jobs = [NewJob(job) for job in jobs]
+        self.values: list[list[Any]] = []
+        self.rows: dict[int, Row] = {}
+        """The rows that were inserted."""
+        self.twins: dict[int, Key] = {}
+        """The keys of twins."""
+        self.found: dict[Key, Any] = {}
+        """The instances of twins by their keys."""
+        self.locked, self.running = set[Key](), set[Key]()
+        """The twins that are to be replaced, and those that cannot be."""
+
+    def run(self, session: Session) -> list[Enqueued[Any]]:
+        """Enqueue the jobs."""
+        try:
+            ids = {id(job.job) for job in self.jobs}
+            with session.no_autoflush:
+                # All of them at each step: what one job refers to may take others along.
+                for job in self.jobs:
+                    job.relationships.read(ids)
+                for job in self.jobs:
+                    job.relationships.add_parents(session)
+                for job in self.jobs:
+                    job.relationships.take_out(session)
+                refuse_referrers(session, ids)
+            session.flush()
+            connection = session.connection(bind_arguments={"mapper": self.spec.mapper})
+            for job in self.jobs:
+                job.prepare()
+            self._insert(session, connection)
+        finally:
+            for job in self.jobs:
+                job.relationships.keep()
+        # What refers to the new jobs.
+        session.flush()
+        return [
+            Enqueued(job.job, created=True)
+            if place not in self.twins
+            else Enqueued(self.found[self.twins[place]], created=False)
+            for place, job in enumerate(self.jobs)
+        ]
+
+    def _insert(self, session: Session, connection: sa.Connection) -> None:
+        """Insert the jobs that have no twin, and find the twins of the others."""
+        set_created_at(connection, self.key, self.jobs)
+        self.values = [job.unique_values(self.key, connection) for job in self.jobs]
+        alone = {place for place in range(len(self.jobs)) if not self._may_have_twin(place)}
+        # An error must not leave some of the rows in the transaction.
+        with self._savepoint(connection):
+            self._resolve(session, connection, [place for place in range(len(self.jobs)) if place not in alone])
+            rows = [(self.jobs[place], row) for place, row in sorted(self.rows.items())]
+            complete_rows(connection, self.key, rows)
+            replaced = self._replace(session, connection) if self._replaces else set()
+            created = [job for job, _ in rows]
+            # No index refuses these, so the flush inserts them.
+            without_twins = [self.jobs[place] for place in sorted(alone)]
+            with session.no_autoflush:
+                for job in created + without_twins:
+                    job.relationships.put_parents_back(forget=job in replaced)
+                make_persistent(session, created)
+                for job in created + without_twins:
+                    job.relationships.put_others_back()
+                session.add_all([job.job for job in without_twins])
+            try:
+                for job in created:
+                    job.mapper.dispatch.after_insert(job.mapper, connection, instance_state(job.job))
+            except Exception:
+                for job in created:
+                    make_transient(job.job)
+                raise
+        for job in replaced:
+            session.refresh(job.job, [*job.columns()])
+
+    def _savepoint(self, connection: sa.Connection) -> contextlib.AbstractContextManager[Any]:
+        """Return a savepoint; nothing if each statement is a transaction, as far as that does no harm.
+
+        :raises StatementError: if the call consists of several statements that belong together.
+        """
+        level = connection.get_execution_options().get("isolation_level", connection.default_isolation_level)
+        if level != "AUTOCOMMIT":
+            return _savepoint(connection)
+        if self.on_twin != "skip":
+            msg = f"enqueue(on_twin={self.on_twin!r}): it needs a transaction, and the engine has AUTOCOMMIT"
+            raise StatementError(msg)
+        return contextlib.nullcontext()
+
+    @property
+    def _replaces(self) -> bool:
+        return self.on_twin.startswith("replace")
+
+    def _may_have_twin(self, place: int) -> bool:
+        """Return whether a job can have a twin: it counts, and none of its values is a NULL that differs from others.
+
+        :raises StatementError: if its state is known to the database only.
+        """
+        job = self.jobs[place]
+        status = job.given().get(self.spec.attributes.get("status", ""))
+        if isinstance(status, sa.ClauseElement):
+            msg = f"enqueue(): {job.name}.{self.spec.attributes['status']} is an SQL expression; leave it out"
+            raise StatementError(msg)
+        if status is not None and status not in [getattr(self.spec.config.states, each) for each in self.key.states]:
+            return False
+        return not (self.key.config.nulls_distinct and None in self.values[place])
+
+    # -- to find twins, and to insert the others -----------------------------------------------------------------
+
+    def _resolve(self, session: Session, connection: sa.Connection, places: list[int]) -> None:
+        """Insert each job or find its twin; those whose twin ends meanwhile are tried again."""
+        for _ in range(_MOST_ROUNDS):
+            left = self._insert_or_find(session, connection, places)
+            if self._replaces:
+                left += self._lock(connection)
+            places = left or self._load(session)
+            if not places and not self._waits_again():
+                return
+        places = places or self._load(session)
+        if not places:
+            # A twin that was running and waiting in turn: it is returned as it is.
+            return
+        msg = (
+            f"enqueue(): a {self.jobs[places[0]].name} has a twin that cannot be seen; does row-level security hide it "
+            "from this role?"
+        )
+        raise StatementError(msg)
+
+    def _search(self, connection: sa.Connection, places: Sequence[int]) -> list[Found]:
+        return search(connection, self.key, [self.values[place] for place in places])
+
+    def _insert_or_find(self, session: Session, connection: sa.Connection, places: Sequence[int]) -> list[int]:
+        """Find twins, insert the jobs that have none, and return those whose twin has ended meanwhile."""
+        if not places:
+            return []
+        found = self._search(connection, places)
+        first_of = {place: places[one.first] for place, one in zip(places, found, strict=True)}
+        for place, one in zip(places, found, strict=True):
+            if one.twin is not None:
+                self.twins[place] = one.twin
+        if self.on_twin == "raise":
+            self._refuse_twins(session, first_of)
+        new = [place for place in places if place not in self.twins and first_of[place] == place]
+        order = {place: one.order for place, one in zip(places, found, strict=True)}
+        self._insert_new(connection, sorted(new, key=order.__getitem__))
+        if self.on_twin == "raise":
+            self._refuse_twins(session, first_of)
+        left = {place for place in new if place not in self.rows and place not in self.twins}
+        for place, first in first_of.items():
+            if first in left:
+                left.add(place)
+            elif first != place and place not in self.twins:
+                self.twins[place] = self._key_of(first)
+        return sorted(left)
+
+    def _insert_new(self, connection: sa.Connection, places: Sequence[int]) -> None:
+        """Insert rows, and find out which of them were inserted and which have met a twin."""
+        if not places:
+            return
+        for place in places:
+            job = self.jobs[place]
+            with job.relationships.shown():
+                job.mapper.dispatch.before_insert(job.mapper, connection, instance_state(job.job))
+            job.prepare()
+            # A listener may have changed them.
+            self.values[place] = job.unique_values(self.key, connection)
+        alone = [place for place in places if not self._may_have_twin(place)]
+        for place in alone:
+            # By itself: no values would tell which of several rows is its own.
+            [self.rows[place]] = insert_rows(connection, self.key, [self.jobs[place]]).values()
+        places = [place for place in places if place not in alone]
+        with explaining_missing_index(self.spec):
+            rows = insert_rows(connection, self.key, [self.jobs[place] for place in places])
+        if len(places) == len(rows) == 1:
+            self.rows[places[0]] = next(iter(rows.values()))
+            return
+        for place, one in zip(places, self._search(connection, places), strict=True):
+            row = None if one.twin is None else rows.pop(one.twin, None)
+            if row is not None:
+                self.rows[place] = row
+            elif one.twin is not None:
+                # Also for a second job whose values only the server knows to be equal.
+                self.twins[place] = one.twin
+        if rows:
+            msg = (
+                f"enqueue(): a {self.jobs[places[0]].name} was inserted with other unique values than it was given; "
+                "does a trigger or the type of a column change them?"
+            )
+            raise StatementError(msg)
+
+    def _key_of(self, place: int) -> Key:
+        row = self.rows.get(place)
+        return self.twins[place] if row is None else tuple(row[key] for key in self.spec.keys)
+
+    def _load(self, session: Session) -> list[int]:
+        """Load the twins, and return the jobs whose twin has ended meanwhile."""
+        self.found |= {self._key_of(place): self.jobs[place].job for place in self.rows}
+        keys = dict.fromkeys(key for key in self.twins.values() if key not in self.found)
+        if keys:
+            twins = without_criteria(with_keys(self.spec, sa.select(self.spec.model), list(keys)))
+            bind = {"mapper": self.spec.mapper}
+            options = {"populate_existing": True}
+            loaded = session.execute(twins, bind_arguments=bind, execution_options=options).unique().scalars()
+            self.found |= {tuple(sa.inspect(twin).identity): twin for twin in loaded}
+        ended = [place for place, twin in self.twins.items() if twin not in self.found]
+        for place in ended:
+            del self.twins[place]
+        return ended
+
+    def _refuse_twins(self, session: Session, first_of: Mapping[int, int]) -> None:
+        """Refuse jobs that have twins.
+
+        :raises JobExists: for the first of them.
+        """
+        again = [place for place, first in first_of.items() if place != first and place not in self.twins]
+        refused = sorted([*self.twins, *again])
+        if not refused:
+            return
+        place, job = refused[0], self.jobs[refused[0]]
+        if place in again:
+            twin, which = self.jobs[first_of[place]].job, "is given in the same call"
+        elif place in self._load(session):
+            return
+        else:
+            twin, which = self.found[self.twins[place]], f"has the key {key_text(self.twins[place])}"
+        names = ", ".join(f"{name}={getattr(job.job, name)!r}" for name in self.key.config.attributes)
+        msg = f"enqueue(on_twin='raise'): a {job.name} with {names} exists; it {which}"
+        raise JobExists(msg, job.job, twin)
+
+    # -- to replace the values of twins ----------------------------------------------------------------------------
+
+    def _lock(self, connection: sa.Connection) -> list[int]:
+        """Lock the twins that wait, and return the jobs whose twin has ended meanwhile, or is another one."""
+        known = self.locked | self.running
+        places = [place for place, twin in self.twins.items() if twin not in known]
+        if not places:
+            return []
+        self.locked |= lock_waiting(connection, self.key, [self.twins[place] for place in places])
+        rest = [place for place in places if self.twins[place] not in self.locked]
+        ended = []
+        for place, one in zip(rest, self._search(connection, rest) if rest else (), strict=True):
+            if one.twin is not None and one.twin == self.twins[place]:
+                self.running.add(one.twin)
+            else:
+                del self.twins[place]
+                ended.append(place)
+        return ended
+
+    def _waits_again(self) -> bool:
+        """Return whether a twin that was running is pending by now, so that it can be replaced after all."""
+        status = self.spec.attributes.get("status", "")
+        pending = self.spec.config.states.pending
+        again = {twin for twin in self.running if getattr(self.found.get(twin), status, None) == pending}
+        self.running -= again
+        self.found = {key: twin for key, twin in self.found.items() if key not in again}
+        return bool(again)
+
+    def _replace(self, session: Session, connection: sa.Connection) -> set[NewJob]:
+        """Write the values of jobs into the rows of their twins; return the jobs of this call that are such twins."""
+        own = {self._key_of(place): self.jobs[place] for place in self.rows}
+        # The last of several jobs with one twin counts.
+        replaced = {
+            twin: (self.jobs[place], self.found[twin])
+            for place, twin in sorted(self.twins.items())
+            if twin in self.locked
+        }
+        for job, twin in replaced.values():
+            refuse_other_class(job, twin)
+            refuse_children(job)
+        replace(connection, self.key, replaced, keep_time=self.on_twin == "replace_keep_time")
+        self.found = {key: twin for key, twin in self.found.items() if key not in replaced or key in own}
+        self._load(session)
+        return {own[key] for key in replaced if key in own}
 
 
 @overload
@@ -115,3 +444,22 @@ def _check_can_replace(spec: QueueSpec, key: UniqueKey | None, on_twin: OnTwin) 
             'would change while it runs; use strategy="update_status", or on_twin="skip"'
         )
         raise StatementError(msg)
+
+
+# -- async enqueue -----------------------------------------------------------------------------------------------------
+# Enqueue unique jobs in async code: :func:`async_enqueue`.
+
+
+@overload
+async def async_enqueue(
+    session: AsyncSession | async_scoped_session[Any], jobs: Iterable[T], /, *, on_twin: OnTwin = "skip"
+) -> list[Enqueued[T]]: ...
+@overload
+async def async_enqueue(
+    session: AsyncSession | async_scoped_session[Any], jobs: T, /, *, on_twin: OnTwin = "skip"
+) -> list[Enqueued[T]]: ...
+async def async_enqueue(session: Any, jobs: Any, /, *, on_twin: OnTwin = "skip") -> list[Enqueued[Any]]:
+    """Insert those jobs that have no twin, like :func:`~sqlaqueue.enqueue`, which documents parameters and errors."""
+    check_session(session, "async_enqueue", is_async=True)
+    result: list[Enqueued[Any]] = await session_in_scope(session).run_sync(enqueue_in, jobs, on_twin)
+    return result

@@ -4,19 +4,165 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
-from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.orm import Mapper, Session
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
 from sqlalchemy.orm.exc import UnmappedColumnError
 
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.exc import StatementError
+from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.queue.run import Key
-from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import engine_of, with_plain_form
 from sqlaqueue.sql.inserts import insert_unless
-from sqlaqueue.sql.types import guarded
-from sqlaqueue.strategies.twins import UniqueKey
-from sqlaqueue.unique.new_job import NewJob
+from sqlaqueue.sql.types import guarded, numbered_rows
+from sqlaqueue.strategies.columns import same
+from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index
+from sqlaqueue.unique.relationships import Relationships, set_foreign_key
+
+# -- new job -----------------------------------------------------------------------------------------------------------
+# A job that is to be enqueued: its instance, and the values of its columns.
+
+
+_COLUMNS: WeakKeyDictionary[Mapper[Any], dict[str, sa.Column[Any]]] = WeakKeyDictionary()
+
+
+class NewJob:
+    """One job of a call."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+        self.mapper: Mapper[Any] = sa.inspect(job).mapper
+        self.relationships = Relationships(job)
+
+    @property
+    def name(self) -> str:
+        """The name of its class."""
+        return self.mapper.class_.__name__
+
+    def columns(self) -> dict[str, sa.Column[Any]]:
+        """Return the columns of the class that can be written, by attribute."""
+        known = _COLUMNS.get(self.mapper)
+        if known is None:
+            found = {each.key: each.columns[0] for each in self.mapper.column_attrs}
+            known = {name: one for name, one in found.items() if isinstance(one, sa.Column) and one.computed is None}
+            _COLUMNS[self.mapper] = known
+        return known
+
+    def given(self) -> dict[str, Any]:
+        """Return the values that the instance has, by attribute; None stands for a default, as in a flush."""
+        present, columns = instance_state(self.job).dict, self.columns()
+        return {
+            name: present[name]
+            for name, column in columns.items()
+            if name in present and (present[name] is not None or column.type.should_evaluate_none)
+        }
+
+    def set_value(self, column: sa.Column[Any], value: Any) -> None:
+        """Set the attribute of a column, without events."""
+        set_committed_value(self.job, self.mapper.get_property_by_column(column).key, value)
+
+    def prepare(self) -> None:
+        """Set what a flush sets: foreign keys, from objects that are flushed, the first version, and missing values.
+
+        With None for each column without a default, nearly all rows of a call have the same columns.
+        """
+        for each, parent in self.relationships.parents():
+            set_foreign_key(self.job, each, parent)
+        version, generate = self.mapper.version_id_col, self.mapper.version_id_generator
+        if isinstance(version, sa.Column) and callable(generate):
+            self.set_value(version, generate(None))
+        present = instance_state(self.job).dict
+        for name in self.without_defaults():
+            present.setdefault(name, None)
+
+    def without_defaults(self) -> dict[str, sa.Column[Any]]:
+        """Return the columns that are NULL if nothing else is given, by attribute."""
+        return {
+            name: column
+            for name, column in self.columns().items()
+            if not (column.primary_key or column.default or column.server_default or column.identity)
+            and not column.type.should_evaluate_none
+        }
+
+    def set_defaults(self, connection: sa.Connection) -> None:
+        """Set the defaults that Python computes, in the order of the columns, each of which may read those before."""
+        context = _DefaultContext(self, connection)
+        given = self.given()
+        for name, column in self.columns().items():
+            default: Any = column.default
+            if name in given or default is None or not (default.is_scalar or default.is_callable):
+                continue
+            value = default.arg if default.is_scalar else default.arg(context)
+            context.current_parameters[column.key] = value
+            set_committed_value(self.job, name, value)
+
+    def unique_values(self, key: UniqueKey, connection: sa.Connection) -> list[Any]:
+        """Return the values by which the job is compared with others, with defaults of Python set.
+
+        :raises StatementError: for a value that cannot be compared.
+        """
+        names = [self.mapper.get_property_by_column(column).key for column in key.stored]
+        given = self.given()
+        if any(
+            given.get(name) is None and column.default is not None
+            for name, column in zip(names, key.stored, strict=True)
+        ):
+            self.set_defaults(connection)
+            given = self.given()
+        for name, column in zip(names, key.stored, strict=True):
+            self._check_unique_value(name, column, given)
+        return [given.get(name) for name in names]
+
+    def _check_unique_value(self, name: str, column: sa.Column[Any], given: dict[str, Any]) -> None:
+        value, what = given.get(name), f"enqueue(): {self.name}.{name}"
+        if isinstance(value, sa.ClauseElement) or (value is None and column.server_default is not None):
+            msg = f"{what} makes jobs unique, and its value would be computed by the database; set it on the instance"
+            raise StatementError(msg)
+        if value is None and name in given:
+            msg = f"{what} = None makes jobs unique, and is stored as a JSON null, which is no NULL; leave it out"
+            raise StatementError(msg)
+        length = getattr(column.type, "length", None)
+        if isinstance(value, str) and isinstance(column.type, sa.String) and length is not None and len(value) > length:
+            msg = f"{what} = {value!r}: the column holds {length} characters"
+            raise StatementError(msg)
+
+
+def set_created_at(connection: sa.Connection, key: UniqueKey, jobs: Iterable[NewJob]) -> None:
+    """Set the time by which jobs belong to a period, so that it is the same when they are looked for."""
+    if key.config.per is None:
+        return
+    column, now = key.spec.columns["created_at"], None
+    for job in jobs:
+        if column.default is None and job.given().get(job.mapper.get_property_by_column(column).key) is None:
+            now = now or connection.scalar(sa.select(_now(connection, column)))
+            job.set_value(column, now)
+
+
+def _now(connection: sa.Connection, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    if engine_of(connection.dialect) is None:
+        return sa.cast(sa.func.now(), column.type)
+    # Other engines translate this function wherever it is, but now() of a program's statements as before.
+    return sa.func.statement_timestamp(type_=column.type)
+
+
+class _DefaultContext:
+    """What a function that computes a default is given, see "Context-Sensitive Default Functions" in SQLAlchemy."""
+
+    def __init__(self, job: NewJob, connection: sa.Connection) -> None:
+        columns = job.columns()
+        self.current_parameters = {column.key: None for column in job.without_defaults().values()}
+        self.current_parameters |= {columns[name].key: value for name, value in job.given().items()}
+        self.connection, self.dialect = connection, connection.dialect
+
+    def get_current_parameters(self, isolate_multiinsert_groups: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 - the signature in SQLAlchemy
+        """Return the values of the row, by column key."""
+        return self.current_parameters
+
 
 Row = dict[sa.Column[Any], Any]
 """The columns of a row that the database has computed, and its key."""
@@ -140,3 +286,208 @@ def _set_values(job: NewJob, row: Row) -> None:
         # Other classes in the same table have columns of their own.
         with contextlib.suppress(UnmappedColumnError):
             job.set_value(column, value)
+
+
+# -- twin search -------------------------------------------------------------------------------------------------------
+# Search for the twins of jobs that are to be enqueued.
+
+
+_NUMBER = "sqlaqueue_number"
+
+
+class Found(NamedTuple):
+    """What a search has found for one job."""
+
+    twin: Key | None
+    """The key of the job that counts already; None for none."""
+    first: int
+    """The place of the first job of the call with these values; its own for most."""
+    order: int
+    """The rank of the values: two calls that insert in this order do not wait for each other in a circle."""
+
+
+def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[Any]]) -> list[Found]:
+    """Look for jobs that count and have the given values.
+
+    The server compares them: values that differ in Python may be equal there, such as texts with a collation.
+
+    :param values: those of :attr:`UniqueKey.stored`, for each job.
+    """
+    spec = key.spec
+    columns = {column.key: (column.type, [row[place] for row in values]) for place, column in enumerate(key.stored)}
+    given = numbered_rows(columns, _NUMBER)
+    parts = key.as_one(given)
+    found = sa.select(
+        given.c[_NUMBER],
+        sa.func.min(given.c[_NUMBER]).over(partition_by=[parts]),
+        sa.func.row_number().over(order_by=[parts, given.c[_NUMBER]]),
+        *spec.keys,
+    ).select_from(given.outerjoin(spec.table, sa.and_(key.are_twins(spec.table, given), key.counts(spec.table))))
+    found = found.where(planned_anew()).order_by(given.c[_NUMBER])
+    with explaining_missing_index(spec):
+        rows: Any = connection.execute(guarded(found))
+    # One for each: without the index there may be several twins, which the INSERT finds out.
+    answers = {
+        number: Found(None if twin[0] is None else tuple(twin), first - 1, order)
+        for number, first, order, *twin in rows
+    }
+    return list(answers.values())
+
+
+def with_keys(spec: QueueSpec, jobs: AnySelect, keys: Sequence[Key]) -> AnySelect:
+    """Return those of ``jobs``, a SELECT from the table, that have these keys.
+
+    By a join: for the condition that a key is in an array, the server compares each row with each key.
+    """
+    columns = {column.key: (column.type, [key[place] for key in keys]) for place, column in enumerate(spec.keys)}
+    given = numbered_rows(columns, _NUMBER)
+    return jobs.join(given, same(spec.keys, [given.c[column.key] for column in spec.keys]))
+
+
+# -- replace -----------------------------------------------------------------------------------------------------------
+# Move the values of new jobs to twins that wait: ``enqueue(on_twin="replace")``.
+
+
+_KEPT = object()
+"""For a column that is left as it is, or to its ``onupdate``."""
+
+_NULL = sa.null()
+"""One object each, so that rows with the same columns share a statement."""
+
+_OF_THE_QUEUE = (
+    "status",
+    "created_at",
+    "started_at",
+    "traceparent",
+    "finished_at",
+    "lease_token",
+    "lease_expires_at",
+    "claimed_by",
+)
+"""The roles that stay as they are."""
+
+
+def lock_waiting(connection: sa.Connection, key: UniqueKey, twins: Sequence[Key]) -> set[Key]:
+    """Lock those of ``twins`` that wait, and return their keys; in the order of keys, as all that lock several."""
+    spec, keys = key.spec, list(dict.fromkeys(twins))
+    if engine_of(connection.dialect) is None:
+        waiting = with_keys(spec, sa.select(*spec.keys), keys)
+    else:
+        # A join might lock rows that it only looks at.
+        waiting = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys))
+    waiting = waiting.where(spec.in_state("pending"))
+    locked = waiting.order_by(*spec.keys).with_for_update(of=spec.table, key_share=True)
+    return {tuple(row) for row in connection.execute(guarded(locked))}
+
+
+def replace(
+    connection: sa.Connection, key: UniqueKey, twins: Mapping[Key, tuple[NewJob, Any]], *, keep_time: bool
+) -> None:
+    """Write the values of new jobs into the rows of their twins, which are locked.
+
+    :param twins: the new job and the instance of the twin, by the twin's key.
+    :param keep_time: whether the twins keep their ``run_at``.
+    """
+    groups: dict[tuple[sa.Table, tuple[Any, ...]], list[dict[str, Any]]] = {}
+    for twin, (job, instance) in twins.items():
+        job.set_defaults(connection)
+        given = job.given()
+        for table in job.mapper.tables:
+            if isinstance(table, sa.Table):
+                values = _values(key, job, table, given, keep_time=keep_time) | _next_version(job, table, instance)
+                bound = {column: value for column, value in values.items() if not isinstance(value, sa.ClauseElement)}
+                # Values that are SQL are part of the statement.
+                parts = tuple((column, None if column in bound else value) for column, value in values.items())
+                parameters = {f"value_{number}": bound.get(column) for number, (column, _) in enumerate(parts)}
+                parameters |= {f"key_{number}": part for number, part in enumerate(twin)}
+                groups.setdefault((table, parts), []).append(parameters)
+    for (table, parts), parameters_of_rows in groups.items():
+        here = sa.and_(*(column == sa.bindparam(f"key_{number}") for number, column in enumerate(table.primary_key)))
+        changes = {
+            column: sa.bindparam(f"value_{number}", type_=column.type) if value is None else value
+            for number, (column, value) in enumerate(parts)
+        }
+        used = {f"key_{number}" for number, _ in enumerate(table.primary_key)}
+        used |= {f"value_{number}" for number, (_, value) in enumerate(parts) if value is None}
+        if changes:
+            rows = [{name: row[name] for name in used} for row in parameters_of_rows]
+            connection.execute(sa.update(table).where(here).values(changes), rows)
+
+
+def _values(
+    key: UniqueKey, job: NewJob, table: sa.Table, given: Mapping[str, Any], *, keep_time: bool
+) -> dict[sa.Column[Any], Any]:
+    """Return what is written into a row of a table."""
+    spec = key.spec
+    kept = {spec.columns[role] for role in _OF_THE_QUEUE if spec.has(role)} | {*key.columns, *table.primary_key}
+    if keep_time and spec.has("run_at"):
+        kept.add(spec.columns["run_at"])
+    values = {
+        column: value
+        for name in job.columns()
+        for column in job.mapper.get_property(name).columns
+        if isinstance(column, sa.Column)
+        and column.table is table
+        and column not in kept
+        and column is not job.mapper.polymorphic_on
+        and column is not job.mapper.version_id_col
+        and (value := given[name] if name in given else _default(column)) is not _KEPT
+    }
+    fresh = {spec.columns[role]: value for role, value in _FRESH.items() if spec.has(role)}
+    return values | (fresh if table is spec.table else {})
+
+
+_FRESH: dict[str, Any] = {"attempts": 0, "last_error": _NULL}
+"""The values of a job that has not run: what failed before had other arguments."""
+
+
+def refuse_children(job: NewJob) -> None:
+    """Refuse a job with objects that refer to it, which would have to move to its twin.
+
+    :raises StatementError: naming the class and the fix.
+    """
+    if job.relationships.has_others:
+        msg = (
+            f"enqueue(on_twin='replace'): a {job.name} has objects that refer to it, and only its columns move to a "
+            "twin; use on_twin='skip', and change the twin that it returns"
+        )
+        raise StatementError(msg)
+
+
+def refuse_other_class(job: NewJob, twin: Any) -> None:
+    """Refuse a job of another class than its twin.
+
+    :raises StatementError: naming both.
+    """
+    if type(twin) is not job.mapper.class_:
+        msg = (
+            f"enqueue(on_twin='replace'): the twin of a {job.name} is a {type(twin).__name__}, which has other "
+            "columns; add the class to Unique(...), or use on_twin='skip'"
+        )
+        raise StatementError(msg)
+
+
+def _next_version(job: NewJob, table: sa.Table, twin: Any) -> dict[sa.Column[Any], Any]:
+    """Return the version that follows that of the twin, for a class with ``version_id_col``."""
+    version, generate = job.mapper.version_id_col, job.mapper.version_id_generator
+    if not isinstance(version, sa.Column) or version.table is not table or not callable(generate):
+        return {}
+    return {version: generate(getattr(twin, job.mapper.get_property_by_column(version).key))}
+
+
+def _default(column: sa.Column[Any]) -> Any:
+    """Return what is written for an attribute that the new job does not set, and for which Python has no value."""
+    default: Any = column.default
+    if column.onupdate is not None or (default is not None and default.is_sequence):
+        return _KEPT
+    if default is not None and default.is_clause_element:
+        return default.arg
+    server_default: Any = column.server_default
+    if server_default is None:
+        return _NULL
+    return with_plain_form(sa.text("DEFAULT"), lambda: _expression(server_default.arg))
+
+
+def _expression(default: Any) -> Any:
+    """Return a default as an expression of a statement, for an UPDATE that cannot name it by DEFAULT."""
+    return sa.literal(default) if isinstance(default, str) else default

@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from sqlaqueue import Schedule
-from sqlaqueue.schedules.due_ticks import MOST
-from sqlaqueue.schedules.recurrence import Recurrence
+from sqlaqueue.schedules.recurrence import MOST, Recurrence
 from tests.schedules.fault_database import FaultDatabase
 from tests.schedules.fault_process import EDITS, schedules
 

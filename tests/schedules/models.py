@@ -12,9 +12,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, Schedule
 from sqlaqueue.queue.names import SCHEDULE, TICK
-from sqlaqueue.schedules.declare import declare
 from sqlaqueue.schedules.fire import Fired, fire
-from sqlaqueue.schedules.group import schedule_groups
+from sqlaqueue.schedules.schedule import schedule_groups
+from sqlaqueue.schedules.store import declare
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 
 KINDS = ("update_status", "batch_select", "delete_returning", "existing_messages", "rows_are_messages")

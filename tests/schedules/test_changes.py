@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue import admin
 from sqlaqueue.exc import StatementError
 from sqlaqueue.schedules.fire import fire
-from sqlaqueue.schedules.group import schedule_groups
-from sqlaqueue.schedules.upkeep import delete_old_ticks
+from sqlaqueue.schedules.schedule import schedule_groups
+from sqlaqueue.schedules.store import delete_old_ticks
 from tests.schedules.models import (
     DAY,
     HOUR,

@@ -10,10 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import Schedule, admin
-from sqlaqueue.schedules import upkeep
-from sqlaqueue.schedules.declare import declare
-from sqlaqueue.schedules.group import schedule_groups
-from sqlaqueue.schedules.upkeep import delete_old_ticks, moved_ticks, record_failure
+from sqlaqueue.schedules import store
+from sqlaqueue.schedules.schedule import schedule_groups
+from sqlaqueue.schedules.store import declare, delete_old_ticks, moved_ticks, record_failure
 from tests.schedules.models import (
     DAY,
     HOUR,
@@ -156,7 +155,7 @@ def test_ticks_that_an_upgrade_moves_are_reported(engine: sa.Engine, monkeypatch
     [group] = schedule_groups(schedules, "x")
     with Session(engine) as session:
         assert moved_ticks(session, group) == []
-        monkeypatch.setattr(upkeep, "current_rules", lambda: "cronsim 99, tzdata 2099a")
+        monkeypatch.setattr(store, "current_rules", lambda: "cronsim 99, tzdata 2099a")
         assert moved_ticks(session, group) == []
         before = stored(engine, "moved")["next_tick"]
         # As the old rules would have computed it.

@@ -14,8 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_co
 
 from sqlaqueue import AsyncScheduler, Consumer, QueueConfig, QueueMixin, Schedule, Scheduler
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
-from sqlaqueue.schedules.attribute_values import from_json
-from sqlaqueue.schedules.group import schedule_groups
+from sqlaqueue.schedules.schedule import from_json, schedule_groups
 from tests.schedules.models import HOUR, hourly, make_report
 
 pytestmark = pytest.mark.once

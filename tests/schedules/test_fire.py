@@ -12,8 +12,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Tick, Unique, tick_of
-from sqlaqueue.schedules.conditions import BATCH
-from sqlaqueue.schedules.scheduled_job import jitter_of
+from sqlaqueue.schedules.fire import jitter_of
+from sqlaqueue.schedules.schedule import BATCH
 from tests.schedules.models import (
     DAY,
     HOUR,

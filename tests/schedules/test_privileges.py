@@ -13,8 +13,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import QueueMixin, Schedule, Scheduler, admin
 from sqlaqueue.exc import DatabaseNotReadyError
-from sqlaqueue.schedules.group import schedule_groups
-from sqlaqueue.schedules.upkeep import delete_old_ticks
+from sqlaqueue.schedules.schedule import schedule_groups
+from sqlaqueue.schedules.store import delete_old_ticks
 from tests.schedules.models import HOUR, execute, fire_due, pass_time, start
 
 if TYPE_CHECKING:

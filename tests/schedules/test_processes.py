@@ -21,7 +21,7 @@ from sqlaqueue.consumer.schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import POLL_INTERVAL, FiringProcess, GroupState
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.notify_payloads import Heartbeat, Signal
-from sqlaqueue.schedules.group import schedule_groups
+from sqlaqueue.schedules.schedule import schedule_groups
 from tests.faults.proxy import Proxy
 from tests.schedules.models import (
     HOUR,

@@ -9,8 +9,7 @@ import pytest
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.schedules import recurrence as module
-from sqlaqueue.schedules.due_ticks import MOST, due_ticks
-from sqlaqueue.schedules.recurrence import Recurrence, zone
+from sqlaqueue.schedules.recurrence import MOST, Recurrence, due_ticks, zone
 from tests.schedules.clock_changes import PAGE, page
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

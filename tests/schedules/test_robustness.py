@@ -18,8 +18,8 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession
 from sqlaqueue.consumer.schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import FiringProcess
 from sqlaqueue.schedules import fire as fire_module
-from sqlaqueue.schedules.group import schedule_groups
-from sqlaqueue.schedules.look import look
+from sqlaqueue.schedules.schedule import schedule_groups
+from sqlaqueue.schedules.store import look
 from sqlaqueue.write_routing import execute as execute_operation
 from tests.schedules.models import (
     HOUR,

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import Schedule
-from sqlaqueue.schedules.declare import declare
-from sqlaqueue.schedules.group import schedule_groups
+from sqlaqueue.schedules.schedule import schedule_groups
+from sqlaqueue.schedules.store import declare
 from sqlaqueue.web import Access
 from tests.web.queue_data import counting_statements
 

@@ -14,9 +14,8 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.strategies.twins import UniqueKey, unique_key
 from sqlaqueue.texts import moment_text
-from sqlaqueue.unique.new_job import NewJob, set_created_at
+from sqlaqueue.unique.insert import NewJob, search, set_created_at
 from sqlaqueue.unique.relationships import set_foreign_key
-from sqlaqueue.unique.twin_search import search
 
 
 def reasons_of_new(session: Session, given: Any) -> tuple[Reason, ...]:

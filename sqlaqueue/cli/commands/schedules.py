@@ -16,8 +16,7 @@ from sqlaqueue.cli.shared.options import DURATION, json_option, target_argument,
 from sqlaqueue.cli.shared.output import add_row, console, echo, echo_json, table
 from sqlaqueue.cli.shared.schedule_targets import load_schedule_targets
 from sqlaqueue.cli.shared.targets import Target
-from sqlaqueue.schedules.attribute_values import from_json
-from sqlaqueue.schedules.definition import Schedule
+from sqlaqueue.schedules.schedule import Schedule, from_json
 from sqlaqueue.texts import duration_text, moment_text
 
 F = TypeVar("F", bound=Callable[..., Any])

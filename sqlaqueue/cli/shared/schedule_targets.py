@@ -8,8 +8,7 @@ from typing import Any
 from sqlaqueue.cli.shared.errors import command_errors
 from sqlaqueue.cli.shared.targets import Target, load, load_targets
 from sqlaqueue.scheduler import SchedulerBase
-from sqlaqueue.schedules.definition import Schedule
-from sqlaqueue.schedules.group import schedule_groups
+from sqlaqueue.schedules.schedule import Schedule, schedule_groups
 
 
 def load_schedule_targets(texts: Sequence[str]) -> list[Target]:

@@ -17,8 +17,7 @@ from sqlaqueue.queue.config import check_lease, is_count
 from sqlaqueue.queue.options import SHARD, Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.schedules.definition import Schedule
-from sqlaqueue.schedules.group import ScheduleGroup, schedule_groups
+from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, schedule_groups
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.statements.verbs import storable

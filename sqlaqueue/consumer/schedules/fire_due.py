@@ -9,8 +9,7 @@ from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupStat
 from sqlaqueue.consumer.schedules.limited_transaction import limited
 from sqlaqueue.consumer.schedules.log_records import failure_text, log_failure, log_firing
 from sqlaqueue.schedules.fire import Firing, TooSlowError, fire
-from sqlaqueue.schedules.look import due_names, look
-from sqlaqueue.schedules.upkeep import record_failure
+from sqlaqueue.schedules.store import due_names, look, record_failure
 
 _MOST_ROUNDS = 20
 """How many transactions fire the schedules of one group before those of the next one."""

@@ -31,10 +31,17 @@ from sqlaqueue.consumer.schedules.log_records import (
 from sqlaqueue.consumer.schedules.startup_checks import check_tables
 from sqlaqueue.consumer.sessions.connection_checks import check_transactions
 from sqlaqueue.log import fields, logger
-from sqlaqueue.schedules.conditions import BATCH
-from sqlaqueue.schedules.declare import Declaration, declarations, write_declarations
-from sqlaqueue.schedules.look import Look, look
-from sqlaqueue.schedules.upkeep import DELETED, delete_old_ticks, moved_ticks
+from sqlaqueue.schedules.schedule import BATCH
+from sqlaqueue.schedules.store import (
+    DELETED,
+    Declaration,
+    Look,
+    declarations,
+    delete_old_ticks,
+    look,
+    moved_ticks,
+    write_declarations,
+)
 
 _SPREAD = 0.02
 """Seconds over which the processes that wait for one tick wake up."""

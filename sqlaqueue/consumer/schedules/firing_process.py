@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlaqueue.consumer.core.intervals import Intervals
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
 from sqlaqueue.notify_payloads import Heartbeat, Payload, Signal
-from sqlaqueue.schedules.group import ScheduleGroup
+from sqlaqueue.schedules.schedule import ScheduleGroup
 
 LONGEST_SLEEP, POLL_INTERVAL = 30.0, 2.0
 """Seconds between two looks at the latest: while notifications arrive, and while they do not."""

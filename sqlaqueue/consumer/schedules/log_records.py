@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from sqlaqueue.consumer.schedules.firing_process import GroupState
 from sqlaqueue.log import fields, logger
-from sqlaqueue.schedules.declare import Declaration
 from sqlaqueue.schedules.fire import Firing
-from sqlaqueue.schedules.upkeep import Moved
+from sqlaqueue.schedules.store import Declaration, Moved
 
 _LONGEST_ERROR = 2000
 

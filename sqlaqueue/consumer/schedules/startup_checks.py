@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege
-from sqlaqueue.schedules.group import ScheduleGroup
+from sqlaqueue.schedules.schedule import ScheduleGroup
 from sqlaqueue.write_routing import primary_bind
 
 

@@ -20,7 +20,7 @@ from sqlaqueue.queue.names import ATTEMPT, CONTROL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.schedules.tick import Tick, tick_of_key
+from sqlaqueue.schedules.schedule import Tick, tick_of_key
 from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_filters import JobsWanted

@@ -11,7 +11,7 @@ from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_all
 from sqlaqueue.postgresql.faults import missing_tables
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.schedules.tables import ScheduleTables
+from sqlaqueue.schedules.recurrence import ScheduleTables
 
 
 def read_schedules(session: Session, spec: QueueSpec, queues: Iterable[str]) -> list[ScheduleInfo]:

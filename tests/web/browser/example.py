@@ -18,9 +18,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, rela
 
 from sqlaqueue import Limit, QueueConfig, QueueMixin, Schedule
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
-from sqlaqueue.schedules.declare import declare
-from sqlaqueue.schedules.group import schedule_groups
 from sqlaqueue.schedules.recurrence import Recurrence
+from sqlaqueue.schedules.schedule import schedule_groups
+from sqlaqueue.schedules.store import declare
 
 
 class Base(DeclarativeBase):

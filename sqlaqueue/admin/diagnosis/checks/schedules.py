@@ -11,7 +11,7 @@ from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_schedules
 from sqlaqueue.postgresql.faults import missing_tables
-from sqlaqueue.schedules.tables import ScheduleTables
+from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.texts import duration_text
 
 

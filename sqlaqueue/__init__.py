@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlaqueue import exc
 from sqlaqueue._version import __version__
-from sqlaqueue.consumer.core.events import JobEvent, PollEvent
-from sqlaqueue.consumer.sync import Consumer
+from sqlaqueue.consumer.consumer import Consumer
+from sqlaqueue.consumer.events import JobEvent, PollEvent
 from sqlaqueue.copy.copy_in import copy_in
 from sqlaqueue.exc import (
     Cancel,
@@ -56,7 +56,7 @@ from sqlaqueue.write_routing import is_write
 
 if TYPE_CHECKING:
     from sqlaqueue.async_scheduler import AsyncScheduler
-    from sqlaqueue.consumer.aio import AsyncConsumer
+    from sqlaqueue.consumer.async_consumer import AsyncConsumer
     from sqlaqueue.copy.copy_in import async_copy_in
     from sqlaqueue.unique.enqueue import async_enqueue
     from sqlaqueue.waiting.async_wait import async_wait
@@ -126,7 +126,7 @@ __all__ = [
 
 # SQLAlchemy's asyncio extension needs greenlet; sync code must be able to import this package without it.
 _ASYNC = {
-    "AsyncConsumer": "sqlaqueue.consumer.aio",
+    "AsyncConsumer": "sqlaqueue.consumer.async_consumer",
     "AsyncScheduler": "sqlaqueue.async_scheduler",
     "async_copy_in": "sqlaqueue.copy.copy_in",
     "async_enqueue": "sqlaqueue.unique.enqueue",

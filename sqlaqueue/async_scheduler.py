@@ -8,15 +8,14 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
-from sqlaqueue.consumer.core.statement_deadline import Deadlines
+from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
-from sqlaqueue.consumer.runners.task_runner import wait_for_event
-from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
-from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.consumer.tasks import wait_for_event
+from sqlaqueue.consumer.waker import Deadlines
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.scheduler import LONGEST_STOP, SchedulerBase, Subscription
 from sqlaqueue.sql.engine import own_work
@@ -54,7 +53,7 @@ class AsyncScheduler(SchedulerBase):
     async def _serve(
         self, process: FiringProcess, woken: asyncio.Event, subscriptions: list[Subscription], *, signals: bool
     ) -> None:
-        deadlines = Deadlines(intervals.LONGEST_WAIT, repr(self), in_loop=True)
+        deadlines = Deadlines(pace.LONGEST_WAIT, repr(self), in_loop=True)
 
         async def perform(effect: Any) -> Any:
             match effect:

@@ -99,7 +99,7 @@ class Deregistered:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitRequest:
     """A caller waits until some jobs are settled."""
 
     waiter: str
@@ -119,7 +119,7 @@ class Settled:
         return f"{_SETTLED} {json.dumps(self.jobs)}"
 
 
-Payload = Pending | Claimed | Heartbeat | Deregistered | Wait | Settled | Signal
+Payload = Pending | Claimed | Heartbeat | Deregistered | WaitRequest | Settled | Signal
 
 
 def parse(text: str) -> Payload | None:
@@ -141,7 +141,7 @@ def _parse(text: str) -> Payload | None:  # noqa: PLR0911 - one for each kind
         case ["deregistered", consumer]:
             return Deregistered(consumer)
         case ["wait", waiter, _, *_]:
-            return Wait(waiter, _jobs(text.split(" ", 2)[2]))
+            return WaitRequest(waiter, _jobs(text.split(" ", 2)[2]))
         case ["settled", _, *_]:
             return Settled(_jobs(text.split(" ", 1)[1]))
         case [word]:

@@ -18,17 +18,14 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
-from sqlaqueue.consumer.core.statement_deadline import Deadlines, limit_connects
-from sqlaqueue.consumer.core.waker import Waker
+from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
 from sqlaqueue.consumer.notifications import listener
-from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
-from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
-from sqlaqueue.consumer.sessions.connection_checks import check_engine
-from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
+from sqlaqueue.consumer.sessions import check_engine, check_session_class, resolve_factory
 from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.consumer.waker import Deadlines, Waker, limit_connects
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import database_text, fields, logger
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
@@ -150,7 +147,7 @@ class Scheduler(SchedulerBase):
         return self._begin(woken.wake, listen), woken, subscriptions
 
     def _serve(self, process: FiringProcess, woken: Waker, subscriptions: list[Subscription], *, signals: bool) -> None:
-        deadlines = Deadlines(intervals.LONGEST_WAIT, repr(self))
+        deadlines = Deadlines(pace.LONGEST_WAIT, repr(self))
 
         def perform(effect: Any) -> Any:
             match effect:

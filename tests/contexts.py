@@ -7,10 +7,10 @@ from typing import Any
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import Consumer
-from sqlaqueue.consumer.claiming.batch_sizer import BatchSizer
-from sqlaqueue.consumer.configuration.settings import ConsumerSettings
-from sqlaqueue.consumer.configuration.statements import ConsumerStatements
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
+from sqlaqueue.consumer.pace import BatchSizer
+from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.consumer.statements import ConsumerStatements
 
 
 class IdleRunner:

@@ -13,7 +13,7 @@ from sqlaqueue.notify_payloads import (
     Pending,
     Settled,
     Signal,
-    Wait,
+    WaitRequest,
     parse,
     settled_payloads,
 )
@@ -31,7 +31,7 @@ KEYS = ["5", "two words", '["1", "a b"]', "ä\n\"'\\ \U0001f600", ""]
         Claimed(2, ["4711", "4712@1764000000.25"]),
         Heartbeat("a"),
         Deregistered("a"),
-        Wait("a", KEYS),
+        WaitRequest("a", KEYS),
         Settled(KEYS),
         *Signal,
     ],

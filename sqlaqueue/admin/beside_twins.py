@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION, savepoint, warn_of_refusal
 from sqlaqueue.admin.job_filter import bind_arguments
-from sqlaqueue.consumer.core.database_errors import is_twin, may_be_of_a_row
+from sqlaqueue.consumer.errors import is_twin, may_be_of_a_row
 from sqlaqueue.queue.run import Key
 from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.statements.selection import select_jobs

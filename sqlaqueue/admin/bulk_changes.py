@@ -13,8 +13,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, next_keys
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import by_shard
-from sqlaqueue.consumer.core.database_errors import may_be_of_a_row
-from sqlaqueue.consumer.core.error_text import error_line, kind_of
+from sqlaqueue.consumer.errors import error_line, kind_of, may_be_of_a_row
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, filtered_jobs
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.consumer.core.database_errors import may_be_of_a_row
+from sqlaqueue.consumer.errors import may_be_of_a_row
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.run import Key, key_text

@@ -14,9 +14,9 @@ from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION, execute, savepoint
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import specs_of_expired
-from sqlaqueue.consumer.core.database_errors import may_be_of_a_row
-from sqlaqueue.consumer.maintenance.rescue import expired_keys
-from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
+from sqlaqueue.consumer.errors import may_be_of_a_row
+from sqlaqueue.consumer.maintenance.leases import expired_keys
+from sqlaqueue.consumer.settle import MOMENT, SHORTEST_MOMENT
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import returning_keys, select_jobs

@@ -14,7 +14,7 @@ from sqlaqueue.admin.bulk_changes import BATCH_SIZE, in_batches, in_parts, uncha
 from sqlaqueue.admin.job_filter import JobFilter
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.admin.shards import by_shard
-from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
+from sqlaqueue.consumer.settle import MOMENT, SHORTEST_MOMENT
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import Key, key_value
 from sqlaqueue.statements import verbs

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from sqlaqueue.benchmark.shape import PLAIN, Shape, shape_of
-from sqlaqueue.consumer.sync import Consumer
+from sqlaqueue.consumer.consumer import Consumer
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 

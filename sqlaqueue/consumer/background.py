@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.sessions.connection_checks import check_shared_pool
+from sqlaqueue.consumer.sessions import check_shared_pool
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 

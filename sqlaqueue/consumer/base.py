@@ -8,15 +8,18 @@ from typing import Any, Literal, overload
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.configuration.handlers import check_handler, kind_of_function
-from sqlaqueue.consumer.configuration.middleware import check_middleware, surround
-from sqlaqueue.consumer.configuration.settings import ConsumerSettings, make_settings
-from sqlaqueue.consumer.configuration.statements import make_statements
-from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
-from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName, PollListener
-from sqlaqueue.consumer.health import Health, health_of
-from sqlaqueue.consumer.sessions.connection_checks import check_engine, check_pool, check_two_phase
-from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
+from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts, Health, health_of
+from sqlaqueue.consumer.events import EventEmitter, EventListener, EventName, PollListener
+from sqlaqueue.consumer.sessions import check_engine, check_pool, check_session_class, check_two_phase, resolve_factory
+from sqlaqueue.consumer.settings import (
+    ConsumerSettings,
+    check_handler,
+    check_middleware,
+    kind_of_function,
+    make_settings,
+    surround,
+)
+from sqlaqueue.consumer.statements import make_statements
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.options import Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy

@@ -7,30 +7,24 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.claiming.batch_sizer import FLUSH_AFTER, BatchSizer
-from sqlaqueue.consumer.claiming.claim_jobs import Claimer
-from sqlaqueue.consumer.claiming.job_buffer import CallGroup, JobBuffer, runs_in
-from sqlaqueue.consumer.claiming.quarantine import Quarantine
-from sqlaqueue.consumer.configuration.handlers import function_of
-from sqlaqueue.consumer.configuration.settings import ConsumerSettings
-from sqlaqueue.consumer.configuration.statements import ConsumerStatements
-from sqlaqueue.consumer.core.events import EventEmitter
-from sqlaqueue.consumer.core.fork_guard import ForkGuard
-from sqlaqueue.consumer.core.intervals import Intervals
-from sqlaqueue.consumer.core.statement_deadline import Deadlines
-from sqlaqueue.consumer.in_flight import InFlight
-from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
-from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
-from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
-from sqlaqueue.consumer.settling.completion_buffer import CompletionBuffer
-from sqlaqueue.consumer.settling.conflict_delays import ConflictDelays
-from sqlaqueue.consumer.settling.crash_journal import CrashJournal
-from sqlaqueue.consumer.settling.outcome_rules import OutcomeRules
-from sqlaqueue.consumer.settling.settle import Settler
+from sqlaqueue.consumer.claim import Claimer
+from sqlaqueue.consumer.events import EventEmitter
+from sqlaqueue.consumer.in_flight import CallGroup, CompletionBuffer, InFlight, JobBuffer, runs_in
+from sqlaqueue.consumer.isolation import IsolationLevel
+from sqlaqueue.consumer.notifications.polls import PollSchedule, WaiterRegistry
+from sqlaqueue.consumer.outcomes import ConflictDelays, OutcomeRules
+from sqlaqueue.consumer.pace import FLUSH_AFTER, BatchSizer, Intervals
+from sqlaqueue.consumer.quarantine import CrashJournal, Quarantine
+from sqlaqueue.consumer.settings import ConsumerSettings, function_of
+from sqlaqueue.consumer.settle import Settler
+from sqlaqueue.consumer.signals import ForkGuard
+from sqlaqueue.consumer.statements import ConsumerStatements
+from sqlaqueue.consumer.waker import Deadlines
 from sqlaqueue.log import fields
 from sqlaqueue.queue.run import Key, Run
 from sqlaqueue.queue.spec import QueueSpec
@@ -389,3 +383,62 @@ class ConsumerContext:
                 for one in running:
                     one.cancelled.add(run.key)
                     one.interrupt()
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+# Whether a Consumer is alive, and whether it is ready: two questions with different consequences.
+#
+# A service manager restarts a worker that is not alive. A worker that is not ready is left alone: a restart would not
+# bring its database back.
+
+
+STUCK_AFTER = 180.0
+"""Seconds without a round of the maintenance loop after which a Consumer is stuck. An idle loop sleeps for up to 60."""
+
+UNANSWERED_AFTER = 15.0
+"""Seconds for which the maintenance loop waits for the database, after which a Consumer is not ready. It is alive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """The health of a Consumer, see :meth:`Consumer.health() <sqlaqueue.Consumer.health>`."""
+
+    alive: bool
+    """Whether it runs, and its maintenance loop goes on or waits for the database: that is no reason to restart it.
+
+    It is false if something waits for the database far longer than it may, although a new connection is answered.
+    """
+    ready: bool
+    """Whether it claims jobs: its first claim has succeeded, the database answers, and it is not stopping."""
+    problems: tuple[str, ...] = ()
+    """Why it is not alive or not ready, in words."""
+
+
+def health_of(context: ConsumerContext | None) -> Health:
+    """Return the health of a Consumer.
+
+    :param context: its run; None if it is not running.
+    """
+    if context is None:
+        return Health(alive=False, ready=False, problems=("it is not running",))
+    # Read first: the loop sets it to None after it has set the other one.
+    waiting_since, now = context.waits_for_database_since, time.monotonic()
+    silent = now - context.maintained_at
+    if waiting_since is None and silent > STUCK_AFTER:
+        problem = f"its maintenance loop has not run for {silent:.0f} seconds"
+        return Health(alive=False, ready=False, problems=(problem,))
+    deadlines = context.deadlines
+    if deadlines is not None and deadlines.is_stuck:
+        problem = f"it waits for the database for more than {deadlines.longest:.0f} seconds, which answers others"
+        return Health(alive=False, ready=False, problems=(problem,))
+    problems = []
+    if context.stopping:
+        problems.append("it is stopping")
+    elif context.intervals.failures:
+        number = context.intervals.failures
+        problems.append("the last claim has failed" if number == 1 else f"the last {number} claims have failed")
+    elif not context.has_claimed:
+        problems.append("it has not claimed yet")
+    if waiting_since is not None and now - waiting_since > UNANSWERED_AFTER:
+        problems.append(f"its maintenance has waited for the database for {now - waiting_since:.0f} seconds")
+    return Health(alive=True, ready=not problems, problems=tuple(problems))

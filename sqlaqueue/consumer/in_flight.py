@@ -5,17 +5,97 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.claiming.job_buffer import CallGroup, runs_of
+from sqlaqueue.consumer.outcomes import FinishedRun
+from sqlaqueue.consumer.pace import FLUSH_AFTER
+from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Key, Run
+
+# -- job buffer --------------------------------------------------------------------------------------------------------
+# Claimed jobs that wait for a worker of this process, in call groups. No I/O.
+
+
+CallGroup = Sequence[Any]
+"""The jobs of one call of the handler: one, or all of a batch."""
+
+
+def run_of_claimed(job: Any) -> Run:
+    """Return the run for which a claim returned ``job``."""
+    run = run_of(job)
+    if run is None:  # pragma: no cover - the claim's load event sets it
+        raise RuntimeError(job)
+    return run
+
+
+def runs_of(jobs: Iterable[Any]) -> list[Run]:
+    """Return the runs for which claims returned ``jobs``."""
+    return [run_of_claimed(job) for job in jobs]
+
+
+def runs_in(groups: Iterable[CallGroup]) -> list[Run]:
+    """Return the runs of the jobs in call groups."""
+    return [run_of_claimed(job) for group in groups for job in group]
+
+
+def has_waited(group: CallGroup, since: float) -> bool:
+    """Return whether no job of the group has begun, and all were claimed by that time."""
+    return all(run.handler_started_at is None and run.claimed_at <= since for run in runs_of(group))
+
+
+def groups_except(groups: Iterable[CallGroup], removed: Iterable[CallGroup]) -> deque[CallGroup]:
+    """Return ``groups`` without those that are removed."""
+    gone = {id(group) for group in removed}
+    return deque(group for group in groups if id(group) not in gone)
+
+
+class JobBuffer:
+    """The claimed jobs of one consumer that no worker has taken yet, detached from any session.
+
+    :param lock: the lock of the consumer's shared state.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._groups: deque[CallGroup] = deque()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, groups: Iterable[CallGroup]) -> None:
+        """Add call groups."""
+        with self._lock:
+            self._groups.extend(groups)
+
+    def take(self) -> CallGroup:
+        """Return the next call group; empty when there is none."""
+        with self._lock:
+            return self._groups.popleft() if self._groups else []
+
+    def groups(self) -> list[CallGroup]:
+        """Return the call groups, which stay here."""
+        with self._lock:
+            return list(self._groups)
+
+    def remove(self, groups: Iterable[CallGroup]) -> None:
+        """Remove call groups that are released."""
+        with self._lock:
+            self._groups = groups_except(self._groups, groups)
+
+    def clear(self) -> list[Run]:
+        """Forget all jobs, and return their runs."""
+        with self._lock:
+            runs = runs_in(self._groups)
+            self._groups.clear()
+            return runs
 
 
 class RunningExecutor(Protocol):
-    """What is asked of an :class:`~sqlaqueue.consumer.executing.executor.Executor` from outside."""
+    """What is asked of an :class:`~sqlaqueue.consumer.executor.Executor` from outside."""
 
     group: CallGroup
     started: float
@@ -100,3 +180,100 @@ class InFlight:
     def sessions(self) -> list[Session]:
         """Return the sessions of handlers, without the lock: in a forked child, a missing thread may hold it."""
         return [one.session for one in [*self._executors] if one.session is not None]
+
+
+# -- completion buffer -------------------------------------------------------------------------------------------------
+# Runs that have ended and are not settled yet: they wait to be settled together with others. No I/O.
+
+
+_AGAIN_AFTER, _AT_ONCE = 1.0, 3
+
+
+class CompletionBuffer:
+    """The finished runs of one consumer.
+
+    :param lock: the lock of the consumer's shared state.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._finished: list[FinishedRun] = []
+        self._settling: set[FinishedRun] = set()
+        self._since: float | None = None
+        self.postponed = PostponedRuns()
+        """Runs that are being settled and whose rows another transaction has locked."""
+
+    def __bool__(self) -> bool:
+        return bool(self._finished or self._settling)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether runs are being settled."""
+        return bool(self._settling)
+
+    def add(self, finished: Sequence[FinishedRun]) -> None:
+        """Add runs that are to be settled together with others; the lock is held."""
+        if finished and not self._finished:
+            self._since = time.monotonic()
+        self._finished += finished
+
+    def take(self) -> list[FinishedRun]:
+        """Return the runs to settle now; they stay here until the result is known."""
+        with self._lock:
+            finished, self._finished, self._since = self._finished, [], None
+            self._settling.update(finished)
+            return finished
+
+    def put_back(self, finished: Sequence[FinishedRun]) -> bool:
+        """Take runs back that could not be settled, to try again, and return whether there are any.
+
+        Runs that were settled before the error stay settled.
+        """
+        with self._lock:
+            unsettled = [one for one in finished if one in self._settling]
+            self._settling.difference_update(unsettled)
+            self._finished = [*unsettled, *self._finished]
+            if unsettled:
+                self._since = self._since or time.monotonic()
+            return bool(unsettled)
+
+    def settled(self, finished: Iterable[FinishedRun]) -> None:
+        """Forget runs that are settled; the lock is held."""
+        self._settling.difference_update(finished)
+
+    def runs(self) -> list[Run]:
+        """Return the runs here; the lock is held."""
+        return [one.run for one in (*self._finished, *self._settling)]
+
+    def waiting_since(self) -> float | None:
+        """Return since when the first finished run waits; None without any."""
+        return self._since
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether runs have waited so long that no worker seems to come by to settle them."""
+        return self._since is not None and now - self._since >= 4 * FLUSH_AFTER
+
+
+class PostponedRuns:
+    """Finished runs whose rows another transaction has locked: they are settled later, each by itself.
+
+    :param now: the clock.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._runs: list[FinishedRun] = []
+        self._at, self._now = 0.0, now
+
+    def add(self, runs: Iterable[FinishedRun]) -> None:
+        """Add runs, to be tried after a while."""
+        self._runs += runs
+        self._at = self._now() + _AGAIN_AFTER
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it is time to try."""
+        return bool(self._runs) and self._at <= now
+
+    def take(self) -> list[FinishedRun]:
+        """Return the runs that have waited longest, as many as are tried in a moment."""
+        taken, self._runs = self._runs[:_AT_ONCE], self._runs[_AT_ONCE:]
+        return taken

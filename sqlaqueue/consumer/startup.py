@@ -8,13 +8,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.database_errors import is_database_error, may_be_of_a_row
 from sqlaqueue.consumer.core.effects import Execute, ExecuteInOwnSession, Routine, WithSession
-from sqlaqueue.consumer.sessions.connection_checks import (
-    check_transactions,
-    driver_connection,
-    shared_connection_error,
-)
+from sqlaqueue.consumer.errors import is_database_error, may_be_of_a_row
+from sqlaqueue.consumer.sessions import check_transactions, driver_connection, shared_connection_error
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import database_text, fields, logger
 from sqlaqueue.postgresql.checks_of import checks_of

@@ -11,7 +11,7 @@ from opentelemetry import metrics, trace
 
 from sqlaqueue._version import __version__
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.core.events import EventName
+from sqlaqueue.consumer.events import EventName
 from sqlaqueue.otel.conventions import SCHEMA_URL, SCOPE
 from sqlaqueue.otel.metrics import ConsumerMetrics
 from sqlaqueue.otel.spans import ConsumerSpans

@@ -9,8 +9,8 @@ from typing import Any
 
 from opentelemetry.metrics import Meter
 
-from sqlaqueue.consumer.core.error_text import kind_of
-from sqlaqueue.consumer.core.events import JobEvent, PollEvent, is_attempt
+from sqlaqueue.consumer.errors import kind_of
+from sqlaqueue.consumer.events import JobEvent, PollEvent, is_attempt
 from sqlaqueue.otel.conventions import DURATION_BUCKETS, attributes
 from sqlaqueue.telemetry.attempts import attempt_of, waits_of
 

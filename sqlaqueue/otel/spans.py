@@ -11,8 +11,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from sqlaqueue.consumer.core.error_text import kind_of
-from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent
+from sqlaqueue.consumer.errors import kind_of
+from sqlaqueue.consumer.events import EventName, JobEvent, PollEvent
 from sqlaqueue.exc import Cancel, Snooze, Throttle
 from sqlaqueue.otel.conventions import attributes, context_of, links_to
 from sqlaqueue.queue.run import key_text

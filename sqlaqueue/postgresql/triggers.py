@@ -129,7 +129,7 @@ def notification(spec: QueueSpec, payload: Payload | sa.ColumnElement[str]) -> s
 # trigger, so a claim or a settlement never calls the function.
 #
 # A notification is a hint. It carries the number of jobs, when the first is due, and the transaction, by which
-# Consumers agree on who polls first (:mod:`sqlaqueue.consumer.notifications.poll_schedule`). A Consumer that misses
+# Consumers agree on who polls first (:mod:`sqlaqueue.consumer.notifications.polls`). A Consumer that misses
 # it finds the jobs at its next poll.
 
 

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
 from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.consumer.core.driver import adrive
-from sqlaqueue.consumer.sessions.session_factory import resolve_factory
+from sqlaqueue.consumer.sessions import resolve_factory
 from sqlaqueue.prometheus.queue_collector import ScrapeCollector, read_in_thread
 from sqlaqueue.prometheus.reading import QueueReader, Reading
 from sqlaqueue.prometheus.scrape import DEFAULT_MAX_AGE, DEFAULT_TIMEOUT, Scrape, ScrapeOptions

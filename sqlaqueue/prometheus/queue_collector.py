@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
 from sqlaqueue.consumer.core.driver import drive
-from sqlaqueue.consumer.sessions.session_factory import resolve_factory
+from sqlaqueue.consumer.sessions import resolve_factory
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.prometheus.gauges import families
 from sqlaqueue.prometheus.reading import QueueReader, Reading

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue import admin
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments
 from sqlaqueue.admin.keys_at_limit import keys_at_limit
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.core.statement_deadline import Deadlines
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.waker import Deadlines
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.prometheus import gauges
 from sqlaqueue.prometheus.gauges import Gauge, Sample
@@ -58,7 +58,7 @@ class QueueReader:
     def read(self, session: Session) -> Reading:
         """Return what can be read. What fails, such as a table that is locked, does not hide the rest."""
         # The server cancels what takes too long; without any reply the connection is silent, and is given up.
-        longest = max(intervals.LONGEST_WAIT, len(_PARTS) * self.options.statement_timeout)
+        longest = max(pace.LONGEST_WAIT, len(_PARTS) * self.options.statement_timeout)
         deadlines = Deadlines(longest, f"the metrics of {self.spec.name}")
         with deadlines.watched(), deadlines.limit(session):
             return self._read(session)

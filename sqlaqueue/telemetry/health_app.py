@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlaqueue.asgi import AsgiApp, Receive, Scope, Send
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.health import Health
+from sqlaqueue.consumer.context import Health
 from sqlaqueue.exc import ConfigurationError
 
 LIVE, READY = "/live", "/ready"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy.orm import Session, scoped_session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer.sync import Consumer
+from sqlaqueue.consumer.consumer import Consumer
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
-    from sqlaqueue.consumer.aio import AsyncConsumer
+    from sqlaqueue.consumer.async_consumer import AsyncConsumer
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, registry
 
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.configuration.handlers import check_handler, function_of, is_coroutine_function
+from sqlaqueue.consumer.settings import check_handler, function_of, is_coroutine_function
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import queue_spec
 

@@ -9,8 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.claiming.job_buffer import runs_of
-from sqlaqueue.consumer.settling.crash_journal import JournalEntry, write_entry
+from sqlaqueue.consumer.in_flight import runs_of
+from sqlaqueue.consumer.quarantine import JournalEntry, write_entry
 from sqlaqueue.exc import NotClaimableError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import Key, key_text

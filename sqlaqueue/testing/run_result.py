@@ -7,12 +7,12 @@ from typing import Any, Literal, TypeVar, cast
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.events import JobEvent
+from sqlaqueue.consumer.events import JobEvent
 from sqlaqueue.exc import JobFailed
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.results import JobResult
-from sqlaqueue.waiting.job_end import read_state
+from sqlaqueue.waiting.wait import read_state
 
 T = TypeVar("T")
 Outcome = Literal["completed", "retried", "failed", "cancelled", "released", "lease_lost"]

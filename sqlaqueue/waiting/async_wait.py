@@ -11,15 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
-from sqlaqueue.consumer.core.statement_deadline import Deadlines, limit_connects
 from sqlaqueue.consumer.notifications.async_listener import AsyncListener, async_listener_of
-from sqlaqueue.consumer.runners.task_runner import wait_for_event
-from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
+from sqlaqueue.consumer.sessions import check_session_class, resolve_factory
+from sqlaqueue.consumer.tasks import wait_for_event
+from sqlaqueue.consumer.waker import Deadlines, limit_connects
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
-from sqlaqueue.waiting.job_end import Listen, wait_for_end
-from sqlaqueue.waiting.waiter import DEFAULT_TIMEOUT, Waiter, make_waiter
+from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Listen, Waiter, make_waiter, wait_for_end
 from sqlaqueue.write_routing import execute, open_session, primary_bind
 
 T = TypeVar("T")

@@ -12,24 +12,403 @@ The Consumer that settles the job wakes the caller by a notification. It sends n
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar, overload
+import time
+import uuid
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction, object_session
 
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
-from sqlaqueue.consumer.core.statement_deadline import Deadlines, limit_connects
+from sqlaqueue.consumer.errors import is_connection_lost, may_recover
 from sqlaqueue.consumer.notifications import listener
-from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
-from sqlaqueue.postgresql.triggers import channel_of
-from sqlaqueue.queue.retry_policies import Delay
+from sqlaqueue.consumer.pace import longest_wait
+from sqlaqueue.consumer.sessions import check_session_class, resolve_factory
+from sqlaqueue.consumer.waker import Deadlines, limit_connects
+from sqlaqueue.exc import ConfigurationError, JobFailed, StatementError, WaitTimeout
+from sqlaqueue.mapping.mixin import QueueMixin, spec_of
+from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.notify_payloads import MAX_BYTES, Payload, Settled, WaitRequest
+from sqlaqueue.postgresql.triggers import channel_of, notification, wakes
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.retry_policies import Delay, seconds
+from sqlaqueue.queue.run import Key, key_text
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.results import JobResult
-from sqlaqueue.waiting.job_end import Listen, wait_for_end
-from sqlaqueue.waiting.waiter import DEFAULT_TIMEOUT, Waiter, make_waiter
+from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.write_routing import execute, open_session, primary_bind
+
+# -- wait state --------------------------------------------------------------------------------------------------------
+# The state of one call of ``wait()``: when to notify Consumers of it, and when to poll the job. Pure, no I/O.
+
+
+NOTIFY_INTERVAL = 20.0
+"""Seconds between notifications, for Consumers that have started since, and as Consumers forget them."""
+
+FIRST_DELAY = 0.05
+"""Seconds before the second poll; the delay grows with the time waited."""
+
+MAX_DELAY, MAX_DELAY_NOT_LISTENING = 5.0, 1.0
+"""Maximum seconds between two polls, if notifications arrive and if not."""
+
+
+class WaitState:
+    """Decides when to notify Consumers and when to poll.
+
+    It is a subscriber of the queue's channel, and safe for use by several threads.
+
+    :param job: the text of the job's key.
+    :param wake: called when a poll may be due.
+    :param timeout: seconds; None for no limit.
+    :param now: the clock.
+    :param draw: returns random numbers from [0, 1).
+    """
+
+    def __init__(
+        self,
+        job: str,
+        wake: Callable[[], object],
+        timeout: float | None = None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._job, self._wake, self._now, self._draw = job, wake, now, draw
+        self.id = uuid.uuid4().hex
+        self.notification = WaitRequest(self.id, [job])
+        """The notification to send."""
+        self._since = self._notify_at = now()
+        self._deadline = float("inf") if timeout is None else self._since + timeout
+        self._poll_at = self._since + FIRST_DELAY
+        self._unanswered = 0
+        self._is_woken = False
+        self.listening = False
+        """Whether it has received its own notification, and so will receive that the job was settled."""
+        self.notifies = len(str(self.notification)) <= MAX_BYTES
+        """Whether it sends notifications; otherwise it only polls."""
+
+    # -- notifications, received in the listener's thread or event loop --------------------------------------------
+
+    def receive(self, payload: Payload) -> None:
+        """Poll when the own notification arrives, and when the job was settled."""
+        match payload:
+            case WaitRequest(self.id):
+                if not self.listening:
+                    # The job may have been settled before a Consumer received the notification.
+                    self.listening, self._notify_at = True, self._now() + self._interval()
+                    self._wake_up()
+            case Settled(jobs) if self._job in jobs:
+                # The row may be read from a snapshot before the notification: poll with short delays again.
+                self._since = self._now()
+                self._wake_up()
+
+    def listening_lost(self) -> None:
+        """Announce again, as notifications may have been missed."""
+        self.listening = False
+        self._notify_at, self._unanswered = self._now(), 0
+        self._wake()
+
+    def until_overdue(self) -> float:
+        """Return inf: no notification is ever overdue, as the caller polls as well."""
+        return float("inf")
+
+    def notification_overdue(self) -> None:
+        """Never called."""
+
+    def _wake_up(self) -> None:
+        self._is_woken = True
+        self._wake()
+
+    # -- what is due -----------------------------------------------------------------------------------------------
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the timeout has passed."""
+        return self._deadline <= self._now()
+
+    def seconds_until_due(self) -> float:
+        """Return the seconds until a notification of its own or a poll is due, or the timeout."""
+        if self._is_woken:
+            return 0.0
+        due = min(self._poll_at, self._deadline, self._notify_at if self.notifies else float("inf"))
+        return max(0.0, due - self._now())
+
+    def take_notification(self) -> bool:
+        """Return whether a notification of its own is due; if so, schedule the next one."""
+        now = self._now()
+        if not self.notifies or self._notify_at > now:
+            return False
+        # Until one is received: the connection may not have been listening when it was sent.
+        soon = 2 * FIRST_DELAY * 2.0 ** min(self._unanswered, 20)
+        self._notify_at = now + (self._interval() if self.listening else min(soon, self._interval()))
+        self._unanswered += 1
+        return True
+
+    def _interval(self) -> float:
+        # Jittered, as many callers may have started to wait at the same time.
+        return NOTIFY_INTERVAL * (0.8 + 0.4 * self._draw())
+
+    def take_poll(self) -> bool:
+        """Return whether a poll is due; notifications received after this call make another one due."""
+        if self._is_woken or min(self._poll_at, self._deadline) <= self._now():
+            self._is_woken = False
+            return True
+        return False
+
+    def not_settled(self) -> None:
+        """Schedule the next poll, after the last one has found the job pending or running."""
+        now = self._now()
+        longest = MAX_DELAY if self.listening else MAX_DELAY_NOT_LISTENING
+        self._poll_at = now + min(max(FIRST_DELAY, (now - self._since) / 2), longest)
+
+
+# -- waiter ------------------------------------------------------------------------------------------------------------
+# The arguments of one call of ``wait()``, checked.
+
+
+DEFAULT_TIMEOUT = 10.0
+"""The default timeout in seconds: a job that no Consumer runs must not block the caller for ever."""
+
+
+@dataclass(eq=False)
+class Waiter:
+    """One call of ``wait()`` or ``async_wait()``."""
+
+    function: str
+    """The name of the called function, for errors."""
+    model: type[Any]
+    spec: QueueSpec
+    key: Key
+    state: WaitState
+    check: bool
+    timeout: float | None
+
+    @property
+    def bind(self) -> dict[str, Any]:
+        """The ``bind_arguments`` of statements, as a session may have several engines."""
+        return {"mapper": self.spec.mapper}
+
+    @property
+    def longest_reply(self) -> float:
+        """The most seconds to wait for the database, whose connection is then given up."""
+        return longest_wait((self.timeout or float("inf")) / 2)
+
+    def __str__(self) -> str:
+        return f"{self.model.__name__} {key_text(self.key)}"
+
+
+def make_waiter(
+    function: str, job: Any, key: Any, timeout: Delay | None, wake: Callable[[], object], *, check: bool
+) -> Waiter:
+    """Check the arguments of a call.
+
+    :param job: an instance, its class, or a pair of its class and its key.
+    :param key: the job's key if ``job`` is a class, else None.
+    :param wake: called when a poll may be due.
+    :raises NotAQueueError: if the class is not a queue.
+    :raises StatementError: if the key is malformed, or the job has not been committed.
+    """
+    limit = None if timeout is None else seconds(timeout, f"{function}(timeout=...)")
+    if isinstance(job, QueueMixin):
+        if key is not None:
+            msg = (
+                f"{function}(..., <{type(job).__name__}>, {key!r}): remove the key, as the instance has one; give the "
+                f"timeout as {function}(..., timeout={key!r})"
+            )
+            raise StatementError(msg)
+        model: type[Any] = type(job)
+        spec = spec_of(model)
+        key = _committed_key(job, function)
+    else:
+        model, given = _class_and_key(function, job, key)
+        spec = spec_of(model)
+        key = given if isinstance(given, tuple) else (given,)
+        if len(key) != len(spec.keys) or any(part is None for part in key):
+            columns = ", ".join(column.key for column in spec.keys)
+            msg = f"{function}(..., {model.__name__}, {given!r}): this is not a primary key, which is ({columns})"
+            raise StatementError(msg)
+    return Waiter(function, model, spec, key, WaitState(key_text(key), wake, limit), check, limit)
+
+
+def _class_and_key(function: str, job: Any, key: Any) -> tuple[type[Any], Any]:
+    if isinstance(job, type):
+        return job, key
+    if key is None and isinstance(job, tuple) and len(job) == 2 and isinstance(job[0], type):  # noqa: PLR2004 - a class and a key
+        return job[0], job[1]
+    msg = (
+        f"{function}(..., {job!r}): give an instance of a queue class, or the class and a key, as in "
+        f"{function}(..., Email, 5)"
+    )
+    raise StatementError(msg)
+
+
+def _committed_key(job: Any, function: str) -> Key:
+    """Return the key of an instance, if its changes are committed."""
+    state, session, name = sa.inspect(job), object_session(job), type(job).__name__
+    key: Key | None = state.identity
+    if key is None:
+        msg = f"{function}(): this {name} is not in the database; add it to a session and commit, then wait for it"
+        raise StatementError(msg)
+    name = f"{name} {key_text(key)}"
+    transaction = None if session is None else session.get_nested_transaction() or session.get_transaction()
+    uncommitted = session is not None and (job in session.deleted or session.is_modified(job))
+    while transaction is not None and not uncommitted:
+        uncommitted = state in _flushed(transaction)
+        transaction = transaction.parent
+    run = run_of(job)
+    if run is not None and run.transaction is not None and run.transaction.is_active:
+        msg = f"{function}(): {name} is claimed by an open transaction of this process; settle it and commit first"
+        raise StatementError(msg)
+    if uncommitted:
+        msg = (
+            f"{function}(): {name} has been changed in a transaction that is still open, which no Consumer can see; "
+            "commit its session first"
+        )
+        raise StatementError(msg)
+    return key
+
+
+def _flushed(transaction: SessionTransaction) -> set[Any]:
+    # SQLAlchemy has no public attribute for the objects that a transaction has flushed.
+    return {*transaction._new, *transaction._dirty, *transaction._deleted}  # noqa: SLF001 - see above
+
+
+# -- job end -----------------------------------------------------------------------------------------------------------
+# The routine that waits until a job is settled, and its operations; sync and async code carry it out.
+
+
+_ENDS = (*FINISHED, "gone")
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Subscribe the waiter's state to the queue's channel."""
+
+
+WaitRoutine = Generator[ExecuteInOwnSession | Wait | Listen, Any, JobResult[Any]]
+
+
+def wait_for_end(waiter: Waiter) -> WaitRoutine:
+    """Poll the job, notify Consumers of the waiter, and poll when a notification arrives or a poll is due."""
+    state = waiter.state
+    result: JobResult[Any] | None = yield from _first_look(waiter)
+    if result is None and state.notifies and not state.timed_out:
+        yield Listen()
+    while result is None:
+        if state.timed_out:
+            msg = (
+                f"{waiter} has not finished within {waiter.timeout:g} s; it is not cancelled. To wait longer, give "
+                f"{waiter.function}(..., timeout=...) more seconds, or None for no limit"
+            )
+            raise WaitTimeout(msg)
+        yield Wait("poll", state.seconds_until_due())
+        try:
+            if state.take_notification():
+                yield ExecuteInOwnSession(notify_consumers, (waiter,))
+            if state.take_poll():
+                result = yield ExecuteInOwnSession(poll, (waiter,))
+                state.not_settled()
+        except Exception as error:
+            if not may_recover(error):
+                raise
+            state.not_settled()
+    if waiter.check and result.state != "completed":
+        raise _failure(waiter, result)
+    return result
+
+
+def _first_look(waiter: Waiter) -> Generator[ExecuteInOwnSession, Any, JobResult[Any] | None]:
+    look = ExecuteInOwnSession(first_poll, (waiter,))
+    try:
+        found = yield look
+    except Exception as error:
+        if not is_connection_lost(error):
+            raise
+        # That of the pool may have been lost long before, and the next one is new.
+        found = yield look
+    return cast("JobResult[Any] | None", found)
+
+
+def _failure(waiter: Waiter, result: JobResult[Any]) -> JobFailed:
+    outcomes = {"failed": "has failed", "cancelled": "was cancelled", "gone": "does not exist, or is no longer a job"}
+    error = f": {result.error}" if result.error else ""
+    return JobFailed(f"{waiter} {outcomes[result.state]}{error}", result)
+
+
+# -- operations, each in a session of its own --------------------------------------------------------------------------
+
+
+def first_poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
+    """Check the database, and poll.
+
+    :raises ConfigurationError: if it is not PostgreSQL, or a replica.
+    """
+    engine = session.get_bind(waiter.spec.mapper).engine
+    check_dialect(engine.dialect, f"{waiter.function}({waiter.model.__name__})")
+    if session.scalar(sa.select(sa.func.pg_is_in_recovery()), bind_arguments=waiter.bind):
+        msg = (
+            f"{waiter.function}(): the sessions for {waiter.model.__name__} use a replica, which lags behind and "
+            "cannot send notifications; give a sessionmaker of the primary's engine"
+        )
+        raise ConfigurationError(msg)
+    # PostgreSQL cannot prepare a transaction that has sent a notification.
+    waiter.state.notifies &= wakes(waiter.spec) and not session.twophase
+    return poll(session, waiter)
+
+
+def poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
+    """Return the result of the job, None if it is pending or running."""
+    found = read_job(session, waiter, load_in=_ENDS)
+    return found if found.state in _ENDS else None
+
+
+def read_job(session: Session, waiter: Waiter, *, load_in: Collection[str]) -> JobResult[Any]:
+    """Return the state of the job.
+
+    :param load_in: the states in which the job itself is loaded.
+    """
+    spec, job = waiter.spec, None
+    state, error, has_row = read_state(session, spec, waiter.key)
+    if state in load_in and has_row and spec.has("status"):
+        query = sa.select(waiter.model).where(spec.key_in(spec.keys, [waiter.key]))
+        job = session.execute(query.execution_options(populate_existing=True)).unique().scalar_one_or_none()
+        session.expunge_all()
+    session.rollback()
+    return JobResult(cast("Any", state), job, error)
+
+
+class JobState(NamedTuple):
+    """The state of a job in the database."""
+
+    state: str
+    """The name of the state, or ``gone``."""
+    error: str | None
+    """The last error."""
+    has_row: bool
+    """Whether a row says so, be it a dead letter."""
+
+
+def read_state(session: Session, spec: QueueSpec, key: Key) -> JobState:
+    """Return the state of one job."""
+    state = spec.strategy.job_state(spec, key)
+    row: Any = session.execute(state, bind_arguments={"mapper": spec.mapper}).one_or_none()
+    return JobState(_state_without_row(spec), None, False) if row is None else JobState(row[0] or "gone", row[1], True)  # noqa: FBT003 - a field
+
+
+def _state_without_row(spec: QueueSpec) -> str:
+    return "completed" if spec.config.on_complete == "delete" or not spec.has("status") else "gone"
+
+
+def notify_consumers(session: Session, waiter: Waiter) -> None:
+    """Notify the Consumers of the queue that a caller waits for this job, and commit."""
+    session.execute(sa.select(notification(waiter.spec, waiter.state.notification)), bind_arguments=waiter.bind)
+    session.commit()
+
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 import sqlaqueue as sq
 import sqlaqueue.alembic
-from sqlaqueue.consumer.maintenance import release_waiting_jobs
+from sqlaqueue.consumer.maintenance import handlers_running
 from tests import servers
 from tests.servers import Database
 
@@ -60,7 +60,7 @@ def record(strategy: str, database: Database) -> dict[str, list[str]]:
         with _recorded(engine) as verbs:
             _use_verbs(model, engine)
         # On a slow machine jobs may wait in the buffer until they are released, which needs other statements.
-        with _recorded(engine) as consumer, mock.patch.multiple(release_waiting_jobs, LATE=60.0, LONGEST_WAIT=60.0):
+        with _recorded(engine) as consumer, mock.patch.multiple(handlers_running, LATE=60.0, LONGEST_WAIT=60.0):
             _consume(model, engine)
         # The indexes of a table have no fixed order.
         ddl = sorted(text for text in created if text.startswith(("CREATE", "ALTER", "COMMENT")))

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import Consumer, Distribution
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from tests.citus.models import TENANTS, models_for
 from tests.consumer.handler_io import for_sync
 from tests.faults.history import Recorder
@@ -21,7 +21,7 @@ def run(parameters: Any) -> None:
     """Run a Consumer until a signal stops it."""
     directory, name = Path(parameters["directory"]), parameters["name"]
     recorder = Recorder(directory, name)
-    intervals.RESCUE = 0.2
+    pace.RESCUE = 0.2
     if parameters["mutant"]:
         MUTANTS[parameters["mutant"]]()
     engine = sa.create_engine(parameters["url"], pool_size=parameters["pool_size"])

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue import Consumer, Distribution, Schedule, admin, claim, tick_of, wait
 from sqlaqueue.cli.commands.change import rescue
 from sqlaqueue.cli.commands.why import why
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from sqlaqueue.exc import ConfigurationError, WaitTimeout
 from sqlaqueue.web import Dashboard
 from tests.citus import models as targets
@@ -78,7 +78,7 @@ def odd_keys_fail(session: Session, job: Any) -> None:
 
 
 def test_retention(own_engine: sa.Engine, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RETENTION", 0.1)
+    monkeypatch.setattr(pace, "RETENTION", 0.1)
     queue = Queue(own_engine, place, job_class(retention={"completed": 1}))
     queue.enqueue(range(3))
     if place == "distributed":

@@ -30,7 +30,7 @@ from sqlaqueue import (
     resume,
     retry,
 )
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from tests.citus.cluster import CitusDatabase
 from tests.citus.conftest import engine_of, schema_in
 from tests.citus.models import TENANTS, create
@@ -151,7 +151,7 @@ def test_the_error_of_a_verb_without_a_shard_has_the_fix(distributed: Queue, ver
 def test_a_running_job_is_cancelled(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(intervals, "RESCUE", 0.1)
+    monkeypatch.setattr(pace, "RESCUE", 0.1)
     queue.enqueue(range(1, 2))
     began, may_end = threading.Event(), threading.Event()
 
@@ -190,7 +190,7 @@ def test_the_lease_of_a_running_job_is_extended(queue: Queue) -> None:
 
 
 def test_the_jobs_of_a_dead_worker_are_rescued(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RESCUE", 0.1)
+    monkeypatch.setattr(pace, "RESCUE", 0.1)
     queue.enqueue(range(1, 12, TENANTS))
     with queue.sessions() as session:
         assert len(session.scalars(claim(queue.some, 3)).all()) == 3
@@ -318,7 +318,7 @@ def test_old_jobs_of_a_schema_are_deleted(
         __queue__ = QueueConfig(strategy="update_status", notify=False, retention={"completed": 1})
         id: Mapped[int] = mapped_column(primary_key=True)
 
-    monkeypatch.setattr(intervals, "RETENTION", 0.1)
+    monkeypatch.setattr(pace, "RETENTION", 0.1)
     Base.metadata.create_all(sharded_engine)
     sessions = sessionmaker(sharded_engine)
     with sessions() as session:

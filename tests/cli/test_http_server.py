@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sqlaqueue.cli.processes import http_server
-from sqlaqueue.consumer.health import Health
+from sqlaqueue.consumer.context import Health
 from tests.cli.conftest import wait_until
 from tests.cli.test_health import get
 

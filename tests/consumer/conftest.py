@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from tests.conftest import CONNECTIONS
 from tests.consumer.bench import Bench
 from tests.consumer.models import STRATEGIES
@@ -125,4 +125,4 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 @pytest.fixture
 def frequent_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rescue expired leases and query requests to cancel more often than usual."""
-    monkeypatch.setattr(intervals, "RESCUE", 0.2)
+    monkeypatch.setattr(pace, "RESCUE", 0.2)

@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import background
-from sqlaqueue.consumer.group import ConsumerGroup
+from sqlaqueue.consumer.consumer import ConsumerGroup
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from tests.consumer.bench import Bench, nothing, wait_until

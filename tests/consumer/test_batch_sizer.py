@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.claiming import batch_sizer
-from sqlaqueue.consumer.claiming.batch_sizer import LATE, LONGEST_WAIT, BatchSizer
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.pace import LATE, LONGEST_IN_BUFFER, BatchSizer
 from sqlaqueue.postgresql.claim_scan import FEW
 from tests.consumer.models import models
 from tests.consumer.test_arguments import async_handler, async_sessions, handler, sessions
@@ -82,10 +82,10 @@ def test_no_jobs_are_claimed_for_slow_handlers() -> None:
     sizer = BatchSizer(500, 4)
     sizer.record_calls(0.1, unused=True)
     assert [sizer.claim_size(idle=1, slow_handlers=slow) for slow in range(5)] == [40, 30, 20, 10, 10]
-    assert not sizer.is_slower_than_usual(LONGEST_WAIT)
-    assert sizer.is_slower_than_usual(1.1 * LONGEST_WAIT)
+    assert not sizer.is_slower_than_usual(LONGEST_IN_BUFFER)
+    assert sizer.is_slower_than_usual(1.1 * LONGEST_IN_BUFFER)
     sizer.record_calls(20.0, unused=True)
-    assert not sizer.is_slower_than_usual(1.1 * LONGEST_WAIT), "usual calls take as long"
+    assert not sizer.is_slower_than_usual(1.1 * LONGEST_IN_BUFFER), "usual calls take as long"
 
 
 def test_claims_that_cannot_be_released_begin_small() -> None:
@@ -165,7 +165,7 @@ def test_the_next_claim_begins_with_as_many_jobs_left_as_end_during_it() -> None
 
 
 def test_a_worker_keeps_the_jobs_of_its_claim_if_handlers_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_sizer, "_IN_ROW_ALONE", 0.1)
+    monkeypatch.setattr(pace, "_IN_ROW_ALONE", 0.1)
     sizer = BatchSizer(100, 1)
     assert sizer.time_in_row(1)
     assert sizer.time_in_row(2) is None

@@ -13,14 +13,14 @@ import sqlalchemy as sa
 
 import sqlaqueue
 from sqlaqueue import cancel, claim, consumers, pause, paused, resume
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.listening import LATER, await_listening, execute, idle
 
 
 @pytest.fixture(autouse=True)
 def no_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RESCUE", LATER)
+    monkeypatch.setattr(pace, "RESCUE", LATER)
 
 
 @pytest.fixture

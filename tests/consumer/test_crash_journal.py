@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.statement_deadline import _cancel
-from sqlaqueue.consumer.executing import held as held_routines
-from sqlaqueue.consumer.settling import crash_journal
+from sqlaqueue.consumer import held as held_routines
+from sqlaqueue.consumer import quarantine
+from sqlaqueue.consumer.waker import _cancel
 from sqlaqueue.exc import HandlerNotStopped
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import key_text
@@ -124,10 +124,10 @@ def test_jobs_of_other_batches_are_found_by_a_hash(held_by_threads: Bench, *, an
     """Comparing each job of a batch with each job of the others would take longer than the claim."""
     held, spec, plans = held_by_threads, spec_of(held_by_threads.Job), list[str]()
 
-    def write(first: int) -> crash_journal.JournalEntry:
+    def write(first: int) -> quarantine.JournalEntry:
         names = tuple(key_text((key,)) for key in range(first, first + 500))
-        entry = crash_journal.JournalEntry(names, solely_responsible=False)
-        crash_journal.write_entry(session, spec, entry, "worker")
+        entry = quarantine.JournalEntry(names, solely_responsible=False)
+        quarantine.write_entry(session, spec, entry, "worker")
         session.commit()
         return entry
 

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.claiming import batch_sizer
-from sqlaqueue.consumer.claiming.claim_jobs import Claimer
-from sqlaqueue.consumer.executing import leased as leased_routines
+from sqlaqueue.consumer import leased as leased_routines
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.claim import Claimer
 from tests.consumer.bench import Bench, wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_rescues"), pytest.mark.once]
@@ -169,8 +169,8 @@ def enqueue_quarantined(leased: Bench) -> list[int]:
 
 def test_a_quarantined_job_that_begins_late_still_runs_alone(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the time between a claim and its first call may be long; then another worker runs the job."""
-    monkeypatch.setattr(batch_sizer, "_IN_ROW_ALONE", 0.0)
-    monkeypatch.setattr(batch_sizer, "_IN_ROW_AMONG_OTHERS", 0.0)
+    monkeypatch.setattr(pace, "_IN_ROW_ALONE", 0.0)
+    monkeypatch.setattr(pace, "_IN_ROW_AMONG_OTHERS", 0.0)
     keys, running, most = enqueue_quarantined(leased), [0], [0]
 
     async def work(io: Any, job: Any) -> None:

@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, Distribution, Fair, Limit, QueueConfig, QueueMixin, Unique, claim
-from sqlaqueue.consumer.claiming.shard_turns import ShardTurns
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.pace import ShardTurns
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.processes import wait_until
 from tests.servers import Database
@@ -92,7 +92,7 @@ def test_values_of_a_function_are_asked_for_at_each_claim(sessions: sessionmaker
 
 
 def test_rescues_are_limited_to_the_values(sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RESCUE", 0.1)
+    monkeypatch.setattr(pace, "RESCUE", 0.1)
     enqueue(sessions, t0=1, t1=1)
     with sessions() as session:
         assert len(session.scalars(claim(Task, 2)).all()) == 2

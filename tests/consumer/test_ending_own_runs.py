@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, complete, extend, fail, release, retry
-from sqlaqueue.consumer.sessions.handler_misuse import ends_transaction
+from sqlaqueue.consumer.sessions import ends_transaction
 from tests.consumer.bench import Bench
 
 pytestmark = pytest.mark.once

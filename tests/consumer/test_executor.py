@@ -13,9 +13,9 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.claiming import batch_sizer
-from sqlaqueue.consumer.claiming.claim_jobs import Claimer
-from sqlaqueue.consumer.executing import leased as leased_routines
+from sqlaqueue.consumer import leased as leased_routines
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.claim import Claimer
 from sqlaqueue.exc import LeaseLost
 from tests.consumer.bench import Bench, wait_until
 
@@ -26,8 +26,8 @@ N, BATCH = 60, 20
 @pytest.fixture(autouse=True)
 def long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one worker run the jobs of a claim that do not use the session, however slow this machine is at the moment."""
-    monkeypatch.setattr(batch_sizer, "_IN_ROW_ALONE", 60.0)
-    monkeypatch.setattr(batch_sizer, "_IN_ROW_AMONG_OTHERS", 60.0)
+    monkeypatch.setattr(pace, "_IN_ROW_ALONE", 60.0)
+    monkeypatch.setattr(pace, "_IN_ROW_AMONG_OTHERS", 60.0)
 
 
 @pytest.fixture

@@ -21,9 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, admin, async_wait, wait
-from sqlaqueue.consumer.core import intervals, statement_deadline
-from sqlaqueue.consumer.notifications import async_listener, listener, peers
-from sqlaqueue.consumer.runners import shutdown
+from sqlaqueue.consumer import pace, threads, waker
+from sqlaqueue.consumer.notifications import async_listener, listener, polls
 from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer.bench import Bench, Server, nothing, wait_until
 from tests.consumer.handler_io import DEADLINE, Handler, for_async, for_sync
@@ -91,8 +90,8 @@ DRIVERS = pytest.mark.parametrize(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the database for two seconds at most."""
-    monkeypatch.setattr(intervals, "LONGEST_WAIT", 2.0)
-    monkeypatch.setattr(intervals, "CONNECT_TIMEOUT", 2)
+    monkeypatch.setattr(pace, "LONGEST_WAIT", 2.0)
+    monkeypatch.setattr(pace, "CONNECT_TIMEOUT", 2)
 
 
 def given_up(log: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -105,8 +104,8 @@ def test_a_half_open_connection_is_replaced(
     supply: Any, api: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """A heartbeat that is not received reveals it. Jobs announced meanwhile are found by a poll."""
-    monkeypatch.setattr(intervals, "HEARTBEAT", 0.5)
-    monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.3)
+    monkeypatch.setattr(pace, "HEARTBEAT", 0.5)
+    monkeypatch.setattr(polls, "PROOF_TIMEOUT", 0.3)
     bench: Bench = supply.take("update_status", api)
     with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver).running() as server:
         for round_ in (1, 2):
@@ -199,7 +198,7 @@ def test_it_stops_though_no_connection_answers(
     supply: Any, strategy: str, api: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even new ones: a proxy accepts them, and has no server."""
-    monkeypatch.setattr(shutdown, "HURRY", 1.0)
+    monkeypatch.setattr(threads, "HURRY", 1.0)
     bench: Bench = supply.take(strategy, api)
     with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, grace=1, poll_interval=0.2).running() as server:
         bench.enqueue()
@@ -249,7 +248,7 @@ def test_it_is_alive_unless_a_new_connection_answers(
     supply: Any, api: str, driver: str, *, answers_new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If its connection cannot be given up, only a restart helps; it would not help while the database is down."""
-    monkeypatch.setattr(statement_deadline, "shut_down", lambda _: None)
+    monkeypatch.setattr(waker, "shut_down", lambda _: None)
     bench: Bench = supply.take("update_status", api)
     with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, poll_interval=0.2, grace=1).running() as server:
         wait_until(lambda: server.consumer.health().ready)
@@ -272,13 +271,13 @@ def test_a_statement_that_waits_for_a_lock_is_cancelled(
 ) -> None:
     """Else its backend would wait on, and hold the locks that it has. The run is settled when the lock is gone."""
     cancelled: list[Any] = []
-    cancel = statement_deadline.Deadlines._cancel
+    cancel = waker.Deadlines._cancel
 
     def record(self: Any, connection: Any, wait: Any) -> Any:
         cancelled.append(connection)
         return cancel(self, connection, wait)
 
-    monkeypatch.setattr(statement_deadline.Deadlines, "_cancel", record)
+    monkeypatch.setattr(waker.Deadlines, "_cancel", record)
     bench: Bench = supply.take("update_status", api)
     started, locked = threading.Event(), threading.Event()
 
@@ -381,7 +380,7 @@ def test_a_new_connection_that_hangs_is_given_up(supply: Any, api: str, driver: 
 
     def connect(url: str) -> None:
         engine = sa.create_engine(url)
-        statement_deadline.limit_connects(engine)
+        waker.limit_connects(engine)
         try:
             engine.connect()
         except DBAPIError as error:
@@ -390,7 +389,7 @@ def test_a_new_connection_that_hangs_is_given_up(supply: Any, api: str, driver: 
 
     async def connect_async(url: str) -> None:
         engine = create_async_engine(url)
-        statement_deadline.limit_connects(engine.sync_engine)
+        waker.limit_connects(engine.sync_engine)
         try:
             await engine.connect()
         except (DBAPIError, TimeoutError) as error:
@@ -447,7 +446,7 @@ def test_what_a_handler_has_changed_may_take_long_to_write(supply: Any, strategy
 def test_a_slow_statement_of_maintenance_has_longer_the_next_time(database: Database) -> None:
     """A large table may need it; and each transaction of an operation has its own time."""
     engine = sa.create_engine(database.url())
-    deadlines = statement_deadline.Deadlines(1.0, "test")
+    deadlines = waker.Deadlines(1.0, "test")
     slow = sa.select(sa.func.pg_sleep(1))
     with deadlines.watched():
         with Session(engine) as session, pytest.raises(DBAPIError), deadlines.limit(session, slow="slow"):

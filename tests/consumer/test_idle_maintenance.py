@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import claim
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import state
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.listening import LATER, await_listening, idle
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
 def sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_SLEEPS_AFTER", 0.0)
     for interval in ("RESCUE", "HEARTBEAT", "RECONCILE"):
-        monkeypatch.setattr(intervals, interval, LATER)
+        monkeypatch.setattr(pace, interval, LATER)
 
 
 def await_sleep(server: Server) -> None:
@@ -51,7 +51,7 @@ def test_a_claimed_job_wakes_it(leased: Bench) -> None:
 
 def test_expired_leases_are_rescued_without_a_notification(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has died sends none: the rescue timer wakes the loop."""
-    monkeypatch.setattr(intervals, "RESCUE", 0.5)
+    monkeypatch.setattr(pace, "RESCUE", 0.5)
     with idle(leased).running() as server:
         await_sleep(server)
         # Twice: the notification of the first rescue sets the timer again.

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlaqueue.consumer.core.intervals import EXTENSIONS_PER_LEASE, RECONCILE, RESCUE, Intervals
 from sqlaqueue.consumer.maintenance.state import Timers
+from sqlaqueue.consumer.pace import EXTENSIONS_PER_LEASE, RECONCILE, RESCUE, Intervals
 
 pytestmark = pytest.mark.once
 

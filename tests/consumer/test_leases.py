@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.maintenance import release_waiting_jobs
+from sqlaqueue.consumer.maintenance import handlers_running
 from tests.consumer.bench import Bench, wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_rescues"), pytest.mark.once]
@@ -32,7 +32,7 @@ def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
 def test_a_lease_lives_as_long_as_its_handler(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leases of waiting jobs as well: none is rescued."""
     for name in ("LATE", "LONGEST_WAIT"):
-        monkeypatch.setattr(release_waiting_jobs, name, 60.0)
+        monkeypatch.setattr(handlers_running, name, 60.0)
     quick, keys = leased.enqueue(1, priority=-1, payload="quick"), leased.enqueue(4)
     go_on = threading.Event()
 

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 import sqlaqueue
 from sqlaqueue import Fail, Retry
 from sqlaqueue import log as library_log
-from sqlaqueue.consumer.core import events
-from sqlaqueue.consumer.runners.shutdown import GracePeriod
+from sqlaqueue.consumer import events
+from sqlaqueue.consumer.threads import GracePeriod
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import FIELDS, database_text, fields
 from tests.consumer.bench import Bench, wait_until

@@ -11,11 +11,11 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import Retry
-from sqlaqueue.consumer.claiming import batch_sizer
-from sqlaqueue.consumer.claiming.batch_sizer import FLUSH_AFTER, BatchSizer
-from sqlaqueue.consumer.claiming.claim_jobs import Claimer
-from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
-from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.claim import Claimer
+from sqlaqueue.consumer.leased import WorkerTurn
+from sqlaqueue.consumer.outcomes import COMPLETED, FinishedRun
+from sqlaqueue.consumer.pace import FLUSH_AFTER, BatchSizer
 from sqlaqueue.postgresql.claim_scan import FEW
 from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, wait_until
@@ -32,8 +32,8 @@ N = WORKERS + 7 * BATCH
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all handlers count as slow, so that workers share each claim."""
-    monkeypatch.setattr(batch_sizer, "_IN_ROW_ALONE", 0.0)
-    monkeypatch.setattr(batch_sizer, "_IN_ROW_AMONG_OTHERS", 0.0)
+    monkeypatch.setattr(pace, "_IN_ROW_ALONE", 0.0)
+    monkeypatch.setattr(pace, "_IN_ROW_AMONG_OTHERS", 0.0)
 
 
 @pytest.mark.usefixtures("slow")

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.core.waker import Waker
-from sqlaqueue.consumer.maintenance import heartbeat
-from sqlaqueue.consumer.notifications import listener, peers
-from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.maintenance import leases
+from sqlaqueue.consumer.notifications import listener, polls
+from sqlaqueue.consumer.notifications.polls import PollSchedule
+from sqlaqueue.consumer.waker import Waker
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.listening import LATER, await_listening, idle, is_listening, listening_connections
 
 
 @pytest.fixture(autouse=True)
 def no_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RESCUE", LATER)
+    monkeypatch.setattr(pace, "RESCUE", LATER)
 
 
 def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
@@ -87,8 +87,8 @@ def test_a_consumer_without_notifications_polls_and_logs_it_once(
     mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """As behind a pooler in transaction mode, where LISTEN succeeds and nothing arrives."""
-    monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.05)
-    monkeypatch.setattr(intervals, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(polls, "PROOF_TIMEOUT", 0.05)
+    monkeypatch.setattr(pace, "HEARTBEAT", 0.2)
     monkeypatch.setattr(PollSchedule, "receive", lambda self, payload: None)
     with idle(mixed, poll_interval=0.05).running():
         mixed.enqueue()
@@ -103,10 +103,10 @@ def test_a_long_drain_does_not_log_it(
     mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """A drain does not listen."""
-    monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.05)
-    monkeypatch.setattr(intervals, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(polls, "PROOF_TIMEOUT", 0.05)
+    monkeypatch.setattr(pace, "HEARTBEAT", 0.1)
     beats, enough = list[Any](), threading.Event()
-    send_heartbeat = heartbeat.send_heartbeat
+    send_heartbeat = leases.send_heartbeat
 
     def count(session: Any, context: Any, beat: Any) -> Any:
         beats.append(beat)
@@ -117,7 +117,7 @@ def test_a_long_drain_does_not_log_it(
     async def work(io: Any, job: Any) -> None:
         await io.wait(enough)
 
-    monkeypatch.setattr(heartbeat, "send_heartbeat", count)
+    monkeypatch.setattr(leases, "send_heartbeat", count)
     mixed.enqueue()
     assert mixed.consumer(work).drain() == 1
     assert "notifications do not arrive" not in log.text

@@ -16,9 +16,9 @@ from sqlalchemy.orm import sessionmaker
 
 import sqlaqueue
 from sqlaqueue import Consumer, claim, complete, requeue, rescue
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.maintenance import missed_notifications
-from sqlaqueue.consumer.notifications import poll_order
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.maintenance import leases
+from sqlaqueue.consumer.notifications import polls
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.triggers import channel_of
 from tests.consumer.bench import Bench, Server, wait_until
@@ -27,7 +27,7 @@ from tests.consumer.listening import LATER, await_listening, execute, idle, list
 
 @pytest.fixture(autouse=True)
 def no_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RESCUE", LATER)
+    monkeypatch.setattr(pace, "RESCUE", LATER)
 
 
 def listener(bench: Bench) -> psycopg.Connection[Any]:
@@ -268,8 +268,8 @@ def test_fifty_idle_consumers_are_not_all_woken(
 ) -> None:
     """A claim, and a second one after the first job of each; a strategy that holds a transaction writes its journal too."""
     # On a busy machine the notification that a job is claimed arrives late.
-    monkeypatch.setattr(poll_order, "STAGGER", 5.0)
-    monkeypatch.setattr(intervals, "HEARTBEAT", LATER)
+    monkeypatch.setattr(polls, "STAGGER", 5.0)
+    monkeypatch.setattr(pace, "HEARTBEAT", LATER)
     bench = supply.take(strategy, "sync")
     engine = sa.create_engine(bench.database.url(), pool_size=110)
     statements: list[str] = []
@@ -308,7 +308,7 @@ def test_fifty_idle_consumers_are_not_all_woken(
 
 def test_a_look_for_unclaimable_jobs_has_others_poll(supply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It locks due jobs for a moment, so that a claim of another Consumer may have missed them."""
-    monkeypatch.setattr(missed_notifications, "TRY_AGAIN_AFTER", 0.2)
+    monkeypatch.setattr(leases, "TRY_AGAIN_AFTER", 0.2)
     bench, begun, gate = supply.take("batch_select", "sync"), threading.Event(), threading.Event()
 
     async def work(_: Any, __: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.executing import worker
+from sqlaqueue.consumer import worker
 from tests.conftest import SERVERS
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.conftest import MIXED

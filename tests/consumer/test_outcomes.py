@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlaqueue import Cancel, Constant, Fail, Retry, Snooze
-from sqlaqueue.consumer.settling.outcome_rules import LONGEST_DELAY, outcome_of
-from sqlaqueue.consumer.settling.outcomes import (
+from sqlaqueue.consumer.outcomes import (
+    LONGEST_DELAY,
     RELEASED,
     CancellationRequested,
     HandlerAbandoned,
     applies_to_batch,
+    outcome_of,
 )
 from sqlaqueue.queue.run import Run
 

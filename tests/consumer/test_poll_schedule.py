@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from sqlaqueue.consumer.notifications.peers import PROOF_TIMEOUT
-from sqlaqueue.consumer.notifications.poll_order import MOST_LATER, MOST_OPEN, STAGGER
-from sqlaqueue.consumer.notifications.poll_schedule import MOST_IDS, PollSchedule
+from sqlaqueue.consumer.notifications.polls import MOST_IDS, MOST_LATER, MOST_OPEN, PROOF_TIMEOUT, STAGGER, PollSchedule
 from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, parse
 
 pytestmark = pytest.mark.once

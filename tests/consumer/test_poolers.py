@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, cancel, claim, complete
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.notifications import peers
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.notifications import polls
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.listening import LATER, await_listening, is_listening
 from tests.pooler import PROGRAM, Pooler
@@ -86,8 +86,8 @@ class Behind(Server):
 @pytest.fixture
 def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the interval of heartbeats and the time in which their notifications have to arrive."""
-    monkeypatch.setattr(intervals, "HEARTBEAT", 0.3)
-    monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.2)
+    monkeypatch.setattr(pace, "HEARTBEAT", 0.3)
+    monkeypatch.setattr(polls, "PROOF_TIMEOUT", 0.2)
 
 
 @pytest.fixture(params=["update_status", "delete_returning", "batch_select"])

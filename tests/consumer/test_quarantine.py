@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.claiming.quarantine import Quarantine, QuarantinedJob
+from sqlaqueue.consumer.quarantine import Quarantine, QuarantinedJob
 from sqlaqueue.strategies.update_status import several_quarantined_token
 from tests.consumer.bench import Bench, wait_until
 

@@ -12,14 +12,13 @@ import pytest
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, consumers
-from sqlaqueue.consumer.claiming import batch_sizer
-from sqlaqueue.consumer.claiming.batch_sizer import LATE, LONGEST_WAIT
-from sqlaqueue.consumer.claiming.job_buffer import run_of_claimed
+from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.executing.executor import Executor
-from sqlaqueue.consumer.executing.report import Report, report
-from sqlaqueue.consumer.maintenance.release_waiting_jobs import late_groups, release_late
+from sqlaqueue.consumer.executor import Executor
+from sqlaqueue.consumer.in_flight import run_of_claimed
+from sqlaqueue.consumer.leased import Report, report
+from sqlaqueue.consumer.maintenance.handlers_running import late_groups, release_late
+from sqlaqueue.consumer.pace import LATE, LONGEST_IN_BUFFER
 from sqlaqueue.mapping.runs import set_run
 from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, wait_until
@@ -81,7 +80,7 @@ def test_a_held_batch_ends_when_it_takes_longer_than_expected(
     supply: Any, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The jobs that have not begun are free with its commit, and other consumers are notified."""
-    monkeypatch.setattr(batch_sizer, "LATE", 0.2)
+    monkeypatch.setattr(pace, "LATE", 0.2)
     bench = supply.take("delete_returning" if api == "sync" else "batch_select", api)
     keys = bench.enqueue(HEAD + 1 + N)
     slow, go_on, begun = keys[HEAD], threading.Event(), threading.Event()
@@ -95,7 +94,7 @@ def test_a_held_batch_ends_when_it_takes_longer_than_expected(
     with bench.consumer(work).running() as server:
         assert begun.wait(20)
         held_up = time.monotonic()
-        wait_until(lambda: time.monotonic() - held_up > batch_sizer.LATE)
+        wait_until(lambda: time.monotonic() - held_up > pace.LATE)
         go_on.set()
         wait_until(lambda: bench.states() == {"completed": len(keys)})
     assert server.told("released")
@@ -105,9 +104,9 @@ def test_a_held_batch_ends_when_it_takes_longer_than_expected(
 
 
 def test_consumers_report_running_and_waiting_jobs(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(pace, "HEARTBEAT", 0.2)
     for name in ("LATE", "LONGEST_WAIT"):
-        monkeypatch.setattr(f"sqlaqueue.consumer.maintenance.release_waiting_jobs.{name}", 60.0)
+        monkeypatch.setattr(f"sqlaqueue.consumer.maintenance.handlers_running.{name}", 60.0)
     keys = leased.enqueue(HEAD + 3)
     slow, go_on = keys[HEAD], threading.Event()
 
@@ -154,12 +153,12 @@ def test_waiting_jobs_are_released_when_all_handlers_are_busy(calls: contextlib.
     context = make_context(JOB, concurrency=2, duration=0.1)
     busy, now = begin_call(calls, context, 1, 2), time.monotonic()
     context.add_jobs([[job(3)]])
-    assert not late_groups(context, now + LONGEST_WAIT), "the other handler takes it"
+    assert not late_groups(context, now + LONGEST_IN_BUFFER), "the other handler takes it"
     begin_call(calls, context, 4)
     assert not late_groups(context, now), "they may end in a moment"
-    assert [one.id for [one] in late_groups(context, now + 1.1 * LONGEST_WAIT)] == [3, 2]
+    assert [one.id for [one] in late_groups(context, now + 1.1 * LONGEST_IN_BUFFER)] == [3, 2]
     context.cancelled.add((2,))
-    assert release_late(context, now + 1.1 * LONGEST_WAIT) == 2
+    assert release_late(context, now + 1.1 * LONGEST_IN_BUFFER) == 2
     finished = context.completions.take()
     assert {one.run.key: one.outcome.event for one in finished} == {(3,): "released", (2,): "cancelled"}
     assert not context.buffer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
+from sqlaqueue.consumer.notifications.polls import PollSchedule
 from sqlaqueue.notify_payloads import Heartbeat, Signal
 
 pytestmark = pytest.mark.once

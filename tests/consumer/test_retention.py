@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin, claim
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.maintenance import retention_walk
-from sqlaqueue.consumer.maintenance.retention_walk import BATCH, Retention, Walk
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.maintenance import state
+from sqlaqueue.consumer.maintenance.state import BATCH, Retention, Walk
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import wait_until
 from tests.contexts import settings_of
@@ -143,7 +143,7 @@ class Serving:
 
 @pytest.fixture(autouse=True)
 def frequent_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RETENTION", 0.05)
+    monkeypatch.setattr(pace, "RETENTION", 0.05)
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_a_job_whose_deletion_fails_is_skipped(
     leased: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that refers to it would be deleted with it, and cannot be: only trying shows that."""
-    monkeypatch.setattr(retention_walk, "BATCH", 16)
+    monkeypatch.setattr(state, "BATCH", 16)
     jobs = leased.add(40, "completed", 8)
     blocked = {jobs[0], jobs[25], jobs[-1]}
     leased.execute(
@@ -274,7 +274,7 @@ def test_jobs_that_stay_without_an_error_keep_no_others(
     leased: Queue, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """A trigger keeps more of the oldest ones than are deleted at once."""
-    monkeypatch.setattr(retention_walk, "BATCH", 4)
+    monkeypatch.setattr(state, "BATCH", 4)
     kept = leased.add(9, "completed", 8, "keep")
     leased.add(9, "completed", 7.5)
     leased.execute(
@@ -360,7 +360,7 @@ def test_the_oldest_jobs_are_deleted_first(leased: Queue) -> None:
 
 def test_a_batch_is_brief(leased: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that deletes extends leases as well, so it does not wait for a slow trigger."""
-    monkeypatch.setattr(retention_walk, "_LONGEST", 0.2)
+    monkeypatch.setattr(state, "_LONGEST", 0.2)
     leased.add(3, "completed", 8)
     leased.execute(
         """

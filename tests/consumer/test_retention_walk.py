@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sqlaqueue.consumer.maintenance.retention_walk import BATCH, MOST_SKIPPED, WALK, Walk
+from sqlaqueue.consumer.maintenance.state import BATCH, MOST_SKIPPED, WALK, Walk
 
 pytestmark = pytest.mark.once
 

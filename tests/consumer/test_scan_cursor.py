@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.claiming.scan_cursor import LONGEST, ScanCursor
+from sqlaqueue.consumer.pace import LONGEST, ScanCursor
 from tests.consumer.bench import Bench, wait_until
 
 FIRST = {"mark": 1}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.executing import leased as leased_routines
-from sqlaqueue.consumer.runners import task_runner
+from sqlaqueue.consumer import leased as leased_routines
+from sqlaqueue.consumer import tasks
 from sqlaqueue.exc import JobTimeout
 from tests.consumer.bench import Bench, wait_until
 
@@ -121,7 +121,7 @@ def test_a_task_that_swallows_its_cancellation_keeps_its_job_until_it_ends(
     supply: Any, frequent_rescues: None, monkeypatch: pytest.MonkeyPatch, log: Any
 ) -> None:
     """Else its lease would expire, and the job run beside it in the same process."""
-    monkeypatch.setattr(task_runner, "_CANCELLATION", 0.1)
+    monkeypatch.setattr(tasks, "_CANCELLATION", 0.1)
     leased = supply.take("update_status", "async")
     [key] = leased.enqueue(1)
     calls, swallowed, go_on = [], threading.Event(), threading.Event()

@@ -22,9 +22,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import AsyncConsumer, Consumer, JobEvent, Limit, QueueConfig, QueueMixin, admin
 from sqlaqueue.admin import doctor, explain_job
-from sqlaqueue.consumer.claiming import unclaimable
-from sqlaqueue.consumer.claiming.unclaimable import Suspects, Unclaimable
-from sqlaqueue.consumer.maintenance import missed_notifications
+from sqlaqueue.consumer import claim
+from sqlaqueue.consumer.claim import Suspects, Unclaimable
+from sqlaqueue.consumer.maintenance import leases
 from sqlaqueue.exc import ConfigurationError, WorkerDied
 from tests.consumer.processes import wait_until
 from tests.servers import Database
@@ -91,7 +91,7 @@ class Rig:
     def runs_no_more(self, key: int) -> bool:
         """Return whether a handler is not called while the end of the job is tried a few times."""
         before = self.ran.count(key)
-        time.sleep(4 * unclaimable.TRY_AGAIN_AFTER)
+        time.sleep(4 * claim.TRY_AGAIN_AFTER)
         return self.ran.count(key) == before
 
     def counted(self) -> int:
@@ -219,7 +219,7 @@ def test_many_rows_that_cannot_be_loaded(rig: Rig) -> None:
 
 def test_a_corrected_row_runs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unclaimable job is tried again now and then."""
-    monkeypatch.setattr(unclaimable, "TRY_AGAIN_AFTER", 0.5)
+    monkeypatch.setattr(claim, "TRY_AGAIN_AFTER", 0.5)
     rig.execute(UNLOADABLE["enum"])
     rig.enqueue()
     with rig.running():
@@ -307,7 +307,7 @@ def test_an_error_of_all_rows_fails_no_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Such as a mistake in a trigger. They wait until it is mended, and are tried again."""
-    monkeypatch.setattr(unclaimable, "TRY_AGAIN_AFTER", 1.0)
+    monkeypatch.setattr(claim, "TRY_AGAIN_AFTER", 1.0)
     rig = rigs(strategy, api, max_attempts=1000)
     rig.enqueue()
     rig.execute(
@@ -413,7 +413,7 @@ def test_an_unclaimable_job_is_due_again_after_a_while() -> None:
     assert suspects is not None
     assert search.failed(suspects, "no") is not None
     assert search.take() is None
-    now = unclaimable.TRY_AGAIN_AFTER + 1
+    now = claim.TRY_AGAIN_AFTER + 1
     again = search.take()
     assert again is not None
     # It is known already, and not to be logged again.
@@ -446,7 +446,7 @@ def test_usual_claims_go_on_between_the_tries_of_known_jobs() -> None:
     for key in range(300):
         search.suspect([(key,)])
         search.failed(search.take() or Suspects([]), "no")
-    now = 10 * unclaimable.TRY_AGAIN_AFTER
+    now = 10 * claim.TRY_AGAIN_AFTER
     tries = []
     for _ in range(20):
         suspects = search.take()
@@ -482,7 +482,7 @@ def test_a_row_that_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The trigger raises no error, and the only handler's claim takes one of these rows each time."""
-    monkeypatch.setattr(missed_notifications, "TRY_AGAIN_AFTER", 1.0)
+    monkeypatch.setattr(leases, "TRY_AGAIN_AFTER", 1.0)
     rig = rigs(strategy, api)
     table = keep_bad_rows(rig, strategy, 3)
     rig.enqueue()
@@ -557,7 +557,7 @@ def test_an_end_that_the_database_refuses(
     rigs: Callable[..., Rig], api: str, strategy: str, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its handler runs as often as attempts are allowed, and a few times in batches that were rolled back."""
-    monkeypatch.setattr(unclaimable, "TRY_AGAIN_AFTER", 1.0)
+    monkeypatch.setattr(claim, "TRY_AGAIN_AFTER", 1.0)
     rig = rigs(strategy, api, max_attempts=2)
     rig.execute(
         "INSERT INTO task (kind, note) VALUES ('USUAL', 'bad')",

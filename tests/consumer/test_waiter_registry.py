@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
-from sqlaqueue.consumer.notifications.waiter_registry import MAX_JOBS, RETENTION, WaiterRegistry
-from sqlaqueue.notify_payloads import Settled, Wait
+from sqlaqueue.consumer.notifications.polls import MAX_JOBS, RETENTION, PollSchedule, WaiterRegistry
+from sqlaqueue.notify_payloads import Settled, WaitRequest
 
 pytestmark = pytest.mark.once
 
@@ -58,7 +57,7 @@ def test_the_number_of_jobs_is_bounded(registry: WaiterRegistry) -> None:
 
 def test_a_consumer_fills_it_from_notifications(registry: WaiterRegistry, clock: Clock) -> None:
     polls = PollSchedule("me", lambda: 7.0, lambda: None, lambda: None, waiters=registry, now=clock)
-    polls.receive(Wait("waiter", ["5", "6"]))
+    polls.receive(WaitRequest("waiter", ["5", "6"]))
     assert registry.take(["5"]) == ["5"]
     polls.receive(Settled(["6"]))
     assert registry.take(["6"]) == [], "another Consumer has notified the waiter"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from sqlaqueue.consumer import worker
 from sqlaqueue.consumer.core.effects import Wait
-from sqlaqueue.consumer.executing import worker
-from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
+from sqlaqueue.consumer.leased import WorkerTurn
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.listening import LATER, await_listening
 

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer import handlers
 from tests.consumer.handler_io import for_async, for_sync
@@ -31,7 +31,7 @@ def live(order: Any, orders: Connection, words: Connection) -> None:
         os.dup2(end.fileno(), number)
         end.close()
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-    intervals.RESCUE = order["rescue"]
+    pace.RESCUE = order["rescue"]
     if order["restart"]:
         restart(order)
     else:

@@ -14,30 +14,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.claiming.job_buffer import runs_in
-from sqlaqueue.consumer.claiming.quarantine import Quarantine
-from sqlaqueue.consumer.configuration import statements
+from sqlaqueue.consumer import held, leased, outcomes, quarantine, sessions, settle, statements, tasks, threads, worker
+from sqlaqueue.consumer import held as held_module
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Routine, Wait
-from sqlaqueue.consumer.executing import held, held_operations, leased, worker
-from sqlaqueue.consumer.executing.executor import Executor
-from sqlaqueue.consumer.executing.report import Report
-from sqlaqueue.consumer.maintenance import (
-    cancellations,
-    extend_leases,
-    handler_timeout,
-    reconcile,
-    release_waiting_jobs,
-    rescue,
-)
+from sqlaqueue.consumer.executor import Executor
+from sqlaqueue.consumer.in_flight import CompletionBuffer, runs_in
+from sqlaqueue.consumer.leased import Report
+from sqlaqueue.consumer.maintenance import cleanup, handlers_running, leases
 from sqlaqueue.consumer.maintenance.state import Maintenance
-from sqlaqueue.consumer.runners import task_runner, thread_runner
-from sqlaqueue.consumer.sessions import savepoint
-from sqlaqueue.consumer.settling import crash_journal, outcome_rules, settle
-from sqlaqueue.consumer.settling.completion_buffer import CompletionBuffer
-from sqlaqueue.consumer.settling.crash_journal import CrashJournal, JournalEntry
-from sqlaqueue.consumer.settling.outcomes import FinishedRun
-from sqlaqueue.consumer.settling.settle import SettledEach, Settler
+from sqlaqueue.consumer.outcomes import FinishedRun
+from sqlaqueue.consumer.quarantine import CrashJournal, JournalEntry, Quarantine
+from sqlaqueue.consumer.settle import SettledEach, Settler
 from sqlaqueue.strategies.update_status import UpdateStatus
 from tests.strategies import mutants as strategy_mutants
 
@@ -88,12 +76,12 @@ def compares_the_token_only() -> None:
 
 @mutant
 def does_not_rescue() -> None:
-    replace(rescue, "rescue_jobs", return_nothing)
+    replace(leases, "rescue_jobs", return_nothing)
 
 
 @mutant
 def does_not_extend() -> None:
-    replace(extend_leases, "extend_leases", return_nothing)
+    replace(leases, "extend_leases", return_nothing)
 
 
 @mutant
@@ -134,8 +122,8 @@ def runs_all_quarantined_jobs_at_once() -> None:
 
 @mutant
 def has_no_transaction_timeout() -> None:
-    replace(extend_leases, "limit_transaction", do_nothing)
-    replace(rescue, "limit_transaction", do_nothing)
+    replace(leases, "limit_transaction", do_nothing)
+    replace(leases, "limit_transaction", do_nothing)
 
 
 @mutant
@@ -194,20 +182,20 @@ def ignores_signals() -> None:
     def stop_on_signal(stop: Any, **_: Any) -> Any:
         return contextlib.nullcontext()
 
-    replace(thread_runner.signal_handlers, "stop_on_signal", stop_on_signal)
-    replace(task_runner.signal_handlers, "stop_on_signal", stop_on_signal)
+    replace(threads.signal_handlers, "stop_on_signal", stop_on_signal)
+    replace(tasks.signal_handlers, "stop_on_signal", stop_on_signal)
 
 
 @mutant
 def ignores_stop() -> None:
-    replace(thread_runner.ThreadRunner, "stop", do_nothing)
-    replace(task_runner.TaskRunner, "stop", do_nothing)
+    replace(threads.ThreadRunner, "stop", do_nothing)
+    replace(tasks.TaskRunner, "stop", do_nothing)
 
 
 @mutant
 def keeps_jobs_that_have_not_begun() -> None:
     replace(ConsumerContext, "forget_claimed", return_nothing)
-    replace(release_waiting_jobs, "late_groups", return_nothing)
+    replace(handlers_running, "late_groups", return_nothing)
 
 
 class Override:
@@ -247,7 +235,7 @@ def leaves_abandoned_batches_in_the_journal() -> None:
 
 @mutant
 def writes_no_journal() -> None:
-    replace(crash_journal, "write_entry", do_nothing)
+    replace(quarantine, "write_entry", do_nothing)
 
 
 @mutant
@@ -270,7 +258,7 @@ def holds_a_whole_batch_responsible() -> None:
 
 @mutant
 def never_ends_a_quarantine() -> None:
-    replace(crash_journal, "close_entry", crash_journal.delete_entry)
+    replace(quarantine, "close_entry", quarantine.delete_entry)
 
 
 @mutant
@@ -282,8 +270,8 @@ def discards_no_entry() -> None:
 
 @mutant
 def keeps_the_writes_of_a_failing_handler() -> None:
-    original = savepoint.Savepoint.close
-    replace(savepoint.Savepoint, "close", lambda self, *, keep: original(self, keep=True))
+    original = sessions.Savepoint.close
+    replace(sessions.Savepoint, "close", lambda self, *, keep: original(self, keep=True))
 
 
 @mutant
@@ -301,23 +289,23 @@ def settles_a_lost_job_by_its_old_token() -> None:
         for job in context.claimer.claim_key(session, finished.run.key):
             again = dataclasses.replace(finished, job=job)
             context.settler.settle(session, [again])
-            held_operations._close(session, context, [again], entry)
+            held_module._close_journal_entry(session, context, [again], entry)
             session.commit()
             return again
         return None
 
-    replace(held_operations, "settle_alone", settle_alone)
+    replace(held_module, "settle_alone", settle_alone)
 
 
 @mutant
 def lets_handlers_commit() -> None:
-    replace(savepoint.Savepoint, "refuses", lambda self: False)
+    replace(sessions.Savepoint, "refuses", lambda self: False)
 
 
 @mutant
 def does_not_reconcile() -> None:
-    replace(reconcile, "reconcile_at_once", return_nothing)
-    replace(reconcile, "reconcile_range", lambda *_: ([], None))
+    replace(cleanup, "reconcile_at_once", return_nothing)
+    replace(cleanup, "reconcile_range", lambda *_: ([], None))
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
@@ -337,19 +325,19 @@ def ends_maintenance_at_the_first_error() -> None:
     def maintain(context: Any) -> Routine:
         maintenance = Maintenance(context)
         while not context.workers_ended:
-            for task in (extend_leases.extend, rescue.rescue_expired):
+            for task in (leases.extend, leases.rescue_expired):
                 yield from task(maintenance, time.monotonic())
             yield Wait("maintenance", maintenance.until_next())
 
-    replace(thread_runner, "maintain", maintain)
-    replace(task_runner, "maintain", maintain)
+    replace(threads, "maintain", maintain)
+    replace(tasks, "maintain", maintain)
 
 
 @mutant
 def does_not_limit_attempts() -> None:
-    original = outcome_rules.outcome_of
+    original = outcomes.outcome_of
     replace(
-        outcome_rules,
+        outcomes,
         "outcome_of",
         lambda error, run, *arguments, **options: original(
             error, dataclasses.replace(run, max_attempts=10**6), *arguments, **options
@@ -362,18 +350,18 @@ def does_not_limit_attempts() -> None:
 
 @mutant
 def ignores_timeouts() -> None:
-    replace(handler_timeout, "record_overdue", return_nothing)
+    replace(handlers_running, "record_overdue", return_nothing)
 
 
 @mutant
 def ignores_requests_to_cancel() -> None:
-    replace(cancellations, "take_requests", return_nothing)
-    replace(release_waiting_jobs, "take_requests", return_nothing)
+    replace(handlers_running, "take_requests", return_nothing)
+    replace(handlers_running, "take_requests", return_nothing)
 
 
 @mutant
 def settles_in_workers_only() -> None:
-    replace(release_waiting_jobs, "settle_finished", do_nothing_routine)
+    replace(handlers_running, "settle_finished", do_nothing_routine)
 
 
 @mutant

@@ -22,9 +22,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.claiming import scan_cursor
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.core.events import EventName
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.events import EventName
 from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer.conftest import Supply
 from tests.consumer.handler_io import for_async, for_sync
@@ -116,8 +115,8 @@ def run_worker(parameters: Any) -> None:
     directory, name = Path(parameters["directory"]), parameters["name"]
     recorder, gate = Recorder(directory, name), FileGate(directory, name)
     # The checker expects the order of claims from the head of the queue, which claims from the cursor do not keep.
-    scan_cursor._SHARE = 0.0
-    intervals.RESCUE = 0.2
+    pace._SHARE = 0.0
+    pace.RESCUE = 0.2
     if parameters["mutant"]:
         MUTANTS[parameters["mutant"]]()
     handler = PayloadHandler(recorder, gate)
@@ -208,7 +207,7 @@ def end_enqueueing(session: Session, recorder: Recorder, keys: list[int], *, com
 def run_test(parameters: Any) -> None:
     """Run a test of the Consumers without the mutant, and again with it."""
     recorder = Recorder(Path(parameters["directory"]), parameters["name"])
-    intervals.RESCUE = 0.2
+    pace.RESCUE = 0.2
     version, *directories = parameters["server"]
     supply = Supply(Server(version, *map(Path, directories)))
     module, _, name = parameters["test"].partition(":")

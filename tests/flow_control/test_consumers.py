@@ -14,7 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, Limit, Order, Rate, Retry
-from sqlaqueue.consumer.maintenance import release_waiting_jobs
+from sqlaqueue.consumer.maintenance import handlers_running
 from tests.flow_control.models import claimed, create, insert, make_job, of_customers
 from tests.flow_control.running import LONG, Handlers, consumers, looks, unfinished, wait_for
 
@@ -44,8 +44,8 @@ def test_jobs_behind_a_handler_that_turns_out_slow_run_elsewhere(
     pool: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As long as jobs may wait that hold no places.
-    monkeypatch.setattr(release_waiting_jobs, "LONGEST_WAIT", 600)
-    monkeypatch.setattr(release_waiting_jobs, "LATE", 600)
+    monkeypatch.setattr(handlers_running, "LONGEST_WAIT", 600)
+    monkeypatch.setattr(handlers_running, "LATE", 600)
     job, handlers = make_job(limits=[Limit(2)]), Handlers()
     create(pool, job)
     gate, slow = threading.Event(), set[int]()

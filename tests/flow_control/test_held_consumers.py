@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Constant, Consumer, Limit, Order, Rate, Retry, admin, complete
-from sqlaqueue.consumer.claiming import held_back
-from sqlaqueue.consumer.executing import held_operations
+from sqlaqueue.consumer import claim
+from sqlaqueue.consumer import held as held_module
 from tests.flow_control.models import HELD, claimed, create, customers, insert, make_job, of_customers
 from tests.flow_control.running import Handlers, consumers, looks, unfinished, wait_for
 
@@ -188,7 +188,7 @@ def test_jobs_are_released_when_another_claim_has_reserved_their_beginnings(
     job, handlers = make_job(rates=[Rate(5, every=3600, burst=5)], **held), Handlers()
     create(pool, job)
     insert(pool, job, of_customers(*range(5)))
-    reserve, calls = held_operations.reserve_rates, list[int]()
+    reserve, calls = held_module.reserve_rates, list[int]()
 
     def after_another_one(session: Session, context: Any, keys: Any) -> Any:
         if not calls:
@@ -196,7 +196,7 @@ def test_jobs_are_released_when_another_claim_has_reserved_their_beginnings(
                 calls.append(len(reserve(other, context, keys[:3])))
         return reserve(session, context, keys)
 
-    monkeypatch.setattr(held_operations, "reserve_rates", after_another_one)
+    monkeypatch.setattr(held_module, "reserve_rates", after_another_one)
     with Consumer(job, handlers, sessionmaker(pool), batch_size=5, signals=False):
         wait_for(lambda: unfinished(pool, job) == 3)
     assert calls == [3]
@@ -210,7 +210,7 @@ def test_a_consumer_looks_again_for_a_slot_that_was_taken_for_a_moment(
     pool: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a claim that another limit refuses afterwards: no run ends when it releases the slot."""
-    monkeypatch.setattr(held_back, "_CONTENDED", (2.0, 2.0))
+    monkeypatch.setattr(claim, "_CONTENDED", (2.0, 2.0))
     job, handlers = make_job(limits=[Limit(1, per="customer_id")], **HELD["batch_select"]), Handlers()
     create(pool, job)
     insert(pool, job, of_customers(1, 1))

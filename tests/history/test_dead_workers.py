@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import Unique, admin, claim, rescue
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 from tests.consumer.processes import wait_until
 from tests.history.queues import HistoryQueue, obey
@@ -34,7 +34,7 @@ def worker_process(queue: HistoryQueue) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_killed_worker_leaves_a_rescued_attempt(leased: HistoryQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RESCUE", 0.2)
+    monkeypatch.setattr(pace, "RESCUE", 0.2)
     [key] = leased.enqueue(None)
     with worker_process(leased) as worker:
         assert worker.stdout is not None
@@ -152,7 +152,7 @@ def test_unique_jobs(database: Database, on_return: Any) -> None:
 def test_a_consumer_rescues_without_a_history_that_cannot_be_written(
     database: Database, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture, unique: Any, fault: str
 ) -> None:
-    monkeypatch.setattr(intervals, "RESCUE", 0.2)
+    monkeypatch.setattr(pace, "RESCUE", 0.2)
     queue = HistoryQueue(database, "update_status", unique=unique)
     [key] = expired(queue)
     locking = queue.engine.connect()
@@ -185,7 +185,7 @@ def test_a_rescue_of_nothing_does_not_blame_the_history(
     database: Database, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """The table of the history is locked, and no lease has expired."""
-    monkeypatch.setattr(intervals, "RESCUE", 0.2)
+    monkeypatch.setattr(pace, "RESCUE", 0.2)
     queue = HistoryQueue(database, "update_status")
     rescues = list[int]()
     with queue.running() as consumer, queue.engine.connect() as locking:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.maintenance.history_retention import delete_batch
-from sqlaqueue.consumer.maintenance.retention_walk import BATCH, Walk
-from sqlaqueue.consumer.maintenance.state import MAINTAINERS
-from sqlaqueue.consumer.notifications.peers import Peers
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.maintenance.cleanup import delete_batch
+from sqlaqueue.consumer.maintenance.state import BATCH, MAINTAINERS, Walk
+from sqlaqueue.consumer.notifications.polls import Peers
 from tests.consumer.processes import wait_until
 from tests.contexts import settings_of
 from tests.history.queues import HistoryQueue
@@ -22,7 +21,7 @@ KEPT = timedelta(days=14)
 
 @pytest.fixture(autouse=True)
 def frequent_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RETENTION", 0.05)
+    monkeypatch.setattr(pace, "RETENTION", 0.05)
 
 
 def add(queue: HistoryQueue, number: int, days: float, name: str = "job") -> None:

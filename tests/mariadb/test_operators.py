@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
 from sqlaqueue import AsyncConsumer, Consumer, admin, async_wait, cancel, wait
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from tests.mariadb.models import REPORTS, Job, Report
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def test_a_cancellation_is_announced_within_the_process(
 ) -> None:
     """Without the announcement, the Consumer would look for requests after the deadline of the test."""
     for interval in ("HEARTBEAT", "RESCUE"):
-        monkeypatch.setattr(intervals, interval, 10 * DEADLINE)
+        monkeypatch.setattr(pace, interval, 10 * DEADLINE)
 
     async def check() -> None:
         begun = asyncio.Event()
@@ -104,7 +104,7 @@ def test_retention_deletes_what_is_old(
     engine: sa.Engine, sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing younger, not even by an hour; the next batch begins with what has become old since."""
-    monkeypatch.setattr(intervals, "RETENTION", 0.2)
+    monkeypatch.setattr(pace, "RETENTION", 0.2)
     with sessions() as session:
         session.add_all([Job(id=n) for n in range(1, 21)])
         session.commit()

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 import sqlaqueue.mariadb
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from tests.unique.models import create, make_job
 from tests.unique.random_process import CONFIGURATIONS
 from tests.unique.test_killed_processes import Processes, check_nothing_is_lost, check_twins, drain
@@ -61,7 +61,7 @@ def test_no_two_twins_count_and_no_job_is_lost(
             processes.kill_all()
         assert observed > 20
         # Of the jobs that wait for twins with one key, each rescue lets one go on.
-        monkeypatch.setattr(intervals, "RESCUE", 0.2)
+        monkeypatch.setattr(pace, "RESCUE", 0.2)
         drain(engine, job)
         check_nothing_is_lost(engine, job, processes.enqueued())
         engine.dispose()

@@ -18,8 +18,8 @@ from sqlalchemy.orm import sessionmaker
 
 import sqlaqueue.mariadb
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.core.events import EventName
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.events import EventName
 from tests.faults.history import Recorder, name_of
 from tests.mariadb.models import Effect, Job
 
@@ -81,7 +81,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     order = json.loads(sys.argv[1])
     recorder = Recorder(Path(order["directory"]), f"worker-{os.getpid()}")
-    intervals.RESCUE = 0.2
+    pace.RESCUE = 0.2
     order["options"] = {"concurrency": 4, "poll_interval": 0.05, "lease": 1} | order.get("options", {})
     if "asyncmy" in order["url"]:
         asyncio.run(_run_async(order, recorder))

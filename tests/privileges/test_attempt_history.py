@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, admin, claim
-from sqlaqueue.consumer.maintenance.history_retention import delete_batch
-from sqlaqueue.consumer.maintenance.retention_walk import Walk
+from sqlaqueue.consumer.maintenance.cleanup import delete_batch
+from sqlaqueue.consumer.maintenance.state import Walk
 from sqlaqueue.exc import DatabaseNotReadyError
 from tests.contexts import settings_of
 from tests.privileges.conftest import Roles, of_page

@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from tests.recipes.recipe_page import Recipe
 
 DEADLY = 13
@@ -49,7 +49,7 @@ def main() -> None:
 
 def work(name: str, url: str, hold: str, poison: str) -> None:
     """Run the Consumer until a signal arrives."""
-    intervals.RESCUE = 0.2
+    pace.RESCUE = 0.2
     program = Recipe(name).program(url)
     consumer, numbers = program.consumer, itertools.count(1)
     handle = consumer._handler

@@ -34,7 +34,7 @@ from sqlaqueue import (
     Tick,
     Unique,
 )
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 
 PROGRAMS = ("old", "new")
 EDITS = ("*/2 * * * * *", "*/3 * * * * *")
@@ -136,7 +136,7 @@ def run(role: str, url: str, seed: float, name: str, program: str, log: Path) ->
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    intervals.RESCUE = 0.2
+    pace.RESCUE = 0.2
     # The test asks for the stacks if it waits in vain.
     faulthandler.register(signal.SIGUSR1)
     ROLES[role](url, name, schedules(program), random.Random(seed))

@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, AsyncScheduler, Consumer, Schedule, Scheduler, admin
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.schedules import fire_schedules
-from sqlaqueue.consumer.schedules.firing_process import POLL_INTERVAL, FiringProcess, GroupState
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.maintenance import firing
+from sqlaqueue.consumer.maintenance.firing import POLL_INTERVAL, FiringProcess, GroupState
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.notify_payloads import Heartbeat, Signal
 from sqlaqueue.schedules.schedule import schedule_groups
@@ -117,7 +117,7 @@ def test_schedules_are_fired_after_all_connections_went_silent(
     shared: Database, engine: sa.Engine, kind: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a failover behind a proxy: a connection without a reply is given up."""
-    monkeypatch.setattr(intervals, "LONGEST_WAIT", 2.0)
+    monkeypatch.setattr(pace, "LONGEST_WAIT", 2.0)
     report = make_report()
     schedules = [hourly(report, **SECOND)]
     create(engine, report)
@@ -311,13 +311,13 @@ def test_a_thousand_schedules_cost_a_handful_of_statements(
             statements.append(text)
 
     sa.event.listen(counted, "before_cursor_execute", count)
-    turn = fire_schedules._turn
+    turn = firing._turn
 
     def remember(process: FiringProcess, state: GroupState) -> Any:
         yield from turn(process, state)
         sleeps.append(state.look_at - time.monotonic())
 
-    monkeypatch.setattr(fire_schedules, "_turn", remember)
+    monkeypatch.setattr(firing, "_turn", remember)
     with Scheduler(sessionmaker(counted), schedules):
         wait_until(lambda: any(pause > 20 for pause in sleeps))
         first = -1

@@ -15,8 +15,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlaqueue import QueueMixin, Schedule, Scheduler
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession
-from sqlaqueue.consumer.schedules import fire_schedules
-from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.consumer.maintenance import firing
+from sqlaqueue.consumer.maintenance.firing import FiringProcess
 from sqlaqueue.schedules import fire as fire_module
 from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import look
@@ -57,7 +57,7 @@ class Process:
     def turn(self) -> None:
         """Fire what is due."""
         for state in self.process.states:
-            self.run(fire_schedules._turn(self.process, state))
+            self.run(firing._turn(self.process, state))
 
     @property
     def failing(self) -> list[str]:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer
-from sqlaqueue.consumer.notifications import in_process, listener
+from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.engines import notifications
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.models import models, prepared
@@ -168,15 +168,15 @@ def test_subscriptions_stay_with_the_parent(bench: SQLiteBench) -> None:
     subscriber: Any = Subscriber()
 
     def work() -> None:
-        in_process.unsubscribe(subscriber)
+        listener.unsubscribe(subscriber)
         end = notifications.subscribe(bench.engine, lambda *_: None)
         end()
         end_of_parent()
 
-    in_process.subscribe(bench.engine, "sqlaqueue_job", subscriber)
+    listener.subscribe(bench.engine, "sqlaqueue_job", subscriber)
     end_of_parent = notifications.subscribe(bench.engine, lambda *_: None)
     try:
         assert code_of_child(work) == 0
     finally:
         end_of_parent()
-        in_process.unsubscribe(subscriber)
+        listener.unsubscribe(subscriber)

@@ -12,8 +12,8 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 import sqlaqueue.sqlite
 from sqlaqueue import QueueConfig, QueueMixin, cancel, claim
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.maintenance.cancellations import _take
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.maintenance.handlers_running import _take
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.processes import wait_until
 
@@ -29,7 +29,7 @@ def test_a_running_job_is_cancelled(
     bench: SQLiteBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its task ends at once; a thread runs on, and its failure is not tried again."""
-    monkeypatch.setattr(intervals, "RESCUE", 0.1)
+    monkeypatch.setattr(pace, "RESCUE", 0.1)
     caplog.set_level(logging.WARNING, "sqlaqueue")
     good, bad = bench.enqueue(2)
     running: set[int] = set()

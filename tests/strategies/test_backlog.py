@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import rescue
-from sqlaqueue.consumer.configuration.statements import ANNOUNCEMENTS, EXCEPT, LIMIT
+from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, LIMIT
 from sqlaqueue.testing import QueueUnderTest
 from tests.contexts import make_context
 from tests.strategies.explain import CUSTOM, GENERIC, QUEUES, buffers_of, explain

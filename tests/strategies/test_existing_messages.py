@@ -223,7 +223,7 @@ def test_a_drain_skips_orphaned_messages_and_reports_them(engine: sa.Engine, cap
 
 
 def test_a_running_consumer_deletes_orphaned_messages(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlaqueue.consumer.core.intervals.RECONCILE", 0.1)
+    monkeypatch.setattr("sqlaqueue.consumer.pace.RECONCILE", 0.1)
     enqueue(engine, 1)
     note(engine, 1)
     consumer: Consumer[Any]

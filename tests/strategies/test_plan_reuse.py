@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim
-from sqlaqueue.consumer.configuration.statements import EXCEPT, EXPECTED, KEYS, LIMIT, RUN_TOKEN
-from sqlaqueue.consumer.executing.job_instances import load_again
-from sqlaqueue.consumer.maintenance import retention_walk
-from sqlaqueue.consumer.maintenance.reconcile import reconcile_range
-from sqlaqueue.consumer.maintenance.retention_walk import Retention
+from sqlaqueue.consumer.executor import load_again
+from sqlaqueue.consumer.maintenance import state
+from sqlaqueue.consumer.maintenance.cleanup import reconcile_range
+from sqlaqueue.consumer.maintenance.state import Retention
+from sqlaqueue.consumer.statements import EXCEPT, EXPECTED, KEYS, LIMIT, RUN_TOKEN
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.claim_scan import FEW
 from sqlaqueue.queue.run import Run
@@ -127,7 +127,7 @@ def test_no_plan_is_kept_for_deleting_old_jobs(
     engine: sa.Engine, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The server ends a batch that is idle for that long, which a busy machine may be.
-    monkeypatch.setattr(retention_walk, "_LONGEST", 60.0)
+    monkeypatch.setattr(state, "_LONGEST", 60.0)
     model = make_model("update_status", retention={"completed": timedelta(days=1)})
     model.metadata.create_all(engine)
     retention, context = Retention(spec_of(model)), make_context(model)

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, reconcile
-from sqlaqueue.consumer.core.intervals import Intervals
-from sqlaqueue.consumer.maintenance import reconcile as reconciling
+from sqlaqueue.consumer.maintenance import cleanup as reconciling
+from sqlaqueue.consumer.pace import Intervals
 from sqlaqueue.testing.conformance.gate import wait_for
 from tests.contexts import make_context
 from tests.strategies.explain import nodes_of

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, load_only, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
-from sqlaqueue.consumer.configuration.statements import EXCEPT, LIMIT
+from sqlaqueue.consumer.statements import EXCEPT, LIMIT
 from sqlaqueue.strategies import ClaimRequest, ClaimStrategy, find_strategy
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from tests.contexts import make_context

@@ -27,18 +27,18 @@ from sqlaqueue import (
     retry,
 )
 from sqlaqueue.admin import JobFilter, cancel_some, count, failures, in_batches, purge_some, requeue_some, stats
-from sqlaqueue.consumer.executing import job_instances
-from sqlaqueue.consumer.maintenance import extend_leases, heartbeat, missed_notifications
-from sqlaqueue.consumer.maintenance.cancellations import take_requests
-from sqlaqueue.consumer.maintenance.reconcile import reconcile_at_once, reconcile_range
-from sqlaqueue.consumer.maintenance.rescue import rescue_jobs
-from sqlaqueue.consumer.maintenance.retention_walk import Retention
-from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, FinishedRun
+from sqlaqueue.consumer import executor
+from sqlaqueue.consumer.maintenance import leases
+from sqlaqueue.consumer.maintenance.cleanup import reconcile_at_once, reconcile_range
+from sqlaqueue.consumer.maintenance.handlers_running import take_requests
+from sqlaqueue.consumer.maintenance.leases import rescue_jobs
+from sqlaqueue.consumer.maintenance.state import Retention
+from sqlaqueue.consumer.outcomes import COMPLETED, RELEASED, FinishedRun
 from sqlaqueue.consumer.startup import check_database
 from sqlaqueue.exc import Retry
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of
-from sqlaqueue.waiting import job_end, waiter
+from sqlaqueue.waiting import wait
 from tests.contexts import make_context
 from tests.servers import Server
 from tests.strategies.status_columns import DOMAIN, KINDS, STRATEGIES, Model, make_model
@@ -139,11 +139,9 @@ def serving(walk: Walk) -> None:
     claimer, settler = context.claimer, context.settler
     walk.add(6)
     check_database(session, context)
-    beat = heartbeat.Heartbeat(
-        "me", listening=True, running=(), waiting=0, unclaimable=(), expires_in=30.0, notify=True
-    )
-    heartbeat.send_heartbeat(session, context, beat)
-    assert missed_notifications.upcoming_times(session, context, 5) == []
+    beat = leases.Heartbeat("me", listening=True, running=(), waiting=0, unclaimable=(), expires_in=30.0, notify=True)
+    leases.send_heartbeat(session, context, beat)
+    assert leases.upcoming_times(session, context, 5) == []
     reconcile_at_once(session, context)
     reconcile_range(session, context, None)
     rescue_jobs(session, context)
@@ -153,13 +151,13 @@ def serving(walk: Walk) -> None:
     assert len(runs) == 2
     if walk.leased:
         session.commit()
-        extend_leases.extend_leases(session, context, runs)
+        leases.extend_leases(session, context, runs)
         assert take_requests(session, context, runs) == []
         session.expunge_all()
-        jobs = job_instances.load_again(session, context, runs)
+        jobs = executor.load_again(session, context, runs)
         assert len(jobs) == 2
         session.add_all(jobs)
-    job_instances.reload(session, context, jobs)
+    executor.reload(session, context, jobs)
     succeeded = [FinishedRun(run, COMPLETED, job) for run, job in zip(runs, jobs, strict=True)]
     assert settler.settle_and_commit(session, succeeded) == []
     assert walk.states() == Counter(pending=4, completed=2)
@@ -170,8 +168,8 @@ def serving(walk: Walk) -> None:
         outcome = RELEASED if error is None else context.outcome_rules.outcome(error, run)
         assert settler.settle_and_commit(session, [FinishedRun(run, outcome, jobs[0])]) == []
     assert walk.states() == Counter(pending=2, completed=2, failed=2)
-    caller = waiter.make_waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)
-    result = job_end.first_poll(session, caller)
+    caller = wait.make_waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)
+    result = wait.first_poll(session, caller)
     assert result is not None
     assert (result.state, result.job.status) == ("completed", spec.config.states.completed)
     deletes_old(walk, context)

@@ -16,8 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer import health
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import context, pace
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.telemetry import health_app
 from tests.servers import Database, Server
@@ -43,9 +42,9 @@ def sessions(database: Database) -> Iterator[sessionmaker[Session]]:
 @pytest.mark.parametrize("model", [Leased, Held])
 def test_a_running_consumer_is_alive_and_ready(sessions: sessionmaker[Session], model: Any) -> None:
     consumer = Consumer(model, lambda session, job: None, sessions)
-    assert consumer.health() == health.Health(alive=False, ready=False, problems=("it is not running",))
+    assert consumer.health() == context.Health(alive=False, ready=False, problems=("it is not running",))
     with consumer:
-        assert consumer.health() == health.Health(alive=True, ready=True)
+        assert consumer.health() == context.Health(alive=True, ready=True)
     assert not consumer.health().alive
 
 
@@ -55,7 +54,7 @@ async def test_an_async_consumer(database: Database, sessions: sessionmaker[Sess
 
     engine = create_async_engine(database.url("asyncpg"))
     async with AsyncConsumer(Leased, handler, async_sessionmaker(engine)) as consumer:
-        assert consumer.health() == health.Health(alive=True, ready=True)
+        assert consumer.health() == context.Health(alive=True, ready=True)
     await engine.dispose()
 
 
@@ -80,13 +79,13 @@ def test_while_the_database_does_not_answer_it_is_alive_and_not_ready(
     sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lock makes its heartbeat wait, without any error."""
-    monkeypatch.setattr(intervals, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(pace, "HEARTBEAT", 0.1)
     with Consumer(Leased, lambda session, job: None, sessions) as consumer:
         wait_until(lambda: consumer.health().ready)
         with sessions() as session:
             session.execute(sa.text("LOCK TABLE sqlaqueue_consumer"))
-            monkeypatch.setattr(health, "UNANSWERED_AFTER", 0.5)
-            monkeypatch.setattr(health, "STUCK_AFTER", 0.5)
+            monkeypatch.setattr(context, "UNANSWERED_AFTER", 0.5)
+            monkeypatch.setattr(context, "STUCK_AFTER", 0.5)
             wait_until(lambda: "waited for the database" in "".join(consumer.health().problems))
             assert (consumer.health().alive, consumer.health().ready) == (True, False)
             monkeypatch.undo()
@@ -107,7 +106,7 @@ def test_a_stopping_consumer_is_not_ready(sessions: sessionmaker[Session]) -> No
     with consumer:
         assert began.wait(60)
         consumer.stop()
-        assert consumer.health() == health.Health(alive=True, ready=False, problems=("it is stopping",))
+        assert consumer.health() == context.Health(alive=True, ready=False, problems=("it is stopping",))
         release.set()
 
 
@@ -116,7 +115,7 @@ def test_a_consumer_whose_maintenance_does_not_go_on_is_not_alive(
 ) -> None:
     with Consumer(Leased, lambda session, job: None, sessions) as consumer:
         # For a moment it may wait for the database, which does not count.
-        monkeypatch.setattr(health, "STUCK_AFTER", -1.0)
+        monkeypatch.setattr(context, "STUCK_AFTER", -1.0)
         wait_until(lambda: not consumer.health().alive)
         stuck = consumer.health()
     assert (stuck.alive, stuck.ready) == (False, False)

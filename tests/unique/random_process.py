@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
 from sqlaqueue import Cancel, Consumer, Fail, JobExists, Retry, Snooze, Unique, admin, cancel, enqueue
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from tests.unique.models import make_job
 
 KEYS = "abcdefghijkl"
@@ -96,7 +96,7 @@ def administrate(engine: sa.Engine, job: Any, rng: random.Random, _: Any) -> Non
 
 def work(engine: sa.Engine, job: Any, rng: random.Random, log: Any) -> None:
     """Run a Consumer whose handler ends in all ways."""
-    intervals.RESCUE = 0.2
+    pace.RESCUE = 0.2
 
     def handle(session: Session, each: Any) -> None:
         chance = rng.random()

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, JobEvent, Retry, Snooze, Unique, admin, claim, enqueue, extend, fail, retry
-from sqlaqueue.consumer.maintenance import rescue as rescue_task
-from sqlaqueue.consumer.settling.settle import MOMENT
+from sqlaqueue.consumer.maintenance import leases as rescue_task
+from sqlaqueue.consumer.settle import MOMENT
 from tests.unique.models import KINDS, create, make_job, status_of
 
 

@@ -45,8 +45,8 @@ from sqlaqueue.admin.diagnosis.examination import Check, Examination
 from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Finding
 from sqlaqueue.admin.diagnosis.thresholds import Thresholds
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.core.statement_deadline import Deadlines
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.waker import Deadlines
 from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.postgresql.server import read_only
@@ -142,7 +142,7 @@ def examine(
     refuse_other_engines(session, "doctor()", *(spec.mapper for spec in specs))
     found: list[Finding] = []
     # The server cancels what takes too long; without any reply the connection is silent, and is given up.
-    longest = max(intervals.LONGEST_WAIT, _STATEMENTS * thresholds.statement_timeout.total_seconds())
+    longest = max(pace.LONGEST_WAIT, _STATEMENTS * thresholds.statement_timeout.total_seconds())
     # Rows of a replica may be old, and its catalogs say nothing of the primary's transactions.
     with (
         routing_to_primary(session),

@@ -14,8 +14,8 @@ from sqlaqueue.cli.shared.database import engine_for, parse_url
 from sqlaqueue.cli.shared.errors import InputError, command_errors
 from sqlaqueue.cli.shared.targets import Target, load, load_targets
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.configuration.handlers import function_of
-from sqlaqueue.consumer.sync import Consumer
+from sqlaqueue.consumer.consumer import Consumer
+from sqlaqueue.consumer.settings import function_of
 
 
 def make_consumers(options: WorkerOptions) -> list[ConsumerBase]:
@@ -103,6 +103,6 @@ def _session_factory(engine: Any) -> Any:
 def _consumer_class(*, is_async: bool) -> Any:
     if not is_async:
         return Consumer
-    from sqlaqueue.consumer.aio import AsyncConsumer  # noqa: PLC0415 - as above
+    from sqlaqueue.consumer.async_consumer import AsyncConsumer  # noqa: PLC0415 - as above
 
     return AsyncConsumer

@@ -17,7 +17,7 @@ from threading import BoundedSemaphore, Thread
 from typing import Any
 
 from sqlaqueue.cli.shared.errors import InputError, first_line
-from sqlaqueue.consumer.health import Health
+from sqlaqueue.consumer.context import Health
 from sqlaqueue.log import fields, logger
 from sqlaqueue.telemetry.health_app import health_response
 from sqlaqueue.texts import printable

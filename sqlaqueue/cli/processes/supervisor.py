@@ -23,7 +23,7 @@ from sqlaqueue.cli.processes.http_server import serving_http
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.processes.worker_reports import STARTED, read_report
 from sqlaqueue.cli.shared.errors import FAILED, NOT_STOPPED
-from sqlaqueue.consumer.health import STUCK_AFTER, Health
+from sqlaqueue.consumer.context import STUCK_AFTER, Health
 from sqlaqueue.log import fields, logger
 
 FIRST_RESTART_DELAY, LONGEST_RESTART_DELAY = 0.5, 30.0

@@ -29,11 +29,10 @@ from sqlaqueue.cli.shared.errors import FailedError, InputError, command_errors,
 from sqlaqueue.cli.shared.targets import Target
 from sqlaqueue.cli.shared.worst_finding import worst_finding, worst_finding_text, worst_of
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.group import ConsumerGroup
-from sqlaqueue.consumer.health import Health
+from sqlaqueue.consumer.consumer import Consumer, ConsumerGroup
+from sqlaqueue.consumer.context import Health
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.consumer.startup import check_ready
-from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.exc import HandlerNotStopped, SqlaqueueError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.names import CONTROL
@@ -42,7 +41,7 @@ from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.telemetry.health_app import healths_of
 
 if TYPE_CHECKING:
-    from sqlaqueue.consumer.aio import AsyncConsumer
+    from sqlaqueue.consumer.async_consumer import AsyncConsumer
 
 _DISPOSAL = 5.0
 """Seconds for the connections of an engine to be closed."""

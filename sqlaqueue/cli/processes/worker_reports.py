@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from sqlaqueue.consumer.health import Health
+from sqlaqueue.consumer.context import Health
 
 STARTED = b"!"
 """The line that is sent to the supervisor when the Consumers start."""

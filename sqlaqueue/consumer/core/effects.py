@@ -48,7 +48,7 @@ class CallHandler:
     """Call the handler for one call group of an executor after the other, until the routine has to look at a result."""
 
     executor: Any
-    """An :class:`~sqlaqueue.consumer.executing.executor.Executor`."""
+    """An :class:`~sqlaqueue.consumer.executor.Executor`."""
 
 
 WaitFor = Literal["stop", "maintenance", "schedules", "poll", "change"]

@@ -13,20 +13,9 @@ from typing import Any
 from sqlalchemy.exc import NotSupportedError
 
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.database_errors import may_recover
 from sqlaqueue.consumer.core.effects import Routine, Wait
-from sqlaqueue.consumer.maintenance import (
-    cancellations,
-    extend_leases,
-    handler_timeout,
-    heartbeat,
-    history_retention,
-    missed_notifications,
-    reconcile,
-    release_waiting_jobs,
-    rescue,
-    retention,
-)
+from sqlaqueue.consumer.errors import may_recover
+from sqlaqueue.consumer.maintenance import cleanup, handlers_running, leases
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.log import logger
 
@@ -35,19 +24,19 @@ _AFTER_ERROR = 0.25
 Task = Callable[[Maintenance, float], Routine]
 
 TASKS: tuple[Task, ...] = (
-    handler_timeout.end_overdue,
-    release_waiting_jobs.pass_on_blocked,
-    release_waiting_jobs.release_waiting,
-    extend_leases.extend,
-    release_waiting_jobs.settle_overdue,
-    heartbeat.heartbeat,
-    missed_notifications.find_upcoming,
-    missed_notifications.find_unchanged,
-    cancellations.cancel_requested,
-    rescue.rescue_expired,
-    reconcile.reconcile_messages,
-    retention.delete_old,
-    history_retention.delete_old_attempts,
+    handlers_running.end_overdue,
+    handlers_running.pass_on_blocked,
+    handlers_running.release_waiting,
+    leases.extend,
+    handlers_running.settle_overdue,
+    leases.heartbeat,
+    leases.find_upcoming,
+    leases.find_unchanged,
+    handlers_running.cancel_requested,
+    leases.rescue_expired,
+    cleanup.reconcile_messages,
+    cleanup.delete_old,
+    cleanup.delete_old_attempts,
 )
 
 

@@ -4,13 +4,319 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
 
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.intervals import EXTENSIONS_PER_LEASE
-from sqlaqueue.consumer.maintenance.retention_walk import BATCH, Retention, Walk
+from sqlaqueue.consumer.pace import EXTENSIONS_PER_LEASE
+from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.consumer.settle import BESIDE_ORM
+from sqlaqueue.log import fields, logger
+from sqlaqueue.postgresql.catalog import ForeignKey
+from sqlaqueue.postgresql.checks_of import checks_of
+from sqlaqueue.postgresql.claim_scan import planned_anew
+from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.retry_policies import seconds
-from sqlaqueue.queue.run import Key, Run
+from sqlaqueue.queue.run import Key, Run, key_text
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.statements.selection import returning_keys
+from sqlaqueue.strategies.attach import index_name
+
+# -- retention walk ----------------------------------------------------------------------------------------------------
+# Deletes old finished jobs: a batch in each transaction, the oldest first.
+#
+# A walk goes through the jobs of one state by their age, from the oldest to those that are just old enough, and then
+# waits for more to become old enough. It skips rows that are locked, and rows to which others refer. An hour later
+# the next walk begins from the oldest again.
+
+
+BATCH = 500
+"""How many jobs are deleted at once, at most."""
+
+WALK = 3600.0
+"""Seconds between two beginnings of a walk."""
+
+MOST_SKIPPED = 100
+"""How many jobs that cannot be deleted are remembered one by one."""
+
+_LONG = 0.25
+"""Seconds that one batch may take before the next one is made smaller: other maintenance tasks wait meanwhile."""
+
+_LONGEST = 2.0
+_PARTS_OF_LEASE = 6
+"""A batch may take at most the lease divided by this number, since the same thread extends leases."""
+
+
+@dataclass(slots=True)
+class Walk:
+    """The walk through the finished jobs of one state, or through the attempts of a queue."""
+
+    state: str
+    age: timedelta
+    limit: int = BATCH
+    since: datetime | None = None
+    """All jobs that ended before have been processed."""
+    skipped: list[Key] = field(default_factory=list)
+    """Jobs that could not be deleted, and are not older than ``since``."""
+    begins_at: float = float("-inf")
+    """When the next walk is due."""
+
+    is_new: bool = True
+    """It has not come to its end yet."""
+
+    def begin(self, now: float) -> None:
+        """Begin from the oldest."""
+        self.since, self.begins_at, self.is_new = None, now + WALK, True
+        self.skipped.clear()
+
+    def end(self) -> bool:
+        """Record that no job is left to delete; return whether that is so for the first time in this walk."""
+        was_new, self.is_new = self.is_new, False
+        return was_new
+
+    def record_batch(self, reached: datetime | None, bound: datetime | None, took: float, *, more: bool) -> None:
+        """Record what a batch has deleted.
+
+        :param reached: up to when all jobs have been processed, where that is known.
+        :param bound: the time before which a job had to end.
+        :param more: whether there may be more.
+        """
+        self.since = (reached if more else bound) or self.since
+        if took > _LONG:
+            self.limit = max(1, self.limit // 2)
+        else:
+            self.limit = min(BATCH, self.limit * 2)
+
+    def record_error(self) -> bool:
+        """Record that a batch could not be deleted; return whether it was a single job, which then is the cause."""
+        alone = self.limit == 1
+        self.limit = max(1, self.limit // 2)
+        return alone
+
+    def skip(self, key: Key, ended_at: datetime) -> bool:
+        """Skip a job; return whether to pause, for there are more of these than can be remembered."""
+        self.skipped.append(key)
+        if len(self.skipped) < MOST_SKIPPED:
+            return False
+        self.since = ended_at + timedelta(microseconds=1)
+        self.skipped.clear()
+        return True
+
+
+class Retention:
+    """The deletions of one consumer; methods with a session are operations."""
+
+    def __init__(self, spec: QueueSpec) -> None:
+        self.walks = [
+            Walk(state, timedelta(seconds=seconds(age)), BATCH) for state, age in spec.config.retention.items()
+        ]
+        self._spec = spec
+        self._ready = False
+        self._references: dict[str, sa.ColumnElement[bool]] = {}
+        self._warned: set[str] = set()
+
+    def _warn_once(self, subject: str, message: str, *arguments: object) -> None:
+        """Log a warning, unless there has been one on the same subject."""
+        if subject not in self._warned:
+            self._warned.add(subject)
+            logger.warning(message, *arguments, extra=fields("retention_stopped", queue=self._spec.name))
+
+    # -- one batch ---------------------------------------------------------------------------------------------
+
+    def inspect(self, session: Session, settings: ConsumerSettings) -> bool:
+        """Query the index, and the foreign keys that forbid deletions; return whether to go on."""
+        spec = self._spec
+        connection = session.connection(bind_arguments=settings.bind_arguments)
+        table = spec.table if spec.has("status") else spec.side_tables[DEAD_LETTER]
+        self._ready = checks_of(connection).has_index(connection, table, index_name(table))
+        if self._ready:
+            known = checks_of(connection).foreign_keys_to(connection, table)
+            self._references = {
+                each.name: condition for each in known if (condition := _refers(spec, each)) is not None
+            }
+        else:
+            self._warn_once(
+                "index",
+                "%s: no finished job is deleted, for the database lacks the index %s of QueueConfig(retention=...): %s "
+                "makes it",
+                spec.model.__name__,
+                index_name(table),
+                UPDATE_COMMAND,
+            )
+        session.rollback()
+        return self._ready
+
+    def delete_batch(
+        self, session: Session, settings: ConsumerSettings, walk: Walk
+    ) -> tuple[int, datetime | None, datetime | None]:
+        """Delete a batch and commit.
+
+        :return: the number of deleted jobs, the time at which the last of them finished, and the time before which jobs
+            had to finish; both times are None for a queue without a status.
+        """
+        spec = self._spec
+        bound = self._limit_transaction(session, settings, walk)
+        verb = spec.strategy.purge(
+            spec,
+            self._selection(walk),
+            (walk.state,),
+            sa.literal(walk.age, sa.Interval()),
+            # A generic plan that knows no limit might prefer to sort the table.
+            sa.literal(walk.limit).render_literal_execute(),
+        )
+        if isinstance(verb, sa.Delete):
+            deleting = verb.where(planned_anew()).returning(spec.columns["finished_at"])
+            ends = session.execute(
+                deleting, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments
+            ).scalars()
+            found: Sequence[Any] = ends.all()
+        else:
+            deleting = returning_keys(spec, verb)
+            found = [
+                None
+                for _ in session.execute(deleting, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments)
+            ]
+        session.commit()
+        return len(found), max((end for end in found if end is not None), default=None), bound
+
+    def _limit_transaction(self, session: Session, settings: ConsumerSettings, walk: Walk) -> datetime | None:
+        """Have the server end this transaction if it takes long; return the time before which a job must have ended."""
+        limits = batch_limits(settings)
+        finished_at = self._spec.columns.get("finished_at")
+        bound = sa.null() if finished_at is None else sa.cast(clock() - walk.age, finished_at.type)
+        (*_, moment) = session.execute(sa.select(*limits, bound), bind_arguments=settings.bind_arguments).one()
+        return moment if self._spec.has("status") else None
+
+    def _selection(self, walk: Walk) -> AnySelect:
+        spec = self._spec
+        chosen = sa.select(spec.model)
+        if not spec.has("status"):
+            return chosen
+        finished_at = spec.columns["finished_at"]
+        if walk.since is not None:
+            chosen = chosen.where(finished_at >= sa.literal(walk.since, finished_at.type))
+        if walk.skipped:
+            chosen = chosen.where(~spec.key_in(spec.keys, walk.skipped))
+        return chosen.where(*(~refers for refers in self._references.values()))
+
+    # -- jobs that cannot be deleted ----------------------------------------------------------------------------------
+
+    def first_untried(self, session: Session, settings: ConsumerSettings, walk: Walk, deleted: int) -> datetime | None:
+        """Return up to when a batch has tried jobs that has deleted fewer than it might; None if it has tried all.
+
+        A trigger that returns NULL keeps jobs without an error, and the next batch would try the same ones.
+        """
+        spec = self._spec
+        if not spec.has("status"):
+            return None
+        kept = walk.limit - deleted
+        left = self._oldest(walk).offset(kept).limit(1)
+        row = session.execute(left, bind_arguments=settings.bind_arguments).one_or_none()
+        session.rollback()
+        if row is None:
+            return None
+        ended_at: datetime = row[-1]
+        # Those that ended at the same moment are left to the next walk, if there are so many.
+        return ended_at if ended_at != walk.since else ended_at + timedelta(microseconds=1)
+
+    def _oldest(self, walk: Walk) -> AnySelect:
+        """Return a SELECT of the keys and times of the jobs to delete, the oldest first."""
+        spec, finished_at = self._spec, self._spec.columns["finished_at"]
+        return (
+            self._selection(walk)
+            .with_only_columns(*spec.keys, finished_at)
+            .where(spec.in_state(walk.state), finished_at <= clock() - walk.age)
+            .order_by(finished_at)
+        )
+
+    def skip_first(self, session: Session, settings: ConsumerSettings, walk: Walk, error: DBAPIError) -> bool:
+        """Skip the oldest job, which could not be deleted; return whether to pause."""
+        spec = self._spec
+        if not spec.has("status"):
+            self._warn_of_error(error, walk, None)
+            return True
+        first = self._oldest(walk).limit(1).with_for_update(skip_locked=True, of=spec.table)
+        row = session.execute(first, bind_arguments=settings.bind_arguments).one_or_none()
+        session.rollback()
+        if row is None:
+            return True
+        key: Key = tuple(row[:-1])
+        self._warn_of_error(error, walk, key)
+        return walk.skip(key, row[-1])
+
+    def _warn_of_error(self, error: DBAPIError, walk: Walk, key: Key | None) -> None:
+        what = str(error.orig).strip().partition("\n")[0]
+        constraint = getattr(getattr(error.orig, "diag", None), "constraint_name", None)
+        self._warn_once(
+            constraint or getattr(error.orig, "sqlstate", None) or what,
+            "%s: job %s is %s and older than %s, and cannot be deleted: %s. It stays, as do others for which the same "
+            'is true; tables that refer to it need ondelete="CASCADE" or "SET NULL", and an index on their foreign key',
+            self._spec.model.__name__,
+            None if key is None else key_text(key),
+            walk.state,
+            walk.age,
+            what,
+        )
+
+    def warn_of_references(self, session: Session, settings: ConsumerSettings, walk: Walk) -> None:
+        """Log which foreign keys keep jobs from being deleted."""
+        spec = self._spec
+        for name, refers in self._references.items():
+            if name in self._warned:
+                continue
+            self._limit_transaction(session, settings, walk)
+            finished_at = spec.columns["finished_at"]
+            stays = (
+                sa.select(*spec.keys)
+                .where(spec.in_state(walk.state), finished_at <= clock() - walk.age, refers)
+                .order_by(finished_at)
+                .limit(1)
+            )
+            row = session.execute(stays, bind_arguments=settings.bind_arguments).one_or_none()
+            session.rollback()
+            if row is not None:
+                self._warn_once(
+                    name,
+                    "%s: job %s is %s and older than %s, and stays, as do others like it: the foreign key %s refers to "
+                    'it and has no ON DELETE; give that foreign key ondelete="CASCADE" or "SET NULL" and an index, '
+                    "or delete what refers to finished jobs first",
+                    spec.model.__name__,
+                    row[0] if len(row) == 1 else tuple(row),
+                    walk.state,
+                    walk.age,
+                    name,
+                )
+
+
+def batch_limits(settings: ConsumerSettings) -> list[sa.ColumnElement[Any]]:
+    """Return the settings by which the server ends a transaction that deletes a batch and takes long."""
+    span = int(min(_LONGEST, settings.lease.total_seconds() / _PARTS_OF_LEASE) * 1000)
+    names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+    return [sa.func.set_config(name, str(span), sa.true()) for name in names]
+
+
+def _refers(spec: QueueSpec, foreign_key: ForeignKey) -> sa.ColumnElement[bool] | None:
+    """Return the condition that some row refers to a job; None without a status, or if the mapping lacks a column."""
+    by_name = {column.name: column for column in spec.table.c}
+    if not spec.has("status") or not set(foreign_key.referred) <= set(by_name):
+        return None
+    child = sa.table(
+        foreign_key.table, *map(sa.column, {*foreign_key.columns, *by_name}), schema=foreign_key.schema
+    ).alias("sqlaqueue_referring")
+    pairs = zip(foreign_key.columns, foreign_key.referred, strict=True)
+    same = [child.c[own] == by_name[referred] for own, referred in pairs]
+    if foreign_key.is_to_itself:
+        # A row that refers only to itself can be deleted.
+        same.append(sa.or_(*(child.c[key.name] != key for key in spec.keys)))
+    return sa.exists(sa.select(sa.literal_column("1")).select_from(child).where(*same).correlate(spec.table))
+
 
 MAINTAINERS = 3
 """How many of the listening consumers do what one has to do for all; more than one, since one may be dead."""

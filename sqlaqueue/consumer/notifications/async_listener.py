@@ -12,16 +12,19 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from sqlaqueue.consumer.core.statement_deadline import limit_connects
-from sqlaqueue.consumer.notifications.in_process import sends_in_process, subscribe, unsubscribe
-from sqlaqueue.consumer.notifications.reconnect import (
+from sqlaqueue.consumer.notifications.listener import (
     CHECK_INTERVAL,
     REPLY_TIMEOUT,
+    Subscriber,
+    Subscriptions,
     enable_keepalive,
     log_failure,
     reconnect_delay,
+    sends_in_process,
+    subscribe,
+    unsubscribe,
 )
-from sqlaqueue.consumer.notifications.subscriptions import Subscriber, Subscriptions
+from sqlaqueue.consumer.waker import limit_connects
 
 _LONGEST_END = 2.0
 """Seconds for a connection to be closed."""

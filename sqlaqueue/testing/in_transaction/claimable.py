@@ -17,7 +17,7 @@ from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.selection import instances, key_of
-from sqlaqueue.waiting.job_end import read_state
+from sqlaqueue.waiting.wait import read_state
 
 
 def flushed_key(session: Session, job: Any, function: str) -> Key:

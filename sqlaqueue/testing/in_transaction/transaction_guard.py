@@ -8,8 +8,8 @@ from typing import Any, NoReturn, Self
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.sessions import connection_events
-from sqlaqueue.consumer.sessions.handler_misuse import ends_transaction
+from sqlaqueue.consumer import sessions
+from sqlaqueue.consumer.sessions import ends_transaction
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.sql.engine import OF_TEST
 
@@ -35,7 +35,7 @@ class TransactionGuard:
             if ends_transaction(statement):
                 raise _refusal(f"the statement {statement}")
 
-        connection_events.listen(connection, "before_cursor_execute", execute)
+        sessions.listen(connection, "before_cursor_execute", execute)
         # Not by the events of commit and rollback: an error in them would leave SQLAlchemy's transaction half ended.
         for name in _METHODS:
             connection.__dict__[name] = partial(_refuse, f"session.connection().{name}()")
@@ -61,7 +61,7 @@ class TransactionGuard:
         """Leave the connections as they were."""
         for connection, (_, execute, info) in self._watched.items():
             info.pop(OF_TEST, None)
-            connection_events.remove(connection, "before_cursor_execute", execute)
+            sessions.remove(connection, "before_cursor_execute", execute)
             for name in _METHODS:
                 del connection.__dict__[name]
         self._watched.clear()

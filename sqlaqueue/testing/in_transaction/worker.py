@@ -18,23 +18,29 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.claiming.claim_jobs import ClaimFailed
-from sqlaqueue.consumer.configuration.handlers import is_coroutine_function
-from sqlaqueue.consumer.configuration.statements import make_statements
+from sqlaqueue.consumer.claim import ClaimFailed
+from sqlaqueue.consumer.consumer import Consumer
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine, WithSession
-from sqlaqueue.consumer.core.events import EventName, JobEvent
-from sqlaqueue.consumer.executing.held import run_held_batch
-from sqlaqueue.consumer.executing.leased import claim_leased_batch, run_leased, run_to_the_end
-from sqlaqueue.consumer.executing.report import RescuedJob, report, report_rescued
-from sqlaqueue.consumer.executing.settle_finished import settle_finished
-from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
-from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
-from sqlaqueue.consumer.maintenance.rescue import rescued_jobs
-from sqlaqueue.consumer.runners.thread_runner import ThreadRunner
-from sqlaqueue.consumer.sessions.session_usage import has_lost_connection
-from sqlaqueue.consumer.settling.settle import BESIDE_ORM
-from sqlaqueue.consumer.sync import Consumer
+from sqlaqueue.consumer.events import EventName, JobEvent
+from sqlaqueue.consumer.held import run_held_batch
+from sqlaqueue.consumer.leased import (
+    RescuedJob,
+    WorkerTurn,
+    claim_leased_batch,
+    report,
+    report_rescued,
+    run_leased,
+    run_to_the_end,
+    settle_finished,
+)
+from sqlaqueue.consumer.maintenance.cleanup import reconcile_all
+from sqlaqueue.consumer.maintenance.leases import rescued_jobs
+from sqlaqueue.consumer.sessions import has_lost_connection
+from sqlaqueue.consumer.settings import is_coroutine_function
+from sqlaqueue.consumer.settle import BESIDE_ORM
+from sqlaqueue.consumer.statements import make_statements
+from sqlaqueue.consumer.threads import ThreadRunner
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, TransactionLostError
 from sqlaqueue.postgresql.checks_of import checks_of_error
 from sqlaqueue.queue.run import Key, key_text, keys_from
@@ -141,7 +147,7 @@ class WorkerInTest:
         """Do what :meth:`run` does, in a task; a handler that is no coroutine function is run as in sync code."""
         if not self._is_async:
             return await session.run_sync(self.run, routine)
-        from sqlaqueue.consumer.runners.task_runner import TaskRunner  # noqa: PLC0415 - it needs greenlet
+        from sqlaqueue.consumer.tasks import TaskRunner  # noqa: PLC0415 - it needs greenlet
 
         async def handler(own: AsyncSession, argument: Any) -> Any:
             try:
@@ -248,7 +254,7 @@ def _consumer(function: str, model: Any, handler: Any) -> ConsumerBase:
         return given
     make: Any = Consumer
     if is_async:
-        from sqlaqueue.consumer.aio import AsyncConsumer as make  # noqa: PLC0415, N813 - it needs greenlet; one of two
+        from sqlaqueue.consumer.async_consumer import AsyncConsumer as make  # noqa: PLC0415, N813 - it needs greenlet; one of two
     try:
         consumer: ConsumerBase = make(model, handler, _no_session)
     except ConfigurationError as error:

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from sqlaqueue.consumer.core.database_errors import is_twin
+from sqlaqueue.consumer.errors import is_twin
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.errors import violated_column, violated_constraint, violated_table
 

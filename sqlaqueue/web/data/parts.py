@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.database_errors import is_connection_lost
+from sqlaqueue.consumer.errors import is_connection_lost
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.sql.errors import sqlstate
 

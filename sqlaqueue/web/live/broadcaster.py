@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
-from sqlaqueue.notify_payloads import Heartbeat, Payload, Wait
+from sqlaqueue.notify_payloads import Heartbeat, Payload, WaitRequest
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.settings import Queue
@@ -77,7 +77,7 @@ class Channel:
 
     def receive(self, payload: Payload) -> None:
         """Handle a notification; those that every Consumer sends all the time mean no change."""
-        if not isinstance(payload, Heartbeat | Wait):
+        if not isinstance(payload, Heartbeat | WaitRequest):
             self.listening_lost()
 
     def listening_lost(self) -> None:

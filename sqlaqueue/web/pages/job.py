@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sqlaqueue.consumer.core.intervals import RESCUE
+from sqlaqueue.consumer.pace import RESCUE
 from sqlaqueue.queue.options import FINISHED, STATES
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction

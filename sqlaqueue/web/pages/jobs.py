@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from sqlaqueue.consumer.core.intervals import RESCUE
+from sqlaqueue.consumer.pace import RESCUE
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.job_columns import OTHER, columns_of
 from sqlaqueue.web.data.job_counts import Count, count_states

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.waiting import wait_state
+from sqlaqueue.consumer import pace
+from sqlaqueue.waiting import wait
 from tests.consumer.bench import Bench
 from tests.consumer.conftest import MIXED
 from tests.consumer.listening import LATER
@@ -29,13 +29,13 @@ def leased(supply: Any) -> Bench:
 @pytest.fixture
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it is listening, a waiting caller polls only after notifications."""
-    monkeypatch.setattr(intervals, "RESCUE", LATER)
-    monkeypatch.setattr(wait_state, "MAX_DELAY", LATER)
-    not_settled = wait_state.WaitState.not_settled
+    monkeypatch.setattr(pace, "RESCUE", LATER)
+    monkeypatch.setattr(wait, "MAX_DELAY", LATER)
+    not_settled = wait.WaitState.not_settled
 
-    def no_next_poll(self: wait_state.WaitState) -> None:
+    def no_next_poll(self: wait.WaitState) -> None:
         not_settled(self)
         if self.listening:
             self._poll_at = self._now() + LATER
 
-    monkeypatch.setattr(wait_state.WaitState, "not_settled", no_next_poll)
+    monkeypatch.setattr(wait.WaitState, "not_settled", no_next_poll)

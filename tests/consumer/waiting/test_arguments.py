@@ -12,7 +12,7 @@ from sqlalchemy.orm import scoped_session
 
 from sqlaqueue import JobResult, WaitTimeout, async_wait, claim, complete, wait
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
-from sqlaqueue.waiting.waiter import DEFAULT_TIMEOUT
+from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT
 from tests.consumer.bench import Bench
 from tests.servers import Server as PostgresServer
 

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 import sqlaqueue
 from sqlaqueue import claim, wait
-from sqlaqueue.consumer.core import intervals
-from sqlaqueue.waiting import wait_state
+from sqlaqueue.consumer import pace
+from sqlaqueue.waiting import wait as wait_module
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.listening import LATER
 from tests.consumer.waiting.waiter import (
@@ -38,13 +38,13 @@ def test_a_job_settled_between_the_first_poll_and_the_notification(
 
     monkeypatch.setattr(sqlaqueue.waiting.job_end, "notify_consumers", drained_before)
     # Without a poll after the notification the caller would never return.
-    monkeypatch.setattr(wait_state, "FIRST_DELAY", LATER)
+    monkeypatch.setattr(wait_module, "FIRST_DELAY", LATER)
     assert wait(leased.sessions, (leased.Job, key), timeout=60).state == "completed"
 
 
 @pytest.mark.usefixtures("no_polling")
 def test_a_consumer_started_later_receives_an_announcement(mixed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait_state, "NOTIFY_INTERVAL", 0.2)
+    monkeypatch.setattr(wait_module, "NOTIFY_INTERVAL", 0.2)
     key = enqueue_for_later(mixed)
     waiter = Waiter(mixed, (mixed.Job, key), timeout=60)
     gate = Gate()
@@ -93,7 +93,7 @@ def test_an_internal_error_of_asyncpg_is_retried(leased: Bench, monkeypatch: pyt
 
 
 def test_a_rescued_job_that_fails_for_good_ends_the_wait(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RESCUE", 0.1)
+    monkeypatch.setattr(pace, "RESCUE", 0.1)
     (key,) = leased.enqueue(max_attempts=1)
     with leased.sessions() as session:
         session.scalars(claim(leased.Job, 1)).all()

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from sqlaqueue.notify_payloads import Payload, Pending, Settled, Wait
-from sqlaqueue.waiting.wait_state import FIRST_DELAY, MAX_DELAY, MAX_DELAY_NOT_LISTENING, NOTIFY_INTERVAL, WaitState
+from sqlaqueue.notify_payloads import Payload, Pending, Settled, WaitRequest
+from sqlaqueue.waiting.wait import FIRST_DELAY, MAX_DELAY, MAX_DELAY_NOT_LISTENING, NOTIFY_INTERVAL, WaitState
 
 pytestmark = pytest.mark.once
 
@@ -89,7 +89,7 @@ def test_a_notification_during_a_poll_makes_another_one_due(clock: Clock) -> Non
 
 
 @pytest.mark.parametrize(
-    "payload", [Settled(["55"]), Settled(["4"]), Settled([]), Wait("x", ["5"]), Pending("5", 1)], ids=str
+    "payload", [Settled(["55"]), Settled(["4"]), Settled([]), WaitRequest("x", ["5"]), Pending("5", 1)], ids=str
 )
 def test_notifications_about_other_jobs_are_ignored(clock: Clock, payload: Payload) -> None:
     state = listening(clock)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.claiming.held_back import NOTHING, HeldBack
-from sqlaqueue.consumer.executing import held_operations
+from sqlaqueue.consumer import held
+from sqlaqueue.consumer.claim import NOTHING, HeldBack
 from sqlaqueue.flow_control.keys import Turns
 
 
@@ -76,7 +76,7 @@ def _forget_turns() -> None:
 
 
 def _reserve_nothing() -> None:
-    held_operations.reserve_rates = lambda _, __, keys: set(keys)  # type: ignore[assignment]  # the mutation
+    held.reserve_rates = lambda _, __, keys: set(keys)  # type: ignore[assignment]  # the mutation
 
 
 def _forget_that_jobs_wait() -> None:

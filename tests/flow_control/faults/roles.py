@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, Fail, Retry, Snooze, Throttle
-from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer import pace
 from tests.consumer.handler_io import for_async, for_sync
 from tests.faults.history import Recorder
 from tests.flow_control.faults.configuration import HELD, Configuration, models
@@ -88,7 +88,7 @@ def run_worker(parameters: Any) -> None:
     """Run a Consumer until a signal stops it."""
     configuration = configuration_of(parameters)
     recorder = Recorder(Path(parameters["directory"]), parameters["name"])
-    intervals.RESCUE = 0.3
+    pace.RESCUE = 0.3
     if configuration.mutant in IN_WORKERS:
         IN_WORKERS[configuration.mutant]()
     handler = Handler(configuration, recorder, random.Random(parameters["seed"]), marks_of(parameters))

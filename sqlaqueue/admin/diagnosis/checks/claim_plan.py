@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.consumer.configuration.settings import make_settings
-from sqlaqueue.consumer.configuration.statements import make_statements
+from sqlaqueue.consumer.settings import make_settings
+from sqlaqueue.consumer.statements import make_statements
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.postgresql.facts import TableRead
 from sqlaqueue.postgresql.faults_of_indexes import index_faults

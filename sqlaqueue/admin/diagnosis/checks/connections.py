@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.consumer.sessions.connection_checks import pool_limit
+from sqlaqueue.consumer.sessions import pool_limit
 from sqlaqueue.postgresql.catalog_text import literal
 from sqlaqueue.postgresql.server import connections
 

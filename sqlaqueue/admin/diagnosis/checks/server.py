@@ -8,7 +8,7 @@ from dataclasses import asdict
 from sqlaqueue.admin.diagnosis.checks.settings import change_setting, use_server
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding, Severity
-from sqlaqueue.consumer.configuration.settings import BATCH
+from sqlaqueue.consumer.settings import BATCH
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.facts import ServerState
 from sqlaqueue.postgresql.server import server_state

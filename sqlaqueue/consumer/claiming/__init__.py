@@ -1,1 +1,0 @@
-"""Which jobs to claim, how many, and from where."""

@@ -1,1 +1,0 @@
-"""From a claimed job to the return of its handler."""

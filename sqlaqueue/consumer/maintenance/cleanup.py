@@ -1,0 +1,245 @@
+"""Maintenance: delete finished jobs and old attempts, and reconcile message tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer import quarantine
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.effects import Effect, ExecuteInOwnSession, Routine
+from sqlaqueue.consumer.errors import is_transient
+from sqlaqueue.consumer.maintenance.leases import look_for_unchanged
+from sqlaqueue.consumer.maintenance.state import MAINTAINERS, Maintenance, Walk, batch_limits
+from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.consumer.settle import BESIDE_ORM
+from sqlaqueue.flow_control.rates import delete_idle
+from sqlaqueue.log import logger
+from sqlaqueue.postgresql.claim_scan import planned_anew
+from sqlaqueue.postgresql.side_tables import PAUSE
+from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL
+from sqlaqueue.queue.run import Key, key_text, keys_from
+from sqlaqueue.queue.spec import clock
+from sqlaqueue.statements.selection import returning_keys
+from sqlaqueue.statements.verbs import reconcile
+from sqlaqueue.strategies import KeyRange
+
+# -- history retention -------------------------------------------------------------------------------------------------
+# Maintenance: delete attempts that are older than ``QueueConfig(attempt_history=...)``.
+
+
+def delete_old_attempts(maintenance: Maintenance, now: float) -> Routine:
+    """Delete old attempts: a batch each time, with pauses while there are more."""
+    context, timers, walk = maintenance.context, maintenance.timers, maintenance.history
+    if walk is None or not (context.has_claimed and timers.is_due("history", now)):
+        return
+    timers.set("history", now + context.intervals.retention())
+    if context.polls.peers.rank >= MAINTAINERS:
+        return
+    if walk.begins_at <= now:
+        walk.begin(now)
+    began = time.monotonic()
+    try:
+        ended, bound = yield ExecuteInOwnSession(delete_batch, (context.settings, walk), slow=True)
+    except DBAPIError:
+        # The next batch is smaller.
+        walk.record_error()
+        raise
+    done, more = time.monotonic(), len(ended) >= walk.limit
+    walk.record_batch(max(ended, default=None), bound, done - began, more=more)
+    if more:
+        timers.set("history", done + context.intervals.between_batches(done - began))
+
+
+def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> tuple[Sequence[datetime], datetime]:
+    """Delete a batch of the oldest attempts of a queue, and commit.
+
+    :return: when the deleted attempts ended, and the time before which attempts had to end.
+    """
+    spec, bind = settings.spec, settings.bind_arguments
+    table = spec.side_tables[ATTEMPT]
+    bound = clock() - sa.literal(walk.age, sa.Interval())
+    *_, before = session.execute(sa.select(*batch_limits(settings), bound), bind_arguments=bind).one()
+    old = sa.select(table.c.id).where(table.c.queue == spec.name, table.c.ended_at <= bound)
+    if walk.since is not None:
+        # Entries of deleted rows stay in the index until they are vacuumed.
+        old = old.where(table.c.ended_at >= sa.literal(walk.since, table.c.ended_at.type))
+    old = old.order_by(table.c.ended_at).limit(sa.literal(walk.limit).render_literal_execute())
+    # Several Consumers delete: none waits for another.
+    chosen = sa.func.array(old.with_for_update(skip_locked=True).scalar_subquery())
+    deleting = sa.delete(table).where(table.c.id == sa.any_(chosen), planned_anew())
+    found = session.execute(deleting.returning(table.c.ended_at), bind_arguments=bind).scalars().all()
+    session.commit()
+    return found, before
+
+
+# -- reconcile ---------------------------------------------------------------------------------------------------------
+# Maintenance of message tables: repair what bypassed the triggers, and delete what side tables no longer need.
+
+
+RANGE = 20_000
+"""How many jobs are compared with their messages at once."""
+
+_KEEP = timedelta(days=1)
+_MOST_LOGGED = 20
+
+
+def reconcile_messages(maintenance: Maintenance, now: float) -> Routine:
+    """Compare messages with jobs, one range of keys after the other."""
+    context, timers, intervals = maintenance.context, maintenance.timers, maintenance.context.intervals
+    if not timers.is_due("reconcile", now):
+        return
+    timers.set("reconcile", now + intervals.reconcile(0))
+    if maintenance.reconciled_upto is None:
+        # The notification of quarantined jobs may have been lost.
+        context.quarantine.may_wait = True
+    if context.polls.peers.rank >= MAINTAINERS:
+        # Check the rank again later, as this consumer may be one of the first then. The interval is longer, so that
+        # many consumers are seldom woken for this.
+        timers.set("reconcile", now + 3 * intervals.reconcile(0))
+        return
+    keys, maintenance.reconciled_upto = yield ExecuteInOwnSession(
+        reconcile_range, (context, maintenance.reconciled_upto), slow=True
+    )
+    _log_repaired(context, keys)
+    done = time.monotonic()
+    maintenance.reconciling_took += done - now
+    if maintenance.reconciled_upto is not None:
+        timers.set("reconcile", done + intervals.between_ranges(done - now, found=bool(keys)))
+        return
+    timers.set("reconcile", done + intervals.reconcile(maintenance.reconciling_took))
+    maintenance.reconciling_took = 0.0
+
+
+def reconcile_all(context: ConsumerContext) -> Generator[Effect, Any, int]:
+    """Find the jobs that claims have missed, log them, and return how many.
+
+    Those without a message get one; those that claims leave as they are will be left out.
+    """
+    keys: Sequence[Key] = yield ExecuteInOwnSession(reconcile_at_once, (context,), slow=True)
+    _log_repaired(context, keys)
+    return len(keys) + (yield from look_for_unchanged(context))
+
+
+def _log_repaired(context: ConsumerContext, keys: Sequence[Key]) -> None:
+    if keys:
+        some = ", ".join(map(key_text, keys[:_MOST_LOGGED]))
+        more = f" and {len(keys) - _MOST_LOGGED} more" if len(keys) > _MOST_LOGGED else ""
+        logger.warning(
+            "%s: repaired jobs that waited without a message, or messages whose job is missing or not waiting: %s%s",
+            context.name,
+            some,
+            more,
+            extra=context.log_fields("messages_reconciled", count=len(keys)),
+        )
+
+
+# -- operations ------------------------------------------------------------------------------------------------
+
+
+def reconcile_at_once(session: Session, context: ConsumerContext) -> list[Key]:
+    """Repair what bypassed the triggers, and delete what side tables no longer need."""
+    spec = context.spec
+    repaired = session.execute(
+        reconcile(spec.model), execution_options=BESIDE_ORM, bind_arguments=context.settings.bind_arguments
+    )
+    keys = keys_from(repaired.scalars(), len(spec.keys))
+    _delete_old(session, context)
+    session.commit()
+    return keys
+
+
+def reconcile_range(session: Session, context: ConsumerContext, after: Key | None) -> tuple[list[Key], Key | None]:
+    """Repair the messages of the next :data:`RANGE` jobs by key, or of all jobs if the strategy supports no ranges.
+
+    Comparing all of a large table at once would keep the disk busy for as long as that takes.
+
+    :param after: up to where the last range went; None to begin.
+    :return: the keys of what was repaired, and up to where this range went; None at the end.
+    """
+    spec, bind = context.spec, context.settings.bind_arguments
+    if spec.strategy.reconcile_range(spec, KeyRange()) is None:
+        return reconcile_at_once(session, context), None
+    # Whatever the statistics say, the planner must use the indexes of the keys, and not read both tables for a range.
+    off = [sa.func.set_config(f"enable_{way}", "off", sa.true()) for way in ("seqscan", "hashjoin", "mergejoin")]
+    session.execute(sa.select(*off), bind_arguments=bind)
+    ahead = sa.select(*spec.keys).where(KeyRange(after).holds(spec.keys), planned_anew())
+    last = ahead.order_by(*spec.keys).offset(RANGE - 1).limit(1)
+    upto = session.execute(last, bind_arguments=bind).one_or_none()
+    part = KeyRange(after, None if upto is None else tuple(upto))
+    verb: Any = spec.strategy.reconcile_range(spec, part)
+    repaired = session.execute(returning_keys(spec, verb), execution_options=BESIDE_ORM, bind_arguments=bind)
+    keys = keys_from(repaired.scalars(), len(spec.keys))
+    if upto is None:
+        _delete_old(session, context)
+    session.commit()
+    return keys, part.upto
+
+
+def _delete_old(session: Session, context: ConsumerContext) -> None:
+    spec, bind = context.spec, context.settings.bind_arguments
+    if CRASH_JOURNAL in spec.side_tables:
+        quarantine.delete_old_entries(session, spec)
+    idle = delete_idle(spec)
+    if idle is not None:
+        session.execute(idle, bind_arguments=bind)
+    control = spec.side_tables.get(CONTROL)
+    if control is not None:
+        old = control.c.created_at < clock() - _KEEP
+        mine = sa.and_(control.c.queue == spec.name, control.c.key != PAUSE)
+        session.execute(sa.delete(control).where(mine, old), bind_arguments=bind)
+    consumers = spec.side_tables.get(CONSUMERS)
+    if consumers is not None:
+        dead = consumers.c.expires_at < clock() - _KEEP
+        session.execute(sa.delete(consumers).where(consumers.c.queue == spec.name, dead), bind_arguments=bind)
+
+
+# -- retention ---------------------------------------------------------------------------------------------------------
+# Maintenance: delete finished jobs that are older than ``QueueConfig(retention=...)``.
+
+
+def delete_old(maintenance: Maintenance, now: float) -> Routine:
+    """Delete old finished jobs: a batch each time, with pauses while there are more."""
+    context, timers, retention = maintenance.context, maintenance.timers, maintenance.retention
+    if not (retention.walks and context.has_claimed and timers.is_due("retention", now)):
+        return
+    timers.set("retention", now + context.intervals.retention())
+    if context.polls.peers.rank >= MAINTAINERS:
+        return
+    more, began = False, time.monotonic()
+    for walk in retention.walks:
+        if walk.begins_at <= now:
+            if not (yield ExecuteInOwnSession(retention.inspect, (context.settings,), slow=True)):
+                return
+            walk.begin(now)
+        more |= yield from _delete_batch(maintenance, walk)
+    if more:
+        done = time.monotonic()
+        timers.set("retention", done + context.intervals.between_batches(done - began))
+
+
+def _delete_batch(maintenance: Maintenance, walk: Walk) -> Generator[Effect, Any, bool]:
+    """Delete a batch; return whether there may be more."""
+    retention, settings, began = maintenance.retention, maintenance.context.settings, time.monotonic()
+    try:
+        deleted, newest, bound = yield ExecuteInOwnSession(retention.delete_batch, (settings, walk), slow=True)
+    except DBAPIError as error:
+        if is_transient(error):
+            raise
+        if not walk.record_error():
+            return True
+        return not (yield ExecuteInOwnSession(retention.skip_first, (settings, walk, error), slow=True))
+    took, more = time.monotonic() - began, bool(deleted >= walk.limit)
+    if not more:
+        newest = yield ExecuteInOwnSession(retention.first_untried, (settings, walk, deleted), slow=True)
+        more = bool(newest)
+    walk.record_batch(newest, bound, took, more=more)
+    if not more and walk.end():
+        yield ExecuteInOwnSession(retention.warn_of_references, (settings, walk), slow=True)
+    return more

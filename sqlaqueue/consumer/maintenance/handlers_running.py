@@ -1,0 +1,264 @@
+"""Maintenance for this process's own jobs: cancellations, timeouts, and jobs that wait while all workers are busy."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
+from sqlaqueue.consumer.executor import Executor
+from sqlaqueue.consumer.in_flight import CallGroup, RunningExecutor, has_waited, runs_in, runs_of
+from sqlaqueue.consumer.leased import Report, pass_on, release, report, settle_finished, settle_postponed
+from sqlaqueue.consumer.maintenance.state import Maintenance
+from sqlaqueue.consumer.outcomes import RELEASED, CancellationRequested, FinishedRun
+from sqlaqueue.consumer.pace import BLOCKED, LATE, LONGEST_IN_BUFFER
+from sqlaqueue.consumer.settle import SettledEach
+from sqlaqueue.log import logger
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.queue.run import Key, Run, key_text, key_value
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import with_plain_form
+
+# -- cancellations -----------------------------------------------------------------------------------------------------
+# Maintenance: find out which running jobs are to be cancelled.
+
+
+def cancel_requested(maintenance: Maintenance, now: float) -> Routine:
+    """Cancel the running jobs for which there is a request."""
+    context, timers = maintenance.context, maintenance.timers
+    # Reset before the state is read: a request that arrives later sets it again, and the next execution queries it.
+    notified, context.polls.cancellation_requested = context.polls.cancellation_requested, False
+    since = context.busy_since
+    if since is None:
+        timers.cancel("cancellations")
+        return
+    timers.start("cancellations", since + context.intervals.cancellations())
+    if not (notified or timers.is_due("cancellations", now)):
+        return
+    timers.set("cancellations", now + context.intervals.cancellations())
+    runs = context.claimed_runs()
+    if runs:
+        requested = yield ExecuteInOwnSession(take_requests, (context, runs))
+        context.request_cancellation(requested, time.monotonic())
+
+
+def take_requests(session: Session, context: ConsumerContext, runs: Sequence[Run]) -> list[tuple[Key, float]]:
+    """Delete the requests to cancel ``runs``, and return their keys with the ages of the requests in seconds."""
+    spec, settings = context.spec, context.settings
+    if CONTROL not in spec.side_tables or not runs:
+        return []
+    # All runs of one claim are on one shard, and a statement locks rows on one shard only.
+    groups = [runs] if settings.distribution is None else [*_by_claim(runs)]
+    statements = [_take(spec, [run.key for run in group]) for group in groups]
+    rows = [row for each in statements for row in session.execute(each, bind_arguments=settings.bind_arguments)]
+    session.commit()
+    return [(tuple(row[:-1]), float(row[-1])) for row in rows]
+
+
+def _by_claim(runs: Sequence[Run]) -> Iterable[list[Run]]:
+    claims: dict[Any, list[Run]] = {}
+    for run in runs:
+        claims.setdefault(run.token, []).append(run)
+    return claims.values()
+
+
+def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
+    """Return the statement that deletes the requests to cancel jobs, and returns their keys and ages."""
+    control = spec.side_tables[CONTROL]
+    mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys)).subquery("sqlaqueue_mine")
+    key = key_json([mine.c[column.key] for column in spec.keys])
+    age = sa.extract("epoch", sa.func.clock_timestamp() - control.c.created_at)
+    # A request that is not committed yet must not block the leases that the same thread extends.
+    asked = (
+        sa.select(
+            control.c.queue.label("sqlaqueue_queue"),
+            control.c.key.label("sqlaqueue_key"),
+            *mine.c,
+            # Citus refuses a function of time in RETURNING. It has no queues that notify.
+            *([] if spec.config.notify else [age.label("sqlaqueue_age")]),
+        )
+        .where(control.c.queue == spec.name, control.c.key == key)
+        .with_for_update(of=control, skip_locked=True)
+        .cte("sqlaqueue_asked")
+    )
+    taken = (
+        sa.delete(control)
+        .where(control.c.queue == asked.c.sqlaqueue_queue, control.c.key == asked.c.sqlaqueue_key)
+        .returning(*(asked.c[column.key] for column in spec.keys), age if spec.config.notify else asked.c.sqlaqueue_age)
+    )
+
+    def without_using() -> Any:
+        # RETURNING has the columns of the deleted rows only. In a CTE, as SQLAlchemy 2.0.32 does not compile a
+        # parameter of several tuples that is used more than once.
+        named = sa.select(*mine.c, key.label("sqlaqueue_key")).cte("sqlaqueue_named")
+        keys = [
+            sa.select(named.c[column.key])
+            .where(control.c.key == named.c.sqlaqueue_key)
+            .correlate(control)
+            .scalar_subquery()
+            for column in spec.keys
+        ]
+        mine_only = sa.delete(control).where(
+            control.c.queue == spec.name, control.c.key.in_(sa.select(named.c.sqlaqueue_key))
+        )
+        return mine_only.returning(*keys, age)
+
+    return with_plain_form(taken, without_using)
+
+
+# -- handler timeout ---------------------------------------------------------------------------------------------------
+# Handlers that exceed the Consumer's timeout: they are noticed, logged, and their runs ended if possible.
+#
+# A task of asyncio is cancelled by its runner. A thread cannot be interrupted, so its runs are ended under it, and
+# the result of the handler is refused when it returns.
+
+
+def end_overdue(maintenance: Maintenance, now: float) -> Routine:
+    """End the runs whose handlers have exceeded the timeout and cannot be interrupted; their results are refused."""
+    context = maintenance.context
+    if context.runner.can_interrupt:
+        return
+    timeout = context.settings.timeout
+    late = record_overdue(context, now)
+    if late and not context.settings.holds_transaction:
+        error = context.settings.timeout_error()
+        finished = [FinishedRun(run, context.outcome_rules.outcome(error, run)) for run in late]
+        # A row that its handler has locked is settled when the handler returns.
+        settle = partial(context.settler.settle_each, wait=False)
+        result: SettledEach = yield ExecuteInOwnSession(settle, (finished,))
+        unsettled = [*result.refused, *result.later]
+        for one in unsettled:
+            key = one.run.key
+            extra = context.log_fields("timed_out", job_key=key_value(key), attempt=one.run.attempt)
+            text = "%s: job %s exceeded its timeout of %g s, and cannot be settled before its handler returns"
+            logger.warning(text, context.name, key_text(key), timeout, extra=extra)
+        settled = [one for one in finished if one not in [*result.lease_lost, *unsettled]]
+        report(context, Report(settled=settled, lease_lost=result.lease_lost))
+    if _all_timed_out(context) and not context.settings.holds_transaction:
+        # No worker is left to run these, and their leases would be extended for as long as the handlers hang. The jobs
+        # of a held batch run or return with its transaction, which may have deleted their rows.
+        release(context, context.forget_waiting())
+
+
+def record_overdue(context: ConsumerContext, now: float) -> list[Run]:
+    """Record which handlers have just exceeded the timeout, and return their runs."""
+    timeout = context.settings.timeout
+    if timeout is None:
+        return []
+    with context.lock:
+        late = [one for one in context.in_flight.busy() if not one.timed_out and now - one.started > timeout]
+        for one in late:
+            record_timeout(context, one)
+        return [run for one in late for run in runs_of(one.group)]
+
+
+def record_timeout(context: ConsumerContext, executor: RunningExecutor) -> None:
+    """Record and log that a handler has exceeded the timeout; the second time, that it ignores its cancellation."""
+    if executor.timed_out:
+        _log_ignored(context, executor)
+        return
+    executor.timed_out = True
+    keys = [run.key for run in runs_of(executor.group)]
+    context.quarantine.end(keys)
+    # The outcome of a leased run is logged in a moment; that of a held one, not before its handler returns.
+    level = logging.WARNING if context.settings.holds_transaction else logging.DEBUG
+    for key in keys:
+        text = "job %s of queue %s exceeded its timeout of %g s; the result of its handler is refused"
+        extra = context.log_fields("timed_out", job_key=key_value(key))
+        logger.log(level, text, key_text(key), context.spec.name, context.settings.timeout, extra=extra)
+
+
+def _log_ignored(context: ConsumerContext, executor: RunningExecutor) -> None:
+    for run in runs_of(executor.group):
+        text = (
+            "job %s of queue %s was cancelled at its timeout of %g s, and its handler goes on; it is cancelled again, "
+            "and the job stays claimed until it ends"
+        )
+        extra = context.log_fields("cancellation_ignored", job_key=key_value(run.key), attempt=run.attempt)
+        logger.warning(text, key_text(run.key), context.spec.name, context.settings.timeout, extra=extra)
+
+
+def _all_timed_out(context: ConsumerContext) -> bool:
+    """Return whether every handler that may run at once has exceeded the timeout, and goes on."""
+    return sum(one.timed_out for one in context.in_flight.busy()) >= context.settings.concurrency
+
+
+# -- release waiting jobs ----------------------------------------------------------------------------------------------
+# Maintenance tasks for jobs that wait in this process while every worker is busy: pass on, release or settle them.
+
+
+def pass_on_blocked(maintenance: Maintenance, now: float) -> Routine:
+    """Give other workers the jobs that wait behind a handler which takes longer than expected."""
+    context = maintenance.context
+    if context.settings.concurrency > 1 and not context.settings.holds_transaction:
+        for executor in context.in_flight.busy():
+            if isinstance(executor, Executor) and executor.blocks(now, BLOCKED):
+                yield from pass_on(context, executor)
+
+
+def release_waiting(maintenance: Maintenance, now: float) -> Routine:
+    """Release the jobs that would wait here for too long before they begin, for other consumers."""
+    context = maintenance.context
+    if context.settings.holds_transaction:
+        return
+    late = runs_in(late_groups(context, now))
+    if late:
+        # Before the release: the next consumer claims the job after the request, and ignores it as one for an old run.
+        requested = yield ExecuteInOwnSession(take_requests, (context, late))
+        context.request_cancellation(requested, time.monotonic())
+        number = release_late(context, now)
+        extra = context.log_fields("jobs_released", count=number)
+        logger.info("%s: released %d jobs that would have waited for its handlers", context.name, number, extra=extra)
+        yield from settle_finished(context, wait=False)
+
+
+def settle_overdue(maintenance: Maintenance, now: float) -> Routine:
+    """Settle the finished runs that wait while every worker is busy with a long handler."""
+    context = maintenance.context
+    # Without waiting: a locked row must not keep the leases of all others from being extended.
+    if context.completions.is_overdue(now):
+        yield from settle_finished(context, wait=False)
+    if context.completions.postponed.is_due(now):
+        yield from settle_postponed(context)
+
+
+def late_groups(context: ConsumerContext, now: float) -> list[CallGroup]:
+    """Return the groups that would wait here for too long before they begin, while other consumers may be idle."""
+    # Not those of a batch that failed: it is being tried job by job, and would be claimed as a batch again.
+    busy = context.in_flight.busy()
+    durations = [now - one.started for one in busy]
+    # Under flow control they take the places of jobs that could begin elsewhere.
+    blocked = BLOCKED if context.flow_control else LONGEST_IN_BUFFER
+    all_busy = len(busy) >= context.settings.concurrency and min(durations) >= blocked
+    claimed_by = now if all_busy or context.stopping else now - LATE
+    with context.lock:
+        groups = [
+            *context.buffer.groups(),
+            *(group for one in context.in_flight.executors() for group in one.waiting_groups()),
+        ]
+        return [group for group in groups if has_waited(group, claimed_by)]
+
+
+def release_late(context: ConsumerContext, now: float) -> int:
+    """Release the jobs of :func:`late_groups`, and return how many there are."""
+    with context.lock:
+        late = late_groups(context, now)
+        context.buffer.remove(late)
+        for executor in context.in_flight.executors():
+            executor.remove(late)
+        runs, cancelled = runs_in(late), CancellationRequested()
+        # A request to cancel would be forgotten with the run.
+        outcomes = [
+            context.outcome_rules.outcome(cancelled, run) if run.key in context.cancelled else RELEASED for run in runs
+        ]
+        finished = [FinishedRun(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)]
+        report(context, Report(unsettled=finished))
+        return len(runs)

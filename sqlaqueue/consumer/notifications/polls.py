@@ -1,0 +1,689 @@
+"""When to poll: from notifications, from what other Consumers do, and from jobs that are due later."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.notify_payloads import (
+    ALL_JOBS,
+    Claimed,
+    Deregistered,
+    Heartbeat,
+    Payload,
+    Pending,
+    Settled,
+    Signal,
+    WaitRequest,
+    settled_payloads,
+)
+from sqlaqueue.postgresql.triggers import notification
+from sqlaqueue.queue.run import Key, key_text
+from sqlaqueue.queue.spec import QueueSpec
+
+# -- peers -------------------------------------------------------------------------------------------------------------
+# Which other consumers of the queue are listening, and whether notifications arrive here. Pure, no I/O.
+
+
+PROOF_TIMEOUT = 5.0
+"""Seconds within which a consumer receives its own heartbeat; else notifications do not arrive."""
+
+
+_MOST_GONE = 1_000
+
+_LOOK_AGAIN = 5.0
+"""Seconds from one look into the table to the next one for a heartbeat of a consumer that it has not found."""
+
+
+class Peers:
+    """The listening consumers of a queue, as one of them sees the others.
+
+    It begins as not listening; once it has received its own heartbeat, it knows that notifications arrive.
+
+    Every role of the database can send notifications. So a heartbeat adds no consumer that the own look into the table
+    has not found: with many more of them this one would poll once a minute, and wait for others that do not exist. It
+    makes this one look again.
+
+    :param me: the id of this consumer.
+    :param now: the clock.
+    """
+
+    def __init__(self, me: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._me, self._now, self._lock = me, now, threading.Lock()
+        self._found: set[str] = set()
+        """The others that the last heartbeat has found in the table."""
+        self._gone: set[str] = set()
+        """Who has ended since the last heartbeat began."""
+        self._notified_at: float | None = None
+        self._received_own_at: float | None = None
+        self._received_at = self._heartbeat_at = float("-inf")
+        self.subscribed = False
+        """A listener is subscribed for this consumer, so that it should receive its own heartbeats."""
+        self.wants_heartbeat = False
+        """Whether to send a heartbeat at once, to test a new connection."""
+        self._has_unknown = False
+
+    @property
+    def listening(self) -> bool:
+        """Whether notifications are known to arrive."""
+        return self._received_own_at is not None
+
+    @property
+    def count(self) -> int:
+        """How many consumers of this queue are listening, this one among them."""
+        return len(self._others) + 1
+
+    @property
+    def _others(self) -> set[str]:
+        return self._found - self._gone
+
+    @property
+    def rank(self) -> int:
+        """The place of this consumer among those that are listening, from 0: the first few do what one does for all."""
+        with self._lock:
+            return sorted([*self._others, self._me]).index(self._me) if self.listening else 0
+
+    def place_for(self, announcement: str) -> int:
+        """Return the place of this consumer in the order for an announcement, on which all of them agree."""
+        with self._lock:
+            ring = sorted([*self._others, self._me])
+        return (ring.index(self._me) - zlib.crc32(announcement.encode())) % len(ring)
+
+    # -- what is received ------------------------------------------------------------------------------------------
+
+    def received(self) -> None:
+        """Record that a notification has arrived."""
+        self._received_at = self._now()
+
+    def received_heartbeat(self, consumer: str) -> bool:
+        """Record a heartbeat; return whether the maintenance loop has to know.
+
+        That is if it is this consumer's own, and the first by this connection, or the first of an unknown one.
+        """
+        with self._lock:
+            if consumer != self._me:
+                self._gone.discard(consumer)
+                had_unknown, self._has_unknown = self._has_unknown, self._has_unknown or consumer not in self._found
+                return self._has_unknown and not had_unknown
+            first = not self.listening
+            self._received_own_at = self._now()
+            return first
+
+    def deregistered(self, consumer: str) -> None:
+        """Record that a consumer has ended."""
+        with self._lock:
+            # Of others there may be any number of forged ones.
+            if consumer in self._found or len(self._gone) < _MOST_GONE:
+                self._gone.add(consumer)
+
+    def connection_lost(self) -> None:
+        """Forget that notifications arrive, as when the connection that they come by is lost."""
+        with self._lock:
+            self._received_own_at = self._notified_at = None
+            self.wants_heartbeat = True
+
+    # -- heartbeats ------------------------------------------------------------------------------------------------
+
+    def begin_heartbeat(self, *, news: bool) -> bool:
+        """Record that a heartbeat is about to be sent, and return whether to notify the channel of it.
+
+        The channel need not be notified if there is no news, and this consumer has received a notification since its
+        last heartbeat: this proves that notifications arrive.
+
+        :param news: whether this is the first heartbeat, or listening has begun or ended since the last one.
+        """
+        with self._lock:
+            self._gone.clear()
+            self.wants_heartbeat = self._has_unknown = False
+            now = self._now()
+            notify = news or not self.listening or self._received_at < self._heartbeat_at
+            if notify and self.subscribed and (self._notified_at is None or self.listening):
+                self._notified_at = now
+            self._heartbeat_at = now
+            return notify
+
+    def heartbeat_sent(self, listening: Iterable[str]) -> None:
+        """Record which consumers are listening, as the heartbeat has found in the table."""
+        with self._lock:
+            # The query may have found a consumer that has deregistered since.
+            self._found = set(listening) - {self._me}
+
+    def until_look(self) -> float:
+        """Return the seconds until the next heartbeat, as it looks for unknown consumers; inf if there are none."""
+        with self._lock:
+            return self._heartbeat_at + _LOOK_AGAIN - self._now() if self._has_unknown else float("inf")
+
+    def until_proof(self) -> float:
+        """Return the seconds until a heartbeat should have been received, negative when it is missing."""
+        with self._lock:
+            if self._notified_at is None or (self._received_own_at or float("-inf")) >= self._notified_at:
+                return float("inf")
+            return self._notified_at + PROOF_TIMEOUT - self._now()
+
+
+# -- poll order --------------------------------------------------------------------------------------------------------
+# Which consumer polls first for an announcement of pending jobs, and when the others follow. Pure, no I/O.
+#
+# Every consumer receives each announcement, and one should poll. All agree on an order for it: the first consumer
+# polls at once, the next one a moment later unless the jobs have been claimed meanwhile. A consumer that is busy,
+# frozen or dead costs that moment. No notification decides anything: only a claim does.
+
+
+STAGGER = 0.02
+"""Seconds by which one consumer after the other polls for a job that has not been claimed."""
+
+MOST_LATER = 10_000
+"""How many announcements of later jobs are kept: when the last of them is due, the database is asked for more."""
+
+MOST_OPEN = 1_000
+"""How many announcements may be open before one poll answers all of them."""
+
+_CLOCK_SKEW = 0.5
+
+
+@dataclass(order=True, slots=True)
+class _Later:
+    due: float
+    id: str
+    count: int
+    more: bool
+
+
+@dataclass(slots=True)
+class _Open:
+    count: int
+    due: float
+    poll_at: float
+
+
+class Announcements:
+    """The announcements that one consumer has received and no consumer has answered. Methods need the caller's lock.
+
+    :param share: returns how many jobs one consumer claims at once.
+    :param now: the clock.
+    """
+
+    def __init__(self, peers: Peers, share: Callable[[], int], now: Callable[[], float]) -> None:
+        self._peers, self._share, self._now = peers, share, now
+        self._later: list[_Later] = []
+        self._open: dict[str, _Open] = {}
+        self.known_until = now()
+        """Up to when all jobs that become due are known; inf for all of them."""
+        self.clock_ahead = 0.0
+        """By how many seconds the database's clock is ahead of this process's."""
+
+    def add(self, announcement: Pending) -> bool:
+        """Add an announcement; return whether there may now be jobs whose time is unknown."""
+        if announcement.due == 0:
+            return self._add_open(announcement.id, announcement.count, self._now(), more=announcement.more)
+        # One transaction may insert jobs for many times.
+        id_ = f"{announcement.id}@{announcement.due}"
+        return self._add_later(_Later(announcement.due - self.clock_ahead, id_, announcement.count, announcement.more))
+
+    def add_upcoming(self, times: Sequence[float], *, complete: bool) -> None:
+        """Add the times at which jobs will be due.
+
+        :param times: in seconds of the database's clock since the epoch, in order.
+        :param complete: whether there are no others.
+        """
+        for moment in times:
+            self._add_later(_Later(moment - self.clock_ahead, f"@{moment:.3f}", 1, more=False))
+        self.known_until = float("inf") if complete or not times else times[-1] - self.clock_ahead
+
+    def _add_later(self, later: _Later) -> bool:
+        heapq.heappush(self._later, later)
+        if len(self._later) <= MOST_LATER:
+            return False
+        # Half of them, or each further one would come here.
+        self._later.sort()
+        self.known_until = min(self.known_until, self._later[MOST_LATER // 2].due)
+        del self._later[MOST_LATER // 2 :]
+        return True
+
+    def _add_open(self, id_: str, count: int, due: float, *, more: bool) -> bool:
+        known = self._open.get(id_)
+        count += known.count if known else 0
+        place = self._peers.place_for(id_)
+        self._open[id_] = _Open(count, due, due + place // max(-(-count // self._share()), 1) * STAGGER)
+        if more:
+            # The other jobs of that statement are due at times of their own, which were not announced.
+            self.known_until = min(self.known_until, due)
+        return more
+
+    def open_due(self, ahead: float = 0.0) -> bool:
+        """Open the announcements whose jobs are due; return whether there may be jobs whose time is unknown.
+
+        :param ahead: seconds, for clocks that differ.
+        """
+        now, unknown = self._now(), False
+        while self._later and self._later[0].due <= now + ahead:
+            later = heapq.heappop(self._later)
+            unknown |= self._add_open(later.id, later.count, later.due, more=later.more)
+        return unknown
+
+    def claimed(self, count: int, ids: Sequence[str]) -> bool:
+        """Record that so many jobs of these announcements are claimed; return as :meth:`open_due`."""
+        unknown = self.open_due(ahead=_CLOCK_SKEW)
+        for id_ in ids:
+            announcement = self._open.get(id_)
+            if announcement is None:
+                continue
+            count, announcement.count = count - announcement.count, announcement.count - count
+            if announcement.count <= 0:
+                del self._open[id_]
+            if count <= 0:
+                break
+        return unknown
+
+    def take_too_many(self) -> bool:
+        """Forget the open announcements if there are too many; return whether there were, so that a poll is due."""
+        if len(self._open) <= MOST_OPEN:
+            return False
+        self._open.clear()
+        return True
+
+    def take_due(self) -> list[str]:
+        """Return the ids of the open announcements that a poll answers now, and forget them."""
+        now = self._now()
+        ids = [id_ for id_, announcement in self._open.items() if announcement.due <= now]
+        for id_ in ids:
+            del self._open[id_]
+        return ids
+
+    def next_poll(self) -> float:
+        """Return when the next poll for an announcement is due; inf for none."""
+        later = [self._later[0].due] if self._later else []
+        return min([*later, *(announcement.poll_at for announcement in self._open.values())], default=float("inf"))
+
+
+# -- rescue timer ------------------------------------------------------------------------------------------------------
+# When one consumer looks for expired leases. Pure, no I/O.
+#
+# One of the listening consumers does so for all of them, and notifies the others, which then postpone their own turn.
+# A fixed order, as by rank, would not do: the consumers that come first may have died, together with the workers
+# whose jobs are to be rescued.
+#
+# While notifications arrive, the listener watches the rescue timer, so that the maintenance loop need not wake up.
+
+
+_NEVER = float("inf")
+
+_LONGEST, _MOST_INTERVALS = 60.0, 10
+"""A consumer rescues after so many seconds and intervals, even if others say that they have."""
+
+
+class RescueTimer:
+    """The turns of one consumer.
+
+    :param interval: returns the seconds until the turn of a consumer of this rank, if no other one rescues before; None
+        where there are no leases.
+    :param now: the clock.
+    """
+
+    def __init__(self, interval: Callable[[int], float] | None, now: Callable[[], float]) -> None:
+        self._interval, self._now = interval, now
+        self._at = _NEVER if interval is None else now()
+        self._last = now()
+        self._is_overdue = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to rescue."""
+        return self._at <= self._now()
+
+    def begin(self, rank: int) -> None:
+        """Record that this consumer rescues.
+
+        Until its own notification arrives, its maintenance loop does not rely on the listener: the rescue may fail, or
+        the connection be half open.
+        """
+        self._last = self._now()
+        if self._interval is not None:
+            self._at = self._now() + self._interval(rank)
+
+    def received(self, rank: int) -> None:
+        """Record the notification that a consumer rescues."""
+        if self._interval is not None:
+            interval = self._interval(rank)
+            # Any role of the database can send it, and whoever did may have found nothing by a mistake of its own.
+            latest = self._last + max(_LONGEST, _MOST_INTERVALS * interval)
+            self._at = max(min(self._now() + interval, latest), self._now())
+        self._is_overdue = False
+
+    def until_due(self, *, listening: bool) -> float:
+        """Return the seconds until the maintenance loop has to check; inf if the listener will wake it."""
+        return _NEVER if listening and not self._is_overdue else self._at - self._now()
+
+    def until_overdue(self) -> float:
+        """Return the seconds until the listener has to wake the maintenance loop; inf if it has done so."""
+        return _NEVER if self._is_overdue else self._at - self._now()
+
+    def set_overdue(self) -> None:
+        """Record that the listener has woken the maintenance loop."""
+        self._is_overdue = True
+
+
+# -- waiter registry ---------------------------------------------------------------------------------------------------
+# The jobs for which callers of :func:`sqlaqueue.wait` wait, so that a Consumer notifies them and sends nothing else.
+#
+# No I/O. A lost entry delays a caller, who also reads the row now and then; it loses no result.
+
+
+RETENTION = 60.0
+"""Seconds for which a job is kept after a caller announced that it waits for it."""
+
+MAX_JOBS = 10_000
+"""How many jobs are kept at most, the ones announced last."""
+
+
+class WaiterRegistry:
+    """The jobs for which callers wait, of one run of a Consumer.
+
+    :param now: the clock.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._lock = now, threading.Lock()
+        self._until: dict[str, float] = {}
+        """When each job is forgotten, in the order of their announcements."""
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    def add(self, jobs: Sequence[str]) -> None:
+        """Keep jobs for which a caller waits.
+
+        :param jobs: the texts of their keys.
+        """
+        now = self._now()
+        with self._lock:
+            for job in jobs:
+                # Removed first: a dict keeps the place of a key that is set again.
+                self._until.pop(job, None)
+                self._until[job] = now + RETENTION
+            for job in list(self._until)[: max(0, len(self._until) - MAX_JOBS)]:
+                del self._until[job]
+
+    def take(self, jobs: Collection[str]) -> list[str]:
+        """Remove jobs, and return those for which a caller waits."""
+        now = self._now()
+        with self._lock:
+            return [job for job in jobs if self._until.pop(job, now) > now]
+
+
+# -- poll schedule -----------------------------------------------------------------------------------------------------
+# Decides when to poll next, from the notifications received. Pure, no I/O.
+
+
+LONGEST_POLL = 60.0
+"""The most seconds between two polls of one consumer, however many there are: all the others may be busy."""
+
+_MANY_PEERS = 3
+"""From how many consumers on it costs less to notify the others that no job is there than to let them poll."""
+
+MOST_IDS = 20
+"""How many announcements one notification may name: it has at most 8,000 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """A poll that answers announcements."""
+
+    announcements: Sequence[str] = ()
+    peers: int = 1
+
+    @property
+    def spares_others(self) -> bool:
+        """Whether a notification that no job is there costs less than the polls of all others."""
+        return bool(self.announcements) and self.peers >= _MANY_PEERS
+
+
+NO_ANNOUNCEMENT = Poll()
+"""A poll that answers no announcement."""
+
+
+class PollSchedule:
+    """When one consumer polls. It receives notifications, and wakes the worker that polls next.
+
+    :param me: the id of this consumer.
+    :param interval: returns the seconds until the next poll without an announcement.
+    :param wake_poller: called when a notification may make a poll due.
+    :param wake_maintenance: called when a notification may make a maintenance task due.
+    :param share: returns how many jobs one consumer claims at once.
+    :param waiters: receives which jobs callers of ``wait()`` wait for.
+    :param rescue: returns the seconds between rescues, see :class:`RescueTimer`; None where there are no leases.
+    :param now: the clock.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        interval: Callable[[], float],
+        wake_poller: Callable[[], None],
+        wake_maintenance: Callable[[], None],
+        *,
+        share: Callable[[], int] = lambda: 1,
+        waiters: WaiterRegistry | None = None,
+        rescue: Callable[[int], float] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._waiters = WaiterRegistry(now=now) if waiters is None else waiters
+        self._interval, self._now = interval, now
+        self._wake_poller, self._wake_maintenance = wake_poller, wake_maintenance
+        self._lock = threading.Lock()
+        self.peers = Peers(me, now)
+        self._announcements = Announcements(self.peers, share, now)
+        self.rescues = RescueTimer(rescue, now)
+        self._next_poll = now()
+        self._poll_again = False
+        """A poll became due while another one was executed, which may have begun too early."""
+        self.cancellation_requested = False
+        """The cancellation of running jobs was requested, and the requests have not been queried yet."""
+        self.has_polled = False
+        """A poll has been answered by the database, whatever it found."""
+        self.quarantined = True
+        """There may be pending jobs that are quarantined and that no claim has searched for."""
+
+    # -- what is received ------------------------------------------------------------------------------------------
+
+    def receive(self, payload: Payload) -> None:
+        """Process a notification."""
+        self.peers.received()
+        match payload:
+            case Pending():
+                with self._lock:
+                    unknown = self._announcements.add(payload)
+                    self._check_open()
+                self._wake_poller()
+                if unknown:
+                    self._wake_maintenance()
+            case Claimed(count, ids):
+                with self._lock:
+                    unknown = self._announcements.claimed(count, ids)
+                    self._check_open()
+                if unknown:
+                    self._wake_maintenance()
+            case Heartbeat(consumer):
+                self._receive_heartbeat(consumer)
+            case Deregistered(consumer):
+                self.peers.deregistered(consumer)
+            case WaitRequest(_, jobs):
+                self._waiters.add(jobs)
+            case Settled(jobs):
+                self._waiters.take(jobs)
+            case Signal():
+                self._receive_signal(payload)
+
+    def _receive_signal(self, signal: Signal) -> None:
+        match signal:
+            case Signal.POLL:
+                self.poll_at_once()
+            case Signal.RESCUED:
+                self.rescues.received(self.peers.rank)
+            case Signal.QUARANTINED:
+                self.quarantined = True
+            case Signal.CANCEL_REQUESTED:
+                self.cancellation_requested = True
+                self._wake_maintenance()
+
+    def _receive_heartbeat(self, consumer: str) -> None:
+        was_listening = self.peers.listening
+        if self.peers.received_heartbeat(consumer):
+            # Earlier notifications may have been missed.
+            self.quarantined = self.quarantined or not was_listening
+            self._wake_maintenance()
+
+    def listening_lost(self) -> None:
+        """Poll, since notifications may have been missed: the connection that they come by is lost, or a new one."""
+        self.peers.connection_lost()
+        with self._lock:
+            self.quarantined = True
+            self._announcements.known_until = self._now()
+            self._poll_now()
+        self._wake_poller()
+        self._wake_maintenance()
+
+    def until_overdue(self) -> float:
+        """Return the seconds until this consumer has to rescue, unless another one rescues before."""
+        return self.rescues.until_overdue()
+
+    def notification_overdue(self) -> None:
+        """Wake the maintenance loop, as it is this consumer's turn to rescue."""
+        self.rescues.set_overdue()
+        self._wake_maintenance()
+
+    def heartbeat_sent(self, listening: Iterable[str], clock_ahead: float) -> None:
+        """Record what a heartbeat has found.
+
+        :param listening: the consumers of the queue that are listening.
+        :param clock_ahead: by how many seconds the database's clock is ahead of this one.
+        """
+        self.peers.heartbeat_sent(listening)
+        with self._lock:
+            self._announcements.clock_ahead = clock_ahead
+
+    # -- when to poll ----------------------------------------------------------------------------------------------
+
+    def next_poll(self) -> float:
+        """Return the time of the next poll."""
+        with self._lock:
+            unknown = self._announcements.open_due()
+            self._check_open()
+            next_poll = min(self._next_poll, self._announcements.next_poll())
+        if unknown:
+            self._wake_maintenance()
+        return next_poll
+
+    def is_due(self) -> bool:
+        """Return whether it is time to poll."""
+        return self.next_poll() <= self._now()
+
+    def begin_poll(self) -> Poll:
+        """Return the poll that is executed now; the announcements that it answers are forgotten."""
+        with self._lock:
+            self._poll_again = False
+            unknown = self._announcements.open_due()
+            ids = self._announcements.take_due()
+        if unknown:
+            self._wake_maintenance()
+        return Poll(ids[-MOST_IDS:], self.peers.count)
+
+    def polled(self, *, more: bool) -> None:
+        """Record that a poll has been executed.
+
+        :param more: whether there may be more jobs than it has claimed.
+        """
+        if not self.has_polled:
+            self.has_polled = True
+            self._wake_maintenance()
+        if more:
+            self.poll_at_once()
+            return
+        with self._lock:
+            if self._poll_again:
+                return
+            alone, peers = self._interval(), self.peers
+            shared = max(alone, min(alone * peers.count, LONGEST_POLL)) if peers.listening else alone
+            self._next_poll = self._now() + shared
+
+    def poll_within(self, delay: float) -> None:
+        """Make a poll due in ``delay`` seconds at the latest."""
+        with self._lock:
+            self._next_poll = min(self._next_poll, self._now() + delay)
+
+    def poll_at_once(self) -> None:
+        """Make a poll due now."""
+        with self._lock:
+            self._poll_now()
+        self._wake_poller()
+
+    def _poll_now(self) -> None:
+        self._next_poll, self._poll_again = self._now(), True
+
+    def _check_open(self) -> None:
+        if self._announcements.take_too_many():
+            # One poll answers all of them.
+            self._poll_now()
+
+    # -- when jobs will be due -------------------------------------------------------------------------------------
+
+    def wants_upcoming(self) -> bool:
+        """Return whether jobs may become due at times that were not announced, so that the database has to be asked."""
+        return self.until_upcoming() <= 0
+
+    def until_upcoming(self) -> float:
+        """Return the seconds until jobs may become due at times that were not announced; inf while not listening."""
+        return self._announcements.known_until - self._now() if self.peers.listening else float("inf")
+
+    def add_upcoming(self, times: Sequence[float], *, complete: bool) -> None:
+        """Record when jobs will be due.
+
+        :param times: in seconds of the database's clock since the epoch, in order.
+        :param complete: whether there are no others.
+        """
+        with self._lock:
+            self._announcements.add_upcoming(times, complete=complete)
+        # Jobs that have become due before the query are not among them.
+        self.poll_at_once()
+
+
+# -- notify ------------------------------------------------------------------------------------------------------------
+# Notifications of Consumers, sent by the transaction that makes them true.
+
+
+def notify_settled(session: Session, spec: QueueSpec, waiters: WaiterRegistry, keys: Iterable[Key]) -> None:
+    """Notify the callers that wait for some of these jobs that they are settled; send nothing if there are none."""
+    if not waiters:
+        return
+    for payload in settled_payloads(waiters.take([key_text(key) for key in keys])):
+        _send(session, spec, payload)
+
+
+def notify_released(session: Session, spec: QueueSpec) -> None:
+    """Have other consumers poll for released jobs: no trigger announces rows that have read as pending all the time."""
+    _send(session, spec, Signal.POLL)
+
+
+def notify_all_claimed(session: Session, settings: ConsumerSettings, poll: Poll) -> None:
+    """Notify other consumers that a poll has found nothing, where that spares them their own."""
+    if poll.spares_others and settings.serves_whole_queue:
+        _send(session, settings.spec, Claimed(ALL_JOBS, poll.announcements))
+
+
+def notify_all_claimed_and_commit(session: Session, settings: ConsumerSettings, poll: Poll) -> None:
+    """Do the same in a transaction of its own."""
+    notify_all_claimed(session, settings, poll)
+    session.commit()
+
+
+def _send(session: Session, spec: QueueSpec, payload: Payload) -> None:
+    # A session with several engines chooses one by the mapper.
+    session.execute(sa.select(notification(spec, payload)), bind_arguments={"mapper": spec.mapper})

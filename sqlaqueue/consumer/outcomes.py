@@ -1,0 +1,325 @@
+"""How a run ends: its outcome, and the exceptions that decide it. Pure, no I/O."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import traceback
+from asyncio import CancelledError
+from collections.abc import Callable, Collection, Iterable
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from sqlaqueue.consumer.errors import is_conflict, is_connect_error, is_connection_lost, text_of, text_with_kind
+from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.exc import Cancel, ConfigurationError, Fail, HandlerSignal, JobTimeout, Retry, Snooze, Throttle
+from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
+from sqlaqueue.queue.run import Key, Run
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.statements.verbs import delayed
+from sqlaqueue.strategies import Settlement
+from sqlaqueue.strategies.twins import REASON
+
+Ending = Literal["completed", "retried", "failed", "cancelled", "released"]
+State = Literal["completed", "pending", "failed", "cancelled"]
+
+_STATES: dict[Ending, State] = {
+    "completed": "completed",
+    "retried": "pending",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "released": "pending",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one run ends."""
+
+    event: Ending
+    """The name of the event that reports it."""
+    delay: float | None = None
+    """Seconds until the job is due again; None leaves its ``run_at``."""
+    error: str | None = None
+    """The text for ``last_error``."""
+    cause: BaseException | None = None
+    """The handler's exception, for events and the log."""
+    quarantine: bool = False
+    """The job runs by itself from now on."""
+    throttle: tuple[str, ...] | None = None
+    """The attributes of the rates whose key is held back for as long as the job; None for none."""
+
+    @property
+    def state(self) -> State:
+        """The state that follows."""
+        return _STATES[self.event]
+
+    def settlement(self, starts: int = 1) -> Settlement:
+        """Return what is written: ``starts`` counts as attempts unless the job is released."""
+        return Settlement(
+            self.state,
+            starts=0 if self.event == "released" else starts,
+            quarantine=self.quarantine,
+            run_at=None if self.delay is None else delayed(self.delay),
+            error=None if self.error is None else sa.literal(self.error, sa.Text()),
+        )
+
+
+class HandlerAbandoned(BaseException):
+    """The grace period is over and the handler still runs: its job is released, and the attempt does not count."""
+
+
+class NotSettled(Exception):
+    """The outcome could not be written, for a reason that is not the job's; the handler's writes are undone."""
+
+
+class CancellationRequested(Cancel):
+    """A request to cancel arrived for some of the jobs that a handler was working on."""
+
+    def __init__(self, keys: Collection[Key] = ()) -> None:
+        super().__init__("cancelled on request")
+        self.keys = keys
+
+
+COMPLETED = Outcome("completed")
+RELEASED = Outcome("released")
+
+
+@dataclass(slots=True, eq=False)
+class FinishedRun:
+    """A run with its outcome, until it is settled."""
+
+    run: Run
+    outcome: Outcome
+    job: Any = None
+    starts: int = 1
+    uncertain: bool = False
+    """A commit was tried: if its reply was lost, the run may have been settled or not."""
+    claim_committed: bool = True
+    """The claim is known to be committed; a run of another claim is not reported."""
+    twin: str | None = None
+    """The key of the twin for which the job was cancelled instead of made pending."""
+
+    @property
+    def ended_as(self) -> Outcome:
+        """How the run has ended in the database."""
+        if self.twin is None:
+            return self.outcome
+        error = f"{REASON}: {self.twin}"
+        cancelled = Cancel(error)
+        # The log and the listeners must not lose what the handler raised.
+        cancelled.__cause__ = self.outcome.cause
+        return Outcome("cancelled", error=error, cause=cancelled)
+
+
+def applies_to_batch(error: BaseException) -> bool:
+    """Return whether the exception of a batch handler is about all of its jobs, so that none is tried by itself."""
+    return decides_outcome(error) and not isinstance(error, CancellationRequested)
+
+
+def decides_outcome(error: BaseException | None) -> bool:
+    """Return whether an exception says how the run is to end, whatever else has happened."""
+    return isinstance(error, HandlerSignal | JobTimeout | HandlerAbandoned | NotSettled)
+
+
+def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 - both say the same
+    """Return whether a run ended because its connection was lost, or could not be made.
+
+    A handler that gave a statement up has ended the connection itself.
+
+    :param gone: whether the connection of its session is gone.
+    """
+    if is_connection_lost(error) or is_connect_error(error):
+        return True
+    return gone and not decides_outcome(error) and not isinstance(error, TimeoutError | CancelledError)
+
+
+def handler_exception(error: BaseException) -> BaseException:
+    """Return a handler's exception, or another one if it cannot be read.
+
+    For a MemoryError, first free the memory that the handler's frames refer to. It must be called at once: without
+    memory not even a socket can be read.
+    """
+    if issubclass(type(error), MemoryError):
+        # The objects that fill the memory are referenced by the handler's frames.
+        traceback.clear_frames(error.__traceback__)
+    try:
+        for name in ("__cause__", "__context__", "__traceback__", "__class__"):
+            getattr(error, name)
+        getattr(error, "__notes__", type(error).__name__)
+        with contextlib.suppress(Exception):
+            # Its text may fail as that of any object may.
+            str(error)
+    except BaseException:  # noqa: BLE001 - its code may raise SystemExit as well, and the run has to end
+        # Whoever looks at it would raise again: the rules of outcomes, the log, listeners of events.
+        name = type.__getattribute__(type(error), "__qualname__")
+        unreadable = RuntimeError(f"the handler raised an exception of the class {name}, which cannot be read")
+        return unreadable.with_traceback(BaseException.__getattribute__(error, "__traceback__"))
+    return error
+
+
+# -- conflict delays ---------------------------------------------------------------------------------------------------
+# How long a job is delayed after a conflict with another transaction: longer each time. Pure, no I/O.
+
+
+_FIRST, _LONGEST = 0.1, 30.0
+_MOST = 10_000
+"""How many jobs are remembered; the counts of older ones begin anew."""
+
+MOST_AT_ONCE = 10
+"""After so many runs that ended in a conflict, one counts as an attempt where a job cannot be delayed."""
+
+
+class ConflictDelays:
+    """How many runs of each job in a row were released because of a conflict.
+
+    :param draw: returns numbers from [0, 1): two jobs that conflicted with each other must not meet again.
+    """
+
+    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+        self._times: dict[Key, int] = {}
+        self._lock, self._draw = threading.Lock(), draw
+
+    def record(self, key: Key) -> tuple[int, float]:
+        """Record a conflict; return how many there have been, and the seconds until the job should run again."""
+        with self._lock:
+            times = self._times[key] = self._times.pop(key, 0) + 1
+            while len(self._times) > _MOST:
+                del self._times[next(iter(self._times))]
+        longest: float = min(_LONGEST, _FIRST * 2 ** min(times, 10))
+        return times, longest * (0.5 + 0.5 * self._draw())
+
+    def clear(self, keys: Iterable[Key]) -> None:
+        """Forget the conflicts of jobs whose runs have ended in another way."""
+        if self._times:
+            with self._lock:
+                for key in keys:
+                    self._times.pop(key, None)
+
+
+# -- outcome rules -----------------------------------------------------------------------------------------------------
+# What outcome a run has: a handler's exception turned into completed, retried, failed, cancelled or released.
+#
+# Pure, no I/O.
+
+
+LONGEST_DELAY = 100 * 365 * 86400.0
+"""Seconds; a later moment may not fit into the database's calendar."""
+
+
+class OutcomeRules:
+    """Turns the results of handlers into outcomes.
+
+    :param marks_rows: whether a quarantined job is marked in its row.
+    """
+
+    def __init__(self, settings: ConsumerSettings, conflicts: ConflictDelays, *, marks_rows: bool) -> None:
+        self._settings, self._conflicts, self._marks_rows = settings, conflicts, marks_rows
+        self._disconnected: set[Key] = set()
+        """Jobs that have lost a connection, where rows cannot be marked."""
+
+    def outcome(self, error: BaseException | None, run: Run) -> Outcome:
+        """Return the outcome of a run whose handler returned (``error`` is None) or raised."""
+        spec = self._settings.spec
+        if error is not None and (is_conflict(error) or isinstance(error, NotSettled)):
+            times, delay = self._conflicts.record(run.key)
+            if spec.has("run_at") or times <= MOST_AT_ONCE:
+                return Outcome("released", delay if spec.has("run_at") else None, cause=error)
+        if isinstance(error, Throttle):
+            error = _checked_throttle(spec, error)
+        outcome = outcome_of(error, run, self._settings.retry_policy, has_run_at=spec.has("run_at"))
+        if outcome.event == "cancelled" and spec.config.states.cancelled is None:
+            # The table has no value for it, and the run has to end: else it would be claimed again for ever.
+            return replace(outcome, event="failed")
+        return outcome
+
+    def disconnected(self, error: BaseException, run: Run, *, alone: bool) -> Outcome:
+        """Return the outcome of a run whose connection was lost.
+
+        The server may have been restarted, or the job ends connections. So it costs no attempt, and from now on the job
+        runs by itself; if it did so already, the attempt counts.
+        """
+        outcome = self.outcome(error, run) if alone else Outcome("released", cause=error)
+        return replace(outcome, quarantine=outcome.state == "pending")
+
+    def ran_alone(self, run: Run) -> bool:
+        """Return whether a run under a lease that lost its connection is responsible for that, as far as is known."""
+        if self._marks_rows:
+            return run.isolated
+        # Without marks in rows this Consumer remembers such jobs, as long as it runs.
+        known = run.key in self._disconnected
+        self._disconnected.add(run.key)
+        return known
+
+
+def _checked_throttle(spec: QueueSpec, error: Throttle) -> BaseException:
+    """Return the signal, or the error that the queue has no such rate."""
+    known = [one.per for one in spec.config.rates]
+    if error.rate in known:
+        return error
+    named = " and ".join(repr(", ".join(per)) if per else "None" for per in dict.fromkeys(known)) or "none"
+    msg = (
+        f"{spec.model.__name__}: Throttle(rate={', '.join(error.rate) or None!r}): the queue has no rate of this key; "
+        f"it has {named}"
+    )
+    mistake = ConfigurationError(msg)
+    mistake.__cause__ = error
+    return mistake
+
+
+def outcome_of(error: BaseException | None, run: Run, policy: RetryPolicy, *, has_run_at: bool = True) -> Outcome:
+    """Return the outcome of a run whose handler returned (``error`` is None) or raised; never raise.
+
+    :param policy: gives the delay before the next attempt, or None for none.
+    :param has_run_at: whether the model can delay a job; without, a job runs again at once.
+    """
+    if error is None:
+        return COMPLETED
+    try:
+        outcome = _outcome_of_error(error, run, policy)
+    except Exception as mistaken:  # noqa: BLE001 - such as Snooze(-1): the run has to end somehow, as a failed attempt
+        outcome = _outcome_of_error(mistaken, run, policy)
+    if outcome.delay is None:
+        return outcome
+    return replace(outcome, delay=min(outcome.delay, LONGEST_DELAY) if has_run_at else None)
+
+
+def _outcome_of_error(error: BaseException, run: Run, policy: RetryPolicy) -> Outcome:  # noqa: PLR0911 - one for each outcome
+    match error:
+        case HandlerAbandoned():
+            return RELEASED
+        case Snooze():
+            return Outcome("released", seconds(error.delay, "Snooze(delay)"), cause=error)
+        case Throttle():
+            return Outcome("released", seconds(error.delay, "Throttle(until)"), throttle=error.rate, cause=error)
+        case Fail():
+            return Outcome("failed", error=text_with_kind(error, error.reason), cause=error)
+        case Cancel():
+            return Outcome("cancelled", error=text_of(error.reason), cause=error)
+    text = text_with_kind(error, error.error) if isinstance(error, Retry) else text_of(error)
+    if run.attempt >= run.max_attempts:
+        return Outcome("failed", error=text or text_of(error), cause=error)
+    if isinstance(error, Retry) and error.delay is not None:
+        return Outcome("retried", seconds(error.delay, "Retry(delay)"), text, error)
+    delay = _ask_policy(policy, run, error)
+    if delay is None:
+        return Outcome("failed", error=text or text_of(error), cause=error)
+    return Outcome("retried", delay, text, error)
+
+
+def _ask_policy(policy: RetryPolicy, run: Run, error: BaseException) -> float | None:
+    """Call the policy; a policy that fails itself must not cost the job its retry."""
+    try:
+        delay: Delay | None = copy_context().run(policy, run.attempt, error)
+        return None if delay is None else seconds(delay, "the retry policy's delay")
+    except Exception as mistaken:  # noqa: BLE001 - it is reported with the traceback of the handler's error
+        said = "".join(traceback.format_exception(mistaken))
+        note = f"the retry policy {policy!r} failed, using the default backoff:\n{said}"
+        # A program may raise the same instance again and again.
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        return Exponential()(run.attempt, error)

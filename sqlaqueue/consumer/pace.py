@@ -1,0 +1,383 @@
+"""How much and how often: sizes of batches, where a claim scans from, intervals of polls and maintenance. No I/O."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlaqueue.postgresql.claim_scan import FEW
+from sqlaqueue.queue.options import Distribution
+
+# -- batch sizer -------------------------------------------------------------------------------------------------------
+# How many jobs to claim at once, and how many of them one worker runs in a row. Pure, no I/O.
+#
+# A :class:`BatchSizer` is told how long handlers and claims took, and answers with numbers: about a second's work is
+# claimed, so that no job waits in a busy process while another process is idle.
+
+
+FLUSH_AFTER = 0.05
+"""Seconds that a finished run may wait to be settled together with others."""
+
+BLOCKED = 0.1
+"""Seconds after which a handler is so slow that other workers should take the jobs behind it."""
+
+LONGEST_IN_BUFFER = 1.0
+"""Seconds that a claimed job waits while all handlers are busy with other jobs, before it is released."""
+
+LATE = 2.0
+"""Seconds after its claim at which a job that has not begun is released. Claims are sized for one second's work."""
+
+_BUFFERED_WORK = 1.0
+_SMOOTHING = 0.2
+
+_PROMPT_WORK = 0.02
+"""Seconds of work for which jobs are claimed that count as running from their claim on, for limits of flow control."""
+
+_IN_ROW_ALONE, _IN_ROW_AMONG_OTHERS = 0.1, 0.01
+"""Seconds for which a worker may run the jobs of its claim without sharing them: as the only worker, or with others."""
+
+_CALLS_IN_ROW = 20
+
+_GROWTH = 4
+"""Limits a claim whose jobs cannot be released: to this multiple of the calls since the last slow one."""
+
+_SLOW_HANDLERS_PER_BUFFERED_JOB = 10
+
+
+class BatchSizer:
+    """The sizes of one consumer's claims.
+
+    :param batch_size: the most jobs to claim at once.
+    :param concurrency: how many handlers run at once.
+    :param fixed: whether each claim has the full size, however long its jobs take.
+    :param cautious: whether claimed jobs cannot be released while a handler runs.
+    :param prompt: whether claimed jobs have to begin at once, as they count as running.
+    """
+
+    def __init__(
+        self, batch_size: int, concurrency: int, *, fixed: bool = False, cautious: bool = False, prompt: bool = False
+    ) -> None:
+        self._batch_size, self._concurrency = batch_size, concurrency
+        self._fixed, self._cautious = fixed, cautious
+        self._work = _PROMPT_WORK if prompt else _BUFFERED_WORK
+        self._duration: float | None = None
+        self._claim_took = 0.0
+        self._unused_in_row = self._quick_in_row = 0
+
+    def claim_size(self, *, plenty: bool = True, idle: int | None = None, slow_handlers: int = 0) -> int:
+        """Return how many jobs to claim: about a second's work.
+
+        Before the first job has ended nothing is known, and one job for each handler is a safe start.
+
+        :param plenty: whether many jobs may be pending. If not, the claim stays small, so that the server may reuse its
+            plan; see :mod:`sqlaqueue.postgresql.claim_scan`.
+        :param idle: how many handlers are idle; None for all.
+        :param slow_handlers: how many handlers will not take another job soon, see :meth:`is_slower_than_usual`.
+        """
+        if self._fixed:
+            return self._batch_size
+        few = FEW
+        free = self._concurrency if idle is None else max(1, idle)
+        if self._duration is None:
+            return min(self._batch_size, free)
+        fitting = max(1, self._concurrency - slow_handlers) * self._work / max(self._duration, 1e-6)
+        if self._duration > self._work / 2:
+            # Handlers that began together end together: a job claimed ahead may wait for a whole one.
+            fitting = min(fitting, self._concurrency / _SLOW_HANDLERS_PER_BUFFERED_JOB)
+        if self._cautious:
+            fitting = min(fitting, max(few, _GROWTH * self._quick_in_row))
+        size = max(1, min(self._batch_size, int(max(fitting, free))))
+        return size if plenty else min(size, max(few, self._concurrency))
+
+    def is_slower_than_usual(self, seconds: float) -> bool:
+        """Return whether a handler that has run for so many seconds takes longer than usual."""
+        return seconds > max(LONGEST_IN_BUFFER, 2 * (self._duration or 0.0))
+
+    def time_in_transaction(self) -> float | None:
+        """Return for how many seconds jobs of one held transaction may be begun; None for all of them."""
+        return None if self._fixed else LATE
+
+    def record_calls(self, duration: float, *, calls: int = 1, unused: bool) -> None:
+        """Record that a handler was called ``calls`` times and took ``duration`` seconds a job.
+
+        :param unused: whether the handler did not use its session.
+        """
+        known = duration if self._duration is None else self._duration
+        self._duration = known + (1 - (1 - _SMOOTHING) ** calls) * (duration - known)
+        self._unused_in_row = self._unused_in_row + calls if unused else 0
+        self._quick_in_row = self._quick_in_row + calls if duration * calls <= LATE else 0
+
+    def time_in_row(self, calls: int) -> float | None:
+        """Return the seconds for which a worker may make ``calls`` calls in a row; None if it should share the jobs.
+
+        A worker keeps its jobs only if handlers are quick and the last ones did not use their session. Then the next
+        ones are expected not to use it either, and all calls can be made in one session.
+        """
+        longest = min(_IN_ROW_ALONE if self._concurrency == 1 else _IN_ROW_AMONG_OTHERS, self._work)
+        if calls == 1:
+            return longest
+        least = min(calls, _CALLS_IN_ROW)
+        # Jobs that are left then go to other workers: passing a job on costs more than many a handler.
+        return longest if self._unused_in_row >= least and least * (self._duration or longest) <= longest else None
+
+    def record_claim(self, took: float) -> None:
+        """Record that a claim took so many seconds."""
+        self._claim_took += _SMOOTHING * (took - self._claim_took)
+
+    def jobs_during_claim(self) -> int:
+        """Return how many jobs end while a claim is executed.
+
+        When no more than these are left it is time for the next claim; else all handlers are idle meanwhile.
+        """
+        if self._fixed or self._concurrency == 1 or self._duration is None:
+            return 0
+        return min(self._batch_size, int(self._concurrency / max(self._duration, 1e-6) * self._claim_took))
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether handlers take so little time that claiming is most of the work."""
+        return self._duration is not None and self._duration * self._batch_size <= _IN_ROW_ALONE
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether runs end so rarely that a finished run must not wait to be settled with the next one."""
+        if self._work < FLUSH_AFTER:
+            return self._duration is None or self._duration > self._work / 2
+        return self._duration is not None and self._duration / self._concurrency > FLUSH_AFTER
+
+
+# -- scan cursor -------------------------------------------------------------------------------------------------------
+# From where a claim scans the queue: from its head, or from where the last claim ended. Pure, no I/O.
+#
+# Claimed jobs leave dead entries at the head of the index. As long as an old snapshot may see them they cannot be
+# removed, and each scan from the head reads all of them again, so a claim may begin at a cursor, where the last one
+# ended. Such a claim misses jobs before the cursor: a late commit, a retry, a more urgent job. So some claims scan
+# from the head: at least every few seconds, and more often as long as reading the dead entries takes no more than a
+# twentieth of the time. While the head has no dead entries, each claim scans it unless another worker is doing so.
+#
+# Other queues call this the low-water mark; here each consumer has its own.
+
+
+LONGEST = 4.5
+"""Seconds for which jobs before the cursor may be missed: one scan has just passed them, the next one finds them."""
+
+_SHARE, _PAUSE = 20.0, 1.0
+_NOISE, _SHORTEST = 1.1, 0.0005
+_RISE, _RISE_AT_HEAD = 0.2, 0.005
+
+Cursor = Mapping[str, Any]
+"""The position of a job in the claim order, as the parameters of a statement."""
+
+
+class ScanCursor:
+    """The cursor of one consumer's claims.
+
+    :param now: a monotonic clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._lock = now, threading.Lock()
+        self._cursor: Cursor | None = None
+        self._head_due = 0.0
+        self._head_scan_took = 0.0
+        """The seconds of the last scan from the head."""
+        self._found = 0
+        """How many jobs the last claim found, when it found as many as it might take."""
+        self._usual = 0.0
+        """The seconds of a claim of so many jobs without dead entries."""
+
+    def begin(self) -> Cursor | None:
+        """Return the cursor to claim from. None means from the head; one worker at a time rescans it."""
+        with self._lock:
+            now = self._now()
+            if self._cursor is not None and now < self._head_due:
+                return self._cursor
+            # Other workers use the cursor until this scan ends, as they would read the same dead entries. If it fails,
+            # claimed() is not called: then the next scan is due after this time.
+            self._head_due = now + min(max(_PAUSE, 3 * self._head_scan_took), LONGEST)
+            return None
+
+    def claimed(self, began_at: Cursor | None, cursor: Cursor | None, found: int, took: float) -> None:
+        """Record the result of a claim.
+
+        :param began_at: what :meth:`begin` returned.
+        :param cursor: the position of its last job; None when it found fewer jobs than it might take.
+        :param found: how many jobs it found.
+        :param took: its seconds.
+        """
+        with self._lock:
+            if began_at is None:
+                self._head_scan_took = took
+            if cursor is None or found != self._found:
+                # It takes two full claims in a row to recognize a backlog.
+                self._cursor, self._found, self._usual = None, found if cursor is not None else 0, took
+                self._head_due = 0.0
+                return
+            self._cursor = cursor
+            # A quick claim met no dead entries; a slow one may have, or the server is busy.
+            rise = _RISE_AT_HEAD if began_at is None else _RISE
+            self._usual += (took - self._usual) * (1.0 if took < self._usual else rise)
+            if began_at is None:
+                extra = took - _NOISE * self._usual - _SHORTEST
+                # A scan returns what it found when it ends, and the next one takes as long again.
+                longest = max(LONGEST - 2 * took, _PAUSE)
+                self._head_due = self._now() + min(longest, _SHARE * max(extra, 0.0))
+
+
+# -- shard turns -------------------------------------------------------------------------------------------------------
+# The order in which a Consumer serves the shards of a distributed table.
+
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
+"""For how many seconds claims leave out a shard whose server did not answer: longer each time."""
+
+
+class ShardTurns:
+    """Round robin over the values of a :class:`~sqlaqueue.Distribution`.
+
+    A claim begins with the value after the last one that had jobs, and leaves out those whose server is away: their
+    errors would end each claim. Threads may claim at once: each change is atomic, and two claims that begin with the
+    same value leave each other's jobs alone.
+
+    :param now: the clock.
+    """
+
+    def __init__(self, distribution: Distribution, now: Callable[[], float] = time.monotonic) -> None:
+        self._distribution, self._now = distribution, now
+        self._last: Any = None
+        self._away: dict[Any, tuple[float, float]] = {}
+        """By value, until when it is left out, and the length of that pause."""
+
+    def begin(self) -> list[Any]:
+        """Return the values that this claim tries, in their order; if all are away, all of them."""
+        values, last = self._distribution.current_values(), self._last
+        after = values.index(last) + 1 if last in values else 0
+        in_turn = values[after:] + values[:after]
+        if not self._away:
+            return in_turn
+        away, now = dict(self._away), self._now()
+        return [value for value in in_turn if value not in away or away[value][0] <= now] or in_turn
+
+    def claimed(self, value: Any, number: int) -> None:
+        """Record that a claim has found a number of jobs with this value."""
+        if self._away:
+            self._away.pop(value, None)
+        if number:
+            self._last = value
+
+    def failed(self, value: Any) -> None:
+        """Record that a claim of this value has failed."""
+        _, pause = self._away.get(value, (0.0, _FIRST_PAUSE / 2))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        self._away[value] = self._now() + pause, pause
+
+
+# -- intervals ---------------------------------------------------------------------------------------------------------
+# The intervals of a consumer, with jitter: polls, heartbeats, rescues and other maintenance. Pure, no I/O.
+
+
+EXTENSIONS_PER_LEASE = 3
+"""How many times a lease is extended within its duration, so that one failed extension does no harm."""
+
+RESCUE = 3.0
+"""Seconds between rescues of expired leases; a job whose worker died waits for its lease and one of these."""
+
+RECONCILE = 30.0
+"""Seconds between comparisons of a message table with its job table, at least."""
+
+HEARTBEAT = 10.0
+"""Seconds between heartbeats of a consumer, at least."""
+
+RETENTION = 60.0
+"""Seconds between deletions of old finished jobs."""
+
+LONGEST_WAIT, SHORTEST_WAIT = 30.0, 5.0
+"""Seconds for which a Consumer waits for the database at most; with a short lease less, but not less than the second:
+a busy server would lose its connections."""
+
+CONNECT_TIMEOUT = 10
+"""Seconds for a new connection, where the engine has no timeout of its own. Drivers would wait for a minute or more."""
+
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 3.0
+_SHORTEST_PAUSE = 0.05
+
+
+def longest_wait(lease: float) -> float:
+    """Return the seconds for which a Consumer waits for the database at most, before it gives its connection up.
+
+    :param lease: the seconds of a lease. What takes longer than two comes too late, whatever the reply.
+    """
+    return min(LONGEST_WAIT, max(SHORTEST_WAIT, 2 * lease))
+
+
+class Intervals:
+    """How long a consumer waits before it polls, tries again or runs a maintenance task.
+
+    Every interval has jitter, so that consumers that started together do not run in step.
+
+    :param poll_interval: seconds between polls of an empty queue.
+    :param draw: returns numbers from [0, 1), for jitter.
+    """
+
+    def __init__(self, poll_interval: float, draw: Callable[[], float] = random.random) -> None:
+        self.poll_interval = poll_interval
+        self._draw = draw
+        self.failures = 0
+        """How many tries in a row have failed since the database answered."""
+
+    def poll(self) -> float:
+        """Return the seconds until the next poll of an empty queue."""
+        return self.poll_interval * (0.9 + 0.2 * self._draw())
+
+    def failed(self) -> float:
+        """Record that the database did not answer; return the seconds until the next try.
+
+        The cap bounds how long a consumer stays away after the database is back.
+        """
+        self.failures += 1
+        longest: float = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self.failures, 10))
+        return longest * (0.5 + 0.5 * self._draw())
+
+    def succeeded(self) -> None:
+        """Record that the database answered."""
+        self.failures = 0
+
+    def heartbeat(self, peers: int) -> float:
+        """Return the seconds until the next heartbeat: the more consumers there are, the less often each sends one."""
+        return max(HEARTBEAT, float(peers)) * (0.8 + 0.4 * self._draw())
+
+    def rescue(self, rank: int) -> float:
+        """Return the seconds until the next rescue of a consumer, unless another one rescues before.
+
+        :param rank: its place among the listening consumers. The last ones follow closely after the first, since the
+            first ones may have died.
+        """
+        return RESCUE * (1 + min(rank, 15) * 0.02 + 0.01 * self._draw())
+
+    def cancellations(self) -> float:
+        """Return the seconds until the next query for requests to cancel running jobs."""
+        return RESCUE * (0.8 + 0.4 * self._draw())
+
+    def reconcile(self, took: float) -> float:
+        """Return the seconds until the next reconciliation, which may take one hundredth of the time."""
+        return max(RECONCILE, 100 * took) * (0.9 + 0.2 * self._draw())
+
+    def retention(self) -> float:
+        """Return the seconds until the next deletion of old finished jobs."""
+        return RETENTION * (0.9 + 0.2 * self._draw())
+
+    def between_batches(self, took: float) -> float:
+        """Return the seconds between two batches of a deletion, which may take a fifth of the time."""
+        return max(_SHORTEST_PAUSE, 4 * took)
+
+    def between_ranges(self, took: float, *, found: bool) -> float:
+        """Return the seconds between two ranges of a reconciliation.
+
+        It may take a twentieth of the time: it begins when a consumer starts, and waiting jobs should not notice it.
+
+        :param found: whether something was repaired: then jobs without a message may wait in the next range as well.
+        """
+        return self.between_batches(took) if found else max(_SHORTEST_PAUSE, 19 * took)

@@ -1,1 +1,0 @@
-"""Fires schedules: for a Consumer that has some, and for a Scheduler."""

@@ -1,0 +1,559 @@
+"""The sessions of handlers: checks of factories and pools, savepoints, and what a handler has done with its session."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
+from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
+
+from sqlaqueue.consumer.isolation import SETTING, IsolationLevel
+from sqlaqueue.consumer.waker import HANDLERS_FLUSH
+from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
+from sqlaqueue.queue.options import STATES
+from sqlaqueue.queue.run import Key, Run, key_text
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.session_types import article, async_class, is_of_asyncio
+from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.types import check_dialect
+from sqlaqueue.strategies import ClaimedJobs
+from sqlaqueue.write_routing import has_own_routing, primary_bind
+
+# -- connection checks -------------------------------------------------------------------------------------------------
+# Checks of the sessions, the engine and the pool that a Consumer is given; each error says what to give instead.
+
+
+_SHARED_CONNECTION_POOLS = (StaticPool, SingletonThreadPool, AssertionPool)
+
+
+class PoolUser(Protocol):
+    """A Consumer, as far as its engine's pool is concerned."""
+
+    @property
+    def connections(self) -> int:
+        """The most connections it uses at once."""
+        ...
+
+
+def check_engine(session: Session, mapper: Any, who: str, spec: QueueSpec | None = None) -> sa.Engine:
+    """Return the engine to which a session writes the rows of ``mapper``.
+
+    :param who: the Consumer, as the errors name it.
+    :param spec: its queue.
+    :raises ConfigurationError: if the session is bound to one connection, the database is none that the library
+        supports or lacks what the queue needs, or sessions of this engine share connections.
+    """
+    bind = primary_bind(session, mapper)
+    if isinstance(bind, sa.Connection):
+        msg = (
+            f"{who}: its sessions are bound to one connection, but a Consumer needs one connection per handler and one "
+            "for its maintenance; give it sessionmaker(engine). In a test that rolls its connection back at the end, "
+            "run its jobs by sqlaqueue.testing: run_job(session, job, handler) or drain(session, Model, handler)"
+        )
+        raise ConfigurationError(msg)
+    check_dialect(bind.dialect, who)
+    other = engine_of(bind.dialect)
+    if other is not None:
+        if spec is not None:
+            other.check_supported(spec)
+        other.check_pool(bind, who)
+        return bind
+    if isinstance(bind.pool, _SHARED_CONNECTION_POOLS):
+        raise shared_connection_error(who, f"the engine's {type(bind.pool).__name__}")
+    return bind
+
+
+def shared_connection_error(who: str, source: str) -> ConfigurationError:
+    """Return the error for sessions that share one connection.
+
+    :param source: what gives them the same connection: the engine or its pool.
+    """
+    return ConfigurationError(
+        f"{who}: {source} does not give each session a connection of its own, so handlers would commit and roll back "
+        "each other's work; make the engine without poolclass= and creator=, or with poolclass=NullPool"
+    )
+
+
+def check_two_phase(session: Session, model: str) -> None:
+    """Refuse sessions with two-phase commits for a queue whose table sends notifications.
+
+    :raises ConfigurationError: if ``session`` is one.
+    """
+    if session.twophase:
+        msg = (
+            f"{model}: PostgreSQL cannot prepare a transaction that has sent a notification, so a queue whose sessions "
+            f"use two-phase commits must not send any; set {model}.__queue__ = QueueConfig(notify=False), and run a "
+            "migration that drops its triggers"
+        )
+        raise ConfigurationError(msg)
+
+
+def check_pool(pool: Pool, consumer: PoolUser, who: str) -> None:
+    """Refuse a pool with fewer connections than one Consumer uses at once.
+
+    :raises ConfigurationError: if the pool is too small.
+    """
+    needed, limit = consumer.connections, pool_limit(pool)
+    if limit is not None and limit < needed:
+        msg = (
+            f"{who} needs {needed} connections, one per handler, one for its maintenance and, with schedules=, one for "
+            f"them, and the engine's pool allows {limit}; use create_engine(..., pool_size={needed}) or lower "
+            "concurrency"
+        )
+        raise ConfigurationError(msg)
+
+
+def check_shared_pool(engine: sa.Engine, consumers: Sequence[PoolUser], who: str) -> None:
+    """Refuse an engine whose pool has fewer connections than all Consumers that share it use at once.
+
+    :raises ConfigurationError: if the pool is too small.
+    """
+    limit, needed = pool_limit(engine.pool), sum(consumer.connections for consumer in consumers)
+    if limit is not None and limit < needed:
+        msg = (
+            f"{who} that share this engine ({', '.join(map(repr, consumers))}) need {needed} connections, and its pool "
+            f"allows {limit}; use create_engine(..., pool_size={needed})"
+        )
+        raise ConfigurationError(msg)
+
+
+def pool_limit(pool: Pool) -> int | None:
+    """Return how many connections a pool allows at once; None if there is no limit."""
+    size: Callable[[], int] | None = getattr(pool, "size", None)
+    overflow = getattr(pool, "_max_overflow", None)
+    return None if size is None or overflow is None or overflow < 0 else size() + overflow
+
+
+def check_writable(session: Session, model: str, bind: dict[str, Any]) -> None:
+    """Refuse a session class that routes even writes to a read-only server.
+
+    A session without routing of its own is not checked: its server may be a standby that is about to be promoted.
+
+    :param bind: the bind arguments of the queue.
+    :raises ConfigurationError: if the server is read-only.
+    """
+    if has_own_routing(session):
+        read_only = sa.func.current_setting("transaction_read_only")
+        if session.scalar(sa.select(read_only), bind_arguments=bind) == "on":
+            msg = (
+                f"{type(session).__name__}.get_bind() sends the writes of {model} to a server that is read-only; let "
+                f"it return the primary's engine when it is called with clause=update({model}), as Consumers do for "
+                "all of their statements, or give the Consumer a sessionmaker of the primary's engine"
+            )
+            raise ConfigurationError(msg)
+
+
+def check_transactions(session: Session, spec: QueueSpec, isolation: IsolationLevel) -> None:
+    """Refuse sessions without transactions, and sessions that write to a read-only server; read the isolation level.
+
+    Under AUTOCOMMIT other Consumers could claim the jobs of a held batch, and writes could not be rolled back.
+
+    :raises ConfigurationError: if a Consumer cannot work with these sessions.
+    """
+    name, bind = spec.model.__name__, {"mapper": spec.mapper}
+    check_writable(session, name, bind)
+    asked = sa.select(sa.func.txid_current(), SETTING)
+    first, second = (session.execute(asked, bind_arguments=bind).one() for _ in range(2))
+    if first[0] != second[0]:
+        msg = (
+            f"the sessions for {name} commit each statement by itself (AUTOCOMMIT); a Consumer needs transactions: "
+            "give it a sessionmaker of an engine with another isolation_level"
+        )
+        raise ConfigurationError(msg)
+    session.rollback()
+    _check_level(session, spec, isolation, first[1])
+
+
+def _check_level(session: Session, spec: QueueSpec, isolation: IsolationLevel, level: str) -> None:
+    """Store the default isolation level, and refuse a strict one that the Consumer cannot override."""
+    isolation.default = level.upper()
+    if not isolation.is_strict:
+        return
+    isolation.begin(session)
+    kept = session.scalar(sa.select(SETTING), bind_arguments={"mapper": spec.mapper})
+    session.rollback()
+    if kept == level:
+        msg = (
+            f"the sessions for {spec.model.__name__} set the isolation level {level.upper()} within each transaction, "
+            "but a Consumer claims and settles at READ COMMITTED; give the level to the engine "
+            "(create_engine(..., isolation_level=...)), which a Consumer overrides for its own transactions"
+        )
+        raise ConfigurationError(msg)
+
+
+def driver_connection(session: Session, bind: dict[str, Any]) -> Any:
+    """Return the driver's connection that a session uses."""
+    return session.connection(bind_arguments=dict(bind)).connection.driver_connection
+
+
+# -- connection events -------------------------------------------------------------------------------------------------
+# Event listeners of one connection, also where SQLAlchemy accepts none.
+#
+# A connection of ``engine.execution_options(...)``, such as of a tenant with its own schema, refuses listeners in the
+# older versions of SQLAlchemy 2.0. There, one listener of the engine calls those of the connection.
+
+
+Listener = Callable[..., Any]
+
+_listeners: WeakKeyDictionary[sa.Connection, list[tuple[str, Listener]]] = WeakKeyDictionary()
+_engines: WeakKeyDictionary[sa.Engine, set[str]] = WeakKeyDictionary()
+
+
+def listen(connection: sa.Connection, name: str, listener: Listener) -> None:
+    """Call ``listener`` with each event of this name on this connection.
+
+    :param listener: must not refer to the connection for longer than it is used, or it would never be collected.
+    """
+    try:
+        event.listen(connection, name, listener)
+    except InvalidRequestError:
+        _listeners.setdefault(connection, []).append((name, listener))
+        names = _engines.setdefault(connection.engine, set())
+        if name not in names:
+            names.add(name)
+            event.listen(connection.engine, name, _caller(name))
+
+
+def remove(connection: sa.Connection, name: str, listener: Listener) -> None:
+    """Undo :func:`listen`."""
+    of_connection = _listeners.get(connection, [])
+    if (name, listener) in of_connection:
+        of_connection.remove((name, listener))
+    else:
+        event.remove(connection, name, listener)
+
+
+def _caller(name: str) -> Listener:
+    def call(connection: sa.Connection, *arguments: Any) -> None:
+        for of_name, listener in [*_listeners.get(connection, ())]:
+            if of_name == name:
+                listener(connection, *arguments)
+
+    return call
+
+
+# -- handler misuse ----------------------------------------------------------------------------------------------------
+# Detects what a handler must not do: end the transaction that holds its batch, or change its job's state or key.
+#
+# Only the Consumer settles a run. After a handler has changed the state or the key of its job, the run could not be
+# settled, or the job would run again under the new key. A handler may change all other columns, and may delete the
+# job through the session. The checks run before the handler's writes are committed.
+
+
+_ENDS_TRANSACTION = re.compile(
+    r"(\s|--[^\n]*\n|/\*.*?\*/)*(commit|end|abort|prepare\s+transaction|rollback(?!\s+(work\s+|transaction\s+)?to))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+_FIX = "return, or raise Retry, Snooze, Fail or Cancel, and the Consumer settles the run"
+
+
+def ends_transaction(statement: str) -> bool:
+    """Return whether a statement, given as text, ends its transaction."""
+    return _ENDS_TRANSACTION.match(statement) is not None
+
+
+def transaction_ended_error() -> HandlerMisuseError:
+    """Return the error for a handler that ended the transaction of its batch without using the session."""
+    return HandlerMisuseError(
+        "the handler ended the transaction that holds its batch: by commit() or rollback() of the connection or the "
+        "driver, or by a statement such as COMMIT; leave this to the Consumer, and use session.begin_nested() to undo "
+        "a part"
+    )
+
+
+def is_deleted(job: Any) -> bool:
+    """Return whether a job was deleted through its session."""
+    state = sa.inspect(job)
+    return bool(state.deleted or state.was_deleted)
+
+
+def check_rows(
+    session: Session, spec: QueueSpec, jobs: Sequence[Any], runs: Sequence[Run]
+) -> HandlerMisuseError | None:
+    """Flush, and return an error if a handler changed the key or the state of one of its jobs by the ORM.
+
+    Changes by other statements are detected when the run is settled.
+    """
+    # What the handler has changed may take as long as its other statements.
+    session.info[HANDLERS_FLUSH] = True
+    try:
+        session.flush()
+    finally:
+        session.info[HANDLERS_FLUSH] = False
+    if not spec.strategy.keeps_rows:
+        return None
+    status, states = spec.attributes["status"], spec.config.states
+    running = states.pending if states.processing is None else states.processing
+    others = [value for state in STATES if (value := getattr(states, state)) is not None and value != running]
+    for job, run in zip(jobs, runs, strict=True):
+        if is_deleted(job):
+            continue
+        if sa.inspect(job).identity != run.key:
+            return HandlerMisuseError(
+                f"the handler changed the key of {type(job).__name__} {key_text(run.key)}, which the Consumer needs to "
+                "settle its run, so its writes were rolled back; enqueue another job instead"
+            )
+        if job.__dict__.get(status, running) in others:
+            return HandlerMisuseError(
+                f"the handler set {type(job).__name__}.{status} itself, so its writes were rolled back; {_FIX}"
+            )
+    return None
+
+
+def row_changed_error(spec: QueueSpec, key: Key) -> HandlerMisuseError:
+    """Return the error for a job whose run cannot be settled, as its handler changed the row without the ORM."""
+    return HandlerMisuseError(
+        f"the handler changed the key or the state of {spec.model.__name__} {key_text(key)}, or deleted its row "
+        f"by a statement, so its writes were rolled back; {_FIX}; delete a job by session.delete(job)"
+    )
+
+
+class RowsChanged(HandlerMisuseError):
+    """Some runs of a held batch cannot be settled, because a handler changed the rows of their jobs."""
+
+    def __init__(self, spec: QueueSpec, keys: Sequence[Key]) -> None:
+        super().__init__(str(row_changed_error(spec, keys[0])))
+        self.keys = keys
+
+
+def refuse_missing_rows(spec: QueueSpec, missing: Iterable[tuple[Run, Any]]) -> None:
+    """Refuse to commit a held batch if the rows of some jobs were not found when they were settled.
+
+    The batch has locked these rows, so only its handlers can have changed them.
+
+    :raises RowsChanged: unless the jobs were deleted through the session.
+    """
+    keys = [run.key for run, job in missing if job is None or not is_deleted(job)]
+    if keys:
+        raise RowsChanged(spec, keys)
+
+
+def refuse_changed_rows(session: Session, spec: QueueSpec, lost: Sequence[Run]) -> None:
+    """Roll back, and distinguish runs whose lease was lost from those whose row the handler itself changed.
+
+    :raises HandlerMisuseError: if the lease of one is still held after the rollback.
+    """
+    session.rollback()
+    claimed = ClaimedJobs([(run.token, [run.key]) for run in lost])
+    mine = sa.select(*spec.keys).where(spec.strategy.fence(spec, claimed))
+    found = session.execute(mine, bind_arguments={"mapper": spec.mapper}).first()
+    session.rollback()
+    if found is not None:
+        raise row_changed_error(spec, tuple(found))
+
+
+# -- session factory ---------------------------------------------------------------------------------------------------
+# Checks of session factories and sessions where they are given, so that a mistake is found before the first job.
+
+
+def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
+    """Return the factory of new sessions; of a scoped_session, the factory that it uses.
+
+    :param what: the class or function that was given the factory, for error messages.
+    :raises ConfigurationError: for an engine, a session or a URL, and for a factory of the other kind of sessions.
+    """
+    given: Any = getattr(session_factory, "session_factory", session_factory)
+    maker = "async_sessionmaker" if is_async else "sessionmaker"
+    of_async = is_of_asyncio(given, "AsyncEngine", "AsyncConnection", "AsyncSession")
+    if of_async or isinstance(given, sa.Engine | sa.Connection | Session):
+        fix = f"give {maker}(engine)"
+        if of_async != is_async:
+            create = "create_async_engine" if is_async else "create_engine"
+            fix = f"give {maker}(engine) of an engine from {create}(), or use {_other_kind(what)}"
+        msg = f"{what}: {given!r} is {article(given)}, where a session factory is needed; {fix}"
+        raise ConfigurationError(msg)
+    if not callable(given):
+        # Its value is left out, as a URL may contain a password.
+        msg = f"{what}: the session factory is {article(given)}, which is not callable; give {maker}(engine)"
+        raise ConfigurationError(msg)
+    if isinstance(given, sessionmaker) or is_of_asyncio(given, "async_sessionmaker"):
+        made: Any = given.class_  # pyright: ignore[reportFunctionMemberAccess] # it narrows a callable to a function
+        check_session_class(made, given, what, is_async=is_async)
+    return given
+
+
+def check_session_class(made: type[Any], factory: Any, what: str, *, is_async: bool) -> None:
+    """Refuse a factory that makes the other kind of sessions.
+
+    :param made: the class of its sessions.
+    :raises ConfigurationError: if sync code was given AsyncSessions, or async code Sessions.
+    """
+    if issubclass(made, async_class("AsyncSession") if is_async else Session):
+        return
+    maker = "an async_sessionmaker" if is_async else "a sessionmaker"
+    msg = f"{what}: {factory!r} makes {made.__name__}; give {maker}, or use {_other_kind(what)}"
+    raise ConfigurationError(msg)
+
+
+def _other_kind(what: str) -> str:
+    """Return the name of the class or function for the other kind of sessions."""
+    if what.lower().startswith("async"):
+        return what.removeprefix("Async").removeprefix("async_")
+    return f"Async{what}" if what[0].isupper() else f"async_{what}"
+
+
+# -- session usage -----------------------------------------------------------------------------------------------------
+# Whether a handler has used its session, so that its run needs a commit of its own. No I/O.
+
+
+def was_used(session: Session, job: Any) -> bool:
+    """Return whether a handler has used a session that was clean, to read or to write.
+
+    :param job: one of the handler's jobs.
+    """
+    # Adding, deleting or changing an instance begins a transaction as well.
+    if session.in_transaction():
+        return transaction_used(session, session.get_transaction())
+    # The handler may have committed, rolled back or closed the session, or deleted the job and committed.
+    state = instance_state(job)
+    return state.expired or state.session_id is None or state.was_deleted
+
+
+def transaction_used(session: Session, transaction: SessionTransaction | None) -> bool:
+    """Return whether there is something to flush, or a transaction has executed a statement."""
+    if not session._is_clean():  # noqa: SLF001 - the public attributes new, dirty and deleted build a set each, for every job
+        return True
+    return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - session.connection() would begin a transaction
+
+
+def has_lost_connection(session: Session) -> bool:
+    """Return whether a connection of the session's transaction is lost; the handler may have caught that error."""
+    transaction = session.get_transaction()
+    if transaction is None:
+        return False
+    used = {id(each[0]): each[0] for each in transaction._connections.values()}  # noqa: SLF001 - as above
+    return any(connection.invalidated for connection in used.values())
+
+
+def is_expired(job: Any) -> bool:
+    """Return whether a job is expired, and with it all jobs of its session."""
+    return instance_state(job).expired
+
+
+# -- savepoint ---------------------------------------------------------------------------------------------------------
+# The savepoint in a held transaction within which handlers run: it can be rolled back without losing the batch.
+
+
+_GUARD = "sqlaqueue_guard"
+
+
+class BatchLost(Exception):
+    """The connection of the transaction that holds a batch is lost, and the batch with it."""
+
+
+class Savepoint:
+    """A savepoint for calls of a handler, which is closed after the first call that used the session.
+
+    While it is open, the session refuses to commit, which would unlock the rows of the whole batch. A rollback cannot
+    be refused; :meth:`close` detects it.
+    """
+
+    def __init__(self, session: Session, bind: dict[str, Any]) -> None:
+        self._session = session
+        self._bind = bind
+        self._root = session.get_transaction()
+        if not session.info.get(_GUARD):
+            event.listen(session, "before_commit", _guard)
+            # Before the savepoint: asking for the connection within it would send SAVEPOINT, even for a handler that
+            # executes nothing.
+            connection = session.connection(bind_arguments=bind)
+            # The transaction of a test is guarded by what runs the handler in it.
+            if not connection.in_nested_transaction():
+                self._guard_connection(connection)
+        self._own: SessionTransaction = session.begin_nested()
+        self.is_open = True
+        self._not_released: list[tuple[sa.Connection, str]] = []
+        session.info[_GUARD] = self
+
+    def _guard_connection(self, connection: sa.Connection) -> None:
+        """Refuse commits by the connection, and statements that end the transaction."""
+        session = self._session
+
+        def commit(_: sa.Connection) -> None:
+            _guard(session)
+
+        def execute(_: sa.Connection, __: Any, statement: str, *___: Any) -> None:
+            if _is_open(session) and ends_transaction(statement):
+                raise transaction_ended_error()
+
+        listen(connection, "commit", commit)
+        listen(connection, "before_cursor_execute", execute)
+
+    def refuses(self) -> bool:
+        """Return whether the commit in progress would end more than a savepoint of the handler."""
+        return self.is_open and self._session.get_nested_transaction() in {self._own, None}
+
+    def was_used(self) -> bool:
+        """Return whether a handler has used the session, or ended the savepoint or the transaction."""
+        session = self._session
+        if session.get_transaction() is not self._root or session.get_nested_transaction() is not self._own:
+            return True
+        return transaction_used(session, self._own)
+
+    def _release(self) -> None:
+        # SQLAlchemy has no public access to the savepoints of a transaction.
+        connections: Any = self._own._connections.values()  # noqa: SLF001 - see above
+        used = {nested: (connection, nested) for connection, nested, *_ in connections}.values()
+        try:
+            self._own.commit()
+        except DBAPIError:
+            self._not_released = [(connection, nested._savepoint) for connection, nested in used]  # noqa: SLF001 - see above
+            raise
+
+    def _roll_back(self) -> None:
+        """Roll back to the savepoint, also if the database has refused to release it.
+
+        It refuses after the handler has caught the error of a statement. SQLAlchemy regards the savepoint as ended by
+        then and sends nothing, and the server would refuse all further statements of the batch.
+        """
+        self._own.rollback()
+        for connection, name in self._not_released:
+            connection.dialect.do_rollback_to_savepoint(connection, name)
+        self._not_released = []
+
+    def close(self, *, keep: bool) -> None:
+        """Release the savepoint, or roll back to it.
+
+        :raises HandlerMisuseError: if the handler has ended the transaction that holds the batch.
+        :raises BatchLost: if the connection is lost; the handler may have caught that error.
+        """
+        if self._session.get_transaction() is not self._root or self._root is None or not self._root.is_active:
+            msg = (
+                "the handler ended the transaction that holds its batch (session.rollback() or close()); "
+                "leave this to the Consumer, and use session.begin_nested() to undo a part"
+            )
+            raise HandlerMisuseError(msg)
+        if self._session.get_nested_transaction() is not None:  # else the handler has rolled it back itself
+            self.is_open = False
+            if keep:
+                self._release()
+            else:
+                self._roll_back()
+        self.is_open = False
+        # Cancelling a task invalidates its connection; without this check only the commit of the batch would fail.
+        if self._session.connection(bind_arguments=self._bind).invalidated:
+            raise BatchLost
+
+
+def _is_open(session: Session) -> bool:
+    """Return whether a handler of the session is running in a savepoint."""
+    savepoint: Savepoint | None = session.info.get(_GUARD)
+    return savepoint is not None and savepoint.is_open
+
+
+def _guard(session: Session) -> None:
+    savepoint: Savepoint | None = session.info.get(_GUARD)
+    if savepoint is not None and savepoint.refuses():
+        msg = (
+            "a handler must not commit the transaction that holds its batch; leave the commit to the Consumer, and use "
+            "session.begin_nested() to undo a part"
+        )
+        raise HandlerMisuseError(msg)

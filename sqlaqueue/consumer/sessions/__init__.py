@@ -1,1 +1,0 @@
-"""The sessions that a Consumer and its handlers use."""

@@ -1,0 +1,557 @@
+"""The settings of a Consumer, checked and resolved once. They never change."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapper
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.exc import ConfigurationError, HandlerMisuseError, JobTimeout
+from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.postgresql.triggers import wakes
+from sqlaqueue.queue.config import check_lease, is_count
+from sqlaqueue.queue.options import SHARD, Distribution
+from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, schedule_groups
+from sqlaqueue.statements.claim import worker_name
+from sqlaqueue.statements.selection import JobSelection, select_jobs
+from sqlaqueue.statements.verbs import storable
+
+# -- handlers ----------------------------------------------------------------------------------------------------------
+# Handlers: the check of their signature, and the choice of one by the class of a job.
+
+
+def check_handler(handler: Any, consumer: str, *, batch: bool) -> None:
+    """Refuse a handler that cannot be called with a session and a job, or a list of jobs.
+
+    :param consumer: the name of the Consumer's class, for the error.
+    :raises ConfigurationError: if it cannot.
+    """
+    call = f"(session, {'jobs' if batch else 'job'})"
+    if not callable(handler):
+        msg = f"{consumer}(handler={handler!r}): a handler is a callable, handler{call}"
+        raise ConfigurationError(msg)
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some built-in callables have no signature
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = str(getattr(handler, "__name__", type(handler).__name__))
+        msg = f"{consumer}: the handler {name}{signature} is called as {name}{call}: {error}"
+        raise ConfigurationError(msg) from None
+    kind = kind_of_function(handler)
+    if kind is not None and kind != COROUTINE_FUNCTION:
+        name = str(getattr(handler, "__name__", type(handler).__name__))
+        msg = f"{consumer}: the handler {name} is {kind}, and a call of it runs nothing; remove its `yield`"
+        raise ConfigurationError(msg)
+
+
+def function_of(handler: Any) -> Any:
+    """Return the function that a call of ``handler`` executes, of a partial or a callable object as well."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if inspect.isfunction(handler) or inspect.ismethod(handler):
+        return handler
+    return getattr(handler, "__call__", handler)  # noqa: B004 - it needs the method itself
+
+
+def is_coroutine_function(handler: Any) -> bool:
+    """Return whether a call of ``handler`` returns a coroutine; mocks say so themselves."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(function_of(handler))
+
+
+COROUTINE_FUNCTION = "a coroutine function"
+
+
+def kind_of_function(function: Any) -> str | None:
+    """Return what a callable is, in words, if a call of it runs nothing; None for any other one."""
+    own = function_of(function)
+    if is_coroutine_function(function):
+        return COROUTINE_FUNCTION
+    if inspect.isgeneratorfunction(own):
+        return "a generator function"
+    return "an async generator function" if inspect.isasyncgenfunction(own) else None
+
+
+def refused_result(result: Any, *, is_async: bool) -> HandlerMisuseError | None:
+    """Return the error for what a handler returned, if it is work that nobody has done; None for any other result.
+
+    Not every such handler can be refused before its call, such as ``lambda session, job: coroutine(session, job)``. Its
+    job would count as completed.
+    """
+    kind, fix = type(result).__name__, "await it" if is_async else "use AsyncConsumer for coroutines"
+    if isinstance(result, asyncio.Future | concurrent.futures.Future):
+        # The job is retried, and must not run twice at once. A Future of another thread's event loop is not ours.
+        if is_async or not isinstance(result, asyncio.Future):
+            result.cancel()
+        fix = "await it" if is_async else "call its result()"
+        return HandlerMisuseError(f"the handler returned a {kind}, for which nothing waits; {fix} in the handler")
+    if inspect.isgenerator(result) or inspect.iscoroutine(result):
+        result.close()
+    elif not (inspect.isawaitable(result) or inspect.isasyncgen(result) or isinstance(result, map | filter)):
+        return None
+    return HandlerMisuseError(f"the handler returned a {kind}, and nothing of it has been run; {fix}")
+
+
+class Dispatch:
+    """Calls the handler of a job's class: that of the class itself, or else of the nearest class that it inherits from.
+
+    :param chosen: the jobs that the Consumer serves.
+    :raises ConfigurationError: if a key of ``handlers`` is not a mapped class of these jobs, or a class has no handler.
+    """
+
+    def __init__(self, kind: str, chosen: JobSelection, handlers: Mapping[Any, Callable[..., Any]]) -> None:
+        self._kind, self._chosen = kind, chosen
+        self.by_class = dict(handlers)
+        """The handler of each class."""
+        model = chosen.entity
+        for cls in self.by_class:
+            if not (isinstance(cls, type) and issubclass(cls, model)):
+                name = getattr(cls, "__name__", repr(cls))
+                msg = f"{kind}({model.__name__}, {{{name}: ...}}): {name} is not {model.__name__} or a subclass of it"
+                raise ConfigurationError(msg)
+            if sa.inspect(cls, raiseerr=False) is None:
+                msg = f"{kind}({model.__name__}, {{{cls.__name__}: ...}}): {cls.__name__} is not mapped"
+                raise ConfigurationError(msg)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse to serve when some class has no handler, such as one that has been mapped in the meantime.
+
+        :raises ConfigurationError: naming the classes.
+        """
+        model = self._chosen.entity
+        lacking = [mapper.class_.__name__ for mapper in self._mappers() if self._nearest(mapper.class_) is None]
+        if lacking:
+            msg = (
+                f"{self._kind}({model.__name__}, {{...}}): there is no handler for {', '.join(sorted(lacking))}; add "
+                f"{min(lacking)}: handler, or {model.__name__}: handler for all classes without one of their own"
+            )
+            raise ConfigurationError(msg)
+
+    def _mappers(self) -> list[Mapper[Any]]:
+        """Return the mappers of the classes whose instances a claim may hand out."""
+        mapper = sa.inspect(self._chosen.entity)
+        if mapper.polymorphic_on is None:
+            return [mapper]
+        return [each for each in mapper.self_and_descendants if each.polymorphic_identity is not None]
+
+    def _nearest(self, cls: type[Any]) -> type[Any] | None:
+        return next((each for each in cls.__mro__ if each in self.by_class), None)
+
+    def narrowed(self, select: AnySelect) -> AnySelect:
+        """Return the select of those of its jobs whose classes this process knows.
+
+        A newer version of the program may have enqueued jobs of further classes: those are left to it.
+        """
+        mapper = sa.inspect(self._chosen.entity)
+        column = mapper.polymorphic_on
+        if column is None:
+            return select
+        known = sorted({each.polymorphic_identity for each in self._mappers()}, key=str)
+        return select.where(column.in_(known))
+
+    def groups(self, jobs: Sequence[Any]) -> list[list[Any]]:
+        """Return jobs in lists for one call each: those of one handler together, in the order of their first."""
+        found: dict[Any, list[Any]] = {}
+        for job in jobs:
+            found.setdefault(self._nearest(type(job)), []).append(job)
+        return [*found.values()]
+
+    @property
+    def handlers(self) -> list[Callable[..., Any]]:
+        """All handlers."""
+        return [*self.by_class.values()]
+
+    def handler_of(self, job: Any) -> Callable[..., Any]:
+        """Return the handler of a job."""
+        cls = self._nearest(type(job))
+        if cls is None:
+            msg = f"there is no handler for {type(job).__name__}, which was mapped after this Consumer had begun"
+            raise ConfigurationError(msg)
+        handler: Callable[..., Any] = self.by_class[cls]
+        return handler
+
+    def __call__(self, session: Any, argument: Any) -> Any:
+        """Call the handler for a job, or for a list of jobs of one group."""
+        return self.handler_of(argument[0] if isinstance(argument, list) else argument)(session, argument)
+
+
+BATCH = 500
+"""How many jobs one claim takes at most, unless ``batch_size`` is given or more handlers run at once."""
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The options of a Consumer, for type checkers; :class:`~sqlaqueue.Consumer` describes them."""
+
+    batch_size: int | None
+    concurrency: int
+    poll_interval: Delay
+    lease: Delay | None
+    timeout: Delay | None
+    grace: Delay
+    retry: RetryPolicy | None
+    name: str | None
+    signals: bool
+    schedules: Sequence[Schedule[Any] | type[Any]]
+    around: Sequence[Callable[[Any, Callable[[], Any]], Any]]
+    distribution: Distribution | None
+
+
+@dataclass(frozen=True, eq=False)
+class ConsumerSettings:
+    """What a Consumer was given, with the defaults of its queue's config."""
+
+    selection: JobSelection
+    """The jobs that it serves."""
+    worker: Callable[[], str]
+    """Returns the name of the worker, as ``claimed_by`` and the log have it."""
+    retry_policy: RetryPolicy
+    lease: timedelta
+    timeout: float | None
+    batch: bool
+    """The handler takes a list of jobs."""
+    batch_size: int
+    fixed_batch_size: bool
+    """The caller has given ``batch_size``."""
+    concurrency: int
+    poll_interval: float
+    grace: float
+    schedules: Sequence[ScheduleGroup] = ()
+    """The schedules that it fires."""
+    distribution: Distribution | None = None
+    """The shards that it serves in turn, of a distributed table."""
+    dispatch: Dispatch | None = None
+    """Calls the handler of a job's class, where each class has its own."""
+
+    @property
+    def spec(self) -> QueueSpec:
+        """The queue."""
+        return self.selection.spec
+
+    @property
+    def serves_whole_queue(self) -> bool:
+        """Whether it serves every job of its queue, so that a claim without result means an empty queue."""
+        return self.selection.entity is self.spec.model and self.selection.select.whereclause is None
+
+    @property
+    def bind_arguments(self) -> dict[str, Any]:
+        """Which engine statements go to, in a session with several engines: some statements name no mapped class."""
+        return {"mapper": self.spec.mapper}
+
+    @property
+    def holds_transaction(self) -> bool:
+        """Whether claimed jobs belong to an open transaction."""
+        return self.spec.strategy.holds_transaction
+
+    @property
+    def spec_of_shard(self) -> QueueSpec:
+        """The queue, with the statements of one shard of a distributed table; its value is the parameter ``SHARD``."""
+        if self.distribution is None:
+            return self.spec
+        attribute = self.distribution.attribute
+        return self.spec.for_shard(attribute, sa.bindparam(SHARD, None, self.spec.mapper.columns[attribute].type))
+
+    @property
+    def notifies(self) -> bool:
+        """Whether the queue's table sends notifications of new jobs."""
+        return wakes(self.spec)
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether there are leases to extend and to rescue."""
+        return not self.holds_transaction and self.spec.has("lease_expires_at")
+
+    @property
+    def has_flow_control(self) -> bool:
+        """Whether limits, rates, an order or turns decide which jobs may begin."""
+        return flow_control(self.spec) is not None
+
+    @property
+    def connections(self) -> int:
+        """How many connections it may need at once: for each handler, for maintenance, and for schedules."""
+        return self.concurrency + (2 if self.schedules else 1)
+
+    def timeout_error(self) -> JobTimeout:
+        """Return the error of a run whose handler has exceeded the timeout."""
+        return JobTimeout(f"the handler ran for longer than {self.timeout:g} seconds")
+
+    def call_groups(self, jobs: Sequence[Any]) -> list[list[Any]]:
+        """Return claimed jobs in lists for one call of a handler each."""
+        if not self.batch:
+            return [[job] for job in jobs]
+        if self.dispatch is not None:
+            return self.dispatch.groups(jobs)
+        return [list(jobs)] if jobs else []
+
+
+def _namer(name: str | None) -> Callable[[], str]:
+    """Return a function that returns the name of the worker, with the process that runs it by then."""
+    if name is None:
+        return worker_name
+    if name != storable(name):
+        msg = f"Consumer(name={name!r}): no database stores a NUL, or the half of a character; leave it out"
+        raise ConfigurationError(msg)
+    return lambda: f"{worker_name()}:{name}"
+
+
+def make_settings(
+    model: Any,
+    *,
+    handlers: Mapping[Any, Callable[..., Any]] | None,
+    batch_size: int | None,
+    concurrency: int,
+    poll_interval: Delay,
+    lease: Delay | None,
+    timeout: Delay | None,
+    grace: Delay,
+    retry: RetryPolicy | None,
+    name: str | None,
+    batch: bool,
+    schedules: Sequence[Any] = (),
+    distribution: Distribution | None = None,
+) -> ConsumerSettings:
+    """Check and resolve the arguments of a Consumer.
+
+    :param handlers: the handler of each class, where there are several.
+    :raises ConfigurationError: for a value that no consumer can work with.
+    :raises NotAQueueError: when ``model`` is no queue.
+    :raises StatementError: when ``model`` is a select that cannot be claimed from.
+    """
+    for argument, number in (("concurrency", concurrency), ("batch_size", BATCH if batch_size is None else batch_size)):
+        if not is_count(number):
+            msg = f"Consumer({argument}={number!r}): give an integer from 1 on"
+            raise ConfigurationError(msg)
+    if retry is not None and not callable(retry):
+        msg = f"Consumer(retry={retry!r}): give a policy such as sqlaqueue.Exponential(), or a callable"
+        raise ConfigurationError(msg)
+    selection = select_jobs(model, "Consumer")
+    spec = selection.spec
+    dispatch = None if handlers is None else Dispatch("Consumer", selection, handlers)
+    if dispatch is not None:
+        selection = selection._replace(select=dispatch.narrowed(selection.select))
+    _check_states(spec)
+    if distribution is not None:
+        _check_distribution(spec, distribution)
+    if lease is not None:
+        check_lease(lease, "Consumer(lease=...)")
+    if timeout is not None and seconds(timeout, "Consumer(timeout=...)") == 0:
+        msg = f"Consumer(timeout={timeout!r}): a handler cannot end in zero seconds; give None for no limit"
+        raise ConfigurationError(msg)
+    interval = seconds(poll_interval, "Consumer(poll_interval=...)")
+    if interval <= 0:
+        msg = f"Consumer(poll_interval={poll_interval!r}): give more than zero seconds, or it polls without a pause"
+        raise ConfigurationError(msg)
+
+    return ConsumerSettings(
+        selection=selection,
+        worker=_namer(name),
+        retry_policy=retry or spec.config.retry,
+        lease=spec.lease if lease is None else timedelta(seconds=seconds(lease)),
+        timeout=None if timeout is None else seconds(timeout),
+        batch=batch,
+        batch_size=batch_size or max(BATCH, concurrency),
+        fixed_batch_size=batch_size is not None,
+        concurrency=concurrency,
+        poll_interval=interval,
+        grace=seconds(grace, "Consumer(grace=...)"),
+        schedules=schedule_groups(schedules, "Consumer"),
+        dispatch=dispatch,
+        distribution=distribution,
+    )
+
+
+def _check_distribution(spec: QueueSpec, distribution: Any) -> None:
+    """Refuse shards of a table whose statements cannot be limited to one shard."""
+    name = spec.model.__name__
+    if not isinstance(distribution, Distribution):
+        msg = f"Consumer(distribution={distribution!r}): give a sqlaqueue.Distribution, with an attribute and values"
+        raise ConfigurationError(msg)
+    attributes = [spec.mapper.get_property_by_column(column).key for column in spec.keys]
+    if distribution.attribute not in attributes or len(attributes) == 1:
+        msg = (
+            f"Consumer(distribution=Distribution({distribution.attribute!r})): the attribute must be one of several "
+            f"that make the primary key of {name}, which is {', '.join(attributes)}"
+        )
+        raise ConfigurationError(msg)
+    refused = {
+        f"strategy={spec.config.strategy!r}": spec.config.strategy != "update_status",
+        "unique": spec.config.unique is not None,
+        " and ".join(spec.flow_options): bool(spec.flow_options),
+        "retention": bool(spec.config.retention),
+        "attempt_history": spec.config.attempt_history is not None,
+    }
+    for option, used in refused.items():
+        if used:
+            instead = 'use strategy="update_status"' if option.startswith("strategy") else "leave it out"
+            msg = (
+                f"Consumer(distribution=...): {name} has {option} in its QueueConfig, which needs statements on "
+                f"several shards of {spec.table.fullname}; {instead}"
+            )
+            raise ConfigurationError(msg)
+    if not callable(distribution.values):
+        distribution.check(spec.mapper.columns[distribution.attribute])
+
+
+def _check_states(spec: QueueSpec) -> None:
+    """Refuse a queue whose runs could end in a state for which its table has no value."""
+    needed = {"failed": "a job ends that has spent its attempts"}
+    if spec.config.on_complete == "keep":
+        needed["completed"] = 'a job ends that succeeded; or delete such jobs with on_complete="delete"'
+    for state, why in needed.items():
+        if spec.has("status") and getattr(spec.config.states, state) is None:
+            msg = (
+                f"Consumer: {spec.model.__name__} has no value for the state {state!r}; give one in "
+                f"QueueConfig(states=States({state}=...)), for how {why}"
+            )
+            raise ConfigurationError(msg)
+
+
+# -- middleware --------------------------------------------------------------------------------------------------------
+# Middleware: callables around each call of a handler, which see the job and the handler's result or error.
+#
+# The idea is that of WSGI's middleware and of ``River``'s worker middleware: a callable receives the next one.
+
+
+def check_middleware(around: object, consumer: str, *, is_async: bool) -> tuple[Callable[..., Any], ...]:
+    """Return the middleware of a Consumer, outermost first.
+
+    :param consumer: the name of the Consumer's class, for errors.
+    :raises ConfigurationError: if one cannot be called with a job and a callable, or is of the other kind.
+    """
+    if callable(around) or not isinstance(around, Iterable):
+        msg = f"{consumer}(around={around!r}): give a list of callables, around=[middleware]"
+        raise ConfigurationError(msg)
+    found = tuple(around)
+    for each in found:
+        _check(each, consumer, is_async=is_async)
+    return found
+
+
+def _check(each: Any, consumer: str, *, is_async: bool) -> None:
+    name = str(getattr(each, "__name__", type(each).__name__))
+    if not callable(each):
+        msg = f"{consumer}(around=[{each!r}]): a middleware is a callable, middleware(job, call)"
+        raise ConfigurationError(msg)
+    try:
+        signature = inspect.signature(each)
+        signature.bind(None, None)
+    except ValueError:
+        pass  # some built-in callables have no signature
+    except TypeError as error:
+        msg = f"{consumer}(around=[{name}]): a middleware is called as {name}(job, call): {error}"
+        raise ConfigurationError(msg) from None
+    kind = kind_of_function(each)
+    if kind is not None and not is_coroutine_function(each):
+        msg = f"{consumer}(around=[{name}]): {name} is {kind}, and a call of it runs nothing; remove its `yield`"
+        raise ConfigurationError(msg)
+    if is_async and inspect.isroutine(function_of(each)) and not is_coroutine_function(each):
+        msg = f"{consumer}(around=[{name}]): {name} is not a coroutine function; define it with `async def`"
+        raise ConfigurationError(msg)
+    if not is_async and is_coroutine_function(each):
+        msg = f"{consumer}(around=[{name}]): {name} is a coroutine function; define it with `def`"
+        raise ConfigurationError(msg)
+
+
+def surround(
+    handler: Callable[..., Any], around: Sequence[Callable[..., Any]], *, is_async: bool
+) -> Callable[..., Any]:
+    """Return a handler that calls ``handler`` inside the middleware."""
+    if not around:
+        return handler
+    outwards = around[::-1]
+
+    def call(session: Any, argument: Any) -> Any:
+        innermost = _Call(handler, session, argument)
+        inner: Callable[[], Any] = innermost
+        for each in outwards:
+            inner = partial(each, argument, inner)
+        inner()
+        return innermost.checked_result()
+
+    async def call_async(session: Any, argument: Any) -> Any:
+        innermost = _Call(handler, session, argument)
+        inner: Callable[[], Any] = innermost.awaited
+        for each in outwards:
+            inner = partial(each, argument, inner)
+        try:
+            await inner()
+        finally:
+            # The attempt may have failed for another reason, and must not go on beside the next one.
+            await innermost.wait()
+        return innermost.checked_result()
+
+    return call_async if is_async else call
+
+
+class _Call:
+    """One call of the handler, which each middleware makes once, or raises."""
+
+    def __init__(self, handler: Callable[..., Any], session: Any, argument: Any) -> None:
+        self._handler, self._session, self._argument = handler, session, argument
+        self._result: Any = None
+        self._begun = self._ended = self._over = self._left = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def __call__(self) -> Any:
+        self._begin()
+        try:
+            self._result = self._handler(self._session, self._argument)
+        finally:
+            self._ended = True
+        return self._result
+
+    async def awaited(self) -> Any:
+        self._begin()
+        self._task = asyncio.current_task()
+        try:
+            self._result = await self._handler(self._session, self._argument)
+        finally:
+            self._ended = True
+        return self._result
+
+    def _begin(self) -> None:
+        if self._over:
+            msg = "a middleware has returned before its call(); call it, or await it, in the middleware"
+            raise HandlerMisuseError(msg)
+        if self._begun:
+            msg = "a middleware has called call() twice; the handler runs once in an attempt, raise Retry for another"
+            raise HandlerMisuseError(msg)
+        self._begun = True
+
+    async def wait(self) -> None:
+        """Cancel the handler if it runs in another task, and wait for its end."""
+        task, self._over = self._task, True
+        if task is not None and not self._ended:
+            task.cancel()
+            await asyncio.wait([task])
+            self._left = True
+
+    def checked_result(self) -> Any:
+        """Return what the handler has returned, which the Consumer checks.
+
+        :raises HandlerMisuseError: if it was not called, or has not ended: the job would count as completed.
+        """
+        self._over = True
+        if not self._begun:
+            msg = (
+                "a middleware returned without call(), or without awaiting it, so the handler has not run; raise "
+                "Cancel, Snooze or Fail to leave a job out"
+            )
+            raise HandlerMisuseError(msg)
+        if self._left or not self._ended:
+            msg = "a middleware returned before its call() had ended; wait for it in the middleware"
+            raise HandlerMisuseError(msg)
+        return self._result

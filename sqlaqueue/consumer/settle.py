@@ -1,0 +1,359 @@
+"""Operations that settle runs in a Session: they write how runs ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.attempt_history import AttemptHistory
+from sqlaqueue.consumer.errors import (
+    ascii_text,
+    is_lock_or_timeout,
+    is_transient,
+    is_twin,
+    may_be_of_a_run,
+    may_settle_later,
+)
+from sqlaqueue.consumer.isolation import IsolationLevel
+from sqlaqueue.consumer.notifications.polls import WaiterRegistry, notify_settled
+from sqlaqueue.consumer.outcomes import COMPLETED, FinishedRun, NotSettled, Outcome, OutcomeRules
+from sqlaqueue.consumer.sessions import check_rows, is_deleted, refuse_changed_rows
+from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.consumer.statements import EXPECTED, KEYS, RUN_TOKEN, ConsumerStatements
+from sqlaqueue.flow_control.rates import hold_back
+from sqlaqueue.log import fields, logger
+from sqlaqueue.queue.run import Key, key_text, key_value, keys_by_token, keys_from
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import OURS, engine_of, may_be_other_engine, settlement
+from sqlaqueue.statements.verbs import settle_statement, with_run_details
+from sqlaqueue.strategies import ClaimedJobs
+from sqlaqueue.strategies.twins import unique_key
+
+# -- uncertain commits -------------------------------------------------------------------------------------------------
+# Commits whose reply is lost: whether they took place is checked when their runs are settled again.
+
+
+def commit_settlements(session: Session, finished: Sequence[FinishedRun]) -> None:
+    """Commit what settles runs. If the connection drops before the reply, their settlement is uncertain."""
+    # Not earlier: a run whose statements failed before the commit is not settled here, and another worker may have
+    # settled it by the time it is tried again.
+    for one in finished:
+        one.uncertain = True
+    session.commit()
+
+
+def really_lost(
+    session: Session, spec: QueueSpec, lost: Sequence[FinishedRun], bind_arguments: dict[str, Any]
+) -> list[FinishedRun]:
+    """Return those of ``lost`` whose lease was lost indeed, without those that a commit without a reply has settled.
+
+    :param lost: runs that could not be settled, as they are not claimed any more.
+    """
+    keys = [one.run.key for one in lost]
+    attempts = spec.columns.get("attempts", sa.null())
+    statement = sa.select(spec.columns["status"], attempts, *spec.keys).where(spec.key_in(spec.keys, keys))
+    found: Any = session.execute(statement, bind_arguments=bind_arguments)
+    rows = {tuple(row[2:]): (row[0], row[1]) for row in found}
+    completed = spec.status_value("completed")
+    if_gone = completed if spec.config.on_complete == "delete" else None
+    lost_indeed = []
+    for one in lost:
+        state, attempt = rows.get(one.run.key, (if_gone, None))
+        # Another worker has claimed the job since, so the commit did not take place, and the result is its own.
+        is_taken_over = attempt is not None and attempt > one.run.attempt
+        if not one.uncertain or is_taken_over:
+            lost_indeed.append(one)
+        elif state == completed:
+            one.outcome = COMPLETED
+        elif state != spec.status_value(one.outcome.state):
+            lost_indeed.append(one)
+    return lost_indeed
+
+
+MOMENT = "500ms"
+"""The longest time to wait for a lock where others wait as well, or for a transaction that has enqueued a twin."""
+
+SHORTEST_MOMENT = "10ms"
+"""The same for one job of many, each of which may have a twin in the same transaction."""
+
+BESIDE_ORM = {"synchronize_session": False}
+"""Consumers settle beside the ORM: the instances are not used any more."""
+
+
+class SettledEach(NamedTuple):
+    """The runs that were not settled, of those that were to be settled one by one."""
+
+    lease_lost: list[FinishedRun]
+    refused: list[FinishedRun]
+    """Runs that the database refuses to settle."""
+    later: list[FinishedRun]
+    """Runs whose rows another transaction has locked; they are settled later."""
+
+
+class Settler:
+    """Settles the runs of one consumer; its methods are operations on a Session."""
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        statements: ConsumerStatements,
+        outcome_rules: OutcomeRules,
+        waiters: WaiterRegistry,
+        isolation: IsolationLevel,
+    ) -> None:
+        self._settings, self._statements, self._rules = settings, statements, outcome_rules
+        self._waiters, self._isolation = waiters, isolation
+        self._spec, self._bind = settings.spec, settings.bind_arguments
+        self.history = AttemptHistory(settings)
+        """The attempt history of the queue, if it has one."""
+        unique = unique_key(self._spec)
+        self._may_meet_twins = unique is not None and unique.returns_from_runs
+        """Whether a run that becomes pending may meet a twin, and may have to wait for one that is not committed."""
+        self._cancels_for_twins = unique is not None and unique.config.on_return == "cancel"
+
+    def settle(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
+        """Write how runs ended; return those whose lease was lost, about which nothing was changed."""
+        lost: list[FinishedRun] = []
+        for group in _by_outcome(finished):
+            settled = self._settle_alike(session, group)
+            if len(settled) < len(group):
+                keys = set(settled)
+                lost += [one for one in group if one.run.key not in keys]
+            throttle = group[0].outcome.throttle
+            if throttle is not None and settled:
+                for statement in hold_back(self._spec, throttle, settled, group[0].outcome.delay or 0.0):
+                    session.execute(statement, bind_arguments=self._bind)
+            if group[0].outcome.state != "pending":
+                notify_settled(session, self._spec, self._waiters, settled)
+            elif self._cancels_for_twins:
+                notify_settled(session, self._spec, self._waiters, [one.run.key for one in group if one.twin])
+        if self.history.is_kept:
+            self.history.record(session, self._settled(finished, lost))
+        return lost
+
+    def _settled(self, finished: Sequence[FinishedRun], lost: Sequence[FinishedRun]) -> Sequence[FinishedRun]:
+        """Return the runs that were not lost."""
+        if not lost:
+            return finished
+        # The row of a job that its handler has deleted is not found in a held transaction, and it is settled by that.
+        held, missing = self._settings.holds_transaction, set(lost)
+        return [one for one in finished if one not in missing or (held and one.job is not None and is_deleted(one.job))]
+
+    def _settle_alike(self, session: Session, group: Sequence[FinishedRun]) -> list[Key]:
+        """Settle runs with the same outcome, and return the keys of those that were still claimed."""
+        spec, first = self._spec, group[0]
+        claims = keys_by_token(one.run for one in group)
+        if first.outcome is COMPLETED and first.starts == 1 and self._statements.complete is not None:
+            done = self._isolation.complete_in_place(session, claims)
+            if done:
+                claims = {
+                    token: left for token, keys in claims.items() if (left := [key for key in keys if key not in done])
+                }
+            return done + [key for token, keys in claims.items() for key in self._complete(session, token, keys)]
+        # Only rows that the claim deleted are inserted again from their instances.
+        jobs = () if spec.strategy.keeps_rows else [one.job for one in group]
+        settlement = first.outcome.settlement(first.starts)
+        settlement = with_run_details(spec, settlement, [one.run for one in group], self._settings.worker())
+        statement = settle_statement(spec, ClaimedJobs(list(claims.items()), jobs), settlement)
+        found = session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=self._bind)
+        if not self._cancels_for_twins or first.outcome.state != "pending":
+            return keys_from(found.scalars(), len(spec.keys))
+        rows = found.all()
+        settled = keys_from([row[0] for row in rows], len(spec.keys))
+        twins = {key: row.twin for key, row in zip(settled, rows, strict=True)} if rows and len(rows[0]) > 1 else {}
+        for one in group:
+            one.twin = twins.get(one.run.key)
+        return settled
+
+    def _complete(self, session: Session, token: Any, keys: list[Key]) -> list[Key]:
+        """Complete runs of one claim, and return the keys of those that were still claimed."""
+        bound = {RUN_TOKEN: token, KEYS: self._spec.bind_keys(keys), EXPECTED: len(keys)}
+        # Without the ORM, which would do nothing for this statement.
+        rows = session.connection(bind_arguments=self._bind).execute(self._statements.complete, bound).all()
+        number = rows[0][0]
+        return keys if number == len(keys) else [tuple(row[1:]) for row in rows if number]
+
+    def settle_and_commit(
+        self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str | None = None
+    ) -> list[FinishedRun]:
+        """Settle runs in a transaction of their own; return those whose lease was lost.
+
+        :param lock_timeout: how long to wait for other transactions; None for as long as it takes.
+        """
+        try:
+            lost = self.settle_again(session, finished, lock_timeout=lock_timeout)
+            self.commit(session, finished)
+        except NotSettled:
+            session.rollback()
+            lost = self.settle_again(session, finished, lock_timeout=lock_timeout)
+            self.commit(session, finished)
+        return lost
+
+    def commit(self, session: Session, finished: Sequence[FinishedRun] = ()) -> None:
+        """Commit what settles runs.
+
+        :param finished: those whose settlement is checked again if the reply to the commit is lost.
+        :raises NotSettled: if only the attempt history cannot be committed; a repetition settles the runs without it.
+        """
+        with self.history.checked_at_commit():
+            commit_settlements(session, finished)
+
+    def settle_again(
+        self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str | None = None
+    ) -> list[FinishedRun]:
+        """Do what :meth:`settle` does, and check runs whose earlier commit had no reply: they may be settled.
+
+        It waits for a moment at most where another transaction may have enqueued a twin and not committed it.
+        """
+        if lock_timeout is None and self._may_meet_twin(finished):
+            lock_timeout = MOMENT
+        if lock_timeout is not None:
+            limit: Any = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'").execution_options(**{OURS: True})
+            if may_be_other_engine() and engine_of(session.connection(bind_arguments=self._bind).dialect) is not None:
+                limit = sa.select(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
+            session.execute(limit, bind_arguments=self._bind)
+        lost = self.settle(session, finished)
+        if not any(one.uncertain for one in lost):
+            return lost
+        return really_lost(session, self._spec, lost, self._bind)
+
+    def has_met_twin(self, error: BaseException) -> bool:
+        """Return whether an error of a settlement is about a twin that was not committed when it began."""
+        return self._may_meet_twins and (is_lock_or_timeout(error) or is_twin(error, self._spec))
+
+    def _may_meet_twin(self, finished: Sequence[FinishedRun]) -> bool:
+        return self._may_meet_twins and any(one.outcome.state == "pending" for one in finished)
+
+    def settle_each(self, session: Session, finished: Sequence[FinishedRun], *, wait: bool = True) -> SettledEach:
+        """Settle runs one by one, so that one that cannot be settled does not block the others."""
+        result = SettledEach([], [], [])
+        for one in finished:
+            limit = None if wait else MOMENT
+            if self._may_meet_twin([one]):
+                # The others must not wait for one transaction again and again.
+                limit = SHORTEST_MOMENT
+            try:
+                result.lease_lost.extend(self.settle_and_commit(session, [one], lock_timeout=limit))
+            except Exception as error:
+                session.rollback()
+                if is_lock_or_timeout(error) or is_twin(error, self._spec):
+                    result.later.append(one)
+                    continue
+                if not may_be_of_a_run(error):
+                    raise
+                self._log_refused(one, error)
+                lost = self._settle_otherwise(session, one, error) if wait else None
+                if lost is None:
+                    result.refused.append(one)
+                else:
+                    result.lease_lost.extend(lost)
+        return result
+
+    def _log_refused(self, one: FinishedRun, error: Exception) -> None:
+        run, queue = one.run, self._spec.name
+        extra = fields(
+            "settling_refused",
+            queue=queue,
+            worker=self._settings.worker(),
+            job_key=key_value(run.key),
+            attempt=run.attempt,
+            max_attempts=run.max_attempts,
+        )
+        text = "job %s of queue %s cannot be settled as %s: %s"
+        logger.warning(text, key_text(run.key), queue, one.outcome.event, error, extra=extra)
+
+    def _settle_otherwise(self, session: Session, one: FinishedRun, error: Exception) -> list[FinishedRun] | None:
+        """Settle a run whose outcome the database refuses.
+
+        :return: the run if its lease was lost; None when it cannot be settled at all.
+        """
+        for other in self.other_outcomes(one, error):
+            one.outcome = other
+            try:
+                return self.settle_and_commit(session, [one])
+            except Exception as again:
+                session.rollback()
+                if not may_be_of_a_run(again):
+                    raise
+        return None
+
+    def other_outcomes(self, one: FinishedRun, error: BaseException | None) -> Iterator[Outcome]:
+        """Yield what to write, one after the other, if the database refuses the outcome of a run.
+
+        A success becomes a failed attempt. The text of an error is written in ASCII, which every database stores, and
+        then left out.
+        """
+        outcome = one.outcome
+        if outcome is COMPLETED:
+            outcome = self._rules.outcome(error, one.run)
+            yield outcome
+        if outcome.error is not None:
+            if not outcome.error.isascii():
+                yield replace(outcome, error=ascii_text(outcome.error))
+            yield replace(outcome, error=None)
+
+    def complete_and_commit(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
+        """Commit a handler's writes together with the completion of its jobs, or neither.
+
+        :return: the runs whose lease was lost; if there is one, everything was rolled back.
+        :raises HandlerMisuseError: when a handler has settled its job itself.
+        :raises NotSettled: when the handler's writes could be kept, but the outcome not be written.
+        """
+        # The fence needs the row: the row of a job that its handler deletes is there until the flush.
+        deleted = [one for one in finished if one.job in session.deleted]
+        with session.no_autoflush, _not_the_handlers_error():
+            lost = self.settle(session, deleted)
+        if not lost:
+            misuse = check_rows(session, self._spec, [one.job for one in finished], [one.run for one in finished])
+            if misuse is not None:
+                raise misuse
+            # Not before the flush: what it writes may depend on what the handler has read.
+            with _not_the_handlers_error(), settlement():
+                lost = self.settle(session, [one for one in finished if not is_deleted(one.job)])
+                # Their rows went with a flush of the handler, so there is nothing else to settle.
+                self.history.record(session, [one for one in finished if is_deleted(one.job) and one not in deleted])
+        if not lost:
+            self.commit(session, finished)
+            return lost
+        refuse_changed_rows(session, self._spec, [one.run for one in lost])
+        return lost
+
+
+def _by_outcome(finished: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
+    """Return runs in groups with the same outcome."""
+    groups: dict[Any, list[FinishedRun]] = {}
+    # Nearly all succeed, and there are many.
+    usual = [one for one in finished if one.outcome is COMPLETED and one.starts == 1]
+    for one in finished if len(usual) < len(finished) else ():
+        outcome = one.outcome
+        if not (outcome is COMPLETED and one.starts == 1):
+            groups.setdefault((replace(outcome, cause=None), one.starts), []).append(one)
+    return [group for group in (usual, *groups.values()) if group]
+
+
+@contextlib.contextmanager
+def without_expiring(session: Session) -> Iterator[None]:
+    """Keep a commit from expiring instances: ``expire_on_commit`` would have each of them read again."""
+    expires, session.expire_on_commit = session.expire_on_commit, False
+    try:
+        yield
+    finally:
+        session.expire_on_commit = expires
+
+
+@contextlib.contextmanager
+def _not_the_handlers_error() -> Iterator[None]:
+    """Tell an outcome that cannot be written now, such as for a lock, from an error of the handler's statements."""
+    try:
+        yield
+    except DBAPIError as error:
+        if may_settle_later(error) and not is_transient(error):
+            msg = f"the outcome of the run could not be written: {error.orig}"
+            raise NotSettled(msg) from error
+        raise

@@ -1,1 +1,0 @@
-"""How a run ends, and how that is written."""

@@ -18,6 +18,7 @@ from sqlaqueue.exc import (
     Fail,
     JobExists,
     JobFailed,
+    JobResult,
     LeaseLost,
     Retry,
     Snooze,
@@ -30,7 +31,6 @@ from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.options import Distribution, Fair, Limit, Order, Rate, States, Unique
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
-from sqlaqueue.results import JobResult
 from sqlaqueue.scheduler import Scheduler
 from sqlaqueue.schedules.schedule import Schedule, Tick, tick_of
 from sqlaqueue.statements.claim import claim

@@ -5,14 +5,26 @@ There are three classes because the demo shows three strategies; an application 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import sqlalchemy as sa
 from sqlalchemy import BigInteger, MetaData, String
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.schema import CreateSchema, DropSchema
 
-from sqlaqueue import Fail, QueueConfig, QueueMixin
+from sqlaqueue import Consumer, Fail, JobEvent, QueueConfig, QueueMixin
+from sqlaqueue.embedded_server import EmbeddedServerError, embedded_server
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sqlite import prepare
 
 SCHEMA = "sqlaqueue_demo"
 
@@ -83,3 +95,160 @@ def read_file(session: Session, job: FileJob) -> None:  # noqa: ARG001 - the job
     job.read_by = os.getpid()
     # Incremented by the database, so that a second run of the job would be noticed.
     job.runs = type(job).runs + 1
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+# The error that keeps the demo from starting.
+
+
+class CannotRunError(Exception):
+    """The demo cannot start with these options, on this machine, or with this database."""
+
+
+# -- database ----------------------------------------------------------------------------------------------------------
+# The database of the demo, embedded or the user's own, with a schema that is dropped afterwards.
+
+
+_DRIVER = "postgresql+psycopg"
+_DUPLICATE_SCHEMA = "42P06"
+
+
+@contextlib.contextmanager
+def demo_database(url: str | None, *, sqlite: bool = False) -> Iterator[sa.Engine]:
+    """Yield an engine for a database with the tables of the demo, which are dropped afterwards.
+
+    :param url: the user's own database; None for an embedded server.
+    :param sqlite: whether to use a file in a temporary directory instead.
+    :raises CannotRunError: if the database cannot be used.
+    """
+    if sqlite:
+        with tempfile.TemporaryDirectory(prefix="sqlaqueue-demo-") as directory:
+            engine = connect(f"sqlite:///{directory}/jobs.db")
+            Base.metadata.create_all(engine, tables=[spec_of(LeasedFile).table])
+            yield engine
+            engine.dispose()
+        return
+    _check_driver()
+    with contextlib.ExitStack() as stack:
+        if url is None:
+            # PGOPTIONS, PGSERVICE and the like are meant for another server.
+            for name in [name for name in os.environ if name.startswith("PG")]:
+                del os.environ[name]
+            try:
+                url = stack.enter_context(embedded_server())
+            except EmbeddedServerError as error:
+                raise CannotRunError(f"{error}; for a server of your own there is --url") from None
+        engine = sa.create_engine(_with_driver(url))
+        stack.callback(engine.dispose)
+        stack.enter_context(_schema(engine))
+        Base.metadata.create_all(engine)
+        yield engine
+
+
+def connect(url: str) -> sa.Engine:
+    """Return an engine for the URL of a database that :func:`demo_database` has made."""
+    engine = sa.create_engine(url)
+    if engine.dialect.name != "sqlite":
+        return engine
+    prepare(engine)
+    # A file has no schemas.
+    return engine.execution_options(schema_translate_map={SCHEMA: None})
+
+
+def _check_driver() -> None:
+    try:
+        sa.make_url(f"{_DRIVER}://").get_dialect().import_dbapi()
+    except ModuleNotFoundError:
+        msg = "the demo needs psycopg: pip install 'sqlaqueue[demo]'"
+        raise CannotRunError(msg) from None
+
+
+def _with_driver(text: str) -> sa.URL:
+    try:
+        url = sa.make_url(text)
+    except (ArgumentError, ValueError) as error:
+        msg = f"--url: {error}; give a URL such as postgresql://user:password@host/database"
+        raise CannotRunError(msg) from None
+    if url.drivername not in {"postgresql", "postgres", _DRIVER}:
+        msg = f"--url: {url.drivername}:// is not supported; give postgresql://, the demo uses psycopg 3"
+        raise CannotRunError(msg)
+    # By default drivers wait for a minute or more if the host does not answer.
+    return url.set(drivername=_DRIVER, query={"connect_timeout": "10", **url.query})
+
+
+@contextlib.contextmanager
+def _schema(engine: sa.Engine) -> Iterator[None]:
+    try:
+        with engine.begin() as connection:
+            connection.execute(CreateSchema(SCHEMA))
+    except DBAPIError as error:
+        if sqlstate(error) == _DUPLICATE_SCHEMA:
+            msg = (
+                f"the database has a schema {SCHEMA}: another demo uses it, or was killed; if none is running, "
+                f"DROP SCHEMA {SCHEMA} CASCADE"
+            )
+        else:
+            msg = f"the database cannot be used: {error.orig}"
+        raise CannotRunError(msg) from error
+    try:
+        yield
+    finally:
+        with engine.begin() as connection:
+            connection.execute(DropSchema(SCHEMA, cascade=True))
+
+
+# -- worker ------------------------------------------------------------------------------------------------------------
+# A worker process of the demo: ``python -m sqlaqueue.demo.models STRATEGY BATCH``.
+#
+# It runs a Consumer, and prints a line for each of its events, from which the demo derives the jobs that it holds.
+
+
+URL = "SQLAQUEUE_DEMO_URL"
+PAUSE_AT = "SQLAQUEUE_DEMO_PAUSE_AT"
+
+resumed = threading.Event()
+
+
+def handle(session: Session, job: FileJob) -> None:
+    """Read the file; before the one in the middle, wait until the demo resumes or kills this worker."""
+    if job.path == os.environb[PAUSE_AT.encode()]:
+        print_line("paused")
+        resumed.wait()
+    read_file(session, job)
+
+
+def print_line(line: str) -> None:
+    """Write a line unbuffered, as this process may be killed at any time."""
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+def print_event(event: JobEvent) -> None:
+    """Print an event and the key of its job."""
+    print_line(f"{event.name} {event.key[0]}")
+
+
+def read_input(consumer: Consumer[FileJob]) -> None:
+    """Resume when a line arrives; stop at the end of the input, when the demo has ended or was killed."""
+    while os.read(sys.stdin.fileno(), 80):
+        resumed.set()
+    resumed.set()
+    consumer.stop()
+
+
+def main() -> None:
+    """Run jobs until SIGTERM."""
+    strategy, batch = sys.argv[1:]
+    engine = connect(os.environ[URL])
+    consumer = Consumer(
+        MODELS[strategy], handle, sessionmaker(engine), batch_size=int(batch), poll_interval=0.1, grace=5
+    )
+    for event in ("claimed", "completed", "retried", "failed", "cancelled", "released", "rescued", "lease_lost"):
+        consumer.on(event, print_event)
+    threading.Thread(target=read_input, args=[consumer], daemon=True).start()
+    print_line("ready")
+    consumer.run()
+    engine.dispose()
+
+
+if __name__ == "__main__":
+    main()

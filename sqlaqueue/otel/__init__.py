@@ -12,13 +12,71 @@ A queue with the attribute ``traceparent`` continues the trace of the transactio
     __queue__ = QueueConfig(columns={"traceparent": "traceparent"})
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, get_args
+from weakref import WeakSet
+
+from opentelemetry import metrics, trace
+
+from sqlaqueue._version import __version__
+from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.events import EventName
+from sqlaqueue.otel.spans import SCHEMA_URL, SCOPE, ConsumerMetrics, ConsumerSpans, instrument_sessions
+from sqlaqueue.telemetry.around import check_consumer, surround
+
 try:
     import opentelemetry.trace  # noqa: F401 - all modules of this package need it
 except ModuleNotFoundError as missing:
     msg = f"sqlaqueue.otel needs {missing.name}: pip install 'sqlaqueue[otel]'"
     raise ImportError(msg, name=missing.name) from None
 
-from sqlaqueue.otel.instrument import instrument
-from sqlaqueue.otel.sessions import instrument_sessions
 
 __all__ = ["instrument", "instrument_sessions"]
+
+
+# -- instrument --------------------------------------------------------------------------------------------------------
+# Instrument a Consumer: spans of its polls, attempts and settlements, and the metrics of all of them.
+
+
+_instrumented: WeakSet[ConsumerBase] = WeakSet()
+
+
+def instrument(
+    consumer: ConsumerBase,
+    *,
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+) -> None:
+    """Make spans and metrics of what a Consumer or an AsyncConsumer does.
+
+    Call it before the Consumer runs; a second call for a Consumer has no effect. The other middleware of the Consumer
+    runs inside of the span.
+
+    :param tracer_provider: makes the tracer; the global one by default.
+    :param meter_provider: makes the meter; the global one by default.
+    :raises ConfigurationError: for anything but a Consumer.
+    """
+    check_consumer(consumer, "instrument")
+    if consumer in _instrumented:
+        return
+    _instrumented.add(consumer)
+    spans = ConsumerSpans(trace.get_tracer(SCOPE, __version__, tracer_provider, SCHEMA_URL))
+    measured = ConsumerMetrics(metrics.get_meter(SCOPE, __version__, meter_provider, SCHEMA_URL))
+
+    @contextmanager
+    def around_call(argument: Any) -> Iterator[None]:
+        jobs = argument if isinstance(argument, list) else [argument]
+        with measured.call(jobs), spans.call(jobs):
+            yield
+
+    surround(consumer, around_call)
+    consumer.on("polled", spans.polled)
+    consumer.on("polled", measured.polled)
+    names: tuple[EventName, ...] = get_args(EventName)
+    for name in names:
+        if name != "claimed":
+            consumer.on(name, spans.ended)
+            consumer.on(name, measured.ended)

@@ -3,20 +3,80 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from weakref import WeakSet
 
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.metrics import Meter
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from sqlalchemy import event
+from sqlalchemy.orm import ORMExecuteState, Session
+from sqlalchemy.orm.attributes import instance_state
 
+from sqlaqueue._version import __version__
 from sqlaqueue.consumer.errors import kind_of
-from sqlaqueue.consumer.events import EventName, JobEvent, PollEvent
-from sqlaqueue.exc import Cancel, Snooze, Throttle
-from sqlaqueue.otel.conventions import attributes, context_of, links_to
+from sqlaqueue.consumer.events import EventName, JobEvent, PollEvent, is_attempt
+from sqlaqueue.exc import Cancel, ConfigurationError, Snooze, Throttle
+from sqlaqueue.log import fields, logger
+from sqlaqueue.mapping.mixin import queue_spec
+from sqlaqueue.queue.roles import current_traceparent, made_in
 from sqlaqueue.queue.run import key_text
-from sqlaqueue.telemetry.attempts import Attempt, attempt_of, note
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.telemetry.around import Attempt, attempt_of, note, waits_of
+
+# -- conventions -------------------------------------------------------------------------------------------------------
+# Names and attributes of OpenTelemetry's conventions for messaging (version 1.44, status Development).
+
+
+SYSTEM = "sqlaqueue"
+SCOPE = "sqlaqueue"
+"""The name of the tracer and of the meter."""
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+
+BATCH_COUNT = "messaging.batch.message_count"
+
+DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+"""Seconds; the boundaries that the conventions recommend for durations."""
+
+OperationType = Literal["send", "receive", "process", "settle"]
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+def attributes(queue: str, operation: str, kind: OperationType, **others: Any) -> dict[str, Any]:
+    """Return the attributes of a span or a measurement.
+
+    :param operation: the name of the operation, such as ``process`` or ``retry``.
+    :param others: further attributes, with ``__`` in place of a dot; those that are None are left out.
+    """
+    given = {name.replace("__", "."): value for name, value in others.items() if value is not None}
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.destination.name": queue,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        **given,
+    }
+
+
+def context_of(traceparent: str | None) -> Context:
+    """Return the context of a job's trace, an empty one without a trace.
+
+    The context of the thread or task that runs the job is not used: it may be that of the program's start.
+    """
+    return Context() if traceparent is None else _PROPAGATOR.extract({"traceparent": traceparent}, Context())
+
+
+def links_to(contexts: Iterable[Context]) -> list[Link]:
+    """Return a link to the span of each of the contexts that has one."""
+    spans = [trace.get_current_span(context).get_span_context() for context in contexts]
+    return [Link(span) for span in spans if span.is_valid]
+
 
 SPAN_NOTE = "sqlaqueue.otel.span"
 """The note with the span of the handler's call, which is the parent of the span of its settlement."""
@@ -145,3 +205,278 @@ def _record(span: Span, error: BaseException) -> None:
 
 def _is_no_error(error: BaseException) -> bool:
     return isinstance(error, Snooze | Throttle | Cancel)
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+# The metrics of a Consumer; what can be read from the database is not among them.
+
+
+class ConsumerMetrics:
+    """Measures Consumers.
+
+    :param meter: the meter of OpenTelemetry.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        def seconds(name: str, description: str) -> Any:
+            return meter.create_histogram(
+                name, "s", description, explicit_bucket_boundaries_advisory=list(DURATION_BUCKETS)
+            )
+
+        self._operations = seconds("messaging.client.operation.duration", "Duration of claims and settlements.")
+        self._process = seconds("messaging.process.duration", "Duration of a handler's call.")
+        self._waits = seconds("sqlaqueue.job.wait.duration", "Time from when a job was due to its handler's call.")
+        self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Claimed jobs.")
+        self._attempts = meter.create_counter("sqlaqueue.job.attempts", "{attempt}", "Ended attempts, by outcome.")
+        self._polls = meter.create_counter("sqlaqueue.polls", "{poll}", "Polls, by whether they found jobs.")
+        self._rescued = meter.create_counter("sqlaqueue.jobs.rescued", "{job}", "Jobs whose lease had expired.")
+        self._lost = meter.create_counter("sqlaqueue.leases.lost", "{job}", "Refused results of expired leases.")
+        self._running = meter.create_up_down_counter("sqlaqueue.jobs.running", "{job}", "Jobs whose handler runs.")
+
+    @contextmanager
+    def call(self, jobs: Sequence[Any]) -> Iterator[None]:
+        """Measure a handler's call."""
+        queue, error = attempt_of(jobs[0]).queue, None
+        destination = {"messaging.destination.name": queue}
+        for waited in waits_of(jobs):
+            self._waits.record(waited, destination)
+        self._running.add(len(jobs), destination)
+        began = time.perf_counter()
+        try:
+            yield
+        except BaseException as raised:
+            error = kind_of(raised)
+            raise
+        finally:
+            took = time.perf_counter() - began
+            self._running.add(-len(jobs), destination)
+            self._process.record(took, attributes(queue, "process", "process", error__type=error))
+
+    def polled(self, event: PollEvent) -> None:
+        """Measure a poll."""
+        destination = {"messaging.destination.name": event.queue}
+        self._polls.add(1, {**destination, "sqlaqueue.poll.result": "found" if event.jobs else "empty"})
+        self._operations.record(event.duration, attributes(event.queue, "receive", "receive"))
+        if event.jobs:
+            self._consumed.add(event.jobs, attributes(event.queue, "receive", "receive"))
+
+    def ended(self, event: JobEvent) -> None:
+        """Count the end of an attempt."""
+        destination = {"messaging.destination.name": event.queue}
+        if event.name == "rescued":
+            self._rescued.add(1, destination)
+        elif event.name == "lease_lost":
+            self._lost.add(1, destination)
+        elif is_attempt(event):
+            self._attempts.add(1, {**destination, "sqlaqueue.outcome": event.name})
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+# Instrument the sessions that enqueue jobs: a ``send`` span for each queue of a flush or a bulk insert.
+#
+# The jobs of the flush get the trace of this span, so that it is their parent in the trace.
+
+
+_SENDS = "sqlaqueue_sends"
+"""The key in ``Session.info`` of what a flush that has not ended sends."""
+
+_SENDER = "sqlaqueue_sender"
+"""The key in ``Session.info`` of what makes its spans: its factory and its class may both be instrumented."""
+
+
+_instrumented: WeakSet[Any] = WeakSet()
+
+
+def instrument_sessions(
+    sessions: Any,
+    *,
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+) -> None:
+    """Make a span, and count messages, when sessions insert jobs; a second call for the same has no effect.
+
+    :param sessions: a ``sessionmaker``, an ``async_sessionmaker``, or a subclass of Session.
+    :param tracer_provider: makes the tracer; the global one by default.
+    :param meter_provider: makes the meter; the global one by default.
+    :raises ConfigurationError: for anything else.
+    """
+    if sessions in _instrumented:
+        return
+    target = _event_target(sessions)
+    _instrumented.add(sessions)
+    sender = _Sender(
+        trace.get_tracer(SCOPE, __version__, tracer_provider, SCHEMA_URL),
+        metrics.get_meter(SCOPE, __version__, meter_provider, SCHEMA_URL),
+    )
+    event.listen(target, "before_flush", sender.before_flush)
+    event.listen(target, "after_flush", sender.after_flush)
+    event.listen(target, "after_soft_rollback", sender.after_rollback)
+    event.listen(target, "do_orm_execute", sender.execute)
+
+
+def _event_target(sessions: Any) -> Any:
+    """Return what SQLAlchemy's events of sessions are for."""
+    made: Any = getattr(sessions, "class_", None)
+    if hasattr(made, "sync_session_class"):
+        # The events of an AsyncSession are those of the Session that it wraps. That is a class of its own from now on,
+        # as the sessions of other factories wrap the same.
+        wrapped = sessions.kw.get("sync_session_class", made.sync_session_class)
+        own = type(wrapped.__name__, (wrapped,), {})
+        sessions.configure(sync_session_class=own)
+        return own
+    if made is not None or (isinstance(sessions, type) and issubclass(sessions, Session)):
+        return sessions
+    msg = f"instrument_sessions({sessions!r}): give a sessionmaker, an async_sessionmaker, or a subclass of Session"
+    raise ConfigurationError(msg)
+
+
+@dataclass
+class _Send:
+    """The jobs of one queue in a flush."""
+
+    span: Span
+    queue: str
+    jobs: int
+    attribute: str | None = None
+    """The attribute that stores the trace; None without one."""
+    traced: list[Any] = field(default_factory=list)
+    """The jobs that have got the trace of the span."""
+
+    def fail(self) -> None:
+        """End the span of a failed flush, to which jobs that are added again do not belong."""
+        if self.attribute is not None:
+            for job in self.traced:
+                setattr(job, self.attribute, None)
+        _fail(self.span, self.queue, "the flush has failed")
+
+
+class _Sender:
+    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
+        self._tracer = tracer
+        self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Enqueued jobs.")
+
+    def _is_for(self, session: Session) -> bool:
+        return session.info.setdefault(_SENDER, self) is self
+
+    def before_flush(self, session: Session, *_: object) -> None:
+        """Begin a span for each queue of which the flush inserts jobs."""
+        if not self._is_for(session):
+            return
+        # An earlier flush may have been given up by another listener.
+        self.after_rollback(session)
+        current = current_traceparent()
+        groups: dict[tuple[str, str | None], tuple[QueueSpec, list[Any]]] = {}
+        for instance in session.new:
+            spec = queue_spec(type(instance))
+            if spec is not None:
+                # The span in which the jobs were made may have ended, such as that of a handler's call.
+                parent = current or made_in(instance_state(instance))
+                groups.setdefault((spec.name, parent), (spec, []))[1].append(instance)
+        for (queue, parent), (spec, jobs) in groups.items():
+            span = self._begin(queue, len(jobs), None if current is not None else context_of(parent))
+            if span is None:
+                continue
+            send = _Send(span, queue, len(jobs), spec.attributes.get("traceparent"))
+            session.info.setdefault(_SENDS, []).append(send)
+            if send.attribute is None:
+                continue
+            with trace.use_span(span):
+                traceparent = current_traceparent()
+            for job in jobs:
+                if job.__dict__.get(send.attribute) is None:
+                    setattr(job, send.attribute, traceparent)
+                    send.traced.append(job)
+
+    def after_flush(self, session: Session, *_: object) -> None:
+        """End the spans of a flush."""
+        if self._is_for(session):
+            for send in session.info.pop(_SENDS, ()):
+                self._end(send.span, send.queue, send.jobs)
+
+    def after_rollback(self, session: Session, *_: object) -> None:
+        """End the spans of a flush that has failed."""
+        if self._is_for(session):
+            for send in session.info.pop(_SENDS, ()):
+                send.fail()
+
+    def execute(self, state: ORMExecuteState) -> Any:
+        """Execute an INSERT of jobs in a span, so that it is the current one for the default of their traceparent."""
+        mapper = state.bind_mapper if state.is_insert else None
+        spec = None if mapper is None else queue_spec(mapper.class_)
+        if spec is None or not self._is_for(state.session):
+            return None
+        jobs = _number_of_rows(state.parameters)
+        span = self._begin(spec.name, jobs)
+        if span is None:
+            return None
+        with trace.use_span(span):
+            try:
+                with _counting(state, spec.table) as counts:
+                    result = state.invoke_statement()
+            except BaseException:
+                _fail(span, spec.name, "the INSERT has failed")
+                raise
+        if counts and min(counts) >= 0 and sum(counts) != jobs:
+            jobs = sum(counts)
+            with _harmless(spec.name):
+                span.set_attribute(BATCH_COUNT, jobs)
+        self._end(span, spec.name, jobs)
+        return result
+
+    def _begin(self, queue: str, jobs: int, context: Context | None = None) -> Span | None:
+        """Return a span; None if that fails."""
+        count = jobs if jobs > 1 else None
+        given = attributes(queue, "send", "send", messaging__batch__message_count=count)
+        with _harmless(queue):
+            return self._tracer.start_span(f"send {queue}", context, kind=SpanKind.PRODUCER, attributes=given)
+        return None
+
+    def _end(self, span: Span, queue: str, jobs: int) -> None:
+        with _harmless(queue):
+            span.end()
+        with _harmless(queue):
+            if jobs:
+                self._sent.add(jobs, attributes(queue, "send", "send"))
+
+
+def _fail(span: Span, queue: str, description: str) -> None:
+    with _harmless(queue):
+        span.set_status(trace.Status(trace.StatusCode.ERROR, description))
+        span.end()
+
+
+@contextmanager
+def _harmless(queue: str) -> Iterator[None]:
+    """Log an error of the block, such as one of a span processor: the program enqueues all the same."""
+    try:
+        yield
+    except Exception as error:
+        kind = type(error).__name__
+        extra = fields("telemetry_failed", queue=queue, error_kind=kind)
+        logger.exception("queue %s: telemetry of enqueued jobs raised; the jobs are not affected", queue, extra=extra)
+
+
+@contextmanager
+def _counting(state: ORMExecuteState, table: Any) -> Iterator[list[int]]:
+    """Return the number of rows of each INSERT into a table that the statement of the block executes.
+
+    The result of the ORM does not have it. A driver that does not know a number gives -1.
+    """
+    counts = list[int]()
+
+    def count(_: Any, cursor: Any, __: Any, ___: Any, context: Any, ____: Any) -> None:
+        # The ORM annotates the table, which stays equal. A flush that the statement has caused counts its jobs itself.
+        if getattr(context.invoked_statement, "table", None) == table and not state.session.info.get(_SENDS):
+            counts.append(cursor.rowcount)
+
+    connection = state.session.connection(bind_arguments=state.bind_arguments)
+    event.listen(connection, "after_cursor_execute", count)
+    try:
+        yield counts
+    finally:
+        event.remove(connection, "after_cursor_execute", count)
+
+
+def _number_of_rows(parameters: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) -> int:
+    """Return the number of rows for which there are parameters; 1 for a statement that contains its values."""
+    return len(parameters) if isinstance(parameters, Sequence) else 1

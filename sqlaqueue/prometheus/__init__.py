@@ -19,15 +19,34 @@ As a process of its own: ``sqlaqueue metrics app.models:Email app.models:Invoice
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from sqlaqueue.prometheus.asgi import MetricsApp, metrics_app
+from sqlaqueue.prometheus.queues import QueueCollector
+from sqlaqueue.prometheus.worker_metrics import instrument
+
 try:
     import prometheus_client  # noqa: F401 - all modules of this folder need it
 except ModuleNotFoundError as missing:
     msg = "sqlaqueue.prometheus needs prometheus_client: pip install 'sqlaqueue[prometheus]'"
     raise ModuleNotFoundError(msg, name=missing.name) from None
 
-from sqlaqueue.prometheus.asgi import MetricsApp, metrics_app
-from sqlaqueue.prometheus.queue_collector import QueueCollector
-from sqlaqueue.prometheus.shipped_files import alerts, dashboard
-from sqlaqueue.prometheus.worker_metrics import instrument
 
 __all__ = ["MetricsApp", "QueueCollector", "alerts", "dashboard", "instrument", "metrics_app"]
+
+
+# -- shipped files -----------------------------------------------------------------------------------------------------
+# The Grafana dashboard and the alert rules that are installed with the package.
+
+
+_HERE = Path(__file__).parent
+
+
+def dashboard() -> str:
+    """Return the Grafana dashboard, as the JSON that Grafana imports."""
+    return (_HERE / "dashboard.json").read_text(encoding="utf-8")
+
+
+def alerts() -> str:
+    """Return the alert rules, as a rule file of Prometheus in YAML."""
+    return (_HERE / "alerts.yml").read_text(encoding="utf-8")

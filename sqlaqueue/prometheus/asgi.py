@@ -18,9 +18,16 @@ from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
 from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.sessions import resolve_factory
-from sqlaqueue.prometheus.queue_collector import ScrapeCollector, read_in_thread
-from sqlaqueue.prometheus.reading import QueueReader, Reading
-from sqlaqueue.prometheus.scrape import DEFAULT_MAX_AGE, DEFAULT_TIMEOUT, Scrape, ScrapeOptions
+from sqlaqueue.prometheus.queues import (
+    DEFAULT_MAX_AGE,
+    DEFAULT_TIMEOUT,
+    QueueReader,
+    Reading,
+    Scrape,
+    ScrapeCollector,
+    ScrapeOptions,
+    read_in_thread,
+)
 from sqlaqueue.session_types import makes_async
 from sqlaqueue.write_routing import execute, open_session
 

@@ -16,8 +16,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.events import EventName, JobEvent, PollEvent, is_attempt
-from sqlaqueue.telemetry.attempts import waits_of
-from sqlaqueue.telemetry.surround import check_consumer, surround
+from sqlaqueue.telemetry.around import check_consumer, surround, waits_of
 
 _OUTCOMES: tuple[EventName, ...] = ("completed", "retried", "failed", "cancelled", "released")
 _RUNS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)

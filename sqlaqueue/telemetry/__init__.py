@@ -14,8 +14,7 @@ another system can be made in the same way::
 """
 
 from sqlaqueue.queue.roles import current_traceparent
-from sqlaqueue.telemetry.attempts import attempt_of, note, seconds_waited
+from sqlaqueue.telemetry.around import attempt_of, note, seconds_waited, surround
 from sqlaqueue.telemetry.health_app import health_app
-from sqlaqueue.telemetry.surround import surround
 
 __all__ = ["attempt_of", "current_traceparent", "health_app", "note", "seconds_waited", "surround"]

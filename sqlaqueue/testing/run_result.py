@@ -8,10 +8,9 @@ from typing import Any, Literal, TypeVar, cast
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.events import JobEvent
-from sqlaqueue.exc import JobFailed
+from sqlaqueue.exc import JobFailed, JobResult
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.wait import read_state
 
 T = TypeVar("T")

@@ -13,10 +13,9 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.core.driver import adrive, drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.consumer.sessions import resolve_factory
-from sqlaqueue.exc import ConfigurationError, WaitTimeout
+from sqlaqueue.exc import ConfigurationError, JobResult, WaitTimeout
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay
-from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Waiter, make_waiter, read_job
 from sqlaqueue.write_routing import execute, open_session
 

@@ -15,9 +15,9 @@ from sqlaqueue.consumer.notifications.async_listener import AsyncListener, async
 from sqlaqueue.consumer.sessions import check_session_class, resolve_factory
 from sqlaqueue.consumer.tasks import wait_for_event
 from sqlaqueue.consumer.waker import Deadlines, limit_connects
+from sqlaqueue.exc import JobResult
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.retry_policies import Delay
-from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Listen, Waiter, make_waiter, wait_for_end
 from sqlaqueue.write_routing import execute, open_session, primary_bind
 

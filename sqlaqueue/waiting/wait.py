@@ -30,7 +30,7 @@ from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.pace import longest_wait
 from sqlaqueue.consumer.sessions import check_session_class, resolve_factory
 from sqlaqueue.consumer.waker import Deadlines, limit_connects
-from sqlaqueue.exc import ConfigurationError, JobFailed, StatementError, WaitTimeout
+from sqlaqueue.exc import ConfigurationError, JobFailed, JobResult, StatementError, WaitTimeout
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.notify_payloads import MAX_BYTES, Payload, Settled, WaitRequest
@@ -39,7 +39,6 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.results import JobResult
 from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.write_routing import execute, open_session, primary_bind
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateSchema
 
 from sqlaqueue import Fail
-from sqlaqueue.demo.check import check, content, printable, regular_files
+from sqlaqueue.demo.demo import check, content, printable_path, regular_files
 from sqlaqueue.demo.models import SCHEMA, Base, LockedFile, read_file
 from tests.servers import Database
 
@@ -72,13 +72,13 @@ def test_a_wrong_job_is_a_problem(session: Session, path: bytes, kind: str) -> N
     session.add(wrong := job(path, **changes))
     session.flush()
     findings = check(session, LockedFile, [path], [path], killed=KILLED, held=[wrong.id])
-    assert [problem for problem in findings.problems if printable(path) in problem and words in problem]
+    assert [problem for problem in findings.problems if printable_path(path) in problem and words in problem]
 
 
 def test_missing_duplicate_and_unknown_jobs_are_problems(session: Session, path: bytes) -> None:
     session.add_all([job(path), job(path), job(path, path=b"/unknown")])
     findings = check(session, LockedFile, [path, b"/lost"], [path, b"/lost"])
-    assert f"{printable(path)}: 2 jobs in the table instead of one" in findings.problems
+    assert f"{printable_path(path)}: 2 jobs in the table instead of one" in findings.problems
     assert "/lost: 0 jobs in the table instead of one" in findings.problems
     assert "/unknown: a job in the table that was not enqueued" in findings.problems
 
@@ -86,7 +86,7 @@ def test_missing_duplicate_and_unknown_jobs_are_problems(session: Session, path:
 def test_a_file_deleted_during_the_demo_is_a_problem(session: Session, path: bytes) -> None:
     session.add(job(path))
     findings = check(session, LockedFile, [path], [])
-    assert findings.problems == [f"{printable(path)}: deleted during the demo; its job is completed"]
+    assert findings.problems == [f"{printable_path(path)}: deleted during the demo; its job is completed"]
 
 
 def test_an_unreadable_file_is_no_problem(session: Session, path: bytes) -> None:
@@ -100,7 +100,7 @@ def test_a_file_that_became_unreadable_is_a_problem(session: Session, path: byte
     session.add(job(path, path=path + b"/below a file"))
     findings = check(session, LockedFile, [path + b"/below a file"], [path + b"/below a file"])
     assert findings.problems == [
-        f"{printable(path)}/below a file: read by a worker, but not readable now; its permissions have changed"
+        f"{printable_path(path)}/below a file: read by a worker, but not readable now; its permissions have changed"
     ]
 
 
@@ -138,4 +138,4 @@ def test_regular_files_and_unreadable_directories_are_listed(tmp_path: Path) -> 
 
 
 def test_unprintable_characters_of_a_path_are_escaped() -> None:
-    assert printable(b"/\xc3\xbc/a\n\x1b[31m\xff") == "/ü/a\\n\\x1b[31m\\udcff"
+    assert printable_path(b"/\xc3\xbc/a\n\x1b[31m\xff") == "/ü/a\\n\\x1b[31m\\udcff"

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.prometheus import QueueCollector, metrics_app, reading
+from sqlaqueue.prometheus import QueueCollector, metrics_app, queues
 from tests.prometheus.test_gauges import make_two
 from tests.prometheus.values import STATEMENT_TIMEOUT, collect, parse, values
 from tests.servers import Database
@@ -73,11 +73,11 @@ def test_a_locked_table_is_waited_for_no_longer_than_the_timeout(
 
 
 def test_a_scrape_cannot_write(engine: sa.Engine, two: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(reader: reading.QueueReader, session: Session) -> Iterator[Any]:
+    def write(reader: queues.QueueReader, session: Session) -> Iterator[Any]:
         session.execute(sa.insert(two[0]))
         yield from ()
 
-    monkeypatch.setattr(reading, "_PARTS", (*reading._PARTS, write))
+    monkeypatch.setattr(queues, "_PARTS", (*queues._PARTS, write))
     found = collect(engine, *two)
     assert (found["scrape_success", "first"], found["jobs", "first", "pending"]) == (0, 1)
     assert collect(engine, *two)["jobs", "first", "pending"] == 1

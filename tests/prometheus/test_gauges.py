@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import Limit, QueueConfig, QueueMixin, Unique, admin, claim, complete
-from sqlaqueue.prometheus.gauges import GAUGES
+from sqlaqueue.prometheus.queues import GAUGES
 from tests.admin.models import HELD, Setup
 from tests.prometheus.values import collect
 from tests.schedules.models import create, hourly, make_report, start

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from sqlaqueue.prometheus import alerts, dashboard
-from sqlaqueue.prometheus.gauges import GAUGES
+from sqlaqueue.prometheus.queues import GAUGES
 from tests.prometheus.values import WORKER_METRICS
 
 pytestmark = pytest.mark.once

@@ -11,7 +11,7 @@ import click
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
-from sqlaqueue.benchmark.run import PREFIX, Benchmark, BenchmarkError, run_benchmark
+from sqlaqueue.benchmark import PREFIX, Benchmark, BenchmarkError, run_benchmark
 from sqlaqueue.cli.shared.interrupt import clean_interrupt
 from sqlaqueue.cli.shared.options import STRATEGIES
 from sqlaqueue.exc import SqlaqueueError

@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.cli.shared.interrupt import clean_interrupt
 from sqlaqueue.cli.shared.options import STRATEGIES
-from sqlaqueue.demo.display import Display
-from sqlaqueue.demo.errors import CannotRunError
+from sqlaqueue.demo.demo import Display
+from sqlaqueue.demo.models import CannotRunError
 
 
 @click.command(short_help="Run real jobs, kill a worker, check the result.")
@@ -58,7 +58,7 @@ def demo(  # noqa: PLR0917 - click passes options by their names
     Without --url the demo uses a PostgreSQL server in a temporary directory; with --sqlite, a file. With --url it uses
     a schema sqlaqueue_demo in your database, which must not exist before and is dropped afterwards.
     """
-    from sqlaqueue.demo.run import run  # noqa: PLC0415 - the other commands need not import it
+    from sqlaqueue.demo.demo import run  # noqa: PLC0415 - the other commands need not import it
 
     if sqlite and (url is not None or strategy != "update_status"):
         raise click.UsageError("--sqlite: a file needs no --url, and only --strategy update_status can be used with it")

@@ -22,8 +22,7 @@ from sqlaqueue.log import fields, logger
 from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
-    from sqlaqueue.prometheus.queue_collector import ScrapeCollector
-    from sqlaqueue.prometheus.reading import QueueReader, Reading
+    from sqlaqueue.prometheus.queues import QueueReader, Reading, ScrapeCollector
 
 
 @click.command(short_help="Export gauges of queues to Prometheus.")
@@ -118,8 +117,7 @@ def _databases(
 def _collector(
     targets: Sequence[Target], databases: Sequence[tuple[Target, Database]], options: dict[str, Any]
 ) -> ScrapeCollector:
-    from sqlaqueue.prometheus.queue_collector import ScrapeCollector  # noqa: PLC0415 - as above
-    from sqlaqueue.prometheus.scrape import Scrape, ScrapeOptions  # noqa: PLC0415 - as above
+    from sqlaqueue.prometheus.queues import Scrape, ScrapeCollector, ScrapeOptions  # noqa: PLC0415 - it needs an extra
 
     with command_errors():
         scrape = Scrape([target.model for target in targets], "sqlaqueue metrics", ScrapeOptions(**options))

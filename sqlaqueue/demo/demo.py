@@ -1,0 +1,569 @@
+"""``sqlaqueue demo``: a job for every file of a directory, several worker processes, one of which is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import sqlalchemy as sa
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from sqlaqueue import texts
+from sqlaqueue.demo.models import MODELS, PAUSE_AT, URL, CannotRunError, FileJob, demo_database
+from sqlaqueue.texts import printable
+
+# -- demo --------------------------------------------------------------------------------------------------------------
+# ``sqlaqueue demo``: a job for every file of a directory, several worker processes, one of which is killed.
+#
+# Read it in this order:
+#
+# * :mod:`~sqlaqueue.demo.models`: the job and its handler, as an application writes them. *
+# :mod:`~sqlaqueue.demo.models`: a worker process, which runs a Consumer. * :mod:`~sqlaqueue.demo.demo`: enqueues the
+# jobs, starts the workers, kills one and waits. * :mod:`~sqlaqueue.demo.demo`: reads all files again, and compares
+# them with the table. * :mod:`~sqlaqueue.demo.models`: the database, embedded or your own.
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+# List the files, and compare the table with them after the run.
+#
+# This module shares no code with the handler, as a common mistake would go unnoticed.
+
+
+class Content(NamedTuple):
+    """The result of reading a file."""
+
+    sha256: str
+    size: int
+    lines: int
+
+
+@dataclass
+class Findings:
+    """The result of the check."""
+
+    completed: int = 0
+    unreadable: list[bytes] = field(default_factory=list)
+    """Files that neither a worker nor the check could read; their jobs failed, as they should."""
+    appeared: int = 0
+    """The number of files created after the jobs were enqueued."""
+    rerun: int = 0
+    """The number of jobs of the killed worker that another worker has run."""
+    problems: list[str] = field(default_factory=list)
+
+
+def regular_files(root: Path, exclude: Collection[str] = ()) -> tuple[list[bytes], list[bytes]]:
+    """Return the paths of all regular files below ``root``, and the paths that this process may not read.
+
+    Links are not followed.
+
+    :param exclude: names of directories to skip.
+    """
+    excluded = {os.fsencode(name) for name in exclude}
+    files: list[bytes] = []
+    closed: list[bytes] = []
+
+    def on_error(error: OSError) -> None:
+        if error.errno != errno.ENOENT:  # else it was deleted after its directory was read
+            closed.append(os.fsencode(error.filename))
+
+    for directory, subdirectories, names in os.walk(os.fsencode(root), onerror=on_error):
+        subdirectories[:] = sorted(name for name in subdirectories if name not in excluded)
+        for name in sorted(names):
+            path = os.path.join(directory, name)  # noqa: PTH118 - Path does not accept bytes
+            try:
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    files.append(path)
+            except OSError as error:
+                on_error(error)
+    return files, closed
+
+
+def content(path: bytes) -> Content | None:
+    """Read a file; return None if that fails."""
+    try:
+        with Path(os.fsdecode(path)).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+            file.seek(0)
+            return Content(digest, size, sum(line.endswith(b"\n") for line in _pieces(file)))
+    except OSError:
+        return None
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file; very long lines in pieces."""
+    while piece := file.readline(1 << 20):
+        yield piece
+
+
+def check(
+    session: Session,
+    model: type[FileJob],
+    enqueued: Sequence[bytes],
+    present: Collection[bytes],
+    *,
+    killed: int | None = None,
+    held: Collection[int] = (),
+) -> Findings:
+    """Compare the table with the files.
+
+    :param enqueued: the files for which jobs were enqueued.
+    :param present: the files that exist now.
+    :param killed: the process ID of the killed worker.
+    :param held: the keys of the jobs that it held.
+    """
+    findings = Findings(appeared=len(set(present) - set(enqueued)))
+    columns = (model.id, model.path, model.status, model.sha256, model.size, model.lines, model.runs, model.read_by)
+    jobs = session.execute(select(*columns, model.last_error).order_by(model.id)).all()
+    number = Counter(job.path for job in jobs)
+    for path in enqueued:
+        if number[path] != 1:
+            findings.problems.append(f"{printable_path(path)}: {number[path]} jobs in the table instead of one")
+    for path in number.keys() - set(enqueued):
+        findings.problems.append(f"{printable_path(path)}: a job in the table that was not enqueued")
+    for job in jobs:
+        found = Content(job.sha256, job.size, job.lines) if job.sha256 is not None else None
+        problem = _problem(job.status, job.runs, found, content(job.path))
+        if job.path not in present:
+            problem = f"deleted during the demo; its job is {job.status}"
+        if problem:
+            findings.problems.append(
+                f"{printable_path(job.path)}: {problem}{f' ({job.last_error})' if job.last_error else ''}"
+            )
+        elif job.status == "completed":
+            findings.completed += 1
+        else:
+            findings.unreadable.append(job.path)
+        if job.id in held:
+            if job.status not in {"completed", "failed"} or job.read_by == killed:
+                findings.problems.append(f"{printable_path(job.path)}: held by the killed worker, not run by another")
+            else:
+                findings.rerun += 1
+    return findings
+
+
+def _problem(status: str, runs: int, found: Content | None, expected: Content | None) -> str | None:
+    """Return the problem of one job, None if there is none."""
+    if status == "failed" and runs == 0:
+        return None if expected is None else "its job failed, but the file can be read"
+    if status != "completed":
+        return f"its job is {status} instead of completed"
+    if runs != 1:
+        return f"read and stored {runs} times instead of once"
+    if expected is None:
+        return "read by a worker, but not readable now; its permissions have changed"
+    if found != expected:
+        return f"the table contains {found}, the file {expected}"
+    return None
+
+
+def printable_path(path: bytes) -> str:
+    """Return a path with unprintable characters escaped."""
+    return texts.printable(os.fsdecode(path))
+
+
+# -- display -----------------------------------------------------------------------------------------------------------
+# The output of the demo: a progress bar on a terminal, a line each second elsewhere.
+
+
+_RATE_WINDOW = 2.0
+"""Seconds over which the rate is measured."""
+
+_LINE_INTERVAL = 1.0
+"""Seconds between two lines of progress without a terminal."""
+
+_MAX_LISTED = 20
+
+
+class Display:
+    """Prints messages and progress.
+
+    :param console: prints them.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = console.is_terminal and not console.is_dumb_terminal
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._total = 0
+        self._samples: deque[tuple[float, int]] = deque()
+        self._printed_at = 0.0
+
+    def print(self, text: str = "", style: str = "") -> None:
+        """Print a line, above the progress bar if there is one."""
+        console = self._console if self._progress is None else self._progress.console
+        # Without markup, as a file name may look like it; without line breaks, so that lines can be searched.
+        console.print(Text("\n".join(map(printable, text.split("\n"))), style), soft_wrap=True)
+
+    def print_list(self, lines: Sequence[str]) -> None:
+        """Print indented lines, up to a maximum."""
+        for line in lines[:_MAX_LISTED]:
+            self.print(f"    {line}")
+        if len(lines) > _MAX_LISTED:
+            self.print(f"    and {len(lines) - _MAX_LISTED} more")
+
+    @contextmanager
+    def progress(self, title: str, total: int) -> Iterator[None]:
+        """Show progress during the block."""
+        self._total, self._printed_at = total, time.monotonic()
+        self._samples.clear()
+        if not self._live:
+            yield
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[counts]}"))
+        with Progress(*columns, console=self._console) as progress:
+            self._task = progress.add_task(title, total=total, counts="")
+            self._progress = progress
+            try:
+                yield
+            finally:
+                self._progress = None
+
+    def update(self, done: int, failed: int, running: int) -> None:
+        """Show how many jobs are in each state."""
+        now = time.monotonic()
+        pending = max(0, self._total - done - failed - running)
+        rate = self._rate(now, done + failed)
+        counts = f"{pending} pending, {running} running, {done} done, {failed} failed, {rate:.0f} jobs/s"
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done + failed, counts=counts)
+        elif now - self._printed_at >= _LINE_INTERVAL:
+            self._printed_at = now
+            self.print(f"  {counts}")
+
+    def _rate(self, now: float, ended: int) -> float:
+        self._samples.append((now, ended))
+        while now - self._samples[0][0] > _RATE_WINDOW and len(self._samples) > 2:  # noqa: PLR2004 - a rate needs two samples
+            self._samples.popleft()
+        (start, before), (end, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (end - start) if end > start else 0.0
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+# The worker processes: starting, stopping, and the jobs that each holds.
+
+
+class WorkerProcess:
+    """A worker process of the demo.
+
+    :param number: its number, from 1.
+    """
+
+    def __init__(self, number: int, strategy: str, batch: int, environment: Mapping[str, str]) -> None:
+        self.number = number
+        self.holds: set[int] = set()
+        """The keys of the jobs that it has claimed and not finished."""
+        self.rescued: list[int] = []
+        """The keys of the jobs that it rescued from a dead worker."""
+        self.ready = self.paused = self.killed = False
+        self.stderr_lines: list[str] = []
+        """Its output on standard error, after it has ended."""
+        # -P, or a file in the working directory could shadow a module of the library.
+        command = [sys.executable, "-P", "-m", "sqlaqueue.demo.models", strategy, str(batch)]
+        self._process = subprocess.Popen(  # noqa: S603 - a module of this package
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C at the terminal must reach the demo only, which then stops its workers.
+            start_new_session=True,
+        )
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None and stdout is not None and stderr is not None  # noqa: S101, PT018 - they are pipes
+        self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
+        # Errors are read as they come, or a worker that writes many would wait for the pipe. A temporary file would
+        # do as well, but stays behind when the demo is killed while it is made.
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_events, self._read_errors)]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def _read_events(self) -> None:
+        for line in self._stdout:
+            match line.decode().split():
+                case ["ready"]:
+                    self.ready = True
+                case ["paused"]:
+                    self.paused = True
+                case ["claimed", key]:
+                    self.holds.add(int(key))
+                case ["rescued", key]:
+                    self.rescued.append(int(key))
+                case [_, key]:
+                    self.holds.discard(int(key))
+
+    def _read_errors(self) -> None:
+        self.stderr_lines = self._stderr.read().decode(errors="replace").splitlines()
+
+    def resume(self) -> None:
+        """Let it continue the job at which it has paused."""
+        self.paused = False
+        self._stdin.write(b"resume\n")
+        self._stdin.flush()
+
+    def kill(self) -> None:
+        """Kill it by SIGKILL, and read its remaining events."""
+        self._process.kill()
+        self._end()
+        self.killed, self.paused = True, False
+
+    def stop(self) -> int:
+        """Stop it by SIGTERM, as a service manager does, and return its exit code."""
+        self._process.terminate()
+        return self._end()
+
+    def _end(self) -> int:
+        code = self._process.wait()
+        for reader in self._readers:
+            reader.join()
+        for file in (self._stdin, self._stdout, self._stderr):
+            file.close()
+        return code
+
+
+# -- report ------------------------------------------------------------------------------------------------------------
+# Print the result of the demo.
+
+
+_MAX_STDERR_LINES = 20
+
+
+def report(
+    display: Display,
+    session: Session,
+    model: type[FileJob],
+    findings: Findings,
+    *,
+    started_at: datetime,
+    workers: Sequence[WorkerProcess],
+) -> None:
+    """Print the findings, and the output of the workers if there are problems."""
+    if not findings.problems:
+        display.print(
+            f"  {findings.completed} files: every one stored exactly once, none lost; "
+            "SHA-256, size and lines as this program finds them"
+        )
+    if findings.unreadable:
+        display.print(f"  {len(findings.unreadable)} files that cannot be read; their jobs failed, as they should:")
+        display.print_list([printable_path(path) for path in findings.unreadable])
+    if findings.appeared:
+        display.print(f"  {findings.appeared} files created after the jobs were enqueued")
+    leased = "lease_expires_at" in model.__table__.c
+    held = {key for worker in workers if worker.killed for key in worker.holds}
+    if held:
+        rescued = {key for worker in workers for key in worker.rescued}
+        ending = (
+            f"{len(rescued)} rescued after their leases expired" if leased else "released by the database immediately"
+        )
+        display.print(f"  {len(held)} jobs were held by the killed worker: {ending}, {findings.rerun} run by others")
+    display.print(_rate(session, model, started_at, held if leased else set()))
+    if findings.problems:
+        display.print(f"  {len(findings.problems)} problems:", "bold red")
+        display.print_list(findings.problems)
+        for worker in workers:
+            if worker.stderr_lines:
+                display.print(f"  worker {worker.number} (process {worker.pid}) printed:")
+                display.print_list(worker.stderr_lines[-_MAX_STDERR_LINES:])
+
+
+def _rate(session: Session, model: type[FileJob], started_at: datetime, rescued: set[int]) -> str:
+    """Return the rate of the jobs that no dead worker held, and the time until all jobs were finished."""
+    count, last = sa.func.count(model.finished_at), sa.func.max(model.finished_at)
+    number, until = session.execute(sa.select(count, last).where(model.id.not_in(rescued))).one()
+    end = session.execute(sa.select(last)).scalar_one()
+    text = "" if end is None else f", {(end - started_at).total_seconds():.1f} seconds in total"
+    if until is not None:
+        rate = number / max((until - started_at).total_seconds(), 0.001)
+        text = f", {rate:.0f} jobs per second{' without these' if rescued else ''}{text}"
+    return f"  {number + len(rescued)} jobs{text}"
+
+
+# -- run ---------------------------------------------------------------------------------------------------------------
+# Enqueue a job for every file, start workers, kill one of them in the middle, and check the result.
+
+
+_CHECK_INTERVAL = 0.05
+"""Minimum seconds between two checks of the workers and the table."""
+
+_STALLED_AFTER = 60.0
+"""Seconds without any progress after which the demo fails."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The arguments that are the same for every strategy."""
+
+    engine: sa.Engine
+    display: Display
+    files: Sequence[bytes]
+    list_files: Callable[[], tuple[list[bytes], list[bytes]]]
+    workers: int
+    batch: int
+
+
+def run(
+    strategies: Sequence[str],
+    path: Path | None,
+    url: str | None,
+    *,
+    workers: int,
+    batch: int,
+    display: Display,
+    sqlite: bool = False,
+) -> bool:
+    """Run the demo with each strategy in turn and print the results; return whether all passed.
+
+    :param path: the directory to read; None for the interpreter's standard library.
+    :param url: the database; None for an embedded server.
+    :param sqlite: whether to use a file of SQLite instead.
+    :raises CannotRunError: if the demo cannot start.
+    """
+
+    def list_files() -> tuple[list[bytes], list[bytes]]:
+        if path is not None:
+            return regular_files(path)
+        # The interpreter writes to __pycache__ during the demo, and site-packages is not its library.
+        return regular_files(Path(sysconfig.get_path("stdlib")), exclude=("__pycache__", "site-packages"))
+
+    files, unreadable = list_files()
+    if unreadable:
+        display.print("skipped, as they cannot be read:")
+        display.print_list([printable_path(directory) for directory in unreadable])
+    if not files:
+        msg = f"there are no files below {path}; choose another directory with --path"
+        raise CannotRunError(msg)
+    with demo_database(url, sqlite=sqlite) as engine:
+        demo = Demo(engine, display, files, list_files, workers, batch)
+        passed = [_run_strategy(demo, strategy) for strategy in strategies]
+    return all(passed)
+
+
+def _run_strategy(demo: Demo, strategy: str) -> bool:
+    model, display = MODELS[strategy], demo.display
+    display.print(f"{strategy}: {len(demo.files)} files, {demo.workers} worker processes", "bold")
+    with _workers(demo, strategy) as workers, Session(demo.engine) as session:
+        started_at = _enqueue(session, model, demo.files)
+        with display.progress(strategy, len(demo.files)):
+            problems = _watch(session, model, workers, display, len(demo.files))
+        for worker in workers:
+            if not worker.killed and (code := worker.stop()) != 0:
+                problems.append(f"worker {worker.number} ended with exit code {code}")
+        findings = _check(session, model, demo, workers)
+        findings.problems = problems + findings.problems
+        report(display, session, model, findings, started_at=started_at, workers=workers)
+    return not findings.problems
+
+
+@contextlib.contextmanager
+def _workers(demo: Demo, strategy: str) -> Iterator[list[WorkerProcess]]:
+    """Start the worker processes, and kill those that are left at the end."""
+    environment = {
+        **os.environ,
+        URL: demo.engine.url.render_as_string(hide_password=False),
+        PAUSE_AT: os.fsdecode(demo.files[len(demo.files) // 2]),
+    }
+    workers: list[WorkerProcess] = []
+    try:
+        numbers = range(1, demo.workers + 1)
+        workers.extend(WorkerProcess(number, strategy, demo.batch, environment) for number in numbers)
+        # The measured rate must not include the start of the processes.
+        while not all(worker.ready or not worker.is_running for worker in workers):
+            time.sleep(_CHECK_INTERVAL)
+        yield workers
+    finally:
+        for worker in workers:
+            if worker.is_running:
+                worker.kill()
+
+
+def _enqueue(session: Session, model: type[FileJob], files: Sequence[bytes]) -> datetime:
+    """Enqueue a job for each file, in one transaction; return the time by the database's clock."""
+    session.add_all(model(path=file) for file in files)
+    session.commit()
+    now: datetime = session.execute(sa.select(sa.func.clock_timestamp(type_=sa.DateTime(timezone=True)))).scalar_one()
+    return now
+
+
+def _watch(
+    session: Session, model: type[FileJob], workers: Sequence[WorkerProcess], display: Display, total: int
+) -> list[str]:
+    """Wait until all jobs are finished; kill the first worker that pauses at the job in the middle.
+
+    :return: the problems.
+    """
+    last, changed = (0, 0), time.monotonic()
+    while True:
+        checked = time.monotonic()
+        done, failed = _finished(session, model)
+        display.update(done, failed, sum(len(worker.holds) for worker in workers if worker.is_running))
+        if done + failed >= total:
+            return []
+        for worker in workers:
+            if worker.paused and not any(other.killed for other in workers):
+                worker.kill()
+                display.print(
+                    f"  worker {worker.number} (process {worker.pid}) was killed with SIGKILL while it held "
+                    f"{len(worker.holds)} jobs"
+                )
+            elif worker.paused:
+                worker.resume()
+        now = time.monotonic()
+        if (done, failed) != last:
+            last, changed = (done, failed), now
+        if not any(worker.is_running for worker in workers):
+            return ["no worker is left"]
+        if now - changed > _STALLED_AFTER and not any(worker.holds for worker in workers if worker.is_running):
+            return [f"no progress for {_STALLED_AFTER:.0f} seconds"]
+        # Counting the jobs of a large table must not slow the workers down.
+        time.sleep(max(_CHECK_INTERVAL, 3 * (now - checked)))
+
+
+def _finished(session: Session, model: type[FileJob]) -> tuple[int, int]:
+    """Return the number of completed jobs, and that of failed and cancelled ones."""
+    count = sa.func.count()
+    completed, failed = session.execute(
+        sa.select(count.filter(model.status == "completed"), count.filter(model.status.in_(["failed", "cancelled"])))
+    ).one()
+    # An open transaction would keep VACUUM from removing dead rows.
+    session.rollback()
+    return completed, failed
+
+
+def _check(session: Session, model: type[FileJob], demo: Demo, workers: Sequence[WorkerProcess]) -> Findings:
+    present = frozenset(demo.list_files()[0])
+    for victim in workers:
+        if victim.killed:
+            return check(session, model, demo.files, present, killed=victim.pid, held=victim.holds)
+    findings = check(session, model, demo.files, present)
+    findings.problems.append("no worker was killed")
+    return findings

@@ -1,0 +1,473 @@
+"""The gauges of queues for Prometheus: what they mean, how they are read, and a scrape of several queues."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlaqueue import admin
+from sqlaqueue.admin.job_filter import JobFilter, bind_arguments
+from sqlaqueue.admin.keys_at_limit import keys_at_limit
+from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.core.driver import drive
+from sqlaqueue.consumer.sessions import resolve_factory
+from sqlaqueue.consumer.waker import Deadlines
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.log import fields, logger
+from sqlaqueue.mapping.mixin import specs_by_name
+from sqlaqueue.postgresql.checks_of import checks_of
+from sqlaqueue.queue.config import is_count
+from sqlaqueue.queue.names import CONSUMERS as CONSUMER_TABLE
+from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.retry_policies import seconds
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.schedules.recurrence import ScheduleTables
+from sqlaqueue.session_types import makes_async
+from sqlaqueue.write_routing import execute, open_session
+
+# -- gauges ------------------------------------------------------------------------------------------------------------
+# The gauges of queues: their names, labels and meanings.
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """A gauge."""
+
+    name: str
+    meaning: str
+    labels: tuple[str, ...] = ("queue",)
+
+
+JOBS = Gauge(
+    "sqlaqueue_jobs",
+    "Jobs by state. Pending and processing jobs are counted up to a limit; finished ones only if the exporter is asked "
+    "to count them.",
+    ("queue", "state"),
+)
+DUE_JOBS = Gauge("sqlaqueue_due_jobs", "Pending jobs whose time has come, counted up to a limit.")
+OLDEST_DUE_JOB_AGE = Gauge(
+    "sqlaqueue_oldest_due_job_age_seconds", "Time since which the oldest due job has been due, 0 if no job is due."
+)
+RUNNING_JOBS = Gauge(
+    "sqlaqueue_running_jobs",
+    "Jobs that workers have claimed; under a strategy that holds a transaction, those whose handlers were running at "
+    "the last heartbeats.",
+)
+EXPIRED_LEASES = Gauge(
+    "sqlaqueue_expired_leases", "Running jobs whose lease has expired, and that were not rescued yet."
+)
+CONSUMERS = Gauge("sqlaqueue_consumers", "Consumers that are alive.")
+CONSUMERS_LISTENING = Gauge("sqlaqueue_consumers_listening", "Live Consumers that receive notifications.")
+PAUSED = Gauge("sqlaqueue_paused", "Whether the queue is paused: 1 if it is, otherwise 0.")
+KEYS_AT_LIMIT = Gauge(
+    "sqlaqueue_keys_at_limit", "Keys with as many running jobs as their limit is, up to ten of each limit."
+)
+MISSING_INDEXES = Gauge("sqlaqueue_missing_indexes", "Indexes of the queue that the database lacks.")
+SCHEDULE_LATE = Gauge(
+    "sqlaqueue_schedule_late_seconds",
+    "Time for which a schedule has been overdue; 0 within its grace, and while it is paused.",
+    ("queue", "schedule"),
+)
+SCHEDULE_PAUSED = Gauge(
+    "sqlaqueue_schedule_paused", "Whether the schedule is paused: 1 if it is, otherwise 0.", ("queue", "schedule")
+)
+SCRAPE_SUCCESS = Gauge("sqlaqueue_scrape_success", "Whether all gauges of the queue could be read: 1 or 0.")
+SCRAPE_DURATION = Gauge("sqlaqueue_scrape_duration_seconds", "Time that it took to read the gauges of the queue.")
+
+GAUGES = (
+    JOBS,
+    DUE_JOBS,
+    OLDEST_DUE_JOB_AGE,
+    RUNNING_JOBS,
+    EXPIRED_LEASES,
+    CONSUMERS,
+    CONSUMERS_LISTENING,
+    PAUSED,
+    KEYS_AT_LIMIT,
+    MISSING_INDEXES,
+    SCHEDULE_LATE,
+    SCHEDULE_PAUSED,
+    SCRAPE_SUCCESS,
+    SCRAPE_DURATION,
+)
+"""All gauges, in the order in which they are exported."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A value of a gauge, with the values of its labels."""
+
+    gauge: Gauge
+    labels: tuple[str, ...]
+    value: float
+
+
+def families(samples: Iterable[Sample]) -> Iterator[GaugeMetricFamily]:
+    """Yield each gauge with its samples; a gauge without samples as well."""
+    made = {each: GaugeMetricFamily(each.name, each.meaning, labels=each.labels) for each in GAUGES}
+    for sample in samples:
+        made[sample.gauge].add_metric(sample.labels, sample.value)
+    yield from made.values()
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+# What is read of one queue for its gauges, in a read-only transaction with a statement timeout.
+
+
+_PLANS = {"enable_bitmapscan": "off", "enable_sort": "off"}
+"""Without statistics the server expects few jobs, and would read and sort all of them to find the first ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How queues are read."""
+
+    statement_timeout: float
+    count_limit: int
+    finished: bool
+
+
+@dataclass
+class Reading:
+    """The samples of one queue, and the errors of what could not be read."""
+
+    samples: list[Sample] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class QueueReader:
+    """Reads one queue.
+
+    :param has_schedules: whether it also reads the schedules in the tables that several queues may share.
+    """
+
+    spec: QueueSpec
+    options: ReadOptions
+    has_schedules: bool
+
+    def read(self, session: Session) -> Reading:
+        """Return what can be read. What fails, such as a table that is locked, does not hide the rest."""
+        # The server cancels what takes too long; without any reply the connection is silent, and is given up.
+        longest = max(pace.LONGEST_WAIT, len(_PARTS) * self.options.statement_timeout)
+        deadlines = Deadlines(longest, f"the metrics of {self.spec.name}")
+        with deadlines.watched(), deadlines.limit(session):
+            return self._read(session)
+
+    def _read(self, session: Session) -> Reading:
+        reading = Reading()
+        deadline = time.monotonic() + self.options.statement_timeout
+        is_ready = False
+        for part in _PARTS:
+            try:
+                if not is_ready:
+                    self._begin(session)
+                    is_ready = True
+                reading.samples.extend(part(self, session))
+            except Exception as error:  # noqa: BLE001 - the other gauges are read nevertheless
+                reading.errors.append(error)
+                session.rollback()
+                is_ready = False
+            if reading.errors and time.monotonic() > deadline:
+                # The rest would most likely wait as long, for the same lock or the same server.
+                break
+        session.rollback()
+        return reading
+
+    def _begin(self, session: Session) -> None:
+        try:
+            self._set_up(session)
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            # After a restart of the server the connections of the pool are closed. SQLAlchemy replaces all of them at
+            # the first error, so the second attempt has a new one; without it a scrape after each restart would fail.
+            session.rollback()
+            self._set_up(session)
+
+    def _set_up(self, session: Session) -> None:
+        milliseconds = str(max(int(self.options.statement_timeout * 1000), 1))
+        settings = {"transaction_read_only": "on", "statement_timeout": milliseconds, **_PLANS}
+        calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
+        session.execute(sa.select(*calls), bind_arguments=bind_arguments(self.spec.model))
+
+    def sample(self, gauge: Gauge, value: float, *labels: str) -> Sample:
+        """Return a value of a gauge of this queue."""
+        return Sample(gauge, (self.spec.name, *labels), float(value))
+
+
+def _depth(reader: QueueReader, session: Session) -> Iterator[Sample]:
+    depth = admin.depth(session, reader.spec.model, limit=reader.options.count_limit)
+    yield reader.sample(JOBS, depth.pending, "pending")
+    yield reader.sample(DUE_JOBS, depth.due)
+    if depth.oldest_due is not None or not depth.due:
+        yield reader.sample(OLDEST_DUE_JOB_AGE, depth.oldest_due or 0)
+    if depth.processing is not None and depth.running is not None and depth.expired is not None:
+        yield reader.sample(JOBS, depth.processing, "processing")
+        yield reader.sample(RUNNING_JOBS, depth.running)
+        yield reader.sample(EXPIRED_LEASES, depth.expired)
+
+
+def _consumers(reader: QueueReader, session: Session) -> Iterator[Sample]:
+    if CONSUMER_TABLE not in reader.spec.side_tables:
+        return
+    live = admin.consumers(session, reader.spec.model)
+    yield reader.sample(CONSUMERS, len(live))
+    yield reader.sample(CONSUMERS_LISTENING, sum(each.listening for each in live))
+    if reader.spec.strategy.holds_transaction:
+        yield reader.sample(RUNNING_JOBS, sum(len(each.running) for each in live))
+
+
+def _paused(reader: QueueReader, session: Session) -> Iterator[Sample]:
+    if CONTROL in reader.spec.side_tables:
+        yield reader.sample(PAUSED, admin.paused(session, reader.spec.model))
+
+
+def _keys_at_limit(reader: QueueReader, session: Session) -> Iterator[Sample]:
+    yield reader.sample(KEYS_AT_LIMIT, sum(1 for _ in keys_at_limit(session, reader.spec)))
+
+
+def _missing_indexes(reader: QueueReader, session: Session) -> Iterator[Sample]:
+    connection = session.connection(bind_arguments=bind_arguments(reader.spec.model))
+    yield reader.sample(MISSING_INDEXES, len(checks_of(connection).missing_indexes(connection, reader.spec)))
+
+
+def _schedules(reader: QueueReader, session: Session) -> Iterator[Sample]:
+    if not reader.has_schedules:
+        return
+    table = ScheduleTables.look_up(reader.spec).schedules
+    connection = session.connection(bind_arguments=bind_arguments(reader.spec.model))
+    # A program without schedules need not have the table.
+    if not sa.inspect(connection).has_table(table.name, schema=table.schema):
+        return
+    for each in admin.schedules(session, reader.spec.model):
+        late = 0.0 if each.late is None else each.late.total_seconds()
+        yield Sample(SCHEDULE_LATE, (each.queue, each.name), late)
+        yield Sample(SCHEDULE_PAUSED, (each.queue, each.name), float(each.paused_at is not None))
+
+
+def _finished(reader: QueueReader, session: Session) -> Iterator[Sample]:
+    if not reader.options.finished:
+        return
+    spec = reader.spec
+    states = [state for state in FINISHED if not spec.has("status") or getattr(spec.config.states, state) is not None]
+    if not spec.has("status"):
+        states.remove("completed")  # it leaves no row
+    counted = dict.fromkeys(states, 0) | admin.count(session, spec.model, JobFilter(states=tuple(states)))
+    for state, number in counted.items():
+        yield reader.sample(JOBS, number, state)
+
+
+_PARTS: tuple[Callable[[QueueReader, Session], Iterator[Sample]], ...] = (
+    _depth,
+    _consumers,
+    _paused,
+    _keys_at_limit,
+    _missing_indexes,
+    _schedules,
+    # The last one, as it reads the whole table.
+    _finished,
+)
+
+
+# -- scrape ------------------------------------------------------------------------------------------------------------
+# A scrape of several queues, as a routine for threads and tasks, and its last result.
+
+
+DEFAULT_TIMEOUT = 2.0
+"""Seconds after which the server cancels a statement of a scrape by default."""
+
+DEFAULT_MAX_AGE = 10.0
+"""Seconds for which the result of a scrape is served again by default."""
+
+_LONGEST_TIMEOUT = 86400.0
+
+_OF_ONE_NAME = (
+    ", so their gauges could not be told apart; export each in a registry of its own, or set QueueConfig(name=...)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScrapeOptions:
+    """The options of a scrape, see :class:`~sqlaqueue.prometheus.QueueCollector`."""
+
+    statement_timeout: float | timedelta = DEFAULT_TIMEOUT
+    max_age: float | timedelta = DEFAULT_MAX_AGE
+    count_limit: int = DEFAULT_LIMIT
+    finished: bool = False
+
+
+class Scrape:
+    """Reads the gauges of several queues, one after the other.
+
+    :param models: the queue classes.
+    :param what: the class or function that was given them, for error messages.
+    :raises NotAQueueError: if one of ``models`` is not a queue.
+    :raises ConfigurationError: for an invalid option, and for two queues of one name.
+    """
+
+    def __init__(self, models: Iterable[type[Any]], what: str, options: ScrapeOptions) -> None:
+        self.specs = list(specs_by_name(models, what, of_one_name=_OF_ONE_NAME).values())
+        timeout = seconds(options.statement_timeout, f"{what}(statement_timeout=...)")
+        if not 0 < timeout <= _LONGEST_TIMEOUT:
+            msg = f"{what}(statement_timeout={options.statement_timeout!r}): give more than zero, and at most a day"
+            raise ConfigurationError(msg)
+        if not is_count(options.count_limit):
+            msg = f"{what}(count_limit={options.count_limit!r}): give an integer of 1 or more"
+            raise ConfigurationError(msg)
+        self._max_age = seconds(options.max_age, f"{what}(max_age=...)")
+        read = ReadOptions(statement_timeout=timeout, count_limit=options.count_limit, finished=bool(options.finished))
+        tables = [(id(spec.table.metadata), spec.table.schema) for spec in self.specs]
+        self._readers = [
+            QueueReader(spec, read, has_schedules=tables.index(tables[number]) == number)
+            for number, spec in enumerate(self.specs)
+        ]
+        self._failing: set[str] = set()
+        self._last: list[Metric] = []
+        self._expires = float("-inf")
+
+    @property
+    def cached(self) -> list[Metric] | None:
+        """The result of the last scrape; None if it is too old."""
+        return self._last if time.monotonic() < self._expires else None
+
+    def routine(self) -> Generator[QueueReader, Reading, list[Metric]]:
+        """Yield each reader, and return the metrics.
+
+        The driver sends what :meth:`QueueReader.read` returns in a new session of the queue's database, or throws what
+        that raised.
+        """
+        samples: list[Sample] = []
+        for reader in self._readers:
+            began = time.monotonic()
+            try:
+                reading = yield reader
+            except ConfigurationError:
+                raise  # a mistake of the program, such as a factory of another kind of sessions
+            except Exception as error:  # noqa: BLE001 - the other queues are read nevertheless
+                reading = Reading(errors=[error])
+            samples += reading.samples
+            samples.append(reader.sample(SCRAPE_SUCCESS, not reading.errors))
+            samples.append(reader.sample(SCRAPE_DURATION, time.monotonic() - began))
+            self._log(reader.spec, reading.errors)
+        self._last = list(families(samples))
+        self._expires = time.monotonic() + self._max_age
+        return self._last
+
+    def _log(self, spec: QueueSpec, errors: Sequence[Exception]) -> None:
+        """Log the first failure, and the first success after it: a scrape is repeated every few seconds."""
+        if not errors:
+            if spec.name in self._failing:
+                self._failing.discard(spec.name)
+                extra = fields("scrape_recovered", queue=spec.name)
+                logger.info("queue %s: its gauges can be read again", spec.name, extra=extra)
+            return
+        if spec.name not in self._failing:
+            self._failing.add(spec.name)
+            error = errors[0]
+            kind, what = type(error).__name__, str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+            extra = fields("scrape_failed", queue=spec.name, error_kind=kind)
+            logger.warning("queue %s: its gauges cannot be read: %s: %s", spec.name, kind, what, extra=extra)
+
+
+# -- queue collector ---------------------------------------------------------------------------------------------------
+# Collectors of the gauges of queues, for registries of prometheus_client.
+
+
+class ScrapeCollector(Collector):
+    """Collects the gauges of a scrape, one call at a time; a call that waited gets the result of the other one.
+
+    :param perform: reads a queue, in a new session of its database.
+    """
+
+    def __init__(self, scrape: Scrape, perform: Callable[[QueueReader], Reading]) -> None:
+        self._scrape, self._perform = scrape, perform
+        self._lock = threading.Lock()
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the gauges without values, so that registering the collector reads no database."""
+        return families([])
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the gauges with their values."""
+        with self._lock:
+            cached = self._scrape.cached
+            return drive(self._scrape.routine(), self._perform) if cached is None else cached
+
+
+class QueueCollector(ScrapeCollector):
+    """Collects the gauges of queues from their database.
+
+    ::
+
+        registry.register(QueueCollector([Email, Invoice], sessionmaker(engine)))
+
+    Each queue is read in a read-only transaction of its own. What cannot be read, such as a table that is locked or
+    missing, is left out, and ``sqlaqueue_scrape_success`` of the queue is then 0; other queues are not affected.
+
+    :param models: the queue classes.
+    :param session_factory: creates sessions, such as a ``sessionmaker(engine)``. With an ``async_sessionmaker`` use
+        :func:`~sqlaqueue.prometheus.metrics_app`.
+    :param statement_timeout: the time after which the server cancels a statement, in seconds or as a timedelta. After
+        a failure nothing more is read of a queue that has taken this long.
+    :param max_age: the time for which a result is served again, in seconds or as a timedelta, so that several
+        Prometheus servers cost one scrape.
+    :param count_limit: the number up to which unfinished jobs are counted.
+    :param finished: whether to count finished jobs too, which reads the whole table at every scrape.
+    :raises NotAQueueError: if one of ``models`` is not a queue.
+    :raises ConfigurationError: for another invalid argument.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[type[Any]],
+        session_factory: Callable[[], Session],
+        *,
+        statement_timeout: float | timedelta = DEFAULT_TIMEOUT,
+        max_age: float | timedelta = DEFAULT_MAX_AGE,
+        count_limit: int = DEFAULT_LIMIT,
+        finished: bool = False,
+    ) -> None:
+        options = ScrapeOptions(
+            statement_timeout=statement_timeout, max_age=max_age, count_limit=count_limit, finished=finished
+        )
+        name = type(self).__name__
+        super().__init__(Scrape(models, name, options), read_in_thread(session_factory, name))
+
+
+def read_in_thread(session_factory: Any, what: str) -> Callable[[QueueReader], Reading]:
+    """Return the function that reads a queue in a new session of a sync factory.
+
+    :param what: the class or function that was given the factory, for error messages.
+    :raises ConfigurationError: if it is not one.
+    """
+    if makes_async(session_factory):
+        msg = f"{what}: {session_factory!r} makes AsyncSessions, and a registry collects in sync code; {_FIX}"
+        raise ConfigurationError(msg)
+    factory = resolve_factory(session_factory, what, is_async=False)
+
+    def read(reader: QueueReader) -> Reading:
+        session = open_session(factory)
+        if not isinstance(session, Session):
+            msg = f"{what}: {factory!r} makes {type(session).__name__}; {_FIX}"
+            raise ConfigurationError(msg)
+        with session:
+            result: Reading = execute(session, reader.read)
+        return result
+
+    return read
+
+
+_FIX = "give a sessionmaker, or use metrics_app(models, async_sessionmaker(engine))"

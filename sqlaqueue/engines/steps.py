@@ -8,15 +8,18 @@ statements as one JSON document, which the compiler reads in the place of the CT
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.sql.selectable import CTE
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.sql.engine import plain_form
+from sqlaqueue.sql.engine import OtherEngine, mark_of, own_work, plain_form
 
 _PREFIX = "sqlaqueue_rows_"
 _SHARED = "_sqlaqueue_shared"
@@ -197,3 +200,68 @@ def _in_order(cte: CTE, done: set[CTE], locks_apart: bool) -> Iterator[CTE]:
         if is_step(inner, locks_apart=locks_apart) and inner is not cte:
             yield from _in_order(inner, done, locks_apart)
     yield cte
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+# Carries out the statements of the library on the connections of a prepared engine.
+
+
+_IN_STEP: ContextVar[bool] = ContextVar("sqlaqueue_in_step", default=False)
+"""Whether a step is being executed, whose own steps have been executed before it."""
+
+RunStep = Callable[[sa.Connection, Any, Mapping[str, Any]], list[list[Any]]]
+Forget = Callable[[sa.Connection], None]
+
+
+def carry_out_statements(
+    engine: sa.Engine,
+    other: OtherEngine,
+    run_step: RunStep,
+    *,
+    locks_apart: bool = False,
+    forget: Forget = lambda _: None,
+) -> None:
+    """Execute the steps of each statement of the library before the statement itself.
+
+    :param other: refuses the claims of queues that its database cannot carry.
+    :param locks_apart: whether a CTE that locks rows is a step, see :func:`~sqlaqueue.engines.steps.is_step`.
+    :param forget: is called when a statement has ended, also by an error, and drops what its steps have kept.
+    """
+    supported: WeakSet[Any] = WeakSet()
+
+    @event.listens_for(engine, "before_execute", retval=True)
+    def execute(
+        connection: sa.Connection,
+        statement: Any,
+        multiparams: Any,
+        params: Mapping[str, Any],
+        execution_options: Mapping[str, Any],
+    ) -> tuple[Any, Any, Any]:
+        mark = mark_of(statement, execution_options)
+        if mark is None or _IN_STEP.get():
+            return statement, multiparams, params
+        if mark is not True and mark not in supported:
+            other.check_supported(mark)
+            supported.add(mark)
+        if steps_of(statement, locks_apart=locks_apart):
+            token = _IN_STEP.set(True)
+            try:
+                with own_work():
+                    rows = execute_steps(connection, statement, params, run_step, locks_apart=locks_apart)
+            except BaseException:
+                forget(connection)
+                raise
+            finally:
+                _IN_STEP.reset(token)
+            return statement, multiparams, {**params, **rows}
+        return statement, multiparams, params
+
+    @event.listens_for(engine, "after_execute")
+    def executed(connection: sa.Connection, *_: Any) -> None:
+        if not _IN_STEP.get():
+            forget(connection)
+
+    @event.listens_for(engine, "handle_error")
+    def failed(context: ExceptionContext) -> None:
+        if context.connection is not None:
+            forget(context.connection)

@@ -14,14 +14,20 @@ from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue.engines.compiler import TranslatingCompiler
+from sqlaqueue.engines.shared import undecorated
 from sqlaqueue.engines.steps import is_step, rows_parameter
-from sqlaqueue.engines.types import undecorated
 from sqlaqueue.exc import StatementError
+from sqlaqueue.mariadb.base import (
+    JSON_TEXT,
+    LOCK_TIMEOUT,
+    binary_collation,
+    ignoring_duplicates,
+    in_order_of_assignment,
+    is_ignoring,
+    json_type,
+)
 from sqlaqueue.mariadb.changes import as_rendered, divided, hint_of, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
-from sqlaqueue.mariadb.inserts import ignoring_duplicates, in_order_of_assignment, is_ignoring
-from sqlaqueue.mariadb.lock_timeout import LOCK_TIMEOUT
-from sqlaqueue.mariadb.types import JSON_TEXT, binary_collation, json_type
 from sqlaqueue.mariadb.unique import UniqueStatements, twins_index, twins_table, unless_twin
 from sqlaqueue.postgresql.due_times import WRITTEN_ROWS
 from sqlaqueue.sql.engine import plain_form
@@ -224,7 +230,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
     # -- inserts ---------------------------------------------------------------------------------------------------
 
     def visit_insert(self, insert_stmt: Any, visited_bindparam: Any = None, visiting_cte: Any = None, **kw: Any) -> str:
-        """Render an INSERT that leaves existing rows; some as INSERT IGNORE, see :mod:`sqlaqueue.mariadb.inserts`."""
+        """Render an INSERT that leaves existing rows; some as INSERT IGNORE, see :mod:`sqlaqueue.mariadb.base`."""
         clause = insert_stmt._post_values_clause  # noqa: SLF001 - not public
         ignores = getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing" and is_ignoring(insert_stmt)
         # The only partial index is that of unique jobs.
@@ -348,7 +354,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         return f"{self.process(value, **options)} {condition}, {text}"
 
     def visit_set_config_func(self, function: Any, **options: Any) -> str:
-        """Render the value, and note the names of the parameters, see :mod:`sqlaqueue.mariadb.lock_timeout`."""
+        """Render the value, and note the names of the parameters, see :mod:`sqlaqueue.mariadb.base`."""
         name, value, *_ = function.clauses
         # An INSERT restores a limit, which is in force until the end of its transaction.
         if self.isinsert or not all(isinstance(each, sa.BindParameter) for each in (name, value)):
@@ -363,7 +369,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         return "IF(@@autocommit, UUID_SHORT(), CONNECTION_ID())"
 
     def visit_sqlaqueue_written_here_func(self, function: Any, **_: Any) -> str:
-        """Render the condition that a row is none of those before, see :mod:`sqlaqueue.mariadb.written_rows`."""
+        """Render the condition that a row is none of those before, see :mod:`sqlaqueue.mariadb.prepare`."""
         rows = function.__dict__[WRITTEN_ROWS]
         table = getattr(rows, "element", rows)
         names = [self.process(rows.c[key.key]) for key in table.primary_key]

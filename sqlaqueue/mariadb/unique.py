@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.visitors import iterate
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mariadb.errors import number_of, violated_constraint
+from sqlaqueue.mariadb.base import number_of, violated_constraint
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import plain_form
 from sqlaqueue.sql.types import object_name

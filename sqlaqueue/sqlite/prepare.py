@@ -2,25 +2,323 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, ClassVar
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from sqlaqueue.engines.events import carry_out_statements
-from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
-from sqlaqueue.engines.prepare import is_prepared, replace_compilers, whole_engine
-from sqlaqueue.engines.steps import keys_in
+from sqlaqueue.engines.notifications import channel_of_change, note_before_inserts, notify_within_process, send
+from sqlaqueue.engines.shared import SharedEngine, is_prepared, moment_text, replace_compilers, whole_engine
+from sqlaqueue.engines.steps import carry_out_statements, keys_in
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.engine import engine_of
-from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler
-from sqlaqueue.sqlite.engine import SQLite
-from sqlaqueue.sqlite.forks import refuse_files_of_parent
-from sqlaqueue.sqlite.functions import add_functions
-from sqlaqueue.sqlite.transactions import begin_when_needed, refuse_autocommit, release_lock
-from sqlaqueue.sqlite.types import Moment
-from sqlaqueue.sqlite.written_rows import is_written_here, note_written_rows
+from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler, create_trigger
+from sqlaqueue.sqlite.transactions import begin_when_needed, refuse_autocommit, refuse_files_of_parent, release_lock
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+# The SQLSTATE that PostgreSQL would have raised for an error of SQLite, by which the library classifies errors.
+
+
+_CODES = {
+    2067: "23505",  # SQLITE_CONSTRAINT_UNIQUE
+    1555: "23505",  # SQLITE_CONSTRAINT_PRIMARYKEY
+    1299: "23502",  # SQLITE_CONSTRAINT_NOTNULL
+    787: "23503",  # SQLITE_CONSTRAINT_FOREIGNKEY
+    275: "23514",  # SQLITE_CONSTRAINT_CHECK
+}
+_TRIGGER = 1811  # SQLITE_CONSTRAINT_TRIGGER: RAISE() in a trigger, or a foreign key with RESTRICT
+_PRIMARY_CODES = {
+    5: "40001",  # SQLITE_BUSY
+    6: "40001",  # SQLITE_LOCKED
+    7: "53200",  # SQLITE_NOMEM
+    8: "25006",  # SQLITE_READONLY
+    9: "57014",  # SQLITE_INTERRUPT
+    10: "58030",  # SQLITE_IOERR
+    13: "53100",  # SQLITE_FULL
+    14: "58P01",  # SQLITE_CANTOPEN
+    19: "23000",  # SQLITE_CONSTRAINT
+}
+_TEXTS = {
+    "no such table": "42P01",
+    "no such column": "42703",
+    "has no column named": "42703",
+    "no such savepoint": "3B001",
+    "no transaction is active": "25P01",
+}
+_UNIQUE = re.compile(r"UNIQUE constraint failed: (?:index '(?P<index>.*)'|(?P<columns>.*))$")
+_NOT_NULL = re.compile(r"NOT NULL constraint failed: (?P<table>.*)\.(?P<column>.*)$")
+
+
+def sqlstate_of(error: DBAPIError) -> str | None:
+    """Return the SQLSTATE; None for an error without a counterpart."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is None:
+        return None
+    if code == _TRIGGER and "FOREIGN KEY" in str(error.orig):
+        return "23503"
+    found = _CODES.get(code) or _PRIMARY_CODES.get(code & 0xFF)
+    if found is None:
+        text = str(error.orig)
+        found = next((state for part, state in _TEXTS.items() if part in text), None)
+    return found
+
+
+def constraint_of(error: DBAPIError) -> str | None:
+    """Return the name of the violated index of expressions, or the columns of another one; None for other errors."""
+    found = _UNIQUE.match(str(error.orig))
+    if found is not None:
+        return found["index"] or found["columns"]
+    state: Any = sqlstate_of(error)
+    return "" if state in {"23503", "23514"} else None
+
+
+def column_of(error: DBAPIError) -> str | None:
+    """Return the name of the column that may not be NULL; None for other errors."""
+    found = _NOT_NULL.match(str(error.orig))
+    return None if found is None else found["column"]
+
+
+def table_of(error: DBAPIError) -> str | None:
+    """Return the table of a violated constraint, where SQLite names it; None otherwise."""
+    found = _NOT_NULL.match(str(error.orig))
+    if found is not None:
+        return found["table"]
+    unique = _UNIQUE.match(str(error.orig))
+    return unique["columns"].partition(".")[0] if unique is not None and unique["columns"] else None
+
+
+# -- engine ------------------------------------------------------------------------------------------------------------
+# What SQLite gives, and what it cannot carry.
+
+
+class SQLite(SharedEngine):
+    """The engine of :func:`sqlaqueue.sqlite.prepare`."""
+
+    name = "sqlite"
+    title = "SQLite"
+    no_strategy = "whose one write lock a held claim would keep until its transaction ends"
+    no_option: ClassVar[Mapping[str, str]] = {
+        "limits": "which has no LATERAL, by which a claim counts the running jobs of each key",
+        "rates": "which has no LATERAL, by which a claim reserves the begin of a job for each key",
+        "order": "which has no LATERAL, by which a claim looks for the job before in each key",
+        "fair": "which has no LATERAL, by which a claim lets keys take turns",
+    }
+
+    def __init__(self, busy_timeout: float = 30) -> None:
+        self.busy_timeout = busy_timeout
+        """How many seconds a transaction waits for that of another connection."""
+
+    sqlstate = staticmethod(sqlstate_of)
+    violated_constraint = staticmethod(constraint_of)
+    violated_column = staticmethod(column_of)
+    violated_table = staticmethod(table_of)
+
+    def check_supported(self, spec: Any) -> None:
+        """Refuse a queue with options that SQLite cannot carry.
+
+        :raises ConfigurationError: naming the class, the option and what to use instead.
+        """
+        super().check_supported(spec)
+        unique = spec.config.unique
+        if unique is not None and not unique.nulls_distinct:
+            msg = (
+                f"{spec.model.__name__}: Unique(nulls_distinct=False) is not available on SQLite, whose unique indexes "
+                "tell NULLs apart; leave it out and give the columns values"
+            )
+            raise ConfigurationError(msg)
+
+    def created(self, table: sa.Table, connection: sa.Connection) -> None:
+        """Create the trigger of the table of schedules."""
+        create_trigger(table, connection)
+
+    def check_pool(self, engine: sa.Engine, who: str) -> None:
+        """Refuse an engine with one connection, and one of a database in memory.
+
+        Several connections share one in memory by ``cache=shared``, and do not wait there for the locks of each other.
+
+        :raises ConfigurationError: naming what to use instead.
+        """
+        in_memory = ":memory:" in (engine.url.database or "") or "mode=memory" in str(engine.url)
+        if in_memory or isinstance(engine.pool, SingletonThreadPool | StaticPool):
+            msg = (
+                f"{who}: the engine's database is in memory, or its sessions share one connection; use a file, as in "
+                "create_engine('sqlite:///jobs.db'), or run the jobs in the session that enqueued them, by "
+                "sqlaqueue.testing: drain(session, Model, handler)"
+            )
+            raise ConfigurationError(msg)
+
+
+# -- types -------------------------------------------------------------------------------------------------------------
+# The type of moments: texts in UTC.
+
+
+def moment_in(text: str) -> datetime:
+    """Return the moment in a text, without a time zone."""
+    return datetime.fromisoformat(text)
+
+
+class Moment(sqlite.DATETIME):
+    """A moment; with a time zone it is stored in UTC, and returned in UTC.
+
+    Without a time zone it is stored and returned as SQLAlchemy's type does, and so is one with a format of the program.
+    """
+
+    def __init__(self, timezone: bool = False, **options: Any) -> None:  # noqa: FBT002 - SQLAlchemy's signature
+        super().__init__(**options)
+        self.timezone = timezone
+
+    @property
+    def _has_format(self) -> bool:
+        return self._storage_format != sqlite.DATETIME._storage_format or self._reg is not None  # noqa: SLF001 - not public
+
+    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - the base class says it
+        if self._has_format:
+            return super().bind_processor(dialect)
+
+        def process(value: Any) -> Any:
+            if isinstance(value, datetime):
+                return moment_text(value if self.timezone else value.replace(tzinfo=None))
+            return moment_text(datetime.combine(value, time())) if isinstance(value, date) else value
+
+        return process
+
+    def literal_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
+        process: Any = self.bind_processor(dialect)
+        return lambda value: f"'{process(value)}'"
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
+        if self._has_format:
+            return super().result_processor(dialect, coltype)
+
+        def process(value: Any) -> Any:
+            if not isinstance(value, str):
+                return value
+            moment = moment_in(value)
+            if not self.timezone:
+                return moment
+            # Another program may have written it with its distance to UTC.
+            return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+        return process
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+# The functions that the library adds to each connection of a prepared engine.
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _moved(moment: str | None, seconds: float | None) -> str | None:
+    if moment is None or seconds is None:
+        return None
+    try:
+        return moment_text(moment_in(moment) + timedelta(seconds=seconds))
+    except OverflowError:
+        # A moment that Python cannot represent is earlier or later than all others.
+        return "0001-01-01 00:00:00.000000" if seconds < 0 else "9999-12-31 23:59:59.999999"
+
+
+def _epoch(moment: str | None) -> float | None:
+    return None if moment is None else (moment_in(moment).replace(tzinfo=UTC) - _EPOCH).total_seconds()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text)
+
+
+def _uuid_text(value: str | None) -> str | None:
+    return None if value is None else str(UUID(value))
+
+
+def _concat_ws(separator: str, *values: Any) -> str:
+    return separator.join(str(value) for value in values if value is not None)
+
+
+def _regexp_replace(text: str | None, pattern: str, by: str) -> str | None:
+    return None if text is None else re.sub(pattern, by, text, count=1)
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()
+
+
+_FUNCTIONS = {
+    "sqlaqueue_moved": (2, _moved),
+    "sqlaqueue_epoch": (1, _epoch),
+    "sqlaqueue_bytes": (1, _bytes),
+    "sqlaqueue_uuid_text": (1, _uuid_text),
+    "regexp_replace": (3, _regexp_replace),
+    "sqlaqueue_digest": (-1, _digest),
+    "concat_ws": (-1, _concat_ws),
+}
+
+
+def add_functions(
+    connection: Any, notify: Callable[[str, str], None], is_written_here: Callable[[str, int], bool]
+) -> None:
+    """Add the functions to a driver's connection.
+
+    :param notify: sends a notification when the transaction is committed.
+    :param is_written_here: tells whether the transaction has inserted a row of a table, by its ``rowid``.
+    """
+
+    def pg_notify(channel: str, text: str) -> str:
+        notify(channel, text)
+        return ""
+
+    driver: Any = getattr(connection, "driver_connection", connection)
+    numbers = itertools.count(1)
+
+    def txid_current() -> int:
+        # Two calls in one transaction have to return the same number; outside of any they have to differ.
+        return 0 if driver.in_transaction else next(numbers)
+
+    connection.create_function("pg_notify", 2, pg_notify)
+    connection.create_function("txid_current", 0, txid_current)
+    connection.create_function("sqlaqueue_written_here", 2, is_written_here)
+    for name, (arguments, function) in _FUNCTIONS.items():
+        connection.create_function(name, arguments, function, deterministic=True)
+
+
+# -- written rows ------------------------------------------------------------------------------------------------------
+# Which rows of queues the current transaction has inserted: all but those that were there before its first INSERT.
+
+
+_EARLIER = "sqlaqueue_earlier_rowids"
+
+
+def note_written_rows(engine: sa.Engine) -> None:
+    """Note, before the first INSERT of a transaction into the table of a queue, its rows."""
+    note_before_inserts(engine, _EARLIER, _rowids)
+
+
+def _rowids(connection: sa.Connection, _: sa.Table, name: str) -> frozenset[int]:
+    query = f"SELECT rowid FROM {name}"  # noqa: S608 - the name is quoted
+    return frozenset(connection.exec_driver_sql(query).scalars())
+
+
+def is_written_here(info: dict[str, Any]) -> Callable[[str, int], bool]:
+    """Return the function that tells whether the current transaction has inserted a row.
+
+    :param info: the ``info`` of the connection.
+    """
+
+    def function(table: str, rowid: int) -> bool:
+        earlier = info.get(_EARLIER, {}).get(table)
+        return earlier is not None and rowid not in earlier
+
+    return function
+
 
 _OLDEST = (3, 35)
 

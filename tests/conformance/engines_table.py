@@ -15,9 +15,9 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column
 from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.mariadb.engine import MariaDB
+from sqlaqueue.mariadb.prepare import MariaDB
 from sqlaqueue.postgresql.faults import _on_shards
-from sqlaqueue.sqlite.engine import SQLite
+from sqlaqueue.sqlite.prepare import SQLite
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"

@@ -20,7 +20,7 @@ from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rat
 from sqlaqueue.consumer.errors import is_conflict, is_connection_lost, is_lock_or_timeout
 from sqlaqueue.engines.notifications import database_of, subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
-from sqlaqueue.mariadb.errors import violated_column, violated_constraint, violated_table
+from sqlaqueue.mariadb.base import violated_column, violated_constraint, violated_table
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.sql.errors import sqlstate
 from tests.mariadb.models import Base, ByUuid, Child, Job

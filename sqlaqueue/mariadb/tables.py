@@ -1,4 +1,4 @@
-"""Translates tables, indexes and types."""
+"""Tables, indexes and types of MariaDB, and the trigger of the table of schedules."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 
-from sqlaqueue.engines.compiler import TranslatingTableCompiler
-from sqlaqueue.engines.ours import has_spans, is_moment_of_insert
-from sqlaqueue.engines.types import moment_text
+from sqlaqueue.engines.compiler import TranslatingTableCompiler, has_spans, is_moment_of_insert
+from sqlaqueue.engines.shared import moment_text
+from sqlaqueue.mariadb.base import MICROSECONDS, binary_collation
 from sqlaqueue.mariadb.changes import conjuncts
-from sqlaqueue.mariadb.types import MICROSECONDS, binary_collation
 from sqlaqueue.mariadb.unique import create_index, drop_index, is_unique_index
+from sqlaqueue.queue.names import SCHEDULE
+
+# -- ddl ---------------------------------------------------------------------------------------------------------------
+# Translates tables, indexes and types.
+
 
 _NOW = "(UTC_TIMESTAMP(6))"
 _OURS = "sqlaqueue_"
@@ -160,3 +164,24 @@ def _columns_of(where: Any) -> Iterator[Any]:
 
 
 _COMPARED = {operators.eq, operators.in_op, operators.is_not}
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+# The trigger of the table of schedules.
+
+
+_TIMING = ("cron", "every", "timezone", "paused_at")
+_CHANGED = " OR ".join(f"NOT (OLD.{name} <=> NEW.{name})" for name in _TIMING)
+
+
+def create_trigger(table: sa.Table, connection: sa.Connection) -> None:
+    """Create the trigger that records when a definition was changed: no tick before it is fired by the new one."""
+    if table.name != SCHEDULE:
+        return
+    preparer = connection.dialect.identifier_preparer
+    prefix = f"{preparer.quote_schema(table.schema)}." if table.schema else ""
+    connection.exec_driver_sql(
+        f"CREATE TRIGGER {prefix}{SCHEDULE}_changed BEFORE UPDATE ON {preparer.format_table(table)} FOR EACH ROW "  # noqa: S608 - the names are quoted
+        f"SET NEW.edited_at = IF({_CHANGED}, UTC_TIMESTAMP(6), NEW.edited_at), "
+        f"NEW.next_tick = IF(({_CHANGED}) AND NEW.paused_at IS NOT NULL, NULL, NEW.next_tick)"
+    )

@@ -1,0 +1,230 @@
+"""What all engines but PostgreSQL give in the same way: types, compilers, and how they refuse what they lack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from sqlaqueue.engines import checks
+from sqlaqueue.engines.notifications import subscribe
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.sql.engine import PREPARED_BY, OtherEngine, engine_of, mark_prepared
+from sqlaqueue.sql.types import TextArray
+
+# -- engine ------------------------------------------------------------------------------------------------------------
+# What all other engines give in the same way, and how they refuse what they cannot carry.
+
+
+class SharedEngine:
+    """The base of an :class:`~sqlaqueue.sql.engine.OtherEngine` that carries the strategy ``update_status`` only."""
+
+    title: str
+    """The name for people."""
+    inserts_all_or_none = False
+    """Whether an INSERT of several jobs, one of which has a twin, inserts none of them."""
+    no_strategy: ClassVar[str]
+    """Why no other strategy is available, as it follows the name of the database."""
+    no_option: ClassVar[Mapping[str, str]]
+    """The options of a queue that are not available, each with the reason, which may be empty."""
+
+    needs_indexes: ClassVar[bool] = False
+    """Whether a claim names its index, and so raises an error without it."""
+    migrating: str = "migrate with `alembic revision --autogenerate` and `alembic upgrade head`"
+    """How an existing table gets what it lacks, as an advice to people."""
+
+    @property
+    def checks(self) -> Any:
+        """The tables, columns and indexes that are missing."""
+        return checks
+
+    def subscribe(self, engine: sa.Engine, deliver: Callable[[str, str], None]) -> Callable[[], None]:
+        """Call ``deliver(channel, text)`` for notifications that are sent in this process."""
+        return subscribe(engine, deliver)
+
+    def check_supported(self, spec: Any) -> None:
+        """Refuse a queue with options that the database cannot carry.
+
+        :raises ConfigurationError: naming the class, the option and what to use instead.
+        """
+        name, config = spec.model.__name__, spec.config
+        if spec.strategy.name != "update_status":
+            msg = (
+                f'{name}: strategy "{config.strategy}" is not available on {self.title}, {self.no_strategy}; use '
+                'QueueConfig(strategy="update_status")'
+            )
+            raise ConfigurationError(msg)
+        for option, reason in self.no_option.items():
+            if getattr(config, option):
+                because = f", {reason}" if reason else ""
+                msg = (
+                    f"{name}: QueueConfig({option}=...) is not available on {self.title}{because}; leave it out, or "
+                    "use PostgreSQL"
+                )
+                raise ConfigurationError(msg)
+        for key in spec.keys:
+            if isinstance(getattr(key.type, "impl_instance", key.type), sa.LargeBinary):
+                msg = (
+                    f"{name}.{key.key}: a key of bytes is not available on {self.title}, where keys are given to "
+                    "statements as JSON; use a number, a text or a UUID"
+                )
+                raise ConfigurationError(msg)
+
+    def check_storage(self, connection: sa.Connection, spec: Any) -> None:
+        """Accept the tables as they are."""
+
+
+# -- types -------------------------------------------------------------------------------------------------------------
+# Types that other engines share: moments as texts, spans in seconds, arrays as JSON.
+
+
+def moment_text(moment: datetime) -> str:
+    """Return a moment in UTC, as a text of one length, so that texts sort as moments do."""
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(UTC)
+    return moment.replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
+def undecorated(type_: Any) -> Any:
+    """Return the type that a TypeDecorator, or several, stand for; an Interval is returned as it is."""
+    while isinstance(type_, sa.types.TypeDecorator) and not isinstance(type_, sa.Interval):
+        type_ = type_.impl_instance
+    return type_
+
+
+class Span(sa.types.UserDefinedType[timedelta]):
+    """A span of time, in seconds. The result may also be a moment after 1970, of a column of the program."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:  # noqa: D102 - the base class says it
+        return "DOUBLE"
+
+    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
+        return lambda value: value.total_seconds() if isinstance(value, timedelta) else value
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
+        interval: Any = sa.Interval().dialect_impl(dialect)
+        read = interval.result_processor(dialect, coltype)
+
+        def process(value: Any) -> timedelta | None:
+            if value is None or isinstance(value, timedelta):
+                return value
+            if read is not None and issubclass(type(value), str | datetime):
+                span: timedelta = read(value)
+                return span
+            return timedelta(seconds=float(value))
+
+        return process
+
+
+class Array(sa.types.UserDefinedType[Sequence[Any]]):
+    """An array of values as JSON; a value is written as a column of its type has it."""
+
+    cache_ok = True
+
+    def __init__(self, element: Any = None, item_type: Any = None) -> None:
+        self.element = item_type if element is None else element
+        if isinstance(self.element, type):
+            self.element = self.element()
+
+    def get_col_spec(self, **_: Any) -> str:  # noqa: D102 - as above
+        return "JSON"
+
+    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
+        write = self.element.dialect_impl(dialect).bind_processor(dialect)
+
+        def process(value: Any) -> Any:
+            if value is None:
+                return None
+            return document([each if each is None or write is None else write(each) for each in value])
+
+        return process
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
+        read = self.element.dialect_impl(dialect).result_processor(dialect, coltype)
+
+        def process(value: Any) -> Any:
+            if value is None:
+                return None
+            return [each if each is None or read is None else read(each) for each in json.loads(value)]
+
+        return process
+
+
+def document(value: Any) -> str:
+    """Return values, as the driver has them, as a JSON document."""
+    return json.dumps(value, default=plain, ensure_ascii=False)
+
+
+def plain(value: Any) -> Any:
+    """Return a value of the driver as JSON can represent it."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, datetime):
+        return moment_text(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    return value.hex if isinstance(value, UUID) else str(value)
+
+
+# -- prepare -----------------------------------------------------------------------------------------------------------
+# Replaces the compilers and types of one engine's dialect.
+
+
+def whole_engine(engine: Any) -> sa.Engine:
+    """Return the Engine of an AsyncEngine, and that from which ``execution_options()`` has made another one.
+
+    These share dialect and pool, so one of them cannot be prepared without the others.
+    """
+    found = getattr(engine, "sync_engine", engine)
+    while (before := getattr(found, "_proxied", None)) is not None:
+        found = before
+    whole: sa.Engine = found
+    return whole
+
+
+def is_prepared(engine: sa.Engine) -> bool:
+    """Return whether an engine has been prepared before; refuse one that has connected without it.
+
+    :raises ConfigurationError: naming the call that comes too late.
+    """
+    if engine_of(engine.dialect) is not None:
+        return True
+    pool: Any = engine.pool
+    if hasattr(pool, "checkedin") and pool.checkedin() + pool.checkedout():
+        call = PREPARED_BY[engine.dialect.name].replace("engine", repr(engine))
+        msg = f"{call}: the engine has connections already, which are not prepared; call it right after create_engine()"
+        raise ConfigurationError(msg)
+    return False
+
+
+def replace_compilers(
+    engine: sa.Engine,
+    other: OtherEngine,
+    *,
+    drivers: tuple[str, ...],
+    compilers: tuple[type[Any], type[Any], type[Any]],
+    types: Mapping[type[Any], type[Any]],
+) -> None:
+    """Let an engine compile the library's statements, tables and types.
+
+    :param drivers: the modules whose errors are those of this database.
+    :param compilers: of statements, of tables and of types.
+    :param types: what stands for SQLAlchemy's types.
+    """
+    dialect: Any = engine.dialect
+    mark_prepared(dialect, other, drivers)
+    dialect.statement_compiler, dialect.ddl_compiler, type_compiler = compilers
+    dialect.type_compiler_instance = dialect.type_compiler = type_compiler(dialect)
+    shared = {TextArray: Array, sa.ARRAY: Array, postgresql.JSONB: sa.JSON}
+    dialect.colspecs = {**dialect.colspecs, **shared, **types}
+    dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
+    engine.clear_compiled_cache()

@@ -40,28 +40,40 @@ from sqlaqueue.admin.async_versions import (
     async_schedules,
     async_stats,
 )
-from sqlaqueue.admin.attempts import Attempt, AttemptOutcome, attempts
-from sqlaqueue.admin.bulk_changes import (
+from sqlaqueue.admin.changes import (
+    Cancelled,
+    Requeued,
+    cancel,
     cancel_some,
+    consumers,
     execute,
     in_batches,
+    pause,
+    paused,
     preview,
     purge,
     purge_some,
+    reconcile,
+    requeue,
+    requeue_some,
+    rescue,
+    resume,
 )
-from sqlaqueue.admin.cancellation import Cancelled, cancel
-from sqlaqueue.admin.diagnosis.doctor import doctor
-from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.admin.diagnosis.thresholds import Thresholds
-from sqlaqueue.admin.explanation.explain_job import explain_job
-from sqlaqueue.admin.explanation.result import Explanation, Reason
-from sqlaqueue.admin.failure_groups import FailureGroup, failures
-from sqlaqueue.admin.job_filter import JobFilter, count
-from sqlaqueue.admin.job_listing import JobInfo, job, jobs
-from sqlaqueue.admin.keys_at_limit import KeyAtLimit
-from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
-from sqlaqueue.admin.queue_depth import Depth, depth
-from sqlaqueue.admin.requeueing import Requeued, requeue, requeue_some
+from sqlaqueue.admin.doctor.doctor import doctor
+from sqlaqueue.admin.doctor.examination import Finding, Thresholds
+from sqlaqueue.admin.explain_job import Explanation, Reason, explain_job
+from sqlaqueue.admin.jobs import (
+    Attempt,
+    AttemptOutcome,
+    FailureGroup,
+    JobFilter,
+    JobInfo,
+    attempts,
+    count,
+    failures,
+    job,
+    jobs,
+)
 from sqlaqueue.admin.schedules import (
     ScheduleInfo,
     add_schedule,
@@ -74,7 +86,7 @@ from sqlaqueue.admin.schedules import (
     schedule,
     schedules,
 )
-from sqlaqueue.admin.statistics import Stats, stats
+from sqlaqueue.admin.state import Depth, KeyAtLimit, Stats, depth, stats
 
 __all__ = [
     "Attempt",

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.attempts import attempts
-from sqlaqueue.admin.bulk_changes import purge
-from sqlaqueue.admin.cancellation import cancel
-from sqlaqueue.admin.diagnosis.doctor import doctor
-from sqlaqueue.admin.explanation.explain_job import explain_job
-from sqlaqueue.admin.failure_groups import failures
-from sqlaqueue.admin.job_filter import count
-from sqlaqueue.admin.job_listing import job, jobs
-from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
-from sqlaqueue.admin.queue_depth import depth
-from sqlaqueue.admin.requeueing import requeue
+from sqlaqueue.admin.changes import cancel, consumers, pause, paused, purge, reconcile, requeue, rescue, resume
+from sqlaqueue.admin.doctor.doctor import doctor
+from sqlaqueue.admin.explain_job import explain_job
+from sqlaqueue.admin.jobs import attempts, count, failures, job, jobs
 from sqlaqueue.admin.schedules import (
     add_schedule,
     edit_schedule,
@@ -30,7 +23,7 @@ from sqlaqueue.admin.schedules import (
     schedule,
     schedules,
 )
-from sqlaqueue.admin.statistics import stats
+from sqlaqueue.admin.state import depth, stats
 from sqlaqueue.session_types import check_session
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.job_filter import bind_arguments
+from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of

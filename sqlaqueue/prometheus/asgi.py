@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
+from sqlaqueue.admin.state import DEFAULT_LIMIT
 from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.sessions import resolve_factory

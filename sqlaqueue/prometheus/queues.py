@@ -16,9 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.job_filter import JobFilter, bind_arguments
-from sqlaqueue.admin.keys_at_limit import keys_at_limit
-from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
+from sqlaqueue.admin.jobs import JobFilter, bind_arguments
+from sqlaqueue.admin.state import DEFAULT_LIMIT, keys_at_limit
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.sessions import resolve_factory

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlaqueue.admin.diagnosis.finding import Finding
+from sqlaqueue.admin.doctor.examination import Finding
 from sqlaqueue.web.settings import Queue
 
 _STATE = "attention"

@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from sqlalchemy.orm import Session
 
 from sqlaqueue import __version__, admin
-from sqlaqueue.admin.diagnosis.checks.server import check_durability
+from sqlaqueue.admin.doctor.server import check_durability
 from sqlaqueue.cli import main
 from tests.doctor.models import MODELS, Base, Email
 from tests.servers import Database
 
-examining = importlib.import_module("sqlaqueue.admin.diagnosis.doctor")
+examining = importlib.import_module("sqlaqueue.admin.doctor.doctor")
 COMMAND = "sqlaqueue "
 
 

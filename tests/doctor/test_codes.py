@@ -7,15 +7,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from sqlaqueue.admin.diagnosis.checks import __file__
 
 from sqlaqueue import admin
-from sqlaqueue.admin.diagnosis import checks
-from sqlaqueue.admin.diagnosis.codes import CODES
-from sqlaqueue.admin.diagnosis.doctor import CHECKS, COMPLETE
+from sqlaqueue.admin.doctor.doctor import CHECKS, COMPLETE
+from sqlaqueue.admin.doctor.examination import CODES
 
 pytestmark = pytest.mark.once
 
-FOLDER = Path(checks.__file__).parent
+FOLDER = Path(__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 OF_SETTINGS = {"fsync_off", "full_page_writes_off", "synchronous_commit_off"}
 """The code is made from the name of the setting."""

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.diagnosis.examination import Examination
+from sqlaqueue.admin.doctor.examination import Examination
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from tests.doctor.conftest import Patient, examining
 from tests.doctor.models import MODELS, SOME, Base, Email, Letter

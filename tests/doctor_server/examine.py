@@ -11,19 +11,25 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from sqlaqueue.admin.diagnosis.checks.claim_indexes import check_claim_indexes
-from sqlaqueue.admin.diagnosis.checks.clock import check_clock
-from sqlaqueue.admin.diagnosis.checks.connections import check_pool, check_server_connections
-from sqlaqueue.admin.diagnosis.checks.horizon import check_horizon
-from sqlaqueue.admin.diagnosis.checks.keys import check_keys
-from sqlaqueue.admin.diagnosis.checks.notification_queue import check_notification_queue
-from sqlaqueue.admin.diagnosis.checks.pooler import check_pooler
-from sqlaqueue.admin.diagnosis.checks.server import check_durability, check_lock_table, check_server
-from sqlaqueue.admin.diagnosis.checks.status_statistics import check_status_statistics
-from sqlaqueue.admin.diagnosis.checks.table_statistics import check_autovacuum, check_table_statistics
-from sqlaqueue.admin.diagnosis.examination import Check, Examination
-from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.admin.diagnosis.thresholds import Thresholds
+from sqlaqueue.admin.doctor.examination import Check, Examination, Finding, Thresholds
+from sqlaqueue.admin.doctor.objects import check_claim_indexes
+from sqlaqueue.admin.doctor.server import (
+    check_clock,
+    check_durability,
+    check_lock_table,
+    check_pool,
+    check_pooler,
+    check_server,
+    check_server_connections,
+)
+from sqlaqueue.admin.doctor.vacuum import (
+    check_autovacuum,
+    check_horizon,
+    check_keys,
+    check_notification_queue,
+    check_status_statistics,
+    check_table_statistics,
+)
 from sqlaqueue.mapping.mixin import spec_of
 
 CHECKS: tuple[Check, ...] = (

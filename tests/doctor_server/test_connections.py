@@ -12,10 +12,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from sqlaqueue.admin.diagnosis.checks.connections import check_pool, check_server_connections
-from sqlaqueue.admin.diagnosis.checks.pooler import check_pooler
-from sqlaqueue.admin.diagnosis.examination import Examination
-from sqlaqueue.admin.diagnosis.thresholds import Thresholds
+from sqlaqueue.admin.doctor.examination import Examination, Thresholds
+from sqlaqueue.admin.doctor.server import check_pool, check_pooler, check_server_connections
 from tests.doctor_server.examine import apply, codes, find, plain_engine
 from tests.pooler import PROGRAM, Pooler
 

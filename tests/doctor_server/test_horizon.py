@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.admin.diagnosis.checks.horizon import check_horizon
+from sqlaqueue.admin.doctor.vacuum import check_horizon
 from sqlaqueue.postgresql.catalog_text import statement_kind
 from tests.doctor_server.examine import apply, codes, examine, find, plain_engine, wait_until
 from tests.unique.models import make_job

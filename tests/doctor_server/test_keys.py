@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
-from sqlaqueue.admin.diagnosis.checks.keys import check_keys
+from sqlaqueue.admin.doctor.vacuum import check_keys
 from tests.doctor_server.examine import apply, codes, find
 from tests.unique.models import KINDS, create, make_job
 

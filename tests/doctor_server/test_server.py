@@ -11,9 +11,8 @@ import psycopg
 import pytest
 
 from sqlaqueue import Limit, Order
-from sqlaqueue.admin.diagnosis.checks.clock import check_clock
-from sqlaqueue.admin.diagnosis.checks.notification_queue import check_notification_queue
-from sqlaqueue.admin.diagnosis.checks.server import check_durability, check_lock_table
+from sqlaqueue.admin.doctor.server import check_clock, check_durability, check_lock_table
+from sqlaqueue.admin.doctor.vacuum import check_notification_queue
 from tests.doctor_server.examine import apply, codes, find, plain_engine, wait_until
 from tests.unique.models import make_job
 

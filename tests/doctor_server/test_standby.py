@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from sqlaqueue.admin.diagnosis.checks.horizon import check_horizon
-from sqlaqueue.admin.diagnosis.checks.server import check_server
+from sqlaqueue.admin.doctor.server import check_server
+from sqlaqueue.admin.doctor.vacuum import check_horizon
 from tests.doctor_server.examine import apply, codes, find, plain_engine, wait_until
 from tests.doctor_server.standby import standby_of
 from tests.doctor_server.test_horizon import consume_ids, vacuum_empties_the_table, vacuum_removes_a_dead_row

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.admin.diagnosis.checks.claim_indexes import check_claim_indexes
-from sqlaqueue.admin.diagnosis.checks.status_statistics import check_status_statistics
-from sqlaqueue.admin.diagnosis.checks.table_statistics import check_autovacuum, check_table_statistics
+from sqlaqueue.admin.doctor.objects import check_claim_indexes
+from sqlaqueue.admin.doctor.vacuum import check_autovacuum, check_status_statistics, check_table_statistics
 from tests.doctor_server.examine import apply, codes, examine, find, plain_engine
 from tests.unique.models import KINDS, create, make_job
 

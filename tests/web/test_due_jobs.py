@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import QueueConfig, QueueMixin, Unique
-from sqlaqueue.admin.queue_depth import depth
+from sqlaqueue.admin.state import depth
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_filters import lists_of, parse_filter

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.admin.diagnosis.thresholds import Thresholds
+from sqlaqueue.admin.doctor.examination import Finding, Thresholds
 from sqlaqueue.web import Access
 from sqlaqueue.web.pages import health as page_module
 from tests.web.queue_data import counting_statements
 
-examining = importlib.import_module("sqlaqueue.admin.diagnosis.doctor")
+examining = importlib.import_module("sqlaqueue.admin.doctor.doctor")
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,7 @@ import click
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.bulk_changes import Change
-from sqlaqueue.admin.queue_control import preview_rescue
+from sqlaqueue.admin.changes import Change, preview_rescue
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import command_errors
 from sqlaqueue.cli.shared.options import (

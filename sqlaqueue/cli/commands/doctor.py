@@ -12,8 +12,7 @@ import click
 from click.core import ParameterSource
 
 from sqlaqueue import admin
-from sqlaqueue.admin.diagnosis.examination import target_of
-from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Severity
+from sqlaqueue.admin.doctor.examination import SEVERITIES, Severity, target_of
 from sqlaqueue.cli.shared.database import Database, parse_url, shown_url
 from sqlaqueue.cli.shared.errors import FAILED, InputError, command_errors
 from sqlaqueue.cli.shared.options import DURATION, json_option, targets_argument, url_option

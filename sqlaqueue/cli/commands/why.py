@@ -11,8 +11,8 @@ import click
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.explanation.result import MISSING
-from sqlaqueue.admin.shards import across_shards
+from sqlaqueue.admin.changes import across_shards
+from sqlaqueue.admin.explain_job import MISSING
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FAILED, command_errors
 from sqlaqueue.cli.shared.options import json_option, target_argument, url_option

@@ -9,9 +9,8 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.diagnosis.doctor import CHEAP, COMPLETE, examine
-from sqlaqueue.admin.diagnosis.examination import target_of
-from sqlaqueue.admin.diagnosis.finding import SEVERITIES
+from sqlaqueue.admin.doctor.doctor import CHEAP, COMPLETE, examine
+from sqlaqueue.admin.doctor.examination import SEVERITIES, target_of
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
 

@@ -14,8 +14,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.explanation.read_facts import twin_of
-from sqlaqueue.admin.job_filter import filtered_jobs
+from sqlaqueue.admin.explain_job import twin_of
+from sqlaqueue.admin.jobs import filtered_jobs
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.diagnosis.checks.claim_plan import claim_of
-from sqlaqueue.admin.diagnosis.checks.objects import check_indexes
-from sqlaqueue.admin.diagnosis.doctor import COMPLETE, DEFAULTS, examine
-from sqlaqueue.admin.diagnosis.finding import Finding
-from sqlaqueue.admin.job_filter import bind_arguments
+from sqlaqueue.admin.doctor.doctor import COMPLETE, DEFAULTS, examine
+from sqlaqueue.admin.doctor.examination import Finding
+from sqlaqueue.admin.doctor.objects import check_indexes
+from sqlaqueue.admin.doctor.service import claim_of
+from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.postgresql.facts import PlanNode, StatementPlan
 from sqlaqueue.postgresql.plans import explain
 from sqlaqueue.queue.spec import QueueSpec

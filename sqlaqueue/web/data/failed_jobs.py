@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.job_filter import kind_of
+from sqlaqueue.admin.jobs import kind_of
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.data.finished_jobs import FinishedJobs, find_finished_jobs

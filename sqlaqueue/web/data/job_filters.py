@@ -28,8 +28,8 @@ from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
 
-from sqlaqueue.admin.job_filter import kind_of
-from sqlaqueue.admin.queue_depth import has_leases
+from sqlaqueue.admin.jobs import kind_of
+from sqlaqueue.admin.state import has_leases
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.web.data.job_columns import (
     JobColumn,
@@ -129,7 +129,7 @@ class JobsWanted:
     conditions: tuple[Condition, ...] = ()
     state: str | None = None
     error: str | None = None
-    """The kind of the last error, see :func:`sqlaqueue.admin.job_filter.kind_of`."""
+    """The kind of the last error, see :func:`sqlaqueue.admin.jobs.kind_of`."""
     key: str | None = None
     only: Only | None = None
     """Which jobs of the state; None for all of them."""

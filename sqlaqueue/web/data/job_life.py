@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.explanation.read_facts import twin_of
+from sqlaqueue.admin.explain_job import twin_of
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import ATTEMPT, CONTROL

@@ -9,9 +9,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.keys_at_limit import KeyAtLimit, keys_at_limit
-from sqlaqueue.admin.queue_control import consumers, paused
-from sqlaqueue.admin.queue_depth import Depth, depth
+from sqlaqueue.admin.changes import consumers, paused
+from sqlaqueue.admin.state import Depth, KeyAtLimit, depth, keys_at_limit
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec

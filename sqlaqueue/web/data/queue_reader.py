@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.job_filter import bind_arguments
+from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.postgresql.plans import explain
 from sqlaqueue.postgresql.server import table_statistics
 from sqlaqueue.queue.spec import QueueSpec, clock

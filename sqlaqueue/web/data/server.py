@@ -8,8 +8,8 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.diagnosis.checks.horizon import describe_session
-from sqlaqueue.admin.job_filter import bind_arguments
+from sqlaqueue.admin.doctor.vacuum import describe_session
+from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.postgresql.facts import HorizonHolders, IndexSize, TableStatistics
 from sqlaqueue.postgresql.server import horizon_holders, index_sizes, table_statistics
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from sqlaqueue.admin.diagnosis.finding import Finding
+from sqlaqueue.admin.doctor.examination import Finding
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.claim import ClaimPlan, measure_claim, plan_claim, read_index_findings

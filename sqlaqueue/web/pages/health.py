@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sqlaqueue.admin.diagnosis.doctor import doctor
-from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Finding
+from sqlaqueue.admin.doctor.doctor import doctor
+from sqlaqueue.admin.doctor.examination import SEVERITIES, Finding
 from sqlaqueue.web.attention import remember_findings
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.errors import BadRequest

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
-from sqlaqueue.admin.diagnosis.examination import target_of
+from sqlaqueue.admin.doctor.examination import target_of
 from sqlaqueue.web.attention import needs_examination, needs_schedules
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.overview import COUNT_LIMIT, QueueOverview, read_overview

@@ -10,8 +10,8 @@ from typing import Any
 from markupsafe import Markup
 from starlette.responses import Response
 
-from sqlaqueue.admin.diagnosis.examination import target_of
-from sqlaqueue.admin.keys_at_limit import KeyAtLimit
+from sqlaqueue.admin.doctor.examination import target_of
+from sqlaqueue.admin.state import KeyAtLimit
 from sqlaqueue.web.concurrency import both
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.durations import Durations, Percentiles

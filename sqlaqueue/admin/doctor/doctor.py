@@ -11,39 +11,47 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.diagnosis.checks.blocked_tables import check_blocked_tables
-from sqlaqueue.admin.diagnosis.checks.claim_indexes import check_claim_indexes
-from sqlaqueue.admin.diagnosis.checks.claim_plan import check_claim_plan
-from sqlaqueue.admin.diagnosis.checks.clock import check_clock
-from sqlaqueue.admin.diagnosis.checks.connections import check_pool, check_server_connections
-from sqlaqueue.admin.diagnosis.checks.horizon import check_horizon
-from sqlaqueue.admin.diagnosis.checks.keys import check_keys
-from sqlaqueue.admin.diagnosis.checks.leases import check_leases
-from sqlaqueue.admin.diagnosis.checks.messages import check_messages, check_status_values
-from sqlaqueue.admin.diagnosis.checks.notification_queue import check_notification_queue
-from sqlaqueue.admin.diagnosis.checks.objects import (
+from sqlaqueue.admin.doctor.examination import SEVERITIES, Check, Examination, Finding, Thresholds
+from sqlaqueue.admin.doctor.objects import (
     check_altered_objects,
+    check_blocked_tables,
+    check_claim_indexes,
     check_defaults,
     check_functions,
     check_indexes,
+    check_privileges,
     check_refused_states,
+    check_schemas,
     check_tables,
     check_triggers,
 )
-from sqlaqueue.admin.diagnosis.checks.pooler import check_pooler
-from sqlaqueue.admin.diagnosis.checks.rights import check_privileges, check_schemas
-from sqlaqueue.admin.diagnosis.checks.schedules import check_schedules
-from sqlaqueue.admin.diagnosis.checks.server import check_durability, check_lock_table, check_server
-from sqlaqueue.admin.diagnosis.checks.service import (
+from sqlaqueue.admin.doctor.server import (
+    check_clock,
+    check_durability,
+    check_lock_table,
+    check_pool,
+    check_pooler,
+    check_server,
+    check_server_connections,
+)
+from sqlaqueue.admin.doctor.service import (
+    check_claim_plan,
     check_consumers,
     check_due_jobs,
+    check_leases,
     check_leftovers,
+    check_messages,
+    check_schedules,
+    check_status_values,
 )
-from sqlaqueue.admin.diagnosis.checks.status_statistics import check_status_statistics
-from sqlaqueue.admin.diagnosis.checks.table_statistics import check_autovacuum, check_table_statistics
-from sqlaqueue.admin.diagnosis.examination import Check, Examination
-from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Finding
-from sqlaqueue.admin.diagnosis.thresholds import Thresholds
+from sqlaqueue.admin.doctor.vacuum import (
+    check_autovacuum,
+    check_horizon,
+    check_keys,
+    check_notification_queue,
+    check_status_statistics,
+    check_table_statistics,
+)
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.waker import Deadlines

@@ -7,9 +7,8 @@ from dataclasses import asdict
 
 import sqlalchemy as sa
 
-from sqlaqueue.admin.diagnosis.checks.horizon import describe_session, last_statement
-from sqlaqueue.admin.diagnosis.examination import Examination
-from sqlaqueue.admin.diagnosis.finding import Finding, Severity
+from sqlaqueue.admin.doctor.examination import Examination, Finding, Severity
+from sqlaqueue.admin.doctor.vacuum import describe_session, last_statement
 from sqlaqueue.postgresql.facts import IndexFault, MissingObject
 from sqlaqueue.postgresql.faults import (
     UPDATE_COMMAND,
@@ -23,7 +22,8 @@ from sqlaqueue.postgresql.faults import (
     trigger_faults,
 )
 from sqlaqueue.postgresql.faults_of_indexes import index_faults
-from sqlaqueue.postgresql.server import server_state
+from sqlaqueue.postgresql.privileges import missing_grants, missing_schema_grants, row_security
+from sqlaqueue.postgresql.server import blockers, index_sizes, server_state
 from sqlaqueue.queue.names import SCHEDULE, TICK
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.texts import duration_text
@@ -304,3 +304,134 @@ def _without_trigger(*, wakes: bool) -> str:
 
 def _migration() -> str:
     return UPDATE_COMMAND.strip("`")
+
+
+# -- blocked tables ----------------------------------------------------------------------------------------------------
+# Tables of a queue that a session has locked while others wait for them.
+
+
+def check_blocked_tables(examination: Examination) -> Iterator[Finding]:
+    """Find the sessions that others wait for, not those that wait.
+
+    Threshold: ``blocked_for``.
+    """
+    limit = examination.thresholds.blocked_for.total_seconds()
+    for spec in examination.specs:
+        for each in blockers(examination.connection, tables_of(spec)):
+            if each.seconds < limit:
+                continue
+            session = each.session
+            waiting = "1 session waits" if each.waiting == 1 else f"{each.waiting} sessions wait"
+            doing = "idle in a transaction" if (session.state or "").startswith("idle") else "executing a statement"
+            yield Finding(
+                severity="critical",
+                code="blocked_table",
+                queue=spec.name,
+                summary=(
+                    f"{describe_session(session)} has locked {', '.join(each.tables)}, and {waiting} for it, the first "
+                    f"for {duration_text(each.seconds)}. It is {doing}{last_statement(session)}."
+                ),
+                consequence="Until it ends, jobs are not enqueued, claimed or settled.",
+                fixes=(f"-- Rolls its transaction back.\nSELECT pg_terminate_backend({session.pid});",),
+                facts={**asdict(session), "waiting": each.waiting, "tables": [*each.tables]},
+            )
+
+
+# -- claim indexes -----------------------------------------------------------------------------------------------------
+# Whether the claim index of a queue has grown far beyond its entries, and whether the planner knows pending jobs.
+
+
+_FILL = 0.7
+"""Which part of a page of an index is used on average."""
+_PAGE = 8192
+
+
+def check_claim_indexes(examination: Examination) -> Iterator[Finding]:
+    """Find indexes that are much larger than the entries that they had at the last VACUUM or ANALYZE.
+
+    The size that they need is estimated: the number of entries, times their average width by the statistics of the
+    columns, with pages that are 70 % full. Thresholds: ``index_bloat_factor``, ``index_bloat_size``.
+    """
+    limits = examination.thresholds
+    for spec in examination.specs:
+        for table in (spec.table, *spec.side_tables.values()):
+            # The width of the hash of a key is in no statistics of a column.
+            plain = (
+                index for index in spec.claim_indexes if all(isinstance(each, sa.Column) for each in index.expressions)
+            )
+            indexes = [index for index in plain if index.table is table]
+            for size in index_sizes(examination.connection, table, indexes):
+                needed = max(size.rows, 0) * size.entry_width / _FILL + 2 * _PAGE
+                # Before the first VACUUM or ANALYZE the number of entries is not known.
+                if size.rows < 0 or size.size <= max(limits.index_bloat_size, limits.index_bloat_factor * needed):
+                    continue
+                yield Finding(
+                    severity="notice",
+                    code="index_bloat",
+                    queue=spec.name,
+                    summary=(
+                        f"The index {size.name} has {size.size / 1024**2:.1f} MB for {size.rows:.0f} entries, which "
+                        f"need about {needed / 1024**2:.1f} MB. That is an estimate: the entries at the last VACUUM or "
+                        f"ANALYZE times {size.entry_width} bytes, in pages that are 70 % full."
+                    ),
+                    consequence="The index takes more memory than it should; claims and VACUUM may be slower.",
+                    fixes=(f"REINDEX INDEX CONCURRENTLY {size.name};",),
+                    facts={"index": size.name, "size": size.size, "needed": needed, "entries": size.rows},
+                )
+
+
+# -- rights ------------------------------------------------------------------------------------------------------------
+# Privileges and row-level security policies that the role of the session lacks for running jobs.
+
+
+_OF_WORKERS = "If workers use another role, examine the queue with theirs."
+
+
+def check_schemas(examination: Examination) -> Iterator[Finding]:
+    """Find schemas that the role may not use."""
+    for spec in examination.specs:
+        for grant in missing_schema_grants(examination.connection, spec):
+            yield Finding(
+                severity="critical",
+                code="missing_schema_grant",
+                queue=spec.name,
+                summary=f"The role of this session may not use the schema of {spec.table.fullname}.",
+                consequence=f"A Consumer with this role does not start. {_OF_WORKERS}",
+                fixes=(f"{grant};",),
+            )
+
+
+def check_privileges(examination: Examination) -> Iterator[Finding]:
+    """Find privileges and policies that a Consumer needs and the role lacks."""
+    for spec in examination.specs:
+        for grant in missing_grants(examination.connection, spec):
+            yield Finding(
+                severity="critical",
+                code="missing_grant",
+                queue=spec.name,
+                summary=f"The role of this session lacks privileges: {grant.removeprefix('GRANT ')}.",
+                consequence=f"A Consumer with this role does not start. {_OF_WORKERS}",
+                fixes=(f"{grant};",),
+            )
+        policies, hidden = row_security(examination.connection, spec)
+        if hidden is not None:
+            yield Finding(
+                severity="warning",
+                code="hidden_rows",
+                queue=spec.name,
+                summary=f"{hidden[0].upper()}{hidden[1:].partition(';')[0]}.",
+                consequence=f"A Consumer with this role is idle. {_OF_WORKERS}",
+                fixes=("Correct the condition of its policy, or what that reads, such as a setting of the session.",),
+            )
+        for policy in policies:
+            yield Finding(
+                severity="critical",
+                code="missing_policy",
+                queue=spec.name,
+                summary=(
+                    f"Row-level security hides rows of {spec.name} from the role of this session; it lacks the "
+                    f"{policy.removeprefix('CREATE ')}."
+                ),
+                consequence=f"A Consumer with this role does not start. {_OF_WORKERS}",
+                fixes=(f"{policy};",),
+            )

@@ -1,0 +1,631 @@
+"""What operators change: cancel, requeue and purge jobs in short transactions; pause, resume and repair queues."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.admin.jobs import JobFilter, bind_arguments, counts, next_keys
+from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.consumer.errors import error_line, is_twin, kind_of, may_be_of_a_row
+from sqlaqueue.consumer.maintenance.leases import expired_keys
+from sqlaqueue.consumer.settle import MOMENT, SHORTEST_MOMENT
+from sqlaqueue.log import fields, logger
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.plans import shard_column
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.run import Key, key_text, key_value
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, plain_form
+from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.statements import verbs
+from sqlaqueue.statements.selection import instances, key_of, returning_keys, select_jobs
+from sqlaqueue.strategies.twins import unique_key
+from sqlaqueue.write_routing import routing_to_primary
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+# Statements on a table that Citus distributes by a column: it locks the rows of one shard only.
+
+
+Narrowed = TypeVar("Narrowed", AnySelect, sa.CompoundSelect[Any])
+
+
+def distribution_column(session: Session, spec: QueueSpec) -> sa.Column[Any] | None:
+    """Return the column that distributes a queue's table; None for a table of which a statement may lock all rows."""
+    connection = session.connection(bind_arguments=bind_arguments(spec.model))
+    return None if engine_of(connection.dialect) is not None else shard_column(connection, spec)
+
+
+def by_shard(session: Session, spec: QueueSpec, keys: Sequence[Key]) -> Iterable[Sequence[Key]]:
+    """Divide keys into those that one statement may lock: those with the same value of the column."""
+    if len(keys) <= 1 or len(spec.keys) == 1:
+        return [keys]
+    column = distribution_column(session, spec)
+    if column is None:
+        return [keys]
+    found: dict[Any, list[Key]] = {}
+    for key in keys:
+        found.setdefault(key[spec.keys.index(column)], []).append(key)
+    return found.values()
+
+
+def across_shards(session: Session, spec: QueueSpec, statement: Narrowed) -> Narrowed:
+    """Return a SELECT over jobs in the form that Citus executes over several shards.
+
+    The other form reads the index of claims priority by priority, by a recursive query, which is for one shard only.
+    """
+    if len(spec.keys) == 1 or distribution_column(session, spec) is None:
+        return statement
+    plain: Any = plain_form(statement)
+    return statement if plain is None else plain
+
+
+def specs_of_expired(session: Session, spec: QueueSpec) -> Sequence[QueueSpec]:
+    """Return the queue for each statement that rescues: one for each shard that has jobs with an expired lease."""
+    column = None if len(spec.keys) == 1 else distribution_column(session, spec)
+    if column is None:
+        return [spec]
+    attribute = spec.mapper.get_property_by_column(column).key
+    values = session.execute(_expired_values(spec, column), bind_arguments=bind_arguments(spec.model)).scalars()
+    return [spec.for_shard(attribute, value) for value in values]
+
+
+def _expired_values(spec: QueueSpec, column: sa.Column[Any]) -> AnySelect:
+    expires = spec.column("lease_expires_at", "rescue()")
+    return sa.select(column).where(spec.in_state("processing"), expires <= clock()).distinct()
+
+
+# -- bulk changes ------------------------------------------------------------------------------------------------------
+# Change many jobs in batches, each in a short transaction, so that claims need not wait for long.
+
+
+NO_SYNCHRONIZATION = {"synchronize_session": False}
+"""Execution options: the instances in the session are not synchronized, as the commit expires them."""
+
+BATCH_SIZE = 1000
+"""Default number of jobs that are changed in one transaction."""
+
+_CHECK_DEFERRED = sa.text("SET CONSTRAINTS ALL IMMEDIATE")
+
+Change = Callable[[Session, type[Any], JobFilter, Sequence[Key]], int]
+"""Changes the jobs with these keys that still match the filter, and returns their number."""
+
+
+@requires_session
+def in_batches(
+    session: Session,
+    model: Any,
+    job_filter: JobFilter,
+    change: Change,
+    *,
+    size: int = BATCH_SIZE,
+    limit: int | None = None,
+) -> Iterator[int]:
+    """Change jobs, and yield after each commit the number of jobs that the batch has changed.
+
+    :param change: changes one batch, such as :func:`requeue_some`, :func:`cancel_some` or :func:`purge_some`.
+    :param size: number of jobs in a batch.
+    :param limit: maximum number of jobs to select; None for all.
+    :raises StatementError: if the queue does not support the change.
+    """
+    after, left = None, limit
+    while left is None or left > 0:
+        keys = next_keys(session, model, job_filter, after, size if left is None else min(size, left))
+        if not keys:
+            return
+        try:
+            changed = change(session, model, job_filter, keys)
+            session.commit()
+        except DBAPIError as error:
+            # One of many jobs, which is alone in its batch by chance.
+            if len(keys) > 1 or (after is None and size > 1) or not may_be_of_a_row(error):
+                raise
+            session.rollback()
+            warn_of_refusal(select_jobs(model, "change").spec, keys[0], error)
+            changed = 0
+        yield changed
+        after, left = keys[-1], None if left is None else left - len(keys)
+
+
+_FINISHED = JobFilter(states=FINISHED)
+
+
+@requires_session
+def purge(
+    session: Session,
+    model: Any,
+    job_filter: JobFilter = _FINISHED,
+    *,
+    batch_size: int = BATCH_SIZE,
+    limit: int | None = None,
+) -> int:
+    """Delete finished jobs, commit each batch, and return their number.
+
+    :param model: a queue class, or ``select(Model).where(...)``.
+    :param job_filter: selects jobs; all finished ones by default.
+    :param batch_size: number of jobs that are deleted in one transaction.
+    :param limit: maximum number of jobs; None for all.
+    """
+    return sum(in_batches(session, model, job_filter, purge_some, size=batch_size, limit=limit))
+
+
+@requires_session
+def cancel_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> int:
+    """Cancel pending jobs, and request the cancellation of running ones, which are not counted."""
+    return _change_some(session, model, keys, lambda some: verbs.cancel(unchanged_jobs(model, job_filter, some)))
+
+
+@requires_session
+def purge_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> int:
+    """Delete finished jobs; a ``change`` for :func:`in_batches`."""
+    states = FINISHED if job_filter.states is None else job_filter.states
+
+    def verb(some: Sequence[Key]) -> Any:
+        return verbs.purge(unchanged_jobs(model, job_filter, some), states=states, limit=len(some))
+
+    return _change_some(session, model, keys, verb)
+
+
+@requires_session
+def execute(session: Session, model: type[Any], verb: Any) -> int:
+    """Execute a verb, commit, and return the number of changed jobs."""
+    changed = _change(session, model, verb)
+    session.commit()
+    return changed
+
+
+@requires_session
+def preview(session: Session, model: type[Any], verb: Any) -> int:
+    """Execute a verb, roll back, and return the number of jobs that it would change."""
+    changed = _change(session, model, verb)
+    session.rollback()
+    return changed
+
+
+Verb = Callable[[Sequence[Key]], Any]
+"""Makes the statement that changes the jobs with these keys."""
+
+
+def _change_some(session: Session, model: Any, keys: Sequence[Key], verb: Verb) -> int:
+    with routing_to_primary(session):
+        shards = by_shard(session, select_jobs(model, "change").spec, keys)
+        return sum(len(in_parts(session, model, some, verb)) for some in shards)
+
+
+def in_parts(
+    session: Session, model: Any, keys: Sequence[Key], verb: Verb, refused: dict[Any, str] | None = None
+) -> Sequence[sa.Row[Any]]:
+    """Execute a verb on some jobs, and return its rows.
+
+    If the database refuses to change one of several jobs, for a constraint, a trigger, a policy or a foreign key, the
+    others are changed by halves, and a warning names the one that stays as it is.
+
+    :param refused: receives the keys of jobs that stay as they are, each with the error.
+    """
+    if len(keys) <= 1:
+        return _execute(session, model, verb(keys))
+    return _in_savepoints(session, model, keys, verb, {} if refused is None else refused)
+
+
+@contextmanager
+def savepoint(session: Session, model: Any) -> Iterator[None]:
+    """Execute the block in a savepoint, to whose end deferred constraints are checked as well.
+
+    At the commit, a job that violates one would undo the changes of all.
+    """
+    with own_work():
+        nested = session.begin_nested()
+    with nested:
+        yield
+        bind = bind_arguments(model)
+        if engine_of(session.get_bind(**bind).dialect) is None:
+            session.execute(_CHECK_DEFERRED, bind_arguments=bind)
+
+
+def _in_savepoints(
+    session: Session, model: Any, keys: Sequence[Key], verb: Verb, refused: dict[Any, str]
+) -> Sequence[sa.Row[Any]]:
+    try:
+        with savepoint(session, model):
+            return _execute(session, model, verb(keys))
+    except DBAPIError as error:
+        if not may_be_of_a_row(error):
+            raise
+        if len(keys) == 1:
+            warn_of_refusal(select_jobs(model, "change").spec, keys[0], error)
+            refused[key_value(keys[0])] = error_line(error)
+            return ()
+    half = len(keys) // 2
+    return [row for part in (keys[:half], keys[half:]) for row in _in_savepoints(session, model, part, verb, refused)]
+
+
+def _execute(session: Session, model: Any, statement: Any) -> Sequence[sa.Row[Any]]:
+    rows: Sequence[sa.Row[Any]] = session.execute(
+        statement, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind_arguments(model)
+    ).all()
+    return rows
+
+
+def warn_of_refusal(spec: QueueSpec, key: Key, error: DBAPIError) -> None:
+    """Log that the database refuses to change a job, and that it stays as it is."""
+    text = "job %s of queue %s stays as it is, as the database refuses to change it: %s"
+    extra = fields("change_refused", queue=spec.name, job_key=key_value(key), error_kind=kind_of(error))
+    logger.warning(text, key_text(key), spec.name, error_line(error), extra=extra)
+
+
+def _change(session: Session, model: type[Any], verb: Any) -> int:
+    with routing_to_primary(session):
+        return len(_execute(session, model, verb))
+
+
+def unchanged_jobs(model: Any, job_filter: JobFilter, keys: Sequence[Key]) -> Any:
+    """Return a SELECT of the jobs with these keys whose state still matches the filter."""
+    spec, _, select, _ = select_jobs(model, "change")
+    jobs = select.where(spec.key_in(spec.keys, keys))
+    if job_filter.states is None or not spec.has("status"):
+        return jobs
+    return jobs.where(spec.in_state(*job_filter.states))
+
+
+# -- beside twins ------------------------------------------------------------------------------------------------------
+# Make jobs of a unique queue pending again without waiting for a twin that is not committed.
+
+
+_LOCK_NOT_AVAILABLE = "55P03"
+
+Rows = Sequence[Sequence[Any]]
+"""The results of a verb: the key of each job, and the key of its twin."""
+
+
+def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str, keys: Sequence[Key] = ()) -> Rows | None:
+    """Execute a verb in a savepoint; return None if a job meets a twin that was not committed when it began.
+
+    It returns None as well if the database refuses to change a job, and names the job if it is the only one.
+
+    :param keys: the keys of the jobs, if they are known.
+    """
+    spec, bind = select_jobs(model, "attempt").spec, bind_arguments(model)
+    former = session.scalar(sa.select(sa.func.current_setting("lock_timeout")), bind_arguments=bind)
+    try:
+        with savepoint(session, model):
+            session.execute(_set_timeout(lock_timeout), bind_arguments=bind)
+            rows = session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all()
+            # It would outlive the savepoint.
+            session.execute(_set_timeout(former), bind_arguments=bind)
+            return rows
+    except DBAPIError as error:
+        if sqlstate(error) == _LOCK_NOT_AVAILABLE or is_twin(error, spec):
+            return None
+        if not may_be_of_a_row(error):
+            raise
+        if len(keys) == 1:
+            warn_of_refusal(spec, keys[0], error)
+        return None
+
+
+def _set_timeout(value: Any) -> Any:
+    return sa.select(sa.func.set_config("lock_timeout", value, sa.true()))
+
+
+# -- cancellation ------------------------------------------------------------------------------------------------------
+# Cancel pending jobs, request the cancellation of running ones, and return the outcome for each job.
+
+
+_ACTIVE = JobFilter(states=("pending", "processing"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancelled:
+    """The result of :func:`cancel`. A key is a value, or a tuple for a composite primary key."""
+
+    cancelled: list[Any] = field(default_factory=list)
+    """The jobs that were pending, and are cancelled now."""
+    asked: list[Any] = field(default_factory=list)
+    """The running jobs whose cancellation has been requested."""
+    missing: list[Any] = field(default_factory=list)
+    """Jobs that are neither pending nor running. These are given instances, and keys of ``JobFilter(keys=...)`` as
+    texts, whose jobs do not exist or have finished; and jobs that finished after they had been selected."""
+    refused: dict[Any, str] = field(default_factory=dict)
+    """Of several jobs those that the database refuses to change, each with the error."""
+
+
+@requires_session
+def cancel(
+    session: Session,
+    jobs: Any,
+    job_filter: JobFilter = _ACTIVE,
+    *,
+    batch_size: int = BATCH_SIZE,
+    limit: int | None = None,
+) -> Cancelled:
+    """Cancel pending jobs, request the cancellation of running ones, and commit each batch.
+
+    :param jobs: instances, a queue class, or ``select(Model).where(...)``.
+    :param job_filter: selects jobs of a class or a select; all pending and running ones by default.
+    :param batch_size: number of jobs that are changed in one transaction.
+    :param limit: maximum number of jobs of a class or a select; None for all.
+    """
+    done = Cancelled()
+    if isinstance(jobs, type | sa.Select):
+        model: Any = jobs
+        texts = job_filter.keys or ()
+        with routing_to_primary(session):
+            options = {WRITES_LATER: True}
+            missing = [key for key in texts if not counts(session, model, replace(job_filter, keys=(key,)), **options)]
+        done.missing.extend(missing)
+        for keys in _pages(session, model, job_filter, batch_size, limit):
+            _cancel_page(session, model, keys, lambda some: unchanged_jobs(model, job_filter, some), done)
+        return done
+    listed = instances(jobs, "cancel")
+    for start in range(0, len(listed), batch_size):
+        page = listed[start : start + batch_size]
+        by_key = {key_of(job, "cancel"): job for job in page}
+
+        def found(some: Sequence[Key], by_key: dict[Key, Any] = by_key) -> list[Any]:
+            return [by_key[key] for key in some]
+
+        _cancel_page(session, type(page[0]), [key_of(job, "cancel") for job in page], found, done)
+    return done
+
+
+def _pages(session: Session, model: Any, job_filter: JobFilter, size: int, limit: int | None) -> Iterator[list[Key]]:
+    after, left = None, limit
+    while left is None or left > 0:
+        keys = next_keys(session, model, job_filter, after, size if left is None else min(size, left))
+        if not keys:
+            return
+        yield keys
+        after, left = keys[-1], None if left is None else left - len(keys)
+
+
+def _cancel_page(
+    session: Session, model: Any, keys: Sequence[Key], jobs: Callable[[Sequence[Key]], Any], done: Cancelled
+) -> None:
+    """Cancel the jobs with these keys, and commit.
+
+    :param jobs: returns what the verb takes, for some of the keys.
+    """
+    spec, bind = select_jobs(model, "cancel").spec, bind_arguments(model)
+    # Before the verb: a request for cancellation is younger than this.
+    with routing_to_primary(session):
+        started = session.scalar(sa.select(clock()), bind_arguments=bind)
+        cancelled = set[Any]()
+        for some in by_shard(session, spec, keys):
+            rows = in_parts(session, model, some, lambda keys: verbs.cancel(jobs(keys)), done.refused)
+            cancelled.update(row[0] for row in rows)
+        asked = set()
+        if CONTROL in spec.side_tables:
+            asked = {key_value(row) for row in session.execute(_requested(spec, keys, started), bind_arguments=bind)}
+    session.commit()
+    for key in map(key_value, keys):
+        if key in done.refused:
+            continue
+        outcome = done.cancelled if key in cancelled else done.asked if key in asked else done.missing
+        outcome.append(key)
+
+
+def _requested(spec: QueueSpec, keys: Sequence[Key], started: Any) -> AnySelect:
+    """Return a SELECT of those of ``keys`` whose cancellation was requested since ``started``."""
+    control = spec.side_tables[CONTROL]
+    is_requested = sa.and_(control.c.queue == spec.name, control.c.key == key_json(spec.keys))
+    return (
+        sa.select(*spec.keys)
+        .select_from(spec.table)
+        .join(control, is_requested)
+        .where(spec.key_in(spec.keys, keys), control.c.created_at >= sa.literal(started, control.c.created_at.type))
+    )
+
+
+# -- queue control -----------------------------------------------------------------------------------------------------
+# Operations on a whole queue: pause, resume, consumers, rescue, reconcile.
+
+
+_LONGEST = 5.0
+"""For how many seconds jobs are rescued one by one; what has been rescued is locked meanwhile."""
+
+
+@requires_session
+def pause(session: Session, model: type[Any]) -> None:
+    """Pause a queue, so that none of its jobs is claimed, and commit."""
+    with routing_to_primary(session):
+        session.execute(verbs.pause(model), bind_arguments=bind_arguments(model))
+    session.commit()
+
+
+@requires_session
+def resume(session: Session, model: type[Any]) -> None:
+    """Let Consumers claim jobs of a paused queue again, and commit."""
+    with routing_to_primary(session):
+        session.execute(verbs.resume(model), bind_arguments=bind_arguments(model))
+    session.commit()
+
+
+@requires_session
+def paused(session: Session, model: type[Any]) -> bool:
+    """Return whether a queue is paused."""
+    return bool(session.scalar(verbs.paused(model), bind_arguments=bind_arguments(model)))
+
+
+@requires_session
+def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
+    """Return the live Consumers of a queue, as rows with the columns of :func:`sqlaqueue.consumers`."""
+    return session.execute(verbs.consumers(model), bind_arguments=bind_arguments(model)).all()
+
+
+@requires_session
+def rescue(session: Session, model: type[Any]) -> int:
+    """Make jobs whose lease has expired pending again, commit, and return their number.
+
+    A job of a unique queue that has a twin by now counts as well. One whose twin is not committed yet is left as it is;
+    if there are many of these, other jobs may be left to the next call.
+    """
+    spec = select_jobs(model, "rescue").spec
+    unique = unique_key(spec)
+    with routing_to_primary(session):
+        if unique is None or not unique.returns_from_runs:
+            try:
+                with savepoint(session, model):
+                    number = _rescue_together(session, model)
+            except DBAPIError as error:
+                if not may_be_of_a_row(error):
+                    raise
+                number = _rescue_each(session, model, spec)
+        else:
+            rows = attempt(session, model, verbs.rescue(model), lock_timeout=MOMENT)
+            number = _rescue_each(session, model, spec) if rows is None else len(rows)
+    session.commit()
+    return number
+
+
+def _rescue_each(session: Session, model: type[Any], spec: QueueSpec) -> int:
+    """Rescue one job after the other, without those that have a twin, or that the database refuses to change."""
+    number, until = 0, time.monotonic() + _LONGEST
+    for key in session.execute(expired_keys(spec), bind_arguments=bind_arguments(model)).all():
+        if time.monotonic() > until:
+            break
+        verb = returning_keys(spec, spec.strategy.rescue_some(spec, [tuple(key)]))
+        number += len(attempt(session, model, verb, lock_timeout=SHORTEST_MOMENT, keys=[tuple(key)]) or ())
+    return number
+
+
+@requires_session
+def preview_rescue(session: Session, model: type[Any]) -> int:
+    """Return how many jobs :func:`rescue` would make pending; roll back."""
+    number = _rescue_together(session, model)
+    session.rollback()
+    return number
+
+
+def _rescue_together(session: Session, model: type[Any]) -> int:
+    """Rescue jobs in one statement, or in one for each shard of a distributed table, and return their number."""
+    bind, number = bind_arguments(model), 0
+    with routing_to_primary(session):
+        for spec in specs_of_expired(session, select_jobs(model, "rescue").spec):
+            verb = returning_keys(spec, spec.strategy.rescue(spec))
+            number += len(session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all())
+    return number
+
+
+@requires_session
+def reconcile(session: Session, model: type[Any]) -> int:
+    """Insert missing messages and delete superfluous ones, commit, and return the number of jobs concerned."""
+    return execute(session, model, verbs.reconcile(model))
+
+
+# -- requeueing --------------------------------------------------------------------------------------------------------
+# Make finished jobs pending again, and report those that have a twin by now.
+
+
+class Requeued(int):
+    """How many jobs are pending again. ``twins`` and ``left`` are empty unless the queue is unique."""
+
+    twins: dict[Any, str]
+    """The keys of jobs that have a twin, each with the key of the twin as a text. They were cancelled, or left as they
+    were, as ``Unique(on_return=...)`` says. A key is a value, or a tuple for a composite primary key."""
+    left: list[Any]
+    """The keys of jobs that were left as they were: a twin was being enqueued and was not committed yet, another
+    transaction had locked the job, or there were too many such jobs in their batch. Requeue them again later."""
+
+    refused: dict[Any, str]
+    """Of several jobs those that the database refuses to change, each with the error. Those of a unique queue are among
+    :attr:`left`, and only the log has the error."""
+
+    def __new__(
+        cls,
+        number: int = 0,
+        twins: dict[Any, str] | None = None,
+        left: Sequence[Any] = (),
+        refused: dict[Any, str] | None = None,
+    ) -> Self:
+        """Return a number with the keys of the jobs that were not counted."""
+        made = super().__new__(cls, number)
+        made.twins, made.left, made.refused = dict(twins or {}), list(left), dict(refused or {})
+        return made
+
+
+_FAILED = JobFilter(states=("failed",))
+"""For how many seconds the jobs of a batch are tried one by one; what has been requeued is locked meanwhile."""
+
+
+@requires_session
+def requeue(
+    session: Session,
+    jobs: Any,
+    job_filter: JobFilter = _FAILED,
+    *,
+    batch_size: int = BATCH_SIZE,
+    limit: int | None = None,
+) -> Requeued:
+    """Make finished jobs pending again, with no attempt counted; commit each batch, and return their number.
+
+    Of several twins in a batch the newest comes back, and the result names the others.
+
+    :param jobs: a queue class, or ``select(Model).where(...)``; or instances.
+    :param job_filter: selects jobs of a class or a select; failed ones by default.
+    :param batch_size: number of jobs that are changed in one transaction.
+    :param limit: maximum number of jobs of a class or a select; None for all.
+    """
+    if isinstance(jobs, type | sa.Select):
+        results = in_batches(session, jobs, job_filter, requeue_some, size=batch_size, limit=limit)
+        return _sum([one for one in results if isinstance(one, Requeued)])
+    listed = instances(jobs, "requeue")
+    if not listed:
+        return Requeued()
+    model: type[Any] = spec_of(type(listed[0])).model
+    done = _requeue_keys(session, model, JobFilter(), [key_of(job, "requeue") for job in listed])
+    session.commit()
+    return done
+
+
+@requires_session
+def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
+    """Make finished jobs pending again; a ``change`` for :func:`in_batches`."""
+    return _requeue_keys(session, model, job_filter, keys)
+
+
+def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
+    """Requeue jobs together; each by itself if a twin of one of them is being enqueued."""
+
+    def verb(some: Sequence[Key]) -> Any:
+        return verbs.requeue(unchanged_jobs(model, job_filter, some))
+
+    with routing_to_primary(session):
+        spec = select_jobs(model, "requeue").spec
+        if unique_key(spec) is None:
+            refused: dict[Any, str] = {}
+            parts = (in_parts(session, model, some, verb, refused) for some in by_shard(session, spec, keys))
+            return Requeued(sum(map(len, parts)), refused=refused)
+        rows = attempt(session, model, verb(keys), lock_timeout=MOMENT, keys=keys)
+        if rows is not None:
+            return _requeued(rows)
+        # Backwards, so that of several twins among them the newest comes back.
+        tried: dict[Key, Rows | None] = dict.fromkeys(reversed(keys))
+        until = time.monotonic() + _LONGEST
+        for key in tried:
+            if time.monotonic() < until:
+                tried[key] = attempt(session, model, verb([key]), lock_timeout=SHORTEST_MOMENT, keys=[key])
+    done = _sum([_requeued(rows) for rows in tried.values() if rows is not None])
+    return Requeued(done, done.twins, done.left + [key_value(key) for key, rows in tried.items() if rows is None])
+
+
+def _requeued(rows: Rows) -> Requeued:
+    twins = {row[0]: row[1] for row in rows if row[1]}
+    # Without a key: a twin that was committed after the statement had begun.
+    left = [row[0] for row in rows if row[1] == ""]
+    return Requeued(len(rows) - len(twins) - len(left), twins, left)
+
+
+def _sum(results: Sequence[Requeued]) -> Requeued:
+    twins = {key: twin for one in results for key, twin in one.twins.items()}
+    refused = {key: error for one in results for key, error in one.refused.items()}
+    return Requeued(sum(results), twins, [key for one in results for key in one.left], refused)

@@ -1,0 +1,378 @@
+"""What the checks of one examination share: the connection, the queues and the thresholds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Literal, get_args
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.postgresql.catalog_text import quoted
+from sqlaqueue.postgresql.facts import ServerState
+from sqlaqueue.queue.names import CONSUMERS
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.statements.verbs import consumers
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+# Fixes: the SQL that changes a setting of the server, and the command that leads workers to another server.
+
+
+def change_setting(server: ServerState, name: str, value: str) -> str:
+    """Return the statements that give a setting another value for all new sessions like the current one."""
+    database, role = quoted(server.database), quoted(server.role)
+    source = server.settings[name].source
+    if source in {"client", "session"}:
+        return f"-- Remove it from the options of the engine.\nSET {name} = {value};"
+    if source == "command line":
+        return f"postgres -c {name}={value}  # with the other options with which the server was started"
+    where = {
+        "database": f"DATABASE {database}",
+        "user": f"ROLE {role}",
+        "database user": f"ROLE {role} IN DATABASE {database}",
+    }.get(source)
+    if where is not None:
+        return f"ALTER {where} RESET {name};"
+    return f"ALTER SYSTEM SET {name} = {value};\nSELECT pg_reload_conf();"
+
+
+def use_server(server: ServerState, address: str, port: int) -> str:
+    """Return the command that gives workers the address of a server, with the role and the database of ``server``."""
+    user, name = quote(server.role, safe=""), quote(server.database, safe="")
+    host, query = address, ""
+    if host.startswith("/"):
+        host, query = "", f"?host={quote(host)}&port={port}"
+    elif ":" in host:
+        host = f"[{host}]"
+    place = f"{host}:{port}" if host else ""
+    return f"export SQLAQUEUE_URL='postgresql+psycopg://{user}@{place}/{name}{query}'  # for workers"
+
+
+# -- finding -----------------------------------------------------------------------------------------------------------
+# The result of an examination: :class:`Finding`.
+
+
+Severity = Literal["critical", "warning", "notice"]
+"""``critical``: jobs do not run, are lost or run twice, now or soon. ``warning``: the queue is slower than it should
+be, or will be critical if nothing is done. ``notice``: worth knowing."""
+
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""The worst first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that is wrong with a queue or its server."""
+
+    severity: Severity
+    code: str
+    """What was found, as a word for programs, such as ``missing_index``."""
+    queue: str | None
+    """The name of the queue; None for a finding about the server or the connection."""
+    summary: str
+    """What is wrong, in one sentence."""
+    consequence: str = ""
+    """Why it matters, in one sentence."""
+    fixes: tuple[str, ...] = ()
+    """What repairs it. Each one repairs it by itself, and the first is to be tried first. It is a shell command, or SQL
+    statements that end with a semicolon: to be executed one by one, not in one transaction."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The values that were measured, for programs."""
+
+
+# -- codes -------------------------------------------------------------------------------------------------------------
+# What the doctor may find: the code of each finding, and how severe it can be.
+
+
+CODES: Mapping[str, tuple[Severity, ...]] = {
+    # The examination itself.
+    "check_failed": ("notice",),
+    "on_shards": ("notice",),
+    # The server.
+    "old_server": ("critical",),
+    "server_in_recovery": ("critical",),
+    "read_only_default": ("critical",),
+    "fsync_off": ("critical",),
+    "full_page_writes_off": ("critical",),
+    "synchronous_commit_off": ("notice",),
+    "small_lock_table": ("notice",),
+    "notification_queue_full": ("critical", "warning"),
+    "clock_difference": ("critical", "warning"),
+    "keys_run_out": ("critical", "warning"),
+    # Connections.
+    "connections_used": ("warning",),
+    "small_pool": ("notice",),
+    "transaction_pooler": ("warning", "notice"),
+    # What blocks the tables.
+    "blocked_table": ("critical",),
+    # What keeps dead rows.
+    "idle_in_transaction": ("warning",),
+    "long_transaction": ("warning",),
+    "prepared_transaction": ("warning",),
+    "replication_slot": ("warning",),
+    "standby_feedback": ("warning",),
+    "hidden_sessions": ("notice",),
+    # Autovacuum and statistics.
+    "track_counts_off": ("warning",),
+    "autovacuum_off": ("warning",),
+    "autovacuum_disabled": ("warning",),
+    "dead_rows": ("warning",),
+    "stale_statistics": ("warning",),
+    "status_statistics": ("warning",),
+    "index_bloat": ("notice",),
+    "wraparound": ("critical", "warning"),
+    # Objects of the database.
+    "missing_table": ("critical",),
+    "missing_column": ("critical",),
+    "missing_default": ("critical", "warning"),
+    "refused_status": ("critical", "warning"),
+    "split_schemas": ("critical",),
+    "missing_index": ("critical", "warning"),
+    "invalid_index": ("critical", "warning"),
+    "altered_index": ("critical", "warning"),
+    "index_building": ("warning", "notice"),
+    "leftover_index": ("warning",),
+    "missing_trigger": ("critical", "warning"),
+    "disabled_trigger": ("critical", "warning"),
+    "altered_trigger": ("critical", "warning"),
+    "missing_function": ("critical", "warning"),
+    "outdated_function": ("warning",),
+    "newer_function": ("warning",),
+    "altered_function": ("critical", "warning"),
+    # Rights of the session's role.
+    "missing_schema_grant": ("critical",),
+    "missing_grant": ("critical",),
+    "missing_policy": ("critical",),
+    "hidden_rows": ("warning",),
+    # Claims.
+    "claim_reads_table": ("critical", "warning"),
+    # Leases.
+    "expired_leases": ("critical",),
+    "runs_without_lease": ("critical",),
+    # Consumers and jobs.
+    "no_consumer": ("critical",),
+    "paused": ("warning",),
+    "backlog": ("warning",),
+    "unclaimable_jobs": ("critical", "warning"),
+    "not_listening": ("warning",),
+    "other_version": ("notice",),
+    "old_journal_entries": ("notice",),
+    "old_cancellations": ("notice",),
+    "jobs_without_message": ("critical",),
+    "messages_without_job": ("warning",),
+    "unknown_status": ("warning",),
+    # Schedules.
+    "late_schedule": ("critical",),
+    "schedule_error": ("critical",),
+    "unserved_schedule": ("notice",),
+}
+"""By the code, the severities that a finding with it may have, the worst first."""
+
+
+# -- thresholds --------------------------------------------------------------------------------------------------------
+# From which values on something is a finding: :class:`Thresholds`.
+
+
+_LONGEST_TIMEOUT = timedelta(days=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """The limits of an examination; each check names those that it uses.
+
+    :raises ConfigurationError: if a duration is no timedelta, or a number no number; if one is negative; and for a
+        timeout of more than a day.
+    """
+
+    statement_timeout: timedelta = timedelta(seconds=5)
+    """The longest time for one statement of the examination."""
+    lock_timeout: timedelta = timedelta(milliseconds=500)
+    """For how long a statement of the examination waits for a lock."""
+    blocked_for: timedelta = timedelta(seconds=5)
+    """For how long a session has to have waited for a lock of a queue's table."""
+    small_table: int = field(default=1000, metadata={"unit": "rows"})
+    """Number of rows up to which a claim may read a whole table."""
+    lease_expired_for: timedelta = timedelta(seconds=30)
+    """How long ago a lease must have expired; Consumers rescue within a few seconds."""
+    unserved_for: timedelta = timedelta(seconds=30)
+    """For how long the oldest job of a queue without live Consumers must have been due."""
+    oldest_due: timedelta = timedelta(minutes=5)
+    """For how long the oldest job of a queue with live Consumers must have been due."""
+    not_listening_for: timedelta = timedelta(minutes=1)
+    """How long ago a Consumer that receives no notifications must have started."""
+    leftover_age: timedelta = timedelta(hours=25)
+    """The age from which on entries of the crash journal, and requests to cancel jobs, are left over. Consumers delete
+    those of more than a day."""
+
+    transaction_open: timedelta = timedelta(minutes=5)
+    """For how long a transaction, prepared or not, may keep dead rows."""
+    horizon_age: int = field(default=100_000, metadata={"unit": "transactions"})
+    """For how many later transactions a session, a slot or a standby may keep dead rows."""
+    slot_inactive: timedelta = timedelta(hours=1)
+    """For how long a slot that keeps dead rows may have no client; known from PostgreSQL 17 on."""
+
+    dead_rows: int = field(default=10_000, metadata={"unit": "rows"})
+    """How many dead rows a table may have, however small its threshold of autovacuum."""
+    dead_rows_factor: float = field(default=2.0, metadata={"unit": "times"})
+    """How many times the dead rows at which autovacuum begins a table may have."""
+    dead_rows_kept: int = field(default=100_000, metadata={"unit": "rows"})
+    """How many dead rows a table may have soon after a VACUUM."""
+    vacuum_overdue: timedelta = timedelta(minutes=5)
+    """How long ago the last VACUUM of a table with too many dead rows may be."""
+    changed_rows: int = field(default=10_000, metadata={"unit": "rows"})
+    """How many rows may have changed since the last ANALYZE, however small the table."""
+    changed_share: float = field(default=0.5, metadata={"unit": "share"})
+    """The same as a share of the rows that the table had then."""
+    row_count_factor: float = field(default=10.0, metadata={"unit": "times"})
+    """How many times more or fewer rows a table may have than the planner expects."""
+    analyze_overdue: timedelta = timedelta(minutes=10)
+    """How long ago the last ANALYZE of a table with too many changed rows may be."""
+    new_table_rows: int = field(default=100_000, metadata={"unit": "rows"})
+    """How many dead or changed rows a table may have before its first VACUUM or ANALYZE: it may have been created since
+    autovacuum last looked."""
+    freeze_factor: float = field(default=1.5, metadata={"unit": "times"})
+    """How many times the age at which autovacuum freezes a table its oldest transaction id may have."""
+    freeze_critical: int = field(default=1_600_000_000, metadata={"unit": "transactions"})
+    """The age of the oldest transaction id that is critical; at 2.1 billion the server refuses to write."""
+    index_bloat_factor: float = field(default=10.0, metadata={"unit": "times"})
+    """How many times the size that its entries need a claim index may have."""
+    index_bloat_size: int = field(default=64 * 1024 * 1024, metadata={"unit": "bytes"})
+    """The bytes that a claim index may have in any case."""
+
+    clock_difference: timedelta = timedelta(seconds=2)
+    """How much the clock of this machine may differ from the server's."""
+    clock_difference_critical: timedelta = timedelta(minutes=1)
+    """The same for a critical finding."""
+    notification_queue: float = field(default=0.5, metadata={"unit": "share"})
+    """Which share of the notification queue may be in use."""
+    notification_queue_critical: float = field(default=0.9, metadata={"unit": "share"})
+    """The same for a critical finding."""
+    oldest_server: int = field(default=15, metadata={"unit": "version"})
+    """The oldest major version of PostgreSQL."""
+    claims_at_once: int = field(default=10, metadata={"unit": "claims"})
+    """How many claims of a full batch must fit into the server's lock table."""
+
+    keys_used: float = field(default=0.7, metadata={"unit": "share"})
+    """Which share of the numbers of an integer key may be used."""
+    keys_used_critical: float = field(default=0.9, metadata={"unit": "share"})
+    """The same for a critical finding."""
+
+    connections_used: float = field(default=0.9, metadata={"unit": "share"})
+    """Which share of the server's connections may be in use."""
+    connection_idle: timedelta = timedelta(minutes=10)
+    """From when on a session counts as idle, for the fix that ends such sessions."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, what = getattr(self, each.name), f"Thresholds({each.name}={getattr(self, each.name)!r})"
+            if isinstance(each.default, timedelta):
+                if not isinstance(value, timedelta):
+                    msg = f"{what}: give a timedelta, such as timedelta(minutes=10)"
+                    raise ConfigurationError(msg)
+                is_negative = value < timedelta(0)
+            else:
+                kinds = (int,) if isinstance(each.default, int) else (int, float)
+                if isinstance(value, bool) or not isinstance(value, kinds) or math.isnan(value):
+                    kind = "an integer" if isinstance(each.default, int) else "a number"
+                    msg = f"{what}: give {kind} ({each.metadata['unit']})"
+                    raise ConfigurationError(msg)
+                is_negative = value < 0
+            if is_negative:
+                msg = f"{what}: give zero or more"
+                raise ConfigurationError(msg)
+        for name in ("statement_timeout", "lock_timeout"):
+            if getattr(self, name) > _LONGEST_TIMEOUT:
+                msg = f"Thresholds({name}={getattr(self, name)!r}): give at most a day"
+                raise ConfigurationError(msg)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """One examination of some queues in one database."""
+
+    connection: sa.Connection
+    """A connection in a read-only transaction with a statement timeout."""
+    specs: Sequence[QueueSpec]
+    """The queues; all of them are in the database of the connection."""
+    thresholds: Thresholds
+    deep: bool
+    """Whether checks may read rows of jobs, not only catalogs, statistics and a few pages."""
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """Return a session on the connection, for functions that need one."""
+        # A savepoint of its own: closing the session must not end the caller's transaction.
+        with Session(self.connection, autoflush=False, join_transaction_mode="create_savepoint") as session:
+            yield session
+
+
+Check = Callable[[Examination], Iterator[Finding]]
+"""A check yields what it finds. It executes each statement by ``examination.connection``; if one fails, the examination
+rolls back to the savepoint before the check, and reports that the check could not be made."""
+
+
+def target_of(spec: QueueSpec) -> str:
+    """Return a queue as commands name it."""
+    return f"{spec.model.__module__}:{spec.model.__qualname__}"
+
+
+# -- queue tables ------------------------------------------------------------------------------------------------------
+# The tables of the examined queues, each once, with the queue that a finding about it names.
+
+
+def queue_tables(examination: Examination) -> Iterator[tuple[str | None, sa.Table]]:
+    """Return the job tables, message tables and side tables; the name is None for a table of several queues."""
+    names: dict[sa.Table, list[str]] = {}
+    for spec in examination.specs:
+        for table in dict.fromkeys((*spec.strategy.locked_tables(spec), *spec.side_tables.values())):
+            names.setdefault(table, []).append(spec.name)
+    for table, queues in names.items():
+        yield queues[0] if len(queues) == 1 else None, table
+
+
+# -- shared ------------------------------------------------------------------------------------------------------------
+# What several checks read: live Consumers, and numbers of rows up to a limit.
+
+
+MOST = 1000
+"""Number of rows up to which they are counted."""
+
+
+def at_most(rows: AnySelect) -> AnySelect:
+    """Return the first rows of a SELECT, one more than are counted."""
+    limited: AnySelect = rows.limit(MOST + 1)
+    return limited
+
+
+def counted(connection: sa.Connection, rows: AnySelect) -> int:
+    """Return the number of rows of a SELECT, up to :data:`MOST` and one."""
+    number: int = connection.execute(
+        sa.select(sa.func.count()).select_from(at_most(rows).subquery("sqlaqueue_first"))
+    ).scalar_one()
+    return number
+
+
+def number_text(number: int, one: str, several: str = "") -> str:
+    """Return a number of rows that was counted up to the limit, such as ``2 jobs``."""
+    return f"1 {one}" if number == 1 else f"{f'more than {MOST}' if number > MOST else number} {several or f'{one}s'}"
+
+
+def alive_text(consumers: int) -> str:
+    """Return how many Consumers are alive, as a clause."""
+    return "1 Consumer is alive" if consumers == 1 else f"{consumers} Consumers are alive"
+
+
+def live_consumers(examination: Examination, spec: QueueSpec) -> Sequence[Any]:
+    """Return the Consumers of a queue that are alive, as ``consumers()`` does, with the seconds since they started."""
+    if CONSUMERS not in spec.side_tables:
+        return []
+    age = sa.extract("epoch", clock() - spec.side_tables[CONSUMERS].c.created_at)
+    query = consumers(spec.model).add_columns(sa.cast(age, sa.Double()).label("age"))
+    return examination.connection.execute(query).all()

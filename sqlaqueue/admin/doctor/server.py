@@ -1,0 +1,325 @@
+"""Whether the server can run a queue: its version, whether it can be written to, and settings that lose jobs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from sqlaqueue.admin.doctor.examination import Examination, Finding, Severity, change_setting, use_server
+from sqlaqueue.consumer.sessions import pool_limit
+from sqlaqueue.consumer.settings import BATCH
+from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.postgresql.catalog_text import literal
+from sqlaqueue.postgresql.facts import ServerState
+from sqlaqueue.postgresql.server import (
+    announced_pid,
+    backend_pid,
+    connections,
+    probe_backends,
+    server_state,
+    server_time,
+)
+
+
+def check_server(examination: Examination) -> Iterator[Finding]:
+    """Find that the server is too old, or cannot be written to.
+
+    Threshold: ``oldest_server``.
+    """
+    server = server_state(examination.connection)
+    oldest = examination.thresholds.oldest_server
+    if server.version // 10_000 < oldest:
+        yield Finding(
+            severity="critical",
+            code="old_server",
+            queue=None,
+            summary=f"The server is PostgreSQL {server.version // 10_000}; sqlaqueue needs {oldest} or newer.",
+            consequence="Statements of Consumers fail. Upgrade the server with pg_upgrade.",
+            facts={"version": server.version},
+        )
+    if server.in_recovery:
+        yield Finding(
+            severity="critical",
+            code="server_in_recovery",
+            queue=None,
+            summary=f"The server {server.address}:{server.port} is a standby, which is read-only.",
+            consequence="No job can be added, claimed or settled by this connection.",
+            fixes=(
+                *([use_server(server, *server.primary)] if server.primary is not None else []),
+                "-- Only if the primary is gone for good.\nSELECT pg_promote();",
+            ),
+            facts={"address": server.address, "port": server.port},
+        )
+    elif server.is_on("default_transaction_read_only"):
+        writable = "SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE;"
+        yield Finding(
+            severity="critical",
+            code="read_only_default",
+            queue=None,
+            summary=(
+                "Transactions are read-only by default: default_transaction_read_only is on, set by "
+                f"{_source(server, 'default_transaction_read_only')}."
+            ),
+            consequence="No job can be added, claimed or settled.",
+            fixes=(f"{writable}\n{change_setting(server, 'default_transaction_read_only', 'off')}",),
+            facts=asdict(server.settings["default_transaction_read_only"]),
+        )
+
+
+def _source(server: ServerState, name: str) -> str:
+    return {
+        "database": f"ALTER DATABASE {server.database}",
+        "user": f"ALTER ROLE {server.role}",
+        "database user": f"ALTER ROLE {server.role} IN DATABASE {server.database}",
+        "configuration file": "the server's configuration file",
+        "client": "the options of this connection",
+        "session": "a SET in this session",
+    }.get(server.settings[name].source, server.settings[name].source)
+
+
+def check_durability(examination: Examination) -> Iterator[Finding]:
+    """Find settings with which the server loses commits, or its data, in a crash."""
+    server = server_state(examination.connection)
+    lost = "After a crash of the machine the database may be corrupt; jobs may be lost or run twice."
+    found: list[tuple[Severity, str, str]] = [("critical", "fsync", lost), ("critical", "full_page_writes", lost)]
+    for severity, name, consequence in found:
+        if not server.is_on(name):
+            yield _off(server, severity, name, consequence)
+    if server.settings["synchronous_commit"].value == "off":
+        yield _off(
+            server,
+            "notice",
+            "synchronous_commit",
+            "A crash of the server may lose the last commits: a job that was added just before, or the end of a run, "
+            "which then runs again.",
+        )
+
+
+def _off(server: ServerState, severity: Severity, name: str, consequence: str) -> Finding:
+    return Finding(
+        severity=severity,
+        code=f"{name}_off",
+        queue=None,
+        summary=f"The setting {name} is off, set by {_source(server, name)}.",
+        consequence=consequence,
+        fixes=(change_setting(server, name, "on"),),
+        facts=asdict(server.settings[name]),
+    )
+
+
+def check_lock_table(examination: Examination) -> Iterator[Finding]:
+    """Find a lock table that is too small for claims that lock a slot for each job and limit.
+
+    Threshold: ``claims_at_once``.
+    """
+    server = server_state(examination.connection)
+    sessions = server.number("max_connections") + server.number("max_prepared_transactions")
+    room = int(server.number("max_locks_per_transaction") * sessions)
+    for spec in examination.specs:
+        flow = flow_control(spec)
+        if flow is None or not spec.strategy.holds_transaction:
+            continue
+        # Without a key, all jobs of a claim share one slot.
+        locks = sum(BATCH if key.names else 1 for key in flow.keys)
+        needed = examination.thresholds.claims_at_once * locks
+        if needed <= room:
+            continue
+        wanted = -int(-needed // sessions)
+        yield Finding(
+            severity="notice",
+            code="small_lock_table",
+            queue=spec.name,
+            summary=(
+                f"The server's lock table has room for about {room} locks; one claim of {BATCH} jobs of {spec.name} "
+                f"may take {locks}, so {examination.thresholds.claims_at_once} claims at once may need {needed}."
+            ),
+            consequence='Claims may fail with "out of shared memory"; so may other statements at that time.',
+            fixes=(
+                f"-- Needs a restart of the server.\nALTER SYSTEM SET max_locks_per_transaction = {wanted};",
+                f"sqlaqueue worker ... --batch-size {max(1, BATCH * room // needed)}",
+            ),
+            facts={"locks": room, "locks_of_claim": locks, "needed": needed},
+        )
+
+
+# -- clock -------------------------------------------------------------------------------------------------------------
+# Whether the clock of this machine and that of the server agree.
+
+
+_MEASUREMENTS = 5
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def check_clock(examination: Examination, now: Callable[[], datetime] = _utc_now) -> Iterator[Finding]:
+    """Find a difference between the clocks that the duration of a round trip cannot explain.
+
+    Thresholds: ``clock_difference``, ``clock_difference_critical``.
+
+    :param now: the clock of this machine.
+    """
+    difference, uncertainty = min((_measure(examination, now) for _ in range(_MEASUREMENTS)), key=lambda each: each[1])
+    certain = abs(difference) - uncertainty
+    limits = examination.thresholds
+    if certain <= limits.clock_difference.total_seconds():
+        return
+    direction = "ahead of" if difference > 0 else "behind"
+    later = "later" if difference > 0 else "earlier"
+    yield Finding(
+        severity="critical" if certain > limits.clock_difference_critical.total_seconds() else "warning",
+        code="clock_difference",
+        queue=None,
+        summary=f"The clock of this machine is {abs(difference):.1f} s {direction} the clock of the database server.",
+        consequence=(
+            f"A time that a program of this machine computes, such as run_at, is due that much {later} than meant. "
+            "Leases, retries and schedules go by the server's clock: if that is the wrong one, they end or begin too "
+            "early or too late when it is corrected."
+        ),
+        fixes=(
+            "sudo timedatectl set-ntp true  # on the machine whose clock is wrong",
+            "sudo chronyc makestep  # the same where chrony runs",
+        ),
+        facts={"seconds": difference, "uncertainty": uncertainty},
+    )
+
+
+def _measure(examination: Examination, now: Callable[[], datetime]) -> tuple[float, float]:
+    """Return how many seconds this machine is ahead, and how far off that may be."""
+    began, here = time.monotonic(), now()
+    there = server_time(examination.connection)
+    half = (time.monotonic() - began) / 2
+    return (here - there).total_seconds() + half, half
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+# Whether there are connections left, on the server and in the engine's pool.
+
+
+_NAMED = 3
+"""How many groups of connections the text names."""
+
+_CONSUMER = 2
+"""The connections of a Consumer with the default options: a worker and maintenance."""
+
+
+def check_server_connections(examination: Examination) -> Iterator[Finding]:
+    """Find that the server has hardly any connection left.
+
+    Thresholds: ``connections_used``, ``connection_idle``.
+    """
+    limits = examination.thresholds
+    seconds = limits.connection_idle.total_seconds()
+    found = connections(examination.connection, seconds)
+    if found.used < limits.connections_used * found.limit:
+        return
+    most = "; ".join(
+        f"{group.number} of the role {group.role}"
+        + (f" and the application {group.application!r}" if group.application else "")
+        for group in found.groups[:_NAMED]
+    )
+    idlest = max(found.groups, key=lambda group: group.idle or 0)
+    fixes = []
+    if idlest.idle:
+        fixes.append(
+            f"-- End {idlest.idle} idle sessions.\n"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' "
+            f"AND pid <> pg_backend_pid() AND usename = {literal(idlest.role)} "
+            f"AND application_name = {literal(idlest.application)} AND state = 'idle' "
+            f"AND state_change < now() - interval '{seconds:g} seconds';"
+        )
+    fixes.append(f"-- Needs a restart of the server.\nALTER SYSTEM SET max_connections = {2 * found.limit};")
+    yield Finding(
+        severity="warning",
+        code="connections_used",
+        queue=None,
+        summary=f"{found.used} of the server's {found.limit} connections are in use: {most}.",
+        consequence="When none is left, workers and programs that add jobs cannot connect.",
+        fixes=tuple(fixes),
+        facts={"used": found.used, "limit": found.limit, "groups": [asdict(group) for group in found.groups]},
+    )
+
+
+def check_pool(examination: Examination) -> Iterator[Finding]:
+    """Find an engine whose pool is too small for a Consumer with the default options."""
+    limit = pool_limit(examination.connection.engine.pool)
+    if limit is None or limit >= _CONSUMER:
+        return
+    yield Finding(
+        severity="notice",
+        code="small_pool",
+        queue=None,
+        summary=f"The pool of this engine allows {limit} connection; a Consumer needs {_CONSUMER} or more.",
+        consequence=f"A Consumer refuses to start with it: use create_engine(..., pool_size={_CONSUMER}).",
+        facts={"limit": limit, "needed": _CONSUMER},
+    )
+
+
+# -- pooler ------------------------------------------------------------------------------------------------------------
+# Whether a pooler in transaction mode is between this engine and the server.
+
+
+def check_pooler(examination: Examination) -> Iterator[Finding]:
+    """Find a pooler that gives each transaction another connection to the server.
+
+    A driver is told the process id of the server's process when it connects. If statements are executed by a process
+    of another id, there is a pooler in between. Only then two further connections are opened, to see whether it
+    changes the process from one transaction to the next. Threshold: ``statement_timeout``.
+    """
+    connection = examination.connection
+    executing = backend_pid(connection)
+    announced = announced_pid(connection)
+    if announced == executing:
+        return
+    pids = _probe(examination)
+    if pids and pids[0] == pids[-1]:
+        # In session mode a client keeps its connection, and notifications arrive.
+        return
+    server = server_state(connection)
+    between = f"A pooler is between this engine and the server {server.address}:{server.port}"
+    if pids:
+        seen = f"two transactions of one connection were executed by the processes {pids[0]} and {pids[-1]}"
+        summary = f"{between}, in transaction mode: {seen}."
+    else:
+        waited = f"{examination.thresholds.statement_timeout.total_seconds():g} s"
+        summary = f"{between}; it gave no further connection within {waited}, so its mode is not known."
+    yield Finding(
+        severity="warning" if pids else "notice",
+        code="transaction_pooler",
+        queue=None,
+        summary=summary,
+        consequence=(
+            "In transaction mode LISTEN has no effect, so that Consumers find new jobs only by polling. Programs that "
+            "add jobs may stay behind it."
+        ),
+        fixes=(use_server(server, server.address, server.port),),
+        facts={"executing": executing, "announced": announced, "pids": [*pids], "address": server.address},
+    )
+
+
+def _probe(examination: Examination) -> Sequence[int]:
+    """Return the process ids of further transactions; none if the pooler has no connection left for them."""
+    engine = examination.connection.engine
+    if engine.dialect.is_async:
+        # Its connections belong to the event loop of this thread.
+        return probe_backends(engine)
+    found: list[int] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.extend(probe_backends(engine))
+        except Exception as error:  # noqa: BLE001 - raised below, in the thread of the examination
+            errors.append(error)
+
+    # A pooler whose connections are all in use, one of them by this examination, keeps a client waiting.
+    thread = threading.Thread(target=run, name="sqlaqueue-pooler-probe", daemon=True)
+    thread.start()
+    thread.join(examination.thresholds.statement_timeout.total_seconds())
+    if errors:
+        raise errors[0]
+    return [] if thread.is_alive() else found

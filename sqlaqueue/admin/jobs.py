@@ -1,0 +1,410 @@
+"""Single jobs for operators: select them, list them, read one with its attempts, and group the failed ones."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.consumer.errors import may_be_of_a_row
+from sqlaqueue.exc import StatementError
+from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.config import is_count
+from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
+from sqlaqueue.queue.run import Key, key_text
+from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.sql.engine import WRITES_LATER
+from sqlaqueue.statements.selection import select_jobs
+from sqlaqueue.strategies.listing import SHOWN, key_labels
+from sqlaqueue.strategies.update_status import LEASE_EXPIRED
+from sqlaqueue.write_routing import routing_to_primary
+
+# -- job filter --------------------------------------------------------------------------------------------------------
+# Select jobs of a queue by state, age, kind of error or key.
+
+
+NO_ERROR = ""
+"""The kind of error of jobs without one."""
+
+OTHER = "other"
+"""The kind of error texts that do not start with a kind, such as that of ``fail(jobs, error="...")``."""
+
+RESCUED = "LeaseExpired"
+"""The kind of error of jobs whose lease expired in their last attempt."""
+
+_KIND = r"^([[:alpha:]_]\w*(?:\.\w+)*):(?:\s|$)"
+"""The start of an error's text: its kind, a colon and a space."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFilter:
+    """Conditions that jobs of a queue have to meet, all of them.
+
+    :param states: the names of states; None for all.
+    :param older_than: the minimum age.
+    :param newer_than: the maximum age.
+    :param since: the attribute from which the age of a job is counted.
+    :param error: the kind of the last error: the name of its class, or the kind given to ``Fail(kind=...)``; ``other``
+        for texts that start with neither, empty for jobs without an error.
+    :param keys: keys as texts, the parts of a composite one separated by commas; None for all.
+    """
+
+    states: tuple[str, ...] | None = None
+    older_than: timedelta | None = None
+    newer_than: timedelta | None = None
+    since: Literal["finished_at", "created_at"] = "finished_at"
+    error: str | None = None
+    keys: tuple[str, ...] | None = None
+
+
+@requires_session
+def count(session: Session, model: type[Any], job_filter: JobFilter) -> dict[str, int]:
+    """Return the number of selected jobs by state, without states that have none.
+
+    :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
+    """
+    return dict(counts(session, model, job_filter))
+
+
+def counts(session: Session, model: type[Any], job_filter: JobFilter, **options: Any) -> list[tuple[str, int]]:
+    """Return the same in pairs.
+
+    :param options: execution options of the query.
+    """
+    jobs = filtered_jobs(model, job_filter).subquery("sqlaqueue_jobs")
+    counted = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state).order_by(jobs.c.state)
+    found = session.execute(counted, execution_options=options, bind_arguments=bind_arguments(model))
+    return [(row[0], row[1]) for row in found]
+
+
+def next_keys(session: Session, model: type[Any], job_filter: JobFilter, after: Key | None, limit: int) -> list[Key]:
+    """Return the next keys of selected jobs, in the order of the keys.
+
+    :param after: the last key of the page before; None for the first page.
+    :param limit: maximum number of keys.
+    """
+    spec = select_jobs(model, "job_filter").spec
+    jobs = filtered_jobs(model, job_filter).subquery("sqlaqueue_jobs")
+    keys = [jobs.c[name] for name in key_labels(spec)]
+    found = sa.select(*keys).order_by(*keys).limit(limit)
+    if after is not None:
+        found = found.where(sa.tuple_(*keys) > sa.tuple_(*map(_typed, after, keys)))
+    # They are about to be changed, and a replica may not have them yet.
+    with routing_to_primary(session):
+        options = {WRITES_LATER: True}
+        rows = session.execute(found, execution_options=options, bind_arguments=bind_arguments(model))
+        return [tuple(row) for row in rows]
+
+
+def filtered_jobs(model: type[Any], job_filter: JobFilter) -> AnySelect:
+    """Return a SELECT of the selected jobs, see :meth:`~sqlaqueue.strategies.ClaimStrategy.list_jobs`.
+
+    :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
+    """
+    spec, entity, select, _ = select_jobs(model, "job_filter")
+    name = entity.__name__
+    jobs = spec.strategy.list_jobs(spec, select, job_filter.states).subquery("sqlaqueue_listed")
+    selected = sa.select(*jobs.c)
+    if job_filter.older_than is not None:
+        selected = selected.where(
+            _attribute(jobs, job_filter.since, name, "the age of jobs") <= clock() - job_filter.older_than
+        )
+    if job_filter.newer_than is not None:
+        selected = selected.where(
+            _attribute(jobs, job_filter.since, name, "the age of jobs") > clock() - job_filter.newer_than
+        )
+    if job_filter.error is not None:
+        selected = selected.where(
+            kind_of(_attribute(jobs, "last_error", name, "the kind of an error")) == job_filter.error
+        )
+    if job_filter.keys is not None:
+        keys = [_key(spec, jobs, text) for text in job_filter.keys]
+        selected = selected.where(sa.or_(sa.false(), *keys))
+    return selected
+
+
+def kind_of(error: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+    """Return the kind that starts an error's text: the name of its class, or the kind given to ``Fail(kind=...)``.
+
+    A text such as "order 1: no stock" starts with no kind.
+    """
+    prefix = sa.func.substring(error, sa.literal(_KIND, sa.Text()), type_=sa.Text())
+    return sa.case(
+        (sa.func.coalesce(error, "") == "", sa.literal(NO_ERROR, sa.Text())),
+        # The prefix is enough, as a short column may have truncated the rest.
+        (error.startswith(LEASE_EXPIRED.partition(":")[0] + ":"), sa.literal(RESCUED, sa.Text())),
+        else_=sa.func.coalesce(prefix, sa.literal(OTHER, sa.Text())),
+    )
+
+
+def bind_arguments(model: type[Any]) -> dict[str, Any]:
+    """Return the ``bind_arguments`` for statements, as a session may have several engines."""
+    return {"mapper": select_jobs(model, "bind").spec.mapper}
+
+
+def _attribute(jobs: sa.FromClause, role: str, name: str, what: str) -> sa.ColumnElement[Any]:
+    if role not in jobs.c:
+        msg = f"{what} needs the queue attribute {role!r}, which {name} leaves out; remove this condition"
+        raise StatementError(msg)
+    return jobs.c[role]
+
+
+def key_parts(spec: QueueSpec, text: str) -> list[sa.ColumnElement[Any]]:
+    """Return the parts of a key that is given as a text; PostgreSQL converts each to the type of its column.
+
+    :raises StatementError: if it has not as many parts as the key has columns, or a part is no integer where the
+        column is one.
+    """
+    parts: Sequence[str] = [text] if len(spec.keys) == 1 else next(csv.reader([text]), [])
+    if len(parts) != len(spec.keys):
+        names = ",".join(key.key for key in spec.keys)
+        msg = f"the key {text!r}: {spec.model.__name__} has a key of {len(spec.keys)} columns; write it as {names}"
+        raise StatementError(msg)
+    for key, part in zip(spec.keys, parts, strict=True):
+        if isinstance(key.type, sa.Integer) and not _INTEGER.fullmatch(part):
+            name = spec.mapper.get_property_by_column(key).key
+            msg = f"the key {text!r}: {spec.model.__name__}.{name} is an integer, and {part!r} is none"
+            raise StatementError(msg)
+    return [sa.cast(sa.literal(part, sa.Text()), key.type) for key, part in zip(spec.keys, parts, strict=True)]
+
+
+_INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+
+
+def _key(spec: QueueSpec, jobs: sa.FromClause, text: str) -> sa.ColumnElement[bool]:
+    pairs = zip(key_labels(spec), key_parts(spec, text), strict=True)
+    return sa.and_(*(jobs.c[name] == part for name, part in pairs))
+
+
+def _typed(value: Any, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.literal(value, column.type)
+
+
+# -- attempts ----------------------------------------------------------------------------------------------------------
+# The attempts of one job, from the attempt history of its queue.
+
+
+AttemptOutcome: TypeAlias = Literal["completed", "retried", "failed", "cancelled", "released", "rescued"]
+"""How an attempt ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One ended attempt of a job; times are those of the database's clock."""
+
+    attempt: int
+    """Its number, from 1. A released attempt does not count, so the next one has the same number."""
+    outcome: AttemptOutcome
+    started_at: datetime | None
+    """When the handler was called, None if it was not. Of a rescued attempt: when the job was claimed, if its row
+    has ``started_at``."""
+    ended_at: datetime
+    """When the handler returned or raised. Of a rescued attempt: when the job was rescued."""
+    worker: str | None
+    """The worker that ran the job, as in ``claimed_by``; None if it is not known."""
+    error: str | None
+    traceback: str | None
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds between the start and the end; None without a start."""
+        return None if self.started_at is None else (self.ended_at - self.started_at).total_seconds()
+
+
+@requires_session
+def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -> list[Attempt]:
+    """Return the ended attempts of one job, newest first; the job itself may be deleted already.
+
+    :param key: its primary key: a value, or a tuple for a composite key; texts are converted by the database.
+    :param limit: maximum number of attempts.
+    :raises StatementError: if the queue has no attempt history, or ``limit`` is not a positive integer.
+    """
+    spec = select_jobs(model, "attempts").spec
+    if ATTEMPT not in spec.side_tables:
+        msg = (
+            f"attempts({spec.model.__name__}): the queue has no attempt history; turn it on with "
+            "QueueConfig(attempt_history=timedelta(days=14))"
+        )
+        raise StatementError(msg)
+    if not is_count(limit):
+        msg = f"attempts(limit={limit!r}): the limit must be an integer of 1 or more"
+        raise StatementError(msg)
+    table = spec.side_tables[ATTEMPT]
+    parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
+    mine = key_json(key_parts(spec, key if isinstance(key, str) else key_text(parts)))
+    names = [field.name for field in fields(Attempt)]
+    # The runs of a job end one after the other, so ids are in the order of time, whatever happens to the clock.
+    found = (
+        sa.select(*(table.c[name] for name in names))
+        .where(table.c.queue == spec.name, table.c.key == mine)
+        .order_by(table.c.id.desc())
+    )
+    rows = session.execute(found.limit(limit), bind_arguments=bind_arguments(model))
+    return [Attempt(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+# -- failure groups ----------------------------------------------------------------------------------------------------
+# Failed jobs, grouped by kind of error.
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureGroup:
+    """The failed jobs with one kind of error."""
+
+    kind: str
+    """The name of the error's class, or the kind given to ``Fail(kind=...)``; ``other`` for a text that starts with
+    neither, empty without an error."""
+    count: int
+    newest: datetime | None
+    """When the newest one failed; None if the model leaves out ``finished_at``."""
+    error: str | None
+    """The full text of its error."""
+    keys: list[Key]
+    """The keys of some of them, newest first."""
+
+
+@requires_session
+def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[FailureGroup]:
+    """Return the failed jobs in groups, the largest first.
+
+    :param examples: number of keys for each group.
+    :raises NotAQueueError: if ``model`` is not a queue.
+    """
+    spec = select_jobs(model, "failures").spec
+    labels = key_labels(spec)
+    jobs = filtered_jobs(model, JobFilter(states=("failed",))).subquery("sqlaqueue_jobs")
+    error = jobs.c.last_error if "last_error" in jobs.c else sa.cast(sa.null(), sa.Text())
+    moment = jobs.c.finished_at if "finished_at" in jobs.c else sa.cast(sa.null(), sa.DateTime(timezone=True))
+    kind = kind_of(error) if "last_error" in jobs.c else sa.literal(NO_ERROR, sa.Text())
+    keys = [jobs.c[name] for name in labels]
+    newest_first = [moment.desc().nulls_last(), *(key.desc() for key in keys)]
+    ranked = sa.select(
+        kind.label("kind"),
+        error.label("error"),
+        sa.func.max(moment).over(partition_by=kind).label("newest"),
+        sa.func.count().over(partition_by=kind).label("jobs"),
+        sa.func.row_number().over(partition_by=kind, order_by=newest_first).label("rank"),
+        *keys,
+    ).subquery("sqlaqueue_ranked")
+    shown = (
+        sa.select(ranked)
+        .where(ranked.c.rank <= max(examples, 1))
+        .order_by(ranked.c.jobs.desc(), ranked.c.kind, ranked.c.rank)
+    )
+    groups: dict[str, FailureGroup] = {}
+    for row in session.execute(shown, bind_arguments=bind_arguments(model)):
+        group = groups.setdefault(
+            row.kind, FailureGroup(kind=row.kind, count=row.jobs, newest=row.newest, error=row.error, keys=[])
+        )
+        if row.rank <= examples:
+            group.keys.append(tuple(getattr(row, name) for name in labels))
+    return list(groups.values())
+
+
+# -- job listing -------------------------------------------------------------------------------------------------------
+# Single jobs: a list of jobs, or one job with all columns of its row.
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInfo:
+    """One job. Attributes that the queue leaves out are None."""
+
+    queue: str
+    key: Key
+    """The primary key, as a tuple."""
+    state: str
+    """The name of its state; ``other`` for a status value that the queue does not use."""
+    priority: int | None = None
+    run_at: datetime | None = None
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    attempts: int | None = None
+    max_attempts: int | None = None
+    last_error: str | None = None
+    claimed_by: str | None = None
+    lease_expires_at: datetime | None = None
+
+
+@requires_session
+def jobs(session: Session, model: type[Any], job_filter: JobFilter | None = None, *, limit: int = 20) -> list[JobInfo]:
+    """Return jobs of a queue, newest first: by the time when they finished or else were enqueued.
+
+    :param job_filter: selects jobs; None for all.
+    :param limit: maximum number of jobs.
+    :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
+    """
+    spec = select_jobs(model, "jobs").spec
+    found = filtered_jobs(model, job_filter or JobFilter()).subquery("sqlaqueue_jobs")
+    moments = [found.c[role] for role in ("finished_at", "created_at") if role in found.c]
+    keys = [found.c[name].desc() for name in key_labels(spec)]
+    newest = [sa.func.coalesce(*moments).desc().nulls_last()] if moments else []
+    listed = sa.select(*_readable(found)).order_by(*newest, *keys).limit(limit)
+    rows = session.execute(listed, bind_arguments=bind_arguments(model))
+    return [_info(spec, row) for row in rows]
+
+
+@requires_session
+def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str, Any]] | None:
+    """Return one job, with the values of its row by column name; None if there is no such job.
+
+    :param key: its primary key: a value, or a tuple for a composite key; texts are converted by the database.
+    """
+    info = job_info(session, model, key)
+    return None if info is None else (info, _values(session, select_jobs(model, "job").spec, info))
+
+
+def job_info(session: Session, model: type[Any], key: Any) -> JobInfo | None:
+    """Return one job without the values of its row, which may be large; None if there is no such job."""
+    spec = select_jobs(model, "job").spec
+    parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
+    found = filtered_jobs(model, JobFilter(keys=(key_text(parts),))).subquery("sqlaqueue_jobs")
+    # A key may be used again after a job with it has failed and its row was deleted: a pending job comes first.
+    rows = session.execute(
+        sa.select(*_readable(found)).order_by(found.c.state != "pending").limit(1), bind_arguments=bind_arguments(model)
+    )
+    row = rows.first()
+    return None if row is None else _info(spec, row)
+
+
+def _readable(found: sa.FromClause) -> list[sa.ColumnElement[Any]]:
+    """Return the columns of a listing, with times that every driver can load."""
+    return [
+        within_calendar(column).label(column.key)
+        if isinstance(column.type, sa.DateTime) and column.type.timezone and column.key in SHOWN
+        else column
+        for column in found.c
+    ]
+
+
+def _info(spec: QueueSpec, row: Any) -> JobInfo:
+    shown = {role: getattr(row, role) for role in SHOWN if role in row._fields}
+    key = tuple(getattr(row, name) for name in key_labels(spec))
+    return JobInfo(queue=spec.name, key=key, state=row.state, **shown)
+
+
+def _values(session: Session, spec: QueueSpec, info: JobInfo) -> dict[str, Any]:
+    bind = {"mapper": spec.mapper}
+    if not spec.has("status") and info.state != "pending" and DEAD_LETTER in spec.side_tables:
+        dead = spec.side_tables[DEAD_LETTER]
+        parts = [sa.literal(part, column.type) for part, column in zip(info.key, spec.keys, strict=True)]
+        letter = sa.select(dead.c.row).where(dead.c.queue == spec.name, dead.c.key == key_json(parts))
+        return dict(session.scalar(letter, bind_arguments=bind) or {})
+    mine = spec.key_in(spec.keys, [info.key])
+    try:
+        row = session.execute(sa.select(*spec.table.c).where(mine), bind_arguments=bind).first()
+    except Exception as error:
+        if not may_be_of_a_row(error):
+            raise
+        # A value that this program cannot load: operators see it as a text.
+        texts = (sa.cast(column, sa.Text()) for column in spec.table.c)
+        row = session.execute(sa.select(*texts).where(mine), bind_arguments=bind).first()
+    return {} if row is None else {column.name: value for column, value in zip(spec.table.c, row, strict=True)}

@@ -1,0 +1,292 @@
+"""The state of a queue in numbers: its depth, its failures, its Consumers, and the keys that are at their limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.admin.changes import across_shards
+from sqlaqueue.admin.jobs import JobFilter, bind_arguments, filtered_jobs
+from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.exc import StatementError
+from sqlaqueue.flow_control.held_back import held_slots, slot_of
+from sqlaqueue.flow_control.keys import KeyLimit, flow_control
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.checks_of import checks_of
+from sqlaqueue.postgresql.due_times import due_since
+from sqlaqueue.queue.config import is_count
+from sqlaqueue.queue.names import CONSUMERS, CONTROL
+from sqlaqueue.queue.options import STATES
+from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.statements.selection import select_jobs
+from sqlaqueue.statements.verbs import consumers, paused
+from sqlaqueue.strategies.update_status import waits_for_twin
+
+# -- keys at limit -----------------------------------------------------------------------------------------------------
+# The keys of a queue that have as many running jobs as their limit is.
+
+
+_FIRST_JOBS = 10_000
+"""Number of pending jobs among which the running ones of a held strategy are looked for."""
+
+_MOST_KEYS = 10
+"""Number of keys that are returned for each limit, those with the most running jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyAtLimit:
+    """A key that has as many running jobs as its limit is, or more."""
+
+    key: dict[str, Any]
+    """The values by attribute; empty for a limit of the whole queue."""
+    running: int
+    most: int
+
+    def __str__(self) -> str:
+        """Return it in a few words."""
+        of_key = ", ".join(f"{name} {value!r}" for name, value in self.key.items()) or "the queue"
+        return f"{of_key} ({self.running} of {self.most})"
+
+
+def keys_at_limit(session: Session, spec: QueueSpec) -> Iterator[KeyAtLimit]:
+    """Yield the keys at their limit. Only the indexes of running jobs are read, or the first pending jobs."""
+    flow = flow_control(spec)
+    for limit in [] if flow is None else flow.limits:
+        full = _held(limit) if spec.strategy.holds_transaction else _running(limit)
+        rows: Any = session.execute(full, bind_arguments=bind_arguments(spec.model))
+        for *values, running, least in rows:
+            yield KeyAtLimit(key=dict(zip(limit.names, values, strict=True)), running=running, most=least)
+
+
+def _running(limit: KeyLimit) -> AnySelect:
+    spec = limit.spec
+    number: Any = sa.func.count()
+    # Jobs of a key may differ in it; a claim compares with that of the job it is about to admit.
+    most: Any = sa.func.min(limit.most)
+    runs = limit.running(spec.table).is_not(None) if limit.names else spec.in_state("processing")
+    counted = sa.select(*limit.columns, number, most).where(runs, *(column.is_not(None) for column in limit.columns))
+    return counted.group_by(*limit.columns).having(number >= most).order_by(number.desc()).limit(_MOST_KEYS)
+
+
+def _held(limit: KeyLimit) -> AnySelect:
+    """Return the same for a held strategy, under which running jobs read as pending: they are among the first ones."""
+    spec, slots = limit.spec, held_slots()
+    waiting = [spec.in_state("pending")] if spec.has("status") else []
+    first = sa.select(*limit.columns, limit.of(spec.table).label("sqlaqueue_key"), limit.most.label("sqlaqueue_most"))
+    jobs = first.where(*waiting).order_by(*spec.claim_order).limit(_FIRST_JOBS).subquery("sqlaqueue_first")
+    columns = [jobs.c[column.key] for column in limit.columns]
+    keys = sa.select(*columns, jobs.c.sqlaqueue_key, sa.func.min(jobs.c.sqlaqueue_most).label("sqlaqueue_least"))
+    grouped = keys.group_by(*columns, jobs.c.sqlaqueue_key).subquery("sqlaqueue_keys")
+    same = slots.c.slot == slot_of(limit, grouped.c.sqlaqueue_key)
+    found = sa.select(*(grouped.c[column.key] for column in limit.columns), slots.c.number, grouped.c.sqlaqueue_least)
+    full = found.select_from(grouped.join(slots, same)).where(slots.c.number >= grouped.c.sqlaqueue_least)
+    return full.order_by(slots.c.number.desc()).limit(_MOST_KEYS)
+
+
+# -- queue depth -------------------------------------------------------------------------------------------------------
+# The depth of a queue: how many of its jobs wait and run, counted up to a limit, so that the cost is bounded.
+
+
+DEFAULT_LIMIT = 100_000
+"""The number of jobs up to which each number is counted by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depth:
+    """The result of :func:`depth`. No number is higher than the limit that it was given."""
+
+    pending: int
+    """The number of pending jobs, including those that an open transaction runs."""
+    due: int
+    """The number of pending jobs whose time has come, of the first hundred priorities."""
+    oldest_due: float | None
+    """The seconds for which the oldest of them has been due; None if there is none, or the model does not tell."""
+    processing: int | None
+    """The number of jobs that read as processing; None under a strategy that holds a transaction, or without leases."""
+    running: int | None
+    """The number of those that have a lease: the others wait for a twin. None as above."""
+    expired: int | None
+    """The number of those whose lease has expired, and that were not rescued yet. None as above."""
+
+
+@requires_session
+def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> Depth:
+    """Return how many jobs of a whole queue wait and run, of subclasses as well.
+
+    It reads the indexes for claims and leases only, and at most ``limit`` entries of each, or of each priority.
+
+    :param limit: the number up to which jobs are counted: a higher number of jobs is returned as this one.
+    :raises NotAQueueError: if ``model`` is not a queue.
+    :raises StatementError: if ``limit`` is not an integer of 1 or more.
+    """
+    spec = spec_of(model)
+    if not is_count(limit):
+        msg = f"depth({model.__name__}): limit={limit!r}: give an integer of 1 or more"
+        raise StatementError(msg)
+    jobs = spec.strategy.pending_jobs(spec, limit)
+    first = jobs.limit(limit).subquery("sqlaqueue_first_pending")
+    pending = sa.select(sa.func.count().label("pending")).select_from(first).subquery("sqlaqueue_counted_pending")
+    due_times = due_since(spec, jobs.order_by(None).subquery("sqlaqueue_pending_jobs"), limit)
+    since = across_shards(session, spec, due_times).subquery("sqlaqueue_due_since")
+    age = sa.extract("epoch", clock() - within_calendar(sa.func.min(since.c.since))).label("age")
+    due = sa.select(sa.func.count().label("due"), age).select_from(since).subquery("sqlaqueue_counted_due")
+    found = sa.select(pending.c.pending, due.c.due, due.c.age)
+    counted = pending.join(due, sa.true())
+    if has_leases(spec):
+        leases = _leases(spec, limit).subquery("sqlaqueue_counted_leases")
+        found, counted = found.add_columns(*leases.c), counted.join(leases, sa.true())
+    row = session.execute(found.select_from(counted), bind_arguments=bind_arguments(model)).mappings().one()
+    processing, waiting = row.get("processing"), row.get("waiting")
+    return Depth(
+        pending=row["pending"],
+        due=min(row["due"], limit),
+        # A job may have become due between the start of the statement and the reading of its row.
+        oldest_due=None if row["age"] is None else max(float(row["age"]), 0.0),
+        processing=processing,
+        running=None if processing is None else processing - waiting,
+        expired=row.get("expired"),
+    )
+
+
+def has_leases(spec: QueueSpec) -> bool:
+    """Return whether running jobs of a queue have a lease, which may expire."""
+    return spec.has("status") and spec.has("lease_expires_at") and not spec.strategy.holds_transaction
+
+
+def _leases(spec: QueueSpec, limit: int) -> AnySelect:
+    expires = spec.columns["lease_expires_at"]
+    waits = waits_for_twin(spec).label("waits")
+    # In the order of the index, so that the server does not scan the table instead.
+    running = sa.select(expires.label("expires"), waits).where(spec.in_state("processing")).order_by(expires)
+    first = running.limit(limit).subquery("sqlaqueue_first_running")
+    number = sa.func.count()
+    expired = sa.and_(first.c.expires <= clock(), ~first.c.waits)
+    counts: list[sa.ColumnElement[Any]] = [
+        number.label("processing"),
+        number.filter(first.c.waits).label("waiting"),
+        number.filter(expired).label("expired"),
+    ]
+    return sa.select(*counts).select_from(first)
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+# Statistics of a queue: jobs by state, due jobs, failures, Consumers.
+
+
+ACTIVE = ("pending", "processing")
+"""The states of unfinished jobs."""
+
+_WITHOUT_STATUS = ("pending", "failed", "cancelled")
+"""The states of jobs whose model has no status: completed ones leave no row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """The result of :func:`stats`."""
+
+    queue: str
+    strategy: str
+    states: dict[str, int]
+    """The number of jobs in each state; ``other`` for status values that the queue does not use."""
+    due: int
+    """The number of pending jobs whose time has come, including those that an open transaction holds."""
+    oldest_due: float | None
+    """The seconds for which the oldest of them has been due; None if there is none, or the model does not tell."""
+    running: int
+    """The number of running jobs; under a strategy that holds a transaction, those of the last heartbeats."""
+    failed_by_attempts: dict[int, int]
+    """The number of failed jobs by number of attempts."""
+    paused: bool
+    consumers: int
+    """The number of live Consumers."""
+    at_limit: list[KeyAtLimit]
+    """The keys that have as many running jobs as their limit is, up to ten of each limit."""
+    missing_indexes: list[str]
+    """The indexes that the database lacks: without those of claims and rescues these read the whole table, and without
+    that of ``QueueConfig(unique=...)`` jobs are not unique."""
+    expired_leases: int
+    """The number of running jobs whose lease has expired, and that were not rescued yet; 0 without leases."""
+
+
+@requires_session
+def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats:
+    """Return statistics of a queue.
+
+    :param finished: whether to count finished jobs, which reads the whole table. Unfinished jobs are found by the
+        indexes for claims and leases, if the strategy has them.
+    :raises NotAQueueError: if ``model`` is not a queue.
+    """
+    spec = select_jobs(model, "stats").spec
+    # One state at a time: otherwise PostgreSQL does not use the partial index of a state.
+    filters = [JobFilter()] if finished else [JobFilter(states=(state,)) for state in ACTIVE]
+    counted = [row for each in filters for row in _count(session, model, each)]
+    states = dict.fromkeys(_states(spec) if finished else [each for each in _states(spec) if each in ACTIVE], 0)
+    live = (
+        session.execute(consumers(model), bind_arguments=bind_arguments(model)).all()
+        if CONSUMERS in spec.side_tables
+        else []
+    )
+    running = sum(len(consumer.running) for consumer in live)
+    by_row = not spec.strategy.holds_transaction
+    connection = session.connection(bind_arguments=bind_arguments(model))
+    return Stats(
+        queue=spec.name,
+        strategy=spec.strategy.name,
+        states=states | {row.state: row.jobs for row in counted},
+        due=sum(row.due for row in counted),
+        oldest_due=max((float(row.oldest) for row in counted if row.oldest is not None), default=None),
+        running=sum(row.jobs for row in counted if row.state == "processing") if by_row else running,
+        failed_by_attempts=_by_attempts(session, model) if finished else {},
+        paused=CONTROL in spec.side_tables
+        and bool(session.scalar(paused(model), bind_arguments=bind_arguments(model))),
+        consumers=len(live),
+        at_limit=[*keys_at_limit(session, spec)],
+        missing_indexes=[str(index.name) for index in checks_of(connection).missing_indexes(connection, spec)],
+        expired_leases=_expired_leases(session, model, spec),
+    )
+
+
+def _expired_leases(session: Session, model: type[Any], spec: QueueSpec) -> int:
+    if not has_leases(spec):
+        return 0
+    expired = sa.and_(spec.in_state("processing"), spec.columns["lease_expires_at"] <= clock(), ~waits_for_twin(spec))
+    counted = sa.select(sa.func.count()).select_from(spec.table).where(expired)
+    return session.execute(counted, bind_arguments=bind_arguments(model)).scalar_one()
+
+
+def _states(spec: QueueSpec) -> list[str]:
+    if not spec.has("status"):
+        return list(_WITHOUT_STATUS)
+    return [state for state in STATES if getattr(spec.config.states, state) is not None]
+
+
+def _count(session: Session, model: type[Any], job_filter: JobFilter) -> list[Any]:
+    jobs = filtered_jobs(model, job_filter).subquery("sqlaqueue_jobs")
+    due: sa.ColumnElement[bool] = jobs.c.state == "pending"
+    moments = [jobs.c[role] for role in ("run_at", "created_at") if role in jobs.c]
+    if "run_at" in jobs.c:
+        due = sa.and_(due, sa.or_(jobs.c.run_at <= clock(), jobs.c.run_at.is_(None)))
+    oldest: sa.ColumnElement[Any] = sa.null()
+    if moments:
+        first = sa.func.min(sa.func.coalesce(*moments)).filter(due)
+        oldest = sa.extract("epoch", clock() - within_calendar(sa.cast(first, sa.DateTime(timezone=True))))
+    number = sa.func.count()
+    counted = sa.select(
+        jobs.c.state, number.label("jobs"), number.filter(due).label("due"), oldest.label("oldest")
+    ).group_by(jobs.c.state)
+    return list(session.execute(counted, bind_arguments=bind_arguments(model)))
+
+
+def _by_attempts(session: Session, model: type[Any]) -> dict[int, int]:
+    jobs = filtered_jobs(model, JobFilter(states=("failed",))).subquery("sqlaqueue_jobs")
+    if "attempts" not in jobs.c:
+        return {}
+    grouped = sa.select(jobs.c.attempts, sa.func.count()).group_by(jobs.c.attempts).order_by(jobs.c.attempts)
+    return {
+        attempts or 0: number for attempts, number in session.execute(grouped, bind_arguments=bind_arguments(model))
+    }

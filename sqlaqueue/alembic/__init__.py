@@ -19,6 +19,184 @@ The plug-in is named ``alembic.autogenerate.sqlaqueue``. Alembic includes it by 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.autogenerate.api import AutogenContext
+from alembic.operations import ops as alembic_ops
+from alembic.util import PriorityDispatchResult
+from sqlalchemy.dialects.postgresql import JSONB  # noqa: TID251 - the type of side tables
+
+from sqlaqueue.alembic import (
+    compare,
+    compare_functions,
+    implementations,  # noqa: F401 - the imports register them with Alembic
+    steps,
+)
+from sqlaqueue.alembic import implementations as unique_index_builds  # noqa: F401 - the imports register them with Alembic
+from sqlaqueue.alembic import operations as render  # noqa: F401 - the imports register them with Alembic
+from sqlaqueue.alembic.compare import ComparedTable, DiffContext, remembered_tables, take_tables
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.postgresql.catalog_schemas import CatalogReader
+from sqlaqueue.postgresql.ddl import queue_of
+from sqlaqueue.sql.engine import PREPARED_BY, engine_of
+
+# -- autogenerate ------------------------------------------------------------------------------------------------------
+# The two functions that Alembic calls during autogenerate, and the order of all comparisons.
+#
+# Alembic passes each table to :func:`remember_table`, after its filters (``include_name``, ``include_object``), and
+# compares tables, columns and indexes. After the last table it calls :func:`compare_queues`, which compares what
+# Alembic does not, and completes the list of operations. The downgrade is that list in reverse order.
+
+
+def remember_table(  # noqa: PLR0917 - the signature that Alembic calls
+    context: AutogenContext,
+    modify_ops: alembic_ops.ModifyTableOps,
+    schema: str | None,
+    name: str,
+    database_table: sa.Table | None,
+    model_table: sa.Table | None,
+) -> PriorityDispatchResult:
+    """Remember a table that Alembic compares."""
+    table = ComparedTable((schema, str(name)), database_table, model_table, modify_ops)
+    remembered_tables(context).append(table)
+    return PriorityDispatchResult.CONTINUE
+
+
+def compare_queues(
+    context: AutogenContext, upgrade: alembic_ops.UpgradeOps, schemas: set[str | None]
+) -> PriorityDispatchResult:
+    """Complete the operations that Alembic has found.
+
+    :raises CommandError: when a difference is ambiguous, and the message explains how to resolve it.
+    """
+    steps.remove_drops_of_queue_objects(upgrade)
+    compared = take_tables(context)
+    if context.connection is None or not compared:
+        return PriorityDispatchResult.CONTINUE
+    catalog = CatalogReader(context.connection, [table.qualified_name for table in compared], schemas)
+    diff = DiffContext(context, upgrade, compared, catalog)
+    steps.leave_out_partitions(diff)
+    steps.keep_tables_with_schedules(diff)
+    steps.refuse_taken_columns(diff)
+    compare.compare_indexes_checks_and_defaults(diff)
+    if not steps.enums_are_managed_elsewhere():
+        compare.compare_enums(diff)
+    compare.compare_storage_parameters(diff)
+    compare_functions.compare_functions(diff)
+    compare_functions.compare_triggers(diff)
+    compare_functions.drop_unused_functions(diff)
+    steps.move_jobs(diff)
+    steps.sort_dropped_columns(diff)
+    steps.ask_for_status(diff)
+    steps.search_for_twins(diff)
+    steps.split_into_steps(diff)
+    steps.escape_status_values(diff)
+    alembic_changes = [op for op in upgrade.ops if not (isinstance(op, alembic_ops.ModifyTableOps) and op.is_empty())]
+    upgrade.ops[:] = [*diff.before, *alembic_changes, *diff.after, *diff.last]
+    return PriorityDispatchResult.CONTINUE
+
+
+# -- mariadb queues ----------------------------------------------------------------------------------------------------
+# Autogenerate on MariaDB: it refuses the tables of queues, which it would not create as prepare() does.
+
+
+_OURS = "sqlaqueue_"
+
+
+def refuse_queues(
+    context: AutogenContext,
+    upgrade: alembic_ops.UpgradeOps,  # noqa: ARG001 - the signature that Alembic calls
+    schemas: set[str | None],  # noqa: ARG001 - as above
+) -> PriorityDispatchResult:
+    """Refuse tables of queues that ``include_object`` does not exclude.
+
+    The migration would have PostgreSQL's partial indexes, whose columns a claim on MariaDB does not find, texts without
+    the binary collation, and defaults that MariaDB does not accept.
+
+    :raises ConfigurationError: naming the tables and what to do instead.
+    """
+    found = [
+        table.name
+        for table in context.sorted_tables
+        if (queue_of(table) is not None or table.name.startswith(_OURS))
+        and context.run_object_filters(table, table.name, "table", False, None)  # noqa: FBT003 - Alembic passes it so
+    ]
+    if found:
+        msg = (
+            f"env.py: autogenerate cannot write the tables of queues on MariaDB ({', '.join(sorted(found))}); exclude "
+            "them by include_object, and create them in a migration by "
+            "Base.metadata.create_all(op.get_bind(), tables=[Model.__table__])"
+        )
+        raise ConfigurationError(msg)
+    return PriorityDispatchResult.CONTINUE
+
+
+# -- sqlite queues -----------------------------------------------------------------------------------------------------
+# Autogenerate on SQLite: Alembic compares tables, columns and indexes itself, and this completes what it has found.
+#
+# Of PostgreSQL's objects there are none: no triggers of queues, functions or storage parameters.
+
+
+def compare_sqlite_queues(
+    context: AutogenContext,
+    upgrade: alembic_ops.UpgradeOps,
+    schemas: set[str | None],  # noqa: ARG001 - the signature that Alembic calls
+) -> PriorityDispatchResult:
+    """Write the types of side tables as any database has them, and add the indexes of expressions that are missing.
+
+    :raises ConfigurationError: if the engine is not prepared.
+    """
+    connection = context.connection
+    if connection is None:
+        return PriorityDispatchResult.CONTINUE
+    tables = [table for table in context.sorted_tables if queue_of(table) is not None]
+    if tables and engine_of(connection.dialect) is None:
+        call = PREPARED_BY[connection.dialect.name]
+        msg = f"env.py: the engine is not prepared for queues; call {call} before it connects"
+        raise ConfigurationError(msg)
+    for op in upgrade.ops:
+        if isinstance(op, alembic_ops.CreateTableOp):
+            op.columns = [_portable(column) for column in op.columns]
+        elif isinstance(op, alembic_ops.ModifyTableOps):
+            for inner in op.ops:
+                if isinstance(inner, alembic_ops.AddColumnOp):
+                    inner.column = _portable(inner.column)
+            op.ops = [inner for inner in op.ops if not _is_span_as_it_is(inner)]
+    upgrade.ops = [op for op in upgrade.ops if not (isinstance(op, alembic_ops.ModifyTableOps) and op.is_empty())]
+    known = {name for table in tables for name in _index_names(connection, table)}
+    missing = (index for table in tables for index in table.indexes if index.name not in known)
+    upgrade.ops.extend(alembic_ops.CreateIndexOp.from_index(index) for index in missing if _has_expressions(index))
+    return PriorityDispatchResult.CONTINUE
+
+
+def _portable(column: Any) -> Any:
+    if not isinstance(column, sa.Column) or not isinstance(column.type, JSONB):
+        return column
+    copied = column._copy()  # noqa: SLF001 - the column itself belongs to the model
+    copied.type = sa.JSON(none_as_null=column.type.none_as_null)
+    return copied
+
+
+def _is_span_as_it_is(op: Any) -> bool:
+    """Return whether an operation makes a moment of a number of seconds, which a span of the library is."""
+    if not isinstance(op, alembic_ops.AlterColumnOp) or not op.table_name.startswith("sqlaqueue_"):
+        return False
+    if isinstance(op.modify_type, sa.Interval) and not isinstance(op.existing_type, sa.DateTime):
+        op.modify_type = None
+    return not op.has_changes()
+
+
+def _index_names(connection: sa.Connection, table: sa.Table) -> Iterator[str]:
+    names = sa.text("SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = :table")
+    yield from connection.scalars(names, {"table": table.name})
+
+
+def _has_expressions(index: sa.Index) -> bool:
+    # Alembic passes over these, as it cannot compare them.
+    return not all(isinstance(expression, sa.Column) for expression in index.expressions)
+
 
 try:
     from alembic.runtime.plugins import Plugin
@@ -27,13 +205,6 @@ except ImportError as missing:
     msg = "sqlaqueue.alembic needs Alembic 1.19.2 or newer, which has plug-ins: pip install 'sqlaqueue[alembic]'"
     raise ImportError(msg) from missing
 
-from sqlaqueue.alembic import mariadb_queues, sqlite_queues
-from sqlaqueue.alembic.autogenerate import compare_queues, remember_table
-from sqlaqueue.alembic.operations import (  # noqa: F401 - the imports register them with Alembic
-    implementations,
-    render,
-    unique_index_builds,
-)
 
 __all__ = ["NAME", "setup"]
 
@@ -50,11 +221,11 @@ def setup(plugin: Plugin) -> None:
         compare_queues, "schema", "sqlaqueue", qualifier="postgresql", priority=DispatchPriority.LAST
     )
     plugin.add_autogenerate_comparator(
-        sqlite_queues.compare_queues, "schema", "sqlaqueue", qualifier="sqlite", priority=DispatchPriority.LAST
+        compare_sqlite_queues, "schema", "sqlaqueue", qualifier="sqlite", priority=DispatchPriority.LAST
     )
     for name in ("mariadb", "mysql"):
         plugin.add_autogenerate_comparator(
-            mariadb_queues.refuse_queues, "schema", "sqlaqueue", qualifier=name, priority=DispatchPriority.FIRST
+            refuse_queues, "schema", "sqlaqueue", qualifier=name, priority=DispatchPriority.FIRST
         )
 
 

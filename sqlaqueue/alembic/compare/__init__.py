@@ -1,1 +1,0 @@
-"""Finds the differences between the queues in the models and those in the database."""

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 from sqlaqueue.benchmark import BenchmarkError, run_benchmark, shape_of
-from sqlaqueue.cli.commands.bench import bench
+from sqlaqueue.cli.bench import bench
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
 from sqlaqueue.mapping.mixin import spec_of
 from tests.benchmarks import models_to_copy

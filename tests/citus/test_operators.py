@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, Distribution, Schedule, admin, claim, tick_of, wait
-from sqlaqueue.cli.commands.change import rescue
-from sqlaqueue.cli.commands.why import why
+from sqlaqueue.cli.change import rescue
+from sqlaqueue.cli.inspect import why
 from sqlaqueue.consumer import pace
 from sqlaqueue.exc import ConfigurationError, WaitTimeout
 from sqlaqueue.web import Dashboard

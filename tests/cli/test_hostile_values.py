@@ -10,7 +10,7 @@ import pytest
 
 from sqlaqueue import admin
 from sqlaqueue.cli import main
-from sqlaqueue.cli.processes.process_settings import PlainFormatter
+from sqlaqueue.cli.processes import PlainFormatter
 from tests.cli.conftest import MODELS, Shop
 from tests.cli.shop import schedules as app
 from tests.cli.shop.models import Email, Row

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sqlaqueue.cli.processes import http_server
+from sqlaqueue.cli import http
 from sqlaqueue.consumer.context import Health
 from tests.cli.conftest import wait_until
 from tests.cli.test_health import get
@@ -31,7 +31,7 @@ def served(
     log: pytest.LogCaptureFixture, metrics: Callable[[], tuple[str, bytes]] = lambda: ("text/plain", b"1")
 ) -> Iterator[Address]:
     log.set_level(logging.DEBUG, "sqlaqueue")
-    with http_server.serving_http("0", healths, metrics):
+    with http.serving_http("0", healths, metrics):
         found = re.search(r"http://127\.0\.0\.1:(\d+)", log.text)
         assert found is not None
         yield "127.0.0.1", int(found[1])
@@ -46,15 +46,15 @@ def test_slow_clients_do_not_take_all_file_descriptors(caplog: pytest.LogCapture
     with served(caplog) as address, contextlib.ExitStack() as clients:
         for _ in range(40):
             clients.enter_context(socket.create_connection(address)).sendall(b"GET /live")
-        wait_until(lambda: connections() >= http_server.MOST_CONNECTIONS, lambda: str(connections()))
-        assert connections() == http_server.MOST_CONNECTIONS
+        wait_until(lambda: connections() >= http.MOST_CONNECTIONS, lambda: str(connections()))
+        assert connections() == http.MOST_CONNECTIONS
     wait_until(lambda: not connections(), lambda: str(connections()))
 
 
 def test_a_probe_is_answered_beside_many_slow_clients(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "DEADLINE", 600)
+    monkeypatch.setattr(http, "DEADLINE", 600)
     with served(caplog) as address, contextlib.ExitStack() as clients:
         for _ in range(60):
             clients.enter_context(socket.create_connection(address, timeout=20)).sendall(b"GET /live")
@@ -77,21 +77,21 @@ def test_a_name_that_leads_to_the_loopback_interface_is_refused(
 
 def test_the_exporter_has_the_same_limits() -> None:
     with (
-        http_server.serving_metrics("127.0.0.1", 0, lambda: ("text/plain", b"1")) as url,
+        http.serving_metrics("127.0.0.1", 0, lambda: ("text/plain", b"1")) as url,
         contextlib.ExitStack() as clients,
     ):
         host, port = re.findall(r"//([^:]+):(\d+)/metrics", url)[0]
         for _ in range(40):
             clients.enter_context(socket.create_connection((host, int(port)), timeout=20)).sendall(b"GET /metrics")
         assert get(url)[0] == 200
-        assert connections() <= http_server.MOST_CONNECTIONS
+        assert connections() <= http.MOST_CONNECTIONS
         assert get(url.replace("/metrics", "/other"))[0] == 404
 
 
 def test_a_client_that_sends_byte_by_byte_is_ended(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "DEADLINE", 0.5)
+    monkeypatch.setattr(http, "DEADLINE", 0.5)
     with served(caplog) as address, socket.create_connection(address) as client:
         client.settimeout(0.05)
         received: bytes | None = None

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sqlaqueue.cli import main
-from sqlaqueue.cli.shared.database import parse_url, shown_url
+from sqlaqueue.cli.database import parse_url, shown_url
 from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
 from tests.cli.shop.models import Email
 from tests.servers import Server
@@ -262,7 +262,7 @@ def test_the_demo_ignores_the_url_of_the_project(project: Path) -> None:
     project.write_text('[tool.sqlaqueue]\nurl = "postgresql://ada:hush-hush@localhost:1/shop"\n')
     result = CliRunner().invoke(main, ["demo", "--path", str(project.parent), "--help"])
     assert result.exit_code == 0
-    from sqlaqueue.cli.shared.settings import apply_settings  # noqa: PLC0415 - needed by this test only
+    from sqlaqueue.cli import apply_settings  # noqa: PLC0415 - needed by this test only
 
     context = main.make_context("sqlaqueue", ["demo"])
     apply_settings(context)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from sqlaqueue.cli.processes.supervisor import (
+from sqlaqueue.cli.processes import (
     LONGEST_RESTART_DELAY,
+    REPORT_INTERVAL,
     STABLE_AFTER,
     WorkerSlot,
     exit_reason,
     restart_delay,
 )
-from sqlaqueue.cli.processes.worker_reports import REPORT_INTERVAL
 from tests.cli.conftest import MODELS, QUEUES, TASKS, Process, Shop, wait_until
 from tests.cli.shop.models import Email, Letter
 
@@ -163,7 +163,7 @@ def test_the_password_is_not_on_a_command_line(shop: Shop) -> None:
     wait_until(lambda: len(pids(supervisor)) == 1, lambda: supervisor.output)
     # A child has the command line of its parent until it executes its own program. `-ww`: otherwise ps cuts a line
     # at the width of the terminal.
-    wait_until(lambda: "sqlaqueue.cli.processes.supervised_worker" in shown(), lambda: supervisor.output)
+    wait_until(lambda: "sqlaqueue.cli.supervised_worker" in shown(), lambda: supervisor.output)
     assert "hush-hush" not in shown()
     supervisor.signal()
     assert supervisor.end() == 0

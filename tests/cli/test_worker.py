@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlaqueue.cli.shared.errors import NOT_STOPPED
+from sqlaqueue.cli.output import NOT_STOPPED
 from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop, wait_until
 from tests.cli.shop.models import Email, Letter, Row, Task
 

@@ -47,7 +47,7 @@ def test_the_library_can_be_imported_without(missing: str) -> None:
     [
         ("from sqlaqueue import AsyncConsumer", "ImportError: sqlaqueue.AsyncConsumer needs greenlet, as all async "),
         (
-            "from sqlaqueue.cli.shared.database import *; engine_for(parse_url('postgresql://'), needs_async=True)",
+            "from sqlaqueue.cli.database import *; engine_for(parse_url('postgresql://'), needs_async=True)",
             "InputError: --url: async handlers need greenlet",
         ),
     ],

@@ -203,7 +203,7 @@ def test_a_doctor_that_fails_is_silent(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("sqlaqueue.cli.shared.worst_finding.examine", fail)
+    monkeypatch.setattr("sqlaqueue.cli.doctor.examine", fail)
     with caplog.at_level(logging.DEBUG, "sqlaqueue"):
         result = run(patient, "worker", f"{EMAIL}=tests.doctor.models:handle", "--drain")
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""One worker process of a supervisor: ``python -m sqlaqueue.cli.processes.supervised_worker``.
+"""One worker process of a supervisor: ``python -m sqlaqueue.cli.supervised_worker``.
 
 Its standard input is a socket. The process reads its options from there, reports when its Consumers start, and stops
 when the other end is closed, by the supervisor or because the supervisor died.
@@ -15,10 +15,8 @@ import time
 
 import click
 
-from sqlaqueue.cli.processes.worker_options import WorkerOptions
-from sqlaqueue.cli.processes.worker_process import WorkerProcess
-from sqlaqueue.cli.processes.worker_reports import REPORT_INTERVAL, STARTED, health_report
-from sqlaqueue.cli.shared.errors import NotStoppedError, end_process
+from sqlaqueue.cli.output import NotStoppedError, end_process
+from sqlaqueue.cli.processes import REPORT_INTERVAL, STARTED, WorkerOptions, WorkerProcess, health_report
 
 
 def main() -> int:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
 
 import click
 from click.core import ParameterSource
+from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
+from sqlaqueue.admin.doctor.doctor import CHEAP, COMPLETE, examine
 from sqlaqueue.admin.doctor.examination import SEVERITIES, Severity, target_of
-from sqlaqueue.cli.shared.database import Database, parse_url, shown_url
-from sqlaqueue.cli.shared.errors import FAILED, InputError, command_errors
-from sqlaqueue.cli.shared.options import DURATION, json_option, targets_argument, url_option
-from sqlaqueue.cli.shared.output import echo, echo_json
-from sqlaqueue.cli.shared.targets import Target, load_targets
+from sqlaqueue.cli.database import Database, Target, load_targets, parse_url, shown_url
+from sqlaqueue.cli.output import (
+    DURATION,
+    FAILED,
+    InputError,
+    command_errors,
+    echo,
+    echo_json,
+    json_option,
+    targets_argument,
+    url_option,
+)
+from sqlaqueue.log import fields as log_fields
+from sqlaqueue.log import logger
+from sqlaqueue.mapping.mixin import spec_of
 
 
 def _epilog() -> str:
@@ -172,3 +184,34 @@ def _threshold(text: str) -> tuple[str, Any]:
         raise InputError(f"--threshold {text}: the value has to be {kind}") from None
     except click.BadParameter as error:
         raise InputError(f"--threshold {text}: {error.message}") from None
+
+
+# -- worst finding -----------------------------------------------------------------------------------------------------
+# The worst finding of the doctor in one line, for commands that do something else.
+
+
+_HURRIED = admin.Thresholds(statement_timeout=timedelta(seconds=0.25), lock_timeout=timedelta(seconds=0.1))
+
+
+def worst_finding(session: Session, model: type[Any]) -> admin.Finding | None:
+    """Return the worst finding, no notice, of checks that take next to no time; None if they fail."""
+    try:
+        found = examine(session, [model], (*COMPLETE, *CHEAP), thresholds=_HURRIED)
+    except Exception:
+        extra = log_fields("doctor_failed", queue=spec_of(model).name)
+        logger.debug("doctor: the queue could not be examined", exc_info=True, extra=extra)
+        return None
+    return next((one for one in found if one.severity != "notice"), None)
+
+
+def worst_of(findings: Iterable[tuple[admin.Finding | None, type[Any]]]) -> tuple[admin.Finding, type[Any]] | None:
+    """Return the worst of the findings of several queues, with the class of its queue."""
+    found = [(finding, model) for finding, model in findings if finding is not None]
+    return min(found, key=lambda each: SEVERITIES.index(each[0].severity), default=None)
+
+
+def worst_finding_text(finding: admin.Finding, model: type[Any]) -> str:
+    """Return a finding in one line, with the command that tells the rest."""
+    return (
+        f"doctor: {finding.severity}: {finding.summary.rstrip('.')}; run `sqlaqueue doctor {target_of(spec_of(model))}`"
+    )

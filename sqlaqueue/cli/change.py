@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,18 +11,20 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.admin.changes import Change, preview_rescue
-from sqlaqueue.cli.shared.database import Database
-from sqlaqueue.cli.shared.errors import command_errors
-from sqlaqueue.cli.shared.options import (
+from sqlaqueue.cli.database import Database, Target, load_targets
+from sqlaqueue.cli.output import (
+    command_errors,
     dry_run_option,
+    echo,
+    echo_json,
     filter_options,
     job_filter,
+    jobs_text,
     json_option,
     target_argument,
+    targets_argument,
     url_option,
 )
-from sqlaqueue.cli.shared.output import echo, echo_json, jobs_text
-from sqlaqueue.cli.shared.targets import Target, load_targets
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.statements import verbs
@@ -253,3 +255,44 @@ def _by_state(counts: dict[str, int], limit: int | None) -> str:
 def _print(text: str, *, json: bool) -> None:
     if not json:
         echo(text)
+
+
+# -- pause resume ------------------------------------------------------------------------------------------------------
+# The commands for whole queues: ``pause`` and ``resume``.
+
+
+@click.command(short_help="Stop claiming jobs of queues.")
+@targets_argument
+@url_option
+@json_option
+def pause(targets: Sequence[str], url: str | None, *, json: bool) -> None:
+    """Pause queues: no job is claimed until `sqlaqueue resume`. Running jobs finish."""
+    _execute(admin.pause, "paused", targets, url, json=json)
+
+
+@click.command(short_help="Claim jobs of paused queues again.")
+@targets_argument
+@url_option
+@json_option
+def resume(targets: Sequence[str], url: str | None, *, json: bool) -> None:
+    """Resume paused queues."""
+    _execute(admin.resume, "resumed", targets, url, json=json)
+
+
+def _execute(
+    call: Callable[[Session, type[Any]], None], outcome: str, targets: Sequence[str], url: str | None, *, json: bool
+) -> None:
+    rows = []
+    for target in load_targets(targets):
+        with Database.of(target, url) as database, command_errors(target.spec):
+            paused = database.run(_call, target.model, call)
+        rows.append({"queue": target.spec.name, "paused": paused})
+        if not json:
+            echo(f"{target.spec.name} is {outcome}")
+    if json:
+        echo_json(rows)
+
+
+def _call(session: Session, model: type[Any], call: Callable[[Session, type[Any]], None]) -> bool:
+    call(session, model)
+    return admin.paused(session, model)

@@ -14,12 +14,17 @@ import click
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue.cli.processes.process_settings import configure_logging
-from sqlaqueue.cli.shared.database import Database, engine_for, parse_url
-from sqlaqueue.cli.shared.errors import FailedError, InputError, command_errors, first_line
-from sqlaqueue.cli.shared.interrupt import clean_interrupt
-from sqlaqueue.cli.shared.options import targets_argument, url_option
-from sqlaqueue.cli.shared.targets import Target, load, load_targets
+from sqlaqueue.cli.database import Database, Target, engine_for, load, load_targets, parse_url
+from sqlaqueue.cli.output import (
+    FailedError,
+    InputError,
+    clean_interrupt,
+    command_errors,
+    first_line,
+    targets_argument,
+    url_option,
+)
+from sqlaqueue.cli.processes import configure_logging
 
 _GRACE = 2
 """Seconds for the requests that are being answered when the command is stopped."""

@@ -10,14 +10,51 @@ import click
 import sqlalchemy as sa
 
 from sqlaqueue import admin
-from sqlaqueue.cli.shared.database import Database
-from sqlaqueue.cli.shared.errors import InputError, command_errors
-from sqlaqueue.cli.shared.options import DURATION, json_option, target_argument, targets_argument, url_option
-from sqlaqueue.cli.shared.output import add_row, console, echo, echo_json, table
-from sqlaqueue.cli.shared.schedule_targets import load_schedule_targets
-from sqlaqueue.cli.shared.targets import Target
-from sqlaqueue.schedules.schedule import Schedule, from_json
+from sqlaqueue.cli.database import Database, Target, load, load_targets
+from sqlaqueue.cli.output import (
+    DURATION,
+    InputError,
+    add_row,
+    command_errors,
+    console,
+    echo,
+    echo_json,
+    json_option,
+    table,
+    target_argument,
+    targets_argument,
+    url_option,
+)
+from sqlaqueue.scheduler import SchedulerBase
+from sqlaqueue.schedules.schedule import Schedule, from_json, schedule_groups
 from sqlaqueue.texts import duration_text, moment_text
+
+# -- schedule targets --------------------------------------------------------------------------------------------------
+# Import what the commands for schedules name: Schedules and Schedulers, beside queue classes and Consumers.
+
+
+def load_schedule_targets(texts: Sequence[str]) -> list[Target]:
+    """Return a queue for each pair of tables with schedules that the targets name.
+
+    :raises InputError: if a target names no queue.
+    """
+    found: dict[tuple[int, str | None], Target] = {}
+    for target in (target for text in texts for target in _targets(text)):
+        table = target.spec.table
+        found.setdefault((id(table.metadata), table.schema), target)
+    return list(found.values())
+
+
+def _targets(text: str) -> list[Target]:
+    found = load(text)
+    if isinstance(found, SchedulerBase):
+        return [Target(text, group.spec.model, scheduler=found) for group in found.groups]
+    listed: list[Any] = list(found) if isinstance(found, list | tuple) else [found]
+    if any(isinstance(each, Schedule) for each in listed):
+        with command_errors():
+            return [Target(text, group.spec.model) for group in schedule_groups(listed, text)]
+    return load_targets([text])
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

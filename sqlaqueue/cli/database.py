@@ -1,0 +1,408 @@
+"""The database of a command: its URL, or the session factory of a Consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue.cli.output import InputError, command_errors, first_line
+from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.exc import NotAQueueError
+from sqlaqueue.mapping.mixin import QueueMixin, queue_spec, spec_of
+from sqlaqueue.mariadb import prepare as prepare_mariadb
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.scheduler import SchedulerBase
+from sqlaqueue.sqlite import prepare as prepare_sqlite
+
+# -- mariadb -----------------------------------------------------------------------------------------------------------
+# Engines for the option ``--url`` with a server of MariaDB.
+
+
+BACKENDS = {"mariadb", "mysql"}
+_MARIADB_EXAMPLE = "mariadb+pymysql://user:password@host/database"
+_MARIADB_SYNC, _MARIADB_ASYNC = "pymysql", "asyncmy"
+
+
+def checked_url(url: sa.URL) -> sa.URL:
+    """Refuse drivers that the library does not support.
+
+    :raises InputError: with an example.
+    """
+    _, plus, driver = url.drivername.partition("+")
+    if plus and driver not in {_MARIADB_SYNC, _MARIADB_ASYNC}:
+        raise InputError(f"--url: the driver {driver!r} is not supported; write it as {_MARIADB_EXAMPLE}")
+    return url
+
+
+def engine_for_server(url: sa.URL, *, needs_async: bool | None, connections: int | None, timeout: int) -> Any:
+    """Return an Engine or AsyncEngine that is prepared.
+
+    :param timeout: how many seconds to wait for a connection.
+    :raises InputError: if the driver is not installed.
+    """
+    is_async = url.drivername.endswith(_MARIADB_ASYNC) if needs_async is None else needs_async
+    driver = _MARIADB_ASYNC if is_async else _MARIADB_SYNC
+    if importlib.util.find_spec(driver) is None:
+        kind = "async" if is_async else "sync"
+        raise InputError(f"--url: {kind} handlers need {driver}: pip install 'sqlaqueue[{driver}]'")
+    options: dict[str, Any] = {"connect_args": {"connect_timeout": timeout}}
+    if connections is not None:
+        options |= {"pool_size": connections}
+    url = url.set(drivername=f"{url.get_backend_name()}+{driver}")
+    engine: Any
+    if is_async:
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
+
+        engine = create_async_engine(url, **options)
+    else:
+        engine = sa.create_engine(url, **options)
+    prepare_mariadb(engine)
+    return engine
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+# Import what the command line names: queue classes, Consumers and handlers of an application.
+
+
+_TARGET_EXAMPLE = "give module:attribute, such as app.models:Email"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A queue named on the command line."""
+
+    text: str
+    model: type[Any]
+    """The queue class."""
+    consumer: ConsumerBase | None = None
+    """The Consumer, if the target names one."""
+    scheduler: SchedulerBase | None = None
+    """The Scheduler, if the target names one."""
+
+    @property
+    def spec(self) -> QueueSpec:
+        """The queue."""
+        return spec_of(self.model)
+
+
+def load_targets(texts: Sequence[str], *, modules: bool = False) -> list[Target]:
+    """Return the queues of the targets; a target may name several Consumers.
+
+    :param modules: whether a target may be a module, such as ``app.models``, for the queue classes in it.
+    :raises InputError: if a target names no queue.
+    """
+    return [
+        target for text in texts for target in (_in_module(text) if modules and ":" not in text else _targets(text))
+    ]
+
+
+def load(text: str) -> Any:
+    """Import ``module:attribute``, also from the current directory.
+
+    :raises InputError: if the import fails, or there is no such attribute.
+    """
+    name, colon, path = text.partition(":")
+    if not colon or not path or not _is_module_name(name):
+        raise InputError(f"{text!r}: {_TARGET_EXAMPLE}{_module_hint(name)}")
+    found: Any = _module(name, text)
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise InputError(f"{text}: {_no_attribute(found, name, part)}") from None
+    return found
+
+
+def _targets(text: str) -> list[Target]:
+    found = load(text)
+    if isinstance(found, type) and not issubclass(found, ConsumerBase):
+        try:
+            spec_of(found)
+        except NotAQueueError as error:
+            raise InputError(f"{text}: {error}") from None
+        return [Target(text, found)]
+    if callable(found) and not isinstance(found, ConsumerBase | type):
+        found = _called(found, text)
+    listed: list[Any] = list(found) if isinstance(found, list | tuple) else [found]
+    others = [each for each in listed if not isinstance(each, ConsumerBase)]
+    if others or not listed:
+        what = f"it is {others[0]!r}" if others else "it is empty"
+        raise InputError(
+            f"{text}: {what}; name a queue class, a Consumer or AsyncConsumer, a list of them, or a function that "
+            "returns one of these"
+        )
+    return [Target(text, each.model, each) for each in listed]
+
+
+def _called(function: Any, text: str) -> Any:
+    if inspect.iscoroutinefunction(function):
+        raise InputError(f"{text}: it is a coroutine function; let a plain function return the AsyncConsumer")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise InputError(f"{text}: a function that returns a Consumer is called without arguments: {error}") from None
+    except ValueError:
+        pass  # a built-in without a signature; the call fails if it needs arguments
+    try:
+        return function()
+    except Exception as error:
+        raise InputError(f"{text}: it raised {_description(error)}") from error
+
+
+def _in_module(name: str) -> list[Target]:
+    """Return the queues whose classes are in a module; of a class and its subclasses, the one that has the table."""
+    if not _is_module_name(name):
+        raise InputError(f"{name!r}: {_TARGET_EXAMPLE}, or a module, such as app.models{_module_hint(name)}")
+    found = [queue_spec(each) for each in vars(_module(name, name)).values() if isinstance(each, type)]
+    models = dict.fromkeys(spec.model for spec in found if spec is not None)
+    if not models:
+        raise InputError(f"{name}: the module has no queue class; name the one that has, such as app.models")
+    return [Target(f"{name}:{model.__name__}", model) for model in models]
+
+
+def _is_module_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _module_hint(name: str) -> str:
+    return f"; write a module as app.models, not as {name!r}" if "/" in name or name.endswith(".py") else ""
+
+
+def _module(name: str, text: str) -> ModuleType:
+    if (here := os.fspath(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise InputError(f"{text}: importing {name} failed: {_description(error)}") from error
+        raise InputError(
+            f"{text}: there is no module {error.name} in the current directory ({Path.cwd()}), in PYTHONPATH or "
+            "among the installed packages"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{text}: importing {name} failed: {_description(error)}") from error
+
+
+def _description(error: BaseException) -> str:
+    """Return the message of an error, with the line of the application that raised it."""
+    text = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, SyntaxError):
+        return text
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<")]
+    own = os.fspath(Path(__file__).parents[1])
+    places = [each for each in frames if not each.filename.startswith(own)]
+    return f"{text} ({places[-1].filename}, line {places[-1].lineno})" if places else text
+
+
+def _no_attribute(where: Any, module: str, name: str) -> str:
+    names = [each for each in dir(where) if not each.startswith("_")]
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"{module} has no attribute {name}; did you mean {close[0]}?"
+    targets = [each for each in names if _is_target(getattr(where, each, None))]
+    hint = f"; its queues are {', '.join(targets)}" if targets else ""
+    return f"{module} has no attribute {name}{hint}"
+
+
+def _is_target(found: Any) -> bool:
+    if isinstance(found, type):
+        return found is not QueueMixin and issubclass(found, QueueMixin)
+    return isinstance(found, ConsumerBase)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_EXAMPLE = "postgresql+psycopg://user:password@host/database"
+_FILE_EXAMPLE = "sqlite:///jobs.db"
+_SYNC, _ASYNC = ("psycopg", "psycopg2"), ("psycopg", "asyncpg")
+_SECRET = {"passfile", "passwd", "password", "sslpassword", "ssl_key_password"}
+"""Options of drivers that are secret, or lead to a secret."""
+
+_CONNECT_TIMEOUT = 10
+"""Seconds to wait for a connection. By default drivers wait for a minute or more if the host does not answer."""
+
+
+def parse_url(text: str) -> sa.URL:
+    """Return the URL of a database.
+
+    :raises InputError: if it is malformed. The message does not repeat it, as it may contain a password.
+    """
+    try:
+        url = sa.make_url(text)
+    except (ArgumentError, ValueError):
+        raise InputError(f"--url: this is not the URL of a database; write it as {_EXAMPLE}") from None
+    if "@" in (url.host or ""):
+        raise InputError("--url: it contains more than one @; write an @ of the password as %40")
+    backend, plus, driver = url.drivername.partition("+")
+    if backend == "sqlite":
+        return _checked_file(url)
+    if backend in BACKENDS:
+        return checked_url(url)
+    if backend not in {"postgresql", "postgres"}:
+        raise InputError(f"--url: {backend}:// is not supported, sqlaqueue needs PostgreSQL; write it as {_EXAMPLE}")
+    if plus and driver not in {*_SYNC, *_ASYNC}:
+        raise InputError(f"--url: the driver {driver!r} is not supported; write it as {_EXAMPLE}")
+    return url.set(drivername="postgresql" + plus + driver)
+
+
+def shown_url(url: sa.URL) -> str:
+    """Return the text of a URL without what is secret in it, which options of a driver may be as well."""
+    hidden = {name: "***" for name in url.query if name in _SECRET}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
+
+
+def _checked_file(url: sa.URL) -> sa.URL:
+    """Refuse a file that does not exist, which SQLite would create, and a database in memory.
+
+    :raises InputError: with an example.
+    """
+    if url.database is None or not Path(url.database).is_file():
+        raise InputError(f"--url: there is no file {url.database!r}; write it as {_FILE_EXAMPLE}")
+    return url
+
+
+def _engine_for_file(url: sa.URL, *, needs_async: bool | None, connections: int | None) -> Any:
+    is_async = url.drivername.endswith("aiosqlite") if needs_async is None else needs_async
+    if is_async and importlib.util.find_spec("aiosqlite") is None:
+        raise InputError("--url: async handlers need aiosqlite: pip install 'sqlaqueue[aiosqlite]'")
+    options = {} if connections is None else {"pool_size": connections}
+    url = url.set(drivername="sqlite+aiosqlite" if is_async else "sqlite")
+    engine: Any = sa.create_engine(url, **options)
+    if is_async:
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
+
+        engine = create_async_engine(url, **options)
+    prepare_sqlite(engine)
+    return engine
+
+
+def _other_engine(url: sa.URL, *, needs_async: bool | None, connections: int | None) -> Any:
+    if url.get_backend_name() == "sqlite":
+        return _engine_for_file(url, needs_async=needs_async, connections=connections)
+    with command_errors():
+        return engine_for_server(url, needs_async=needs_async, connections=connections, timeout=_CONNECT_TIMEOUT)
+
+
+def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int | None = None) -> Any:
+    """Return an Engine or AsyncEngine.
+
+    :param needs_async: whether to return an AsyncEngine; None to let the URL's driver decide.
+    :param connections: the size of the pool; None for SQLAlchemy's default.
+    :raises InputError: if no driver is installed for it.
+    """
+    if url.get_backend_name() != "postgresql":
+        return _other_engine(url, needs_async=needs_async, connections=connections)
+    known = _ASYNC if needs_async else _SYNC if needs_async is False else (*_SYNC, "asyncpg")
+    _, _, driver = url.drivername.partition("+")
+    if not driver:
+        driver = next((each for each in known if importlib.util.find_spec(each)), "")
+        if not driver:
+            raise InputError("--url: no driver is installed: pip install 'sqlaqueue[psycopg]'")
+    if driver not in known:
+        kind = "async" if needs_async else "sync"
+        raise InputError(f"--url: {driver} cannot be used with {kind} handlers; use postgresql+{known[0]}://")
+    if importlib.util.find_spec(driver) is None:
+        raise InputError(f"--url: {driver} is not installed: pip install {driver}")
+    is_async = driver == "asyncpg" if needs_async is None else needs_async
+    if is_async and importlib.util.find_spec("greenlet") is None:
+        raise InputError("--url: async handlers need greenlet: pip install 'sqlaqueue[async]'")
+    options: dict[str, Any] = {
+        "connect_args": {"timeout" if driver == "asyncpg" else "connect_timeout": _CONNECT_TIMEOUT}
+    }
+    if driver != "asyncpg" and "connect_timeout" in url.query:
+        options = {}
+    if connections is not None:
+        options |= {"pool_size": connections}
+    url = url.set(drivername=f"postgresql+{driver}")
+    with command_errors():
+        if not is_async:
+            return sa.create_engine(url, **options)
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet, which sync code does not
+
+        return create_async_engine(url, **options)
+
+
+class Database:
+    """Runs functions on a Session, whether the session factory is sync or async.
+
+    :param sessions: the session factory.
+    :param engine: the engine to dispose of on exit; None if it belongs to the application.
+    """
+
+    def __init__(self, sessions: Callable[[], Any], engine: Any = None) -> None:
+        self._sessions = sessions
+        self._engine: Any = engine
+        self._runner: asyncio.Runner | None = None
+
+    @classmethod
+    def of(cls, target: Target, url: str | None) -> Self:
+        """Return the database of a queue.
+
+        :param url: the option ``--url``, which takes precedence over the session factory of a Consumer.
+        :raises InputError: if neither is given.
+        """
+        if url is not None:
+            engine = engine_for(parse_url(url))
+            if isinstance(engine, sa.Engine):
+                return cls(sessionmaker(engine), engine)
+            from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - as above
+
+            return cls(async_sessionmaker(engine), engine)
+        user = target.consumer or target.scheduler
+        if user is not None:
+            return cls(user.session_factory)
+        raise InputError(
+            f"{target.text}: the database is missing; give --url {_EXAMPLE}, set SQLAQUEUE_URL, or "
+            "name a Consumer instead"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(self._engine, sa.Engine):
+            self._engine.dispose()
+        if self._runner is not None:
+            # Its connections cannot be closed after their event loop.
+            disposing: Any = self._engine.dispose()
+            self._runner.run(disposing)
+            self._runner.close()
+
+    def run(self, operation: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call ``operation(session, ...)`` with a new session, and return its result."""
+        session = self._sessions()
+        if isinstance(session, Session):
+            with session:
+                return operation(session, *args, **kwargs)
+        if not hasattr(session, "run_sync"):
+            made = type(session).__name__
+            raise InputError(
+                f"{self._sessions!r} makes {made}; give a Consumer a sessionmaker or an async_sessionmaker"
+            )
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+            self._engine = session.bind
+
+        async def carry_out() -> T:
+            async with session:
+                result: T = await session.run_sync(operation, *args, **kwargs)
+                return result
+
+        return self._runner.run(carry_out())

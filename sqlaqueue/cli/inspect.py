@@ -1,0 +1,570 @@
+"""The commands that show the state of queues: ``stats``, ``failed``, ``workers``."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from sqlalchemy.orm import Session
+
+from sqlaqueue import admin
+from sqlaqueue.admin.changes import across_shards
+from sqlaqueue.admin.explain_job import MISSING
+from sqlaqueue.cli.database import Database, Target, load_targets
+from sqlaqueue.cli.doctor import worst_finding, worst_finding_text, worst_of
+from sqlaqueue.cli.http import serving_metrics
+from sqlaqueue.cli.output import (
+    DURATION,
+    FAILED,
+    FailedError,
+    InputError,
+    add_row,
+    ago,
+    clean_interrupt,
+    command_errors,
+    console,
+    echo,
+    echo_json,
+    filter_options,
+    first_line,
+    job_filter,
+    jobs_text,
+    json_option,
+    plain,
+    table,
+    target_argument,
+    targets_argument,
+    url_option,
+)
+from sqlaqueue.cli.processes import configure_logging
+from sqlaqueue.log import fields, logger
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.queue.options import STATES
+from sqlaqueue.queue.run import key_text
+from sqlaqueue.statements import verbs
+from sqlaqueue.statements.claim import worker_name
+from sqlaqueue.texts import duration_text, moment_text
+from sqlaqueue.write_routing import execute
+
+if TYPE_CHECKING:
+    from sqlaqueue.prometheus.queues import QueueReader, Reading, ScrapeCollector
+
+_SHOWN_KEYS = 5
+"""Number of running jobs whose keys the table of Consumers shows."""
+
+
+@click.command(short_help="Show jobs by state, due jobs, and Consumers.")
+@targets_argument
+@url_option
+@click.option(
+    "--watch",
+    type=DURATION,
+    is_flag=False,
+    flag_value=timedelta(seconds=2),
+    help="Repeat at this interval, every two seconds by default; give it after the targets.",
+)
+@click.option("--active", is_flag=True, help="Do not count finished jobs, as that reads the whole table.")
+@json_option
+def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, active: bool, json: bool) -> None:
+    """Show for each queue the number of jobs by state, how many are due and since when, and the number of Consumers."""
+    loaded = load_targets(targets)
+    with contextlib.ExitStack() as stack:
+        databases = [stack.enter_context(Database.of(target, url)) for target in loaded]
+
+        def query() -> list[admin.Stats]:
+            return [_stats(target, database, active=active) for target, database in zip(loaded, databases, strict=True)]
+
+        if watch is None:
+            rows = query()
+            if json:
+                echo_json(rows)
+            else:
+                console().print(_stats_table(rows, _worst_finding(loaded, databases)))
+            return
+        # Ctrl-C ends it.
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(query, watch.total_seconds(), json=json)
+
+
+def _stats(target: Target, database: Database, *, active: bool) -> admin.Stats:
+    with command_errors(target.spec):
+        return database.run(admin.stats, target.model, finished=not active)
+
+
+def _worst_finding(targets: Sequence[Target], databases: Sequence[Database]) -> str | None:
+    """Return the worst that is wrong with any of the queues or their server."""
+    models = [target.spec.model for target in targets]
+    worst = worst_of(
+        (database.run(worst_finding, model), model) for model, database in zip(models, databases, strict=True)
+    )
+    return None if worst is None else worst_finding_text(*worst)
+
+
+def _watch(query: Callable[[], list[admin.Stats]], seconds: float, *, json: bool) -> None:
+    if json:
+        while True:
+            echo_json(query(), one_line=True)
+            time.sleep(seconds)
+    screen = console()
+    if not screen.is_terminal:
+        while True:
+            screen.print(_stats_table(query()))
+            time.sleep(seconds)
+    with Live(_stats_table(query()), console=screen, auto_refresh=False) as live:
+        while True:
+            time.sleep(seconds)
+            live.update(_stats_table(query()), refresh=True)
+
+
+def _stats_table(rows: Sequence[admin.Stats], finding: str | None = None) -> RenderableType:
+    states = list(dict.fromkeys(state for row in rows for state in row.states))
+    if all(row.states.get("processing", 0) in {0, row.running} for row in rows):
+        states = [state for state in states if state != "processing"]
+    numbers = ["pending", "running", *states, "due", "consumers"]
+    shown = table("queue", *states, "running", "due", "oldest due", "consumers", right=numbers)
+    notes = []
+    for row in rows:
+        counts = [row.states.get(state, "-") for state in states]
+        add_row(shown, row.queue, *counts, row.running, row.due, duration_text(row.oldest_due), row.consumers)
+        if row.paused:
+            notes.append(plain(f"{row.queue} is paused"))
+        if row.at_limit:
+            notes.append(plain(f"{row.queue}: at their limit: {', '.join(map(str, row.at_limit))}"))
+        if row.expired_leases:
+            leases, have = ("lease", "has") if row.expired_leases == 1 else ("leases", "have")
+            notes.append(
+                plain(
+                    f"{row.queue}: {row.expired_leases} {leases} of running jobs {have} expired; Consumers rescue the "
+                    "jobs, or `sqlaqueue rescue`"
+                )
+            )
+        if row.missing_indexes:
+            names = ", ".join(row.missing_indexes)
+            fix = UPDATE_COMMAND
+            what = "claims may read the whole table, or jobs are not unique"
+            notes.append(plain(f"{row.queue}: {what}, missing or invalid indexes: {names}; {fix}"))
+        if row.failed_by_attempts:
+            parts = (f"{jobs} after {attempts}" for attempts, jobs in row.failed_by_attempts.items())
+            notes.append(plain(f"{row.queue}: failed by attempts: {', '.join(parts)}"))
+    if finding is not None:
+        notes.append(plain(finding))
+    return Group(shown, *notes)
+
+
+@click.command(short_help="Show failed jobs by kind of error.")
+@target_argument
+@url_option
+@click.option(
+    "--examples", type=click.IntRange(0, 100), default=3, show_default=True, help="Number of keys shown for each kind."
+)
+@json_option
+def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
+    """Show failed jobs, grouped by kind of error: the name of its class, or the kind given to Fail(kind=...).
+
+    An error whose text starts with neither is of the kind "other".
+    """
+    loaded, found = load_targets([target]), list[dict[str, Any]]()
+    for each in loaded:
+        queue = each.spec.name
+        with Database.of(each, url) as database, command_errors(each.spec):
+            groups = database.run(admin.failures, each.model, examples=examples)
+        if json:
+            found += [{"queue": queue, **vars(one), "keys": [key_text(key) for key in one.keys]} for one in groups]
+            continue
+        if not groups:
+            echo(f"{queue}: no failed jobs")
+            continue
+        if len(loaded) > 1:
+            echo(f"{queue}:")
+        shown = table("kind", "jobs", "newest", "keys", "last error", right=["jobs"])
+        for group in groups:
+            text = (group.error or "").splitlines()[:1]
+            keys = " ".join(map(key_text, group.keys))
+            add_row(shown, group.kind or "(no error)", group.count, ago(group.newest), keys, *text)
+        console().print(shown)
+    if json:
+        echo_json(found)
+
+
+@click.command(short_help="Show the Consumers of queues.")
+@targets_argument
+@url_option
+@click.option("--here", is_flag=True, help="Only those of this machine.")
+@json_option
+def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) -> None:
+    """Show the Consumers, on all machines, that have sent a heartbeat recently.
+
+    The exit code is 1 if one of the queues has none.
+    """
+    rows: list[dict[str, Any]] = []
+    all_served = True
+    for target in load_targets(targets):
+        with Database.of(target, url) as database, command_errors(target.spec):
+            found = database.run(_consumers, target.model, here=here)
+        rows.extend({"queue": target.spec.name, **row} for row in found)
+        all_served = all_served and bool(found)
+    if json:
+        echo_json(rows)
+    elif not rows:
+        echo("no Consumers" + (" on this machine" if here else ""))
+    else:
+        console().print(_consumers_table(rows))
+    if not all_served:
+        click.get_current_context().exit(FAILED)
+
+
+def _consumers_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    columns = ("queue", "host", "pid", "name", "started", "heartbeat", "listening", "version", "claimed", "running")
+    shown = table(*columns, right=["pid", "claimed"])
+    for row in rows:
+        running = " ".join(map(key_text, row["running"][:_SHOWN_KEYS]))
+        if len(row["running"]) > _SHOWN_KEYS:
+            running += f" ... ({len(row['running'])})"
+        started, heartbeat = ago(row["created_at"]), ago(row["heartbeat_at"])
+        listening = "yes" if row["listening"] else "no, polling"
+        process = (row["queue"], row["host"], row["pid"], row["name"])
+        add_row(shown, *process, started, heartbeat, listening, row["version"], row["claimed"], running)
+    return shown
+
+
+def _consumers(session: Session, model: type[Any], *, here: bool) -> list[dict[str, Any]]:
+    found = session.execute(verbs.consumers(model), bind_arguments={"mapper": model})
+    host, _, _ = worker_name().rpartition(":")
+    return [dict(row._mapping) for row in found if not here or row.host == host]  # noqa: SLF001 - SQLAlchemy's public name
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+# The commands that show single jobs: ``jobs`` and ``job``.
+
+
+@click.command(short_help="List jobs.")
+@target_argument
+@url_option
+@filter_options(STATES)
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of jobs.")
+@json_option
+def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any) -> None:
+    """List jobs, newest first, by the time when they finished or, if they have not, when they were enqueued."""
+    selected = job_filter(options, "created_at")
+    loaded, found = load_targets([target]), list[admin.JobInfo]()
+    for each in loaded:
+        with Database.of(each, url) as database, command_errors(each.spec):
+            found += database.run(admin.jobs, each.model, selected, limit=limit)
+    if json:
+        echo_json([_json(info) for info in found])
+        return
+    if not found:
+        echo("no such jobs")
+        return
+    several = len(loaded) > 1
+    queue = ["queue"] if several else []
+    shown = table(
+        *queue, "key", "state", "enqueued", "waited", "ran", "finished", "attempts", "last error", right=["attempts"]
+    )
+    for info in found:
+        attempts = "-" if info.attempts is None else info.attempts
+        first_line = (info.last_error or "").splitlines()[:1]
+        waited, ran = _durations(info)
+        add_row(
+            shown,
+            *([info.queue] if several else []),
+            key_text(info.key),
+            info.state,
+            ago(info.created_at),
+            duration_text(waited),
+            duration_text(ran),
+            ago(info.finished_at),
+            attempts,
+            *first_line,
+        )
+    console().print(shown)
+
+
+@click.command(short_help="Show one job.")
+@target_argument
+@click.argument("key")
+@url_option
+@json_option
+def job(target: str, key: str, url: str | None, *, json: bool) -> None:
+    """Show one job with all columns of its row, and its attempts if the queue has an attempt history.
+
+    Separate the parts of a composite KEY by commas. The exit code is 1 if there is no such job, nor attempts of it.
+    """
+    for each in load_targets([target]):
+        with Database.of(each, url) as database, command_errors(each.spec):
+            found = database.run(admin.job, each.model, key)
+            kept = each.spec.config.attempt_history is not None
+            history = database.run(admin.attempts, each.model, key) if kept else []
+        more = {"history": [{**vars(one), "seconds": one.seconds} for one in history]} if kept else {}
+        if found is None:
+            if not history:
+                raise FailedError(f"{each.spec.name}: there is no job {key}")
+            if json:
+                echo_json({"queue": each.spec.name, "key": key, "row": None, **more})
+                continue
+            echo(f"{each.spec.name} {key} does not exist any more")
+            _show_attempts(history)
+            continue
+        info, values = found
+        if json:
+            echo_json({**_json(info), "row": values, **more})
+            continue
+        waited, ran = _durations(info)
+        echo(f"{info.queue} {key_text(info.key)} is {info.state}")
+        if ran is not None:
+            echo(f"waited for {duration_text(waited)}, ran for {duration_text(ran)}")
+        width = max(map(len, values), default=0)
+        for name, value in values.items():
+            first, *others = ("-" if value is None else str(value)).split("\n")
+            echo(f"  {name:{width}}  {first}", *(f"  {'':{width}}  {line}" for line in others))
+        if history:
+            _show_attempts(history)
+
+
+def _show_attempts(history: list[admin.Attempt]) -> None:
+    """Show ended attempts; their tracebacks are in the JSON."""
+    shown = table("attempt", "outcome", "started", "ran", "worker", "error", right=["attempt"])
+    for one in history:
+        first_line = (one.error or "").splitlines()[:1]
+        ran = duration_text(one.seconds)
+        add_row(shown, one.attempt, one.outcome, ago(one.started_at), ran, one.worker or "-", *first_line)
+    console().print(shown)
+
+
+def _durations(info: admin.JobInfo) -> tuple[float | None, float | None]:
+    """Return the seconds that a job waited before its last run, and those that the run took."""
+    due = max((moment for moment in (info.run_at, info.created_at) if moment is not None), default=None)
+    started, finished = info.started_at, info.finished_at
+    waited = None if started is None or due is None else (started - due).total_seconds()
+    return waited, None if started is None or finished is None else (finished - started).total_seconds()
+
+
+def _json(info: admin.JobInfo) -> dict[str, Any]:
+    return {**vars(info), "key": key_text(info.key)}
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+# The command ``metrics``: an exporter for Prometheus, its dashboard and its alert rules.
+
+
+@click.command(short_help="Export gauges of queues to Prometheus.")
+@click.argument("targets", metavar="[TARGET]...", nargs=-1)
+@url_option
+@click.option("--port", type=click.IntRange(0, 65535), default=9187, show_default=True, help="The port to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--once", is_flag=True, help="Print the metrics and exit; the exit code is 1 if some cannot be read.")
+@click.option("--finished", is_flag=True, help="Count finished jobs too, which reads the whole table at every scrape.")
+@click.option(
+    "--count-limit",
+    type=click.IntRange(min=1),
+    default=100_000,
+    show_default=True,
+    help="The number up to which unfinished jobs are counted.",
+)
+@click.option(
+    "--statement-timeout", type=DURATION, default="2s", show_default=True, help="Cancel a statement after this time."
+)
+@click.option("--max-age", type=DURATION, default="10s", show_default=True, help="Serve a result again for this time.")
+@click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana and exit.")
+@click.option("--alerts", is_flag=True, help="Print alert rules for Prometheus and exit.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    help="Lowest level to log; info by default. The logging configuration of an application is kept.",
+)
+def metrics(
+    targets: Sequence[str],
+    url: str | None,
+    *,
+    port: int,
+    host: str,
+    log_level: str | None,
+    count_limit: int,
+    statement_timeout: timedelta,
+    max_age: timedelta,
+    once: bool,
+    finished: bool,
+    dashboard: bool,
+    alerts: bool,
+) -> None:
+    """Serve the gauges of queues at /metrics until SIGTERM or SIGINT, for a Prometheus server to scrape.
+
+    One exporter serves all queues, for all workers. The schedules are those in the tables of the queues.
+    """
+    prometheus = _import()
+    if dashboard or alerts:
+        click.echo(prometheus.dashboard() if dashboard else prometheus.alerts(), nl=False)
+        return
+    if not targets:
+        raise InputError("name a queue, such as app.models:Email; --dashboard and --alerts need none")
+    loaded = load_targets(targets)
+    options = {
+        "count_limit": count_limit,
+        "statement_timeout": statement_timeout,
+        "max_age": max_age,
+        "finished": finished,
+    }
+    configure_logging(log_level)
+    with contextlib.ExitStack() as stack:
+        databases = _databases(loaded, url, stack)
+        collector = _collector(loaded, databases, options)
+        if once:
+            _print(collector)
+            return
+        for target, database in databases:
+            with command_errors(target.spec):
+                # A database that never answers is most likely a wrong URL. One that stops later is waited for.
+                database.run(_connect, target.model)
+        _serve(collector, host, port)
+
+
+def _import() -> Any:
+    try:
+        from sqlaqueue import prometheus  # noqa: PLC0415 - it needs an extra, which the other commands do not
+    except ModuleNotFoundError as error:
+        raise InputError(str(error)) from None
+    return prometheus
+
+
+def _databases(
+    targets: Sequence[Target], url: str | None, stack: contextlib.ExitStack
+) -> list[tuple[Target, Database]]:
+    """Return the database of each target, one for all if their URL is given."""
+    if url is not None:
+        shared = stack.enter_context(Database.of(targets[0], url))
+        return [(target, shared) for target in targets]
+    return [(target, stack.enter_context(Database.of(target, None))) for target in targets]
+
+
+def _collector(
+    targets: Sequence[Target], databases: Sequence[tuple[Target, Database]], options: dict[str, Any]
+) -> ScrapeCollector:
+    from sqlaqueue.prometheus.queues import Scrape, ScrapeCollector, ScrapeOptions  # noqa: PLC0415 - it needs an extra
+
+    with command_errors():
+        scrape = Scrape([target.model for target in targets], "sqlaqueue metrics", ScrapeOptions(**options))
+    by_queue = {target.spec.name: database for target, database in reversed(databases)}
+
+    def read(reader: QueueReader) -> Reading:
+        return by_queue[reader.spec.name].run(_read, reader)
+
+    return ScrapeCollector(scrape, read)
+
+
+def _read(session: Session, reader: QueueReader) -> Reading:
+    result: Reading = execute(session, reader.read)
+    return result
+
+
+def _connect(session: Session, model: type[Any]) -> None:
+    session.connection(bind_arguments={"mapper": model})
+
+
+def _print(collector: ScrapeCollector) -> None:
+    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - as above
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    text = generate_latest(registry).decode()
+    click.echo(text, nl=False)
+    if any(line.startswith("sqlaqueue_scrape_success{") and line.endswith(" 0.0") for line in text.splitlines()):
+        click.get_current_context().exit(FAILED)
+
+
+def _serve(collector: ScrapeCollector, host: str, port: int) -> None:
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest  # noqa: PLC0415 - as above
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    with clean_interrupt(), contextlib.ExitStack() as stack:
+        try:
+            serving = serving_metrics(host, port, lambda: (CONTENT_TYPE_LATEST, generate_latest(registry)))
+            address = stack.enter_context(serving)
+        except OSError as error:
+            raise FailedError(f"--host {host} --port {port}: {first_line(error)}") from error
+        logger.info("metrics: serving %s", address, extra=fields("exporter_started", address=address))
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        stack.close()
+        logger.info("metrics: stopped", extra=fields("exporter_stopped"))
+
+
+# -- why ---------------------------------------------------------------------------------------------------------------
+# The command that says why a job, or a queue, does not run: ``why``.
+
+
+@click.command(short_help="Say why a job, or a queue, does not run.")
+@target_argument
+@click.argument("key", required=False)
+@url_option
+@json_option
+def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
+    """Say why a job does not run: its twin, a pause, its time, a lock, no Consumer, and what to do about it.
+
+    Separate the parts of a composite KEY by commas. Without KEY: what keeps the jobs of the queue from running. The
+    exit code is 1 if there is no such job.
+    """
+    exists = True
+    for each in load_targets([target]):
+        with Database.of(each, url) as database, command_errors(each.spec):
+            if key is None:
+                _echo_queue(*database.run(_queue, each.model), json=json)
+                continue
+            explanation = database.run(admin.explain_job, each.model, key)
+        exists = exists and explanation.state != MISSING
+        if json:
+            shown = explanation.key
+            echo_json({**asdict(explanation), "key": key_text(shown) if isinstance(shown, tuple) else str(shown)})
+        else:
+            echo(*str(explanation).split("\n"))
+    if not exists:
+        click.get_current_context().exit(FAILED)
+
+
+def _queue(session: Session, model: type[Any]) -> tuple[admin.Stats, datetime | None]:
+    """Return the statistics of a queue, and when its next job will be due."""
+    spec = spec_of(model)
+    moment = None
+    if spec.has("run_at"):
+        upcoming = across_shards(session, spec, spec.strategy.upcoming(spec, 1))
+        moment = session.scalar(upcoming, bind_arguments={"mapper": spec.mapper})
+    return admin.stats(session, model), None if moment is None else datetime.fromtimestamp(float(moment), UTC)
+
+
+def _echo_queue(stats: admin.Stats, next_due: datetime | None, *, json: bool) -> None:
+    if json:
+        shown = ("queue", "paused", "consumers", "running", "due", "oldest_due")
+        values = {name: getattr(stats, name) for name in shown}
+        full = [asdict(each) for each in stats.at_limit]
+        echo_json({**values, "next_due": next_due, "at_limit": full, "failed": stats.states.get("failed", 0)})
+        return
+    echo(stats.queue)
+    for line in _lines(stats, next_due):
+        echo(f"  {line}")
+
+
+def _lines(stats: admin.Stats, next_due: datetime | None) -> Iterator[str]:
+    if stats.paused:
+        yield "It is paused, so no job is claimed; `sqlaqueue resume` ends that."
+    if stats.consumers:
+        number = "1 live Consumer serves" if stats.consumers == 1 else f"{stats.consumers} live Consumers serve"
+        yield f"{number} it; {jobs_text(stats.running)} running."
+    else:
+        yield "No live Consumer serves it; start one, for instance with `sqlaqueue worker`."
+    since = "" if stats.oldest_due is None else f", the oldest of them for {duration_text(stats.oldest_due)}"
+    then = "" if next_due is None else f"; the next one is due at {moment_text(next_due)}"
+    yield f"Due: {jobs_text(stats.due)}{since}{then}."
+    if stats.at_limit:
+        yield f"At their limit: {', '.join(map(str, stats.at_limit))}; the end of a run makes room."
+    failed = stats.states.get("failed", 0)
+    if failed:
+        yield f"Failed: {jobs_text(failed)}; `sqlaqueue failed` shows why."

@@ -1,0 +1,360 @@
+"""What commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime, timedelta
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from sqlaqueue import admin
+from sqlaqueue.exc import DatabaseNotReadyError, HandlerNotStopped, SqlaqueueError
+from sqlaqueue.postgresql.checks_of import checks_of_error
+from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.texts import duration_text, printable
+
+_PIPE_WIDTH = 200
+"""Columns of a file or a pipe, where nothing is to be cut off."""
+
+_WIDE_TERMINAL = 100
+"""Columns from which there is room for wider gaps."""
+
+
+def console() -> Console:
+    """Return the console to which tables are printed."""
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """Return an empty table.
+
+    :param right: the columns to align to the right.
+    """
+    gap = 2 if console().width >= _WIDE_TERMINAL else 1
+    result = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for column in columns:
+        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return result
+
+
+def add_row(to: Table, *cells: object) -> None:
+    """Add a row of plain texts, as the text of an error may look like markup."""
+    to.add_row(*(plain("" if cell is None else str(cell)) for cell in cells))
+
+
+def plain(text: str) -> Text:
+    """Return a text for a console, without what a terminal would obey."""
+    return Text(printable(text))
+
+
+def echo(*lines: str) -> None:
+    """Print lines without what a terminal would obey, or that would begin a line of its own.
+
+    Keys, errors and names are input of others. What a command prints for people goes through this or :func:`plain`.
+    """
+    for line in lines:
+        click.echo(printable(line))
+
+
+def echo_json(value: object, *, one_line: bool = False) -> None:
+    """Print a value as JSON."""
+    click.echo(json.dumps(value, default=_to_json, indent=None if one_line else 2))
+
+
+def _to_json(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def ago(moment: datetime | None) -> str:
+    """Return the time since a moment, such as ``5 min ago``, by this machine's clock."""
+    if moment is None:
+        return "-"
+    now = datetime.now(UTC) if moment.tzinfo is not None else datetime.now()  # noqa: DTZ005 - the column has no zone
+    return f"{duration_text((now - moment).total_seconds())} ago"
+
+
+def jobs_text(number: int) -> str:
+    """Return a number of jobs, such as ``1 job`` or ``2 jobs``."""
+    return "1 job" if number == 1 else f"{number} jobs"
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+# The errors of commands: one line on standard error, and an exit code.
+
+
+FAILED, WRONG_INPUT, NO_DATABASE, NOT_STOPPED = 1, 2, 3, 4
+
+
+class _PlainError(click.ClickException):
+    """An error whose text may contain input of others."""
+
+    def format_message(self) -> str:
+        """Return the text without what a terminal would obey."""
+        return "\n".join(map(printable, self.message.split("\n")))
+
+
+class FailedError(_PlainError):
+    """The command failed while it ran."""
+
+    exit_code = FAILED
+
+
+class InputError(_PlainError):
+    """An argument, option or setting is wrong."""
+
+    exit_code = WRONG_INPUT
+
+
+class DatabaseError(_PlainError):
+    """The database does not answer, or lacks what the queue needs."""
+
+    exit_code = NO_DATABASE
+
+
+class NotStoppedError(click.ClickException):
+    """A handler goes on after the grace period; only the end of the process ends it."""
+
+    exit_code = NOT_STOPPED
+
+
+def end_process(error: NotStoppedError) -> NoReturn:
+    """Print an error and end this process, without waiting for threads that may never end."""
+    error.show()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(error.exit_code)
+
+
+_INSUFFICIENT_PRIVILEGE = "42501"
+_DATA_EXCEPTION = "22"
+"""The class of the SQLSTATEs for invalid values."""
+
+_CONNECTION_REFUSED = ("08", "28", "3D", "53", "57P")
+"""The classes of connection failures: wrong password, no such database, too many connections, shutdown."""
+
+
+@contextmanager
+def command_errors(spec: QueueSpec | None = None) -> Iterator[None]:
+    """Translate errors of the database and the library into errors of the command line.
+
+    :param spec: the queue of the statements in the block.
+    """
+    try:
+        yield
+    except DatabaseNotReadyError as error:
+        raise DatabaseError(str(error)) from error
+    except SqlaqueueError as error:
+        kind = NotStoppedError if isinstance(error, HandlerNotStopped) else InputError
+        raise kind(str(error)) from error
+    except NoSuchModuleError as error:
+        raise InputError(f"--url: {first_line(error)}; give postgresql+psycopg://...") from error
+    except DBAPIError as error:
+        raise _of_database(error, spec) from error
+    except BrokenPipeError:
+        raise  # the reader of the output has closed it
+    except OSError as error:
+        # asyncpg does not wrap errors of the network.
+        raise DatabaseError(f"the database does not answer: {first_line(error)}") from error
+    except SQLAlchemyError as error:
+        raise FailedError(f"{type(error).__name__}: {first_line(error)}") from error
+    except Exception as error:
+        translated = _of_driver(error)
+        if translated is None:
+            raise
+        raise translated from error
+
+
+def _of_driver(error: Exception) -> click.ClickException | None:
+    """Return the error for one that a driver has raised and SQLAlchemy does not wrap; None for others."""
+    if isinstance(error, TypeError) and _is_of_connect(error):
+        # A driver that is written in Python has its options as arguments of a function.
+        return InputError(f"--url: the driver does not know an option: {first_line(error)}")
+    if type(error).__module__.partition(".")[0] in {"psycopg", "psycopg2", "asyncpg"}:
+        # As asyncpg does while connecting.
+        return DatabaseError(f"the database does not answer: {first_line(error)}")
+    return None
+
+
+def _is_of_connect(error: BaseException) -> bool:
+    """Return whether SQLAlchemy has called the driver's ``connect()`` with what the URL says."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(
+        frame.f_code.co_name == "connect" and frame.f_globals.get("__name__") == "sqlalchemy.engine.default"
+        for frame in frames
+    )
+
+
+def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickException:
+    message = first_line(error.orig or error)
+    state = sqlstate(error) or ""
+    if spec is not None and checks_of_error(error).undefined_object_advice(error, spec) is not None:
+        return DatabaseError(
+            f"the database lacks what {spec.model.__name__} needs: {message}; {UPDATE_COMMAND} "
+            "creates it, if env.py uses the plug-in sqlaqueue.alembic; or is this the wrong database?"
+        )
+    if state == _INSUFFICIENT_PRIVILEGE:
+        return DatabaseError(
+            f"{message}; let the owner of the tables GRANT the privileges that this command needs, see the page "
+            "Privileges of the documentation"
+        )
+    if state.startswith(_DATA_EXCEPTION):
+        whose = "its column" if spec is None else f"its column of {spec.model.__name__}"
+        return InputError(f"a key or another value does not fit the type of {whose}: {message}")
+    # Without an SQLSTATE no statement has reached the server.
+    if not state or state.startswith(_CONNECTION_REFUSED):
+        return DatabaseError(f"the database does not answer: {message}")
+    return FailedError(f"the database failed: {message}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the message of an error in one line."""
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        return error.strerror if error.filename is None else f"{error.strerror}: {os.fspath(error.filename)!r}"
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+# -- interrupt ---------------------------------------------------------------------------------------------------------
+# Let a command clean up when a signal interrupts it.
+
+
+@contextmanager
+def clean_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block at SIGINT, SIGTERM or SIGHUP, and ignore further ones during clean-up."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+# The options that several commands share, and their types.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STRATEGIES = ("update_status", "delete_returning", "batch_select")
+"""The strategies of the demo and the benchmark."""
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
+
+
+# ParamType is generic in recent versions of click only.
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[timedelta]
+else:
+    _ParamType = click.ParamType
+
+
+class DurationType(_ParamType):
+    """A duration: seconds, or numbers with units, such as 90, 1.5h or 7d12h."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """Return the duration that a text or a number of seconds stands for."""
+        if isinstance(value, timedelta):
+            return value
+        text = str(value).strip().lower()
+        parts = _PART.findall(text)
+        try:
+            if parts and _PART.sub("", text) == "":
+                return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+            if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
+                return timedelta(seconds=float(text))
+        except OverflowError:
+            pass
+        return self.fail(f"{value!r} is not a duration; write seconds, or 500ms, 30s, 5m, 2h, 7d, 1w", param, ctx)
+
+
+DURATION = DurationType()
+
+url_option = click.option(
+    "--url",
+    envvar="SQLAQUEUE_URL",
+    show_envvar=True,
+    help="The database, as postgresql+psycopg://user:password@host/database.",
+)
+json_option = click.option("--json", is_flag=True, help="Print JSON.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show how many jobs would be changed, and change none.")
+targets_argument = click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+target_argument = click.argument("target", metavar="TARGET")
+
+
+def filter_options(
+    states: tuple[str, ...], *, default: tuple[str, ...] | None = None, age_of: str = "were enqueued"
+) -> Callable[[F], F]:
+    """Return a decorator that adds the options which select jobs; :func:`job_filter` reads them.
+
+    :param states: the states that can be selected.
+    :param default: the states that are selected by default; None for all jobs.
+    :param age_of: what the age of a job is counted from, for the help.
+    """
+    options = [
+        click.option(
+            "--state",
+            multiple=True,
+            type=click.Choice(states),
+            default=default,
+            show_default=default is not None,
+            help="Only jobs in this state; may be repeated.",
+        ),
+        click.option("--older-than", type=DURATION, help=f"Only jobs that {age_of} longer ago than this, such as 7d."),
+        click.option("--newer-than", type=DURATION, help=f"Only jobs that {age_of} less long ago, such as 1h."),
+        click.option(
+            "--error", metavar="KIND", help="Only jobs with this kind of error, as shown by `sqlaqueue failed`."
+        ),
+        click.option("--key", multiple=True, help="Only the job with this key; may be repeated."),
+    ]
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def job_filter(options: dict[str, Any], age_from: Any) -> admin.JobFilter:
+    """Return the filter that the options of :func:`filter_options` describe.
+
+    :param age_from: the attribute from which the age of a job is counted.
+    """
+    return admin.JobFilter(
+        states=tuple(dict.fromkeys(options["state"])) or None,
+        older_than=options["older_than"],
+        newer_than=options["newer_than"],
+        since=age_from,
+        error=options["error"],
+        keys=options["key"] or None,
+    )

@@ -1,0 +1,734 @@
+"""The processes of ``sqlaqueue worker``: what each runs, how it is supervised, and what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import admin
+from sqlaqueue.admin import Finding
+from sqlaqueue.cli import http as http_module
+from sqlaqueue.cli.database import Database, Target, engine_for, load, load_targets, parse_url
+from sqlaqueue.cli.doctor import worst_finding, worst_finding_text, worst_of
+from sqlaqueue.cli.http import serving_http
+from sqlaqueue.cli.output import FAILED, NOT_STOPPED, FailedError, InputError, command_errors, first_line
+from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.consumer import Consumer, ConsumerGroup
+from sqlaqueue.consumer.context import STUCK_AFTER, Health
+from sqlaqueue.consumer.settings import function_of
+from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.consumer.startup import check_ready
+from sqlaqueue.exc import HandlerNotStopped, SqlaqueueError
+from sqlaqueue.log import fields, logger
+from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.types import check_dialect
+from sqlaqueue.telemetry.health_app import healths_of
+from sqlaqueue.texts import printable
+
+if TYPE_CHECKING:
+    from sqlaqueue.consumer.async_consumer import AsyncConsumer
+
+# -- process settings --------------------------------------------------------------------------------------------------
+# Settings of a whole process: logging, garbage collection, thread switching.
+#
+# Only the command line sets them, because the whole process is its own. A Consumer runs in an application's process.
+
+
+_YOUNGEST_GENERATION = 50_000
+"""Allocations before the garbage collector runs: more than the jobs of a few batches need."""
+
+_SWITCH_INTERVAL = 0.001
+"""Seconds a thread may run while another one, which has its reply from the database, waits for the interpreter."""
+
+
+class PlainFormatter(logging.Formatter):
+    """Records whose lines cannot be taken for others: keys, errors and names are input of others.
+
+    The first line of a record is the only one that is not indented, and nothing is left that a terminal would obey.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
+        """Return the first line."""
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - as above
+        """Return the traceback."""
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - as above
+        """Return the stack."""
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {printable(line)}" for line in text.split("\n"))
+
+
+def configure_logging(level: str | None) -> None:
+    """Log to standard error, unless the application has configured logging.
+
+    :param level: the lowest level to log; None for INFO, or for what the application has configured.
+    """
+    number = logging.getLevelNamesMapping()[(level or "info").upper()]
+    if not logging.getLogger().handlers:
+        # Other libraries log no more than INFO.
+        root = max(number, logging.INFO)
+        handler = logging.StreamHandler()
+        handler.setFormatter(PlainFormatter("%(asctime)s [%(process)d] %(levelname)s %(message)s"))
+        logging.basicConfig(level=root, handlers=[handler])
+        logging.getLogger("sqlaqueue").setLevel(number)
+    elif level is not None:
+        logging.getLogger("sqlaqueue").setLevel(number)
+
+
+def tune_interpreter() -> None:
+    """Run the garbage collector less often, and switch threads more often.
+
+    A job is about ten objects, which are freed when it is settled. With Python's default threshold most of them are
+    scanned before that, moved to an older generation, and scanned again together with the application.
+    """
+    gc.freeze()
+    youngest, *older = gc.get_threshold()
+    # 0 means that the application has disabled the collector.
+    if 0 < youngest < _YOUNGEST_GENERATION:
+        gc.set_threshold(_YOUNGEST_GENERATION, *older)
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+
+
+# -- worker options ----------------------------------------------------------------------------------------------------
+# The options of a worker process, in a form that can be sent to another process.
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """The options of ``sqlaqueue worker``."""
+
+    targets: list[str]
+    handlers: list[str] = field(default_factory=list)
+    """``--handler``: the handlers of the queue classes among the targets, in order."""
+    url: str | None = None
+    consumer_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments for the Consumers of queue classes; durations in seconds."""
+    from_command_line: list[str] = field(default_factory=list)
+    """The options given on the command line. It is an error if they have no effect; a setting may have none."""
+    drain: bool = False
+    http: str | None = None
+    """``--http``: the address of the endpoint; of several processes, the supervisor's."""
+    otel: bool = False
+    measured: bool = False
+    """Whether to measure the Consumers: there is an endpoint, in this process or in the supervisor."""
+    log_level: str | None = None
+
+    def to_json(self) -> str:
+        """Return the options as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the options that :meth:`to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+# Make the Consumers of a worker process from its options.
+
+
+def make_consumers(options: WorkerOptions) -> list[ConsumerBase]:
+    """Return a Consumer for each target: the application's own, or a new one for a queue class.
+
+    :raises InputError: if a handler or the database is missing, or an option has no effect.
+    """
+    pairs = [text.partition("=") for text in options.targets]
+    loaded = [(target, handler) for text, _, handler in pairs for target in load_targets([text])]
+    targets = [target for target, _ in loaded]
+    classes = [target for target in targets if target.consumer is None]
+    names = _handler_names(options, loaded)
+    _check_options(options, targets, classes)
+    handlers = [load(name) for name in names]
+    made = iter(_consumers_of_classes(options, classes, handlers))
+    consumers = [target.consumer or next(made) for target in targets]
+    repeated = next((each for each in consumers if consumers.count(each) > 1), None)
+    if repeated is not None:
+        raise InputError(f"{repeated!r} is named twice; raise its concurrency instead")
+    return consumers
+
+
+def _handler_names(options: WorkerOptions, loaded: Sequence[tuple[Target, str]]) -> list[str]:
+    """Return the handler of each queue class: the one in its target, or the next ``--handler``."""
+    classes = [(target, handler) for target, handler in loaded if target.consumer is None]
+    needless = next((target.text for target, handler in loaded if target.consumer is not None and handler), None)
+    if needless is not None:
+        raise InputError(f"{needless}: your Consumer has a handler already; remove the one given here")
+    unbound = [target.text for target, handler in classes if not handler]
+    if unbound and not options.handlers:
+        raise InputError(
+            f"{unbound[0]}: its handler is missing; write {unbound[0]}=module:function, or give "
+            "--handler module:function"
+        )
+    # A handler from the settings is ignored if each class has one in its target.
+    if classes and len(options.handlers) != len(unbound) and (unbound or "handler" in options.from_command_line):
+        raise InputError(
+            f"queue classes without a handler: {len(unbound)} ({', '.join(unbound) or 'none'}), --handler: "
+            f"{len(options.handlers)}; give one --handler for each, in the same order, or write "
+            "module:Class=module:function"
+        )
+    others = iter(options.handlers)
+    return [handler or next(others) for _, handler in classes]
+
+
+def _check_options(options: WorkerOptions, targets: Sequence[Target], classes: Sequence[Target]) -> None:
+    if not classes:
+        if options.from_command_line:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in options.from_command_line)
+            raise InputError(f"{names}: no effect on {targets[0].text}, your own Consumer; set it there")
+        return
+    if options.url is None:
+        raise InputError(
+            f"{classes[0].text}: the database is missing; give --url "
+            "postgresql+psycopg://user:password@host/database, or set SQLAQUEUE_URL"
+        )
+
+
+def _consumers_of_classes(
+    options: WorkerOptions, classes: Sequence[Target], handlers: Sequence[Any]
+) -> list[ConsumerBase]:
+    kinds = [inspect.iscoroutinefunction(function_of(handler)) for handler in handlers]
+    factories: dict[bool, Any] = {}
+    for is_async in set(kinds):
+        # For each Consumer one per handler call and one for maintenance; one listening connection for all of them.
+        connections = 1 + kinds.count(is_async) * (1 + options.consumer_options.get("concurrency", 1))
+        engine = engine_for(parse_url(options.url or ""), needs_async=is_async, connections=connections)
+        factories[is_async] = _session_factory(engine)
+    made = []
+    for target, handler, is_async in zip(classes, handlers, kinds, strict=True):
+        with command_errors(target.spec):
+            kind = _consumer_class(is_async=is_async)
+            made.append(kind(target.model, handler, factories[is_async], **options.consumer_options))
+    return made
+
+
+def _session_factory(engine: Any) -> Any:
+    if isinstance(engine, sa.Engine):
+        return sessionmaker(engine)
+    from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - needs greenlet, which sync code does not
+
+    return async_sessionmaker(engine)
+
+
+def _consumer_class(*, is_async: bool) -> Any:
+    if not is_async:
+        return Consumer
+    from sqlaqueue.consumer.async_consumer import AsyncConsumer  # noqa: PLC0415 - as above
+
+    return AsyncConsumer
+
+
+# -- worker process ----------------------------------------------------------------------------------------------------
+# Run the Consumers of one worker process.
+#
+# Each Consumer has a thread, all AsyncConsumers share an event loop in a thread of its own, and the main thread
+# handles signals.
+
+
+_DISPOSAL = 5.0
+"""Seconds for the connections of an engine to be closed."""
+
+
+class WorkerProcess:
+    """The Consumers of this process.
+
+    :param on_start: called when the database has been checked and the Consumers start.
+    """
+
+    def __init__(self, options: WorkerOptions, on_start: Callable[[], object]) -> None:
+        self._options, self._on_start = options, on_start
+        self._group: ConsumerGroup | None = None
+        self._stopping = False
+        self._failure: tuple[ConsumerBase, BaseException] | None = None
+        self._finished_runs = 0
+        self._lock = threading.Lock()
+        self._consumers: Sequence[ConsumerBase] = ()
+
+    def stop(self) -> None:
+        """Stop the Consumers, including those that have not started; may be called from a signal handler."""
+        self._stopping = True
+        if self._group is not None:
+            self._group.stop()
+
+    def healths(self) -> dict[str, Health]:
+        """Return the health of each Consumer; while they are made and checked, this process is alive and not ready."""
+        starting = Health(alive=True, ready=False, problems=("it is starting",))
+        if self._group is None:
+            return healths_of(self._consumers, lambda _: starting)
+        return healths_of(self._consumers)
+
+    def run(self) -> None:
+        """Make the Consumers and run them until a signal arrives or, with ``drain``, no job is due.
+
+        :raises click.ClickException: if the options or the database are wrong, or a Consumer fails.
+        """
+        with signal_handlers.stop_on_signal(self.stop):
+            consumers = make_consumers(self._options)
+            configure_logging(self._options.log_level)
+            try:
+                if self._options.otel:
+                    _instrument_for_otel(consumers)
+                if self._options.measured:
+                    http_module.instrument_all(consumers)
+                self._consumers = consumers
+                with serving_http(self._options.http, self.healths, http_module.of_this_process()):
+                    _log_worst([(_check_database(consumer), consumer.model) for consumer in consumers])
+                    self._on_start()
+                    tune_interpreter()
+                    self._run_consumers(consumers)
+                if self._options.drain and self._failure is None:
+                    _log_paused_queues(consumers)
+            finally:
+                _dispose_engines(consumers)
+        if self._failure is not None:
+            _raise(*self._failure)
+        if self._options.drain:
+            extra = fields("drained", count=self._finished_runs)
+            logger.info("no job is left to claim; finished runs: %d", self._finished_runs, extra=extra)
+
+    def _run_consumers(self, consumers: Sequence[ConsumerBase]) -> None:
+        group = self._group = ConsumerGroup(consumers)
+        runs: list[tuple[str, Callable[[], object]]] = [
+            (f"sqlaqueue-{each.queue}", partial(self._run_consumer, each))
+            for each in consumers
+            if isinstance(each, Consumer)
+        ]
+        others: list[Any] = [each for each in consumers if not isinstance(each, Consumer)]
+        if others:
+            runs.append(("sqlaqueue-loop", partial(self._run_event_loop, others)))
+        # run() has installed the signal handlers already, as importing the application may take a while.
+        with group.running(signals=False):
+            while not self._stopping:
+                before = self._finished_runs
+                group.run_in_threads(runs)
+                # A job of one queue may enqueue into another queue that was drained before.
+                again = self._options.drain and len(consumers) > 1 and self._finished_runs > before
+                if not again or self._failure is not None:
+                    break
+
+    def _run_consumer(self, consumer: Consumer[Any]) -> None:
+        try:
+            if self._options.drain:
+                self._count(consumer.drain())
+            else:
+                consumer.run()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._fail(consumer, error)
+
+    def _run_event_loop(self, consumers: Sequence[AsyncConsumer[Any]]) -> None:
+        runner = asyncio.Runner()
+        try:
+            runner.run(self._run_tasks(consumers))
+            # Closing a loop waits for its tasks, and a handler that swallows its cancellation may never end.
+            if self._failure is None or not isinstance(self._failure[1], HandlerNotStopped):
+                runner.close()
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._fail(consumers[0], error)
+
+    async def _run_tasks(self, consumers: Sequence[AsyncConsumer[Any]]) -> None:
+        await asyncio.gather(*map(self._run_async_consumer, consumers))
+        for consumer in consumers:
+            # Its connections cannot be closed after their event loop.
+            async with consumer.session_factory() as session:
+                engine = session.bind
+            if hasattr(engine, "dispose"):
+                # asyncpg waits for the reply to a farewell, and the database may not answer any more.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_DISPOSAL):
+                        await engine.dispose()
+
+    async def _run_async_consumer(self, consumer: AsyncConsumer[Any]) -> None:
+        try:
+            if self._options.drain:
+                self._count(await consumer.drain())
+            else:
+                await consumer.run()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(consumer, error)
+
+    def _count(self, finished: int) -> None:
+        with self._lock:
+            self._finished_runs += finished
+
+    def _fail(self, consumer: ConsumerBase, error: BaseException) -> None:
+        with self._lock:
+            raised, logged = self._failure or (consumer, error), (consumer, error)
+            if isinstance(error, HandlerNotStopped):
+                # It decides how this process ends: what waits for the handler would wait for ever.
+                raised, logged = logged, raised
+            self._failure = raised
+        if logged[1] is not raised[1]:
+            _log_failed(*logged)
+        self.stop()
+
+
+def _instrument_for_otel(consumers: Sequence[ConsumerBase]) -> None:
+    try:
+        from sqlaqueue.otel import instrument  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise InputError(f"--otel: {error}") from None
+    for consumer in consumers:
+        instrument(consumer)
+
+
+def _log_failed(consumer: ConsumerBase, error: BaseException) -> None:
+    """Log an error beside the one that this process ends with."""
+    kind = type(error).__name__
+    extra = fields("consumer_failed", queue=consumer.queue, error_kind=kind)
+    logger.error("%r: %s: %s", consumer, kind, first_line(error), exc_info=error, extra=extra)
+
+
+def _raise(consumer: ConsumerBase, error: BaseException) -> None:
+    extra = fields("consumer_failed", queue=consumer.queue, error_kind=type(error).__name__)
+    logger.debug("%r failed", consumer, exc_info=error, extra=extra)
+    with command_errors():
+        if isinstance(error, SqlaqueueError | SQLAlchemyError):
+            raise error
+    raise FailedError(f"{consumer!r}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _check_database(consumer: ConsumerBase) -> Finding | None:
+    """Raise an error of the command line if the database does not answer, or lacks what the queue needs.
+
+    :return: the worst of what else is wrong with its objects or the server.
+    """
+
+    def check(session: Session, spec: QueueSpec) -> Finding | None:
+        connection = session.connection(bind_arguments={"mapper": spec.mapper})
+        check_dialect(connection.dialect, repr(consumer))
+        check_ready(connection, consumer.settings.spec_of_shard)
+        # Here, since an engine of another event loop could not be used once the Consumers run.
+        return worst_finding(session, spec.model)
+
+    target = Target(consumer.queue, consumer.model, consumer)
+    with Database(consumer.session_factory) as database, command_errors(target.spec):
+        return database.run(check, target.spec)
+
+
+def _log_worst(findings: Sequence[tuple[Finding | None, type[Any]]]) -> None:
+    worst = worst_of(findings)
+    if worst is not None:
+        finding, model = worst
+        extra = fields("doctor_finding", queue=finding.queue, code=finding.code, severity=finding.severity)
+        logger.warning("%s", worst_finding_text(finding, model), extra=extra)
+
+
+def _log_paused_queues(consumers: Sequence[ConsumerBase]) -> None:
+    """Log which queues are paused: no due job was found in them, however many there are."""
+    for consumer in consumers:
+        spec = Target(consumer.queue, consumer.model, consumer).spec
+        if CONTROL not in spec.side_tables:
+            continue
+        with Database(consumer.session_factory) as database, command_errors(spec):
+            paused = database.run(admin.paused, consumer.model)
+        if paused:
+            text = "queue %s is paused, so none of its jobs is claimed; `sqlaqueue resume` ends that"
+            logger.warning(text, consumer.queue, extra=fields("paused", queue=consumer.queue))
+
+
+def _dispose_engines(consumers: Sequence[ConsumerBase]) -> None:
+    """Close the connections of the sync engines; the event loop has closed those of the async ones."""
+    for consumer in consumers:
+        session = consumer.session_factory()
+        if isinstance(session, Session):
+            with session:
+                session.get_bind(sa.inspect(consumer.model)).engine.dispose()
+
+
+# -- worker reports ----------------------------------------------------------------------------------------------------
+# What a worker process sends to its supervisor, in lines: that it has started, and its health again and again.
+#
+# A module of its own, as the module that a worker process executes must not have been imported before.
+
+
+STARTED = b"!"
+"""The line that is sent to the supervisor when the Consumers start."""
+
+REPORT_INTERVAL = 1.0
+"""Seconds between two reports of the health."""
+
+
+def health_report(healths: Mapping[str, Health]) -> bytes:
+    """Return the health of the Consumers together, with the problems of each, as the line for the supervisor."""
+    several = len(healths) > 1
+    problems = [f"{name}: {text}" if several else text for name, each in healths.items() for text in each.problems]
+    health = Health(
+        alive=all(each.alive for each in healths.values()),
+        ready=bool(healths) and all(each.ready for each in healths.values()),
+        problems=tuple(problems) if healths else ("it is starting",),
+    )
+    return json.dumps(asdict(health)).encode()
+
+
+def read_report(line: bytes) -> Health:
+    """Return the health that a line of :func:`health_report` tells."""
+    values = json.loads(line)
+    return Health(alive=values["alive"], ready=values["ready"], problems=tuple(values["problems"]))
+
+
+# -- supervisor --------------------------------------------------------------------------------------------------------
+# Start several worker processes, and restart those that die.
+#
+# The supervisor stops a process by closing its socket, not by a signal. A service manager may send its signal to all
+# processes of a service, and a second signal would end a worker in the middle of its jobs.
+
+
+FIRST_RESTART_DELAY, LONGEST_RESTART_DELAY = 0.5, 30.0
+"""Seconds before a restart; each death in a row doubles the delay."""
+
+STABLE_AFTER = 30.0
+"""Seconds after which a process counts as stable: its death starts again with the first delay."""
+
+_CHECK_INTERVAL = 0.05
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def supervise(options: WorkerOptions, processes: int) -> int:
+    """Keep a number of worker processes running until a signal arrives; return the exit code.
+
+    The others start after the first one has started its Consumers, as an error in the options would stop all of them.
+    A second signal kills the processes, and this one.
+    """
+    try:
+        with http_module.shared_directory(wanted=options.measured) as metrics:
+            supervisor = Supervisor(replace(options, http=None), processes, metrics)
+            read_metrics = http_module.of_processes(metrics)
+            with _recorded(supervisor.signals), serving_http(options.http, supervisor.healths, read_metrics):
+                try:
+                    return supervisor.run()
+                finally:
+                    supervisor.stop()
+    except _KilledError as killed:
+        _die_by(killed.signal)
+
+
+class _KilledError(Exception):
+    """A second signal has arrived, and the processes are killed; the directory of their metrics is left."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
+def restart_delay(deaths: int) -> float:
+    """Return the seconds to wait after a number of deaths in a row."""
+    return float(min(LONGEST_RESTART_DELAY, FIRST_RESTART_DELAY * 2 ** min(deaths - 1, 20)))
+
+
+class WorkerSlot:
+    """One of the numbered places for a worker process, and its current process."""
+
+    def __init__(self, number: int, options: WorkerOptions, metrics: str | None = None) -> None:
+        self.number, self._options, self._metrics = number, options, metrics
+        self._received = b""
+        self._report: Health | None = None
+        self._reported_at = 0.0
+        self.has_started = False
+        """Whether the Consumers of some process of this slot have started."""
+        self.closed = False
+        """Whether no process is to be started here any more."""
+        self._deaths = 0
+        self._next_start = 0.0
+        self._started_at = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def start_if_due(self) -> None:
+        """Start a process if there is none and its delay is over."""
+        if self.closed or self._process is not None or time.monotonic() < self._next_start:
+            return
+        if self._metrics is not None:
+            # A cleaner of temporary directories may have removed it, and no worker could start without it.
+            os.makedirs(self._metrics, mode=0o700, exist_ok=True)  # noqa: PTH103 - the directory is kept as a text
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P, or a file in the working directory could shadow a module of the library.
+                [sys.executable, "-P", "-m", "sqlaqueue.cli.supervised_worker"],
+                stdin=theirs.fileno(),
+                # Ctrl-C at the terminal must reach the supervisor only.
+                start_new_session=True,
+                env=None if self._metrics is None else {**os.environ, http_module.DIRECTORY: self._metrics},
+            )
+        self._socket, self._started_at = ours, time.monotonic()
+        self._received, self._report, self._reported_at = b"", None, self._started_at
+        # Not on the command line, where other users could read the database's password.
+        with contextlib.suppress(OSError):
+            ours.sendall(self._options.to_json().encode() + b"\n")
+        ours.settimeout(0)
+        extra = fields("process_started", number=self.number, pid=self._process.pid)
+        logger.info("worker %d is process %d", self.number, self._process.pid, extra=extra)
+
+    def poll(self) -> int | None:
+        """Read what the process has sent; return its exit code if it has ended."""
+        if self._process is None or self._socket is None:
+            return None
+        with contextlib.suppress(OSError):
+            self._received += self._socket.recv(65536)
+            *lines, self._received = self._received.split(b"\n")
+            self.has_started |= STARTED in lines
+            reports = [line for line in lines if line != STARTED]
+            if reports:
+                self._report, self._reported_at = read_report(reports[-1]), time.monotonic()
+        code = self._process.poll()
+        if code is not None:
+            self._socket.close()
+            http_module.forget_process(self._process.pid, self._metrics)
+            self._process = self._socket = None
+        return code
+
+    def health(self) -> Health:
+        """Return the health of the process, as it has reported it; one that has died is about to be restarted."""
+        if self.closed or self._process is None:
+            return Health(alive=True, ready=False, problems=("it is stopped" if self.closed else "it is restarting",))
+        if time.monotonic() - self._reported_at > STUCK_AFTER:
+            return Health(alive=False, ready=False, problems=("it is stuck",))
+        return self._report or Health(alive=True, ready=False, problems=("it is starting",))
+
+    def schedule_restart(self, code: int) -> None:
+        """Set the time of the next start.
+
+        :param code: the exit code of the process that has ended.
+        """
+        self._deaths = 1 if time.monotonic() - self._started_at >= STABLE_AFTER else self._deaths + 1
+        delay = restart_delay(self._deaths)
+        self._next_start = time.monotonic() + delay
+        extra = fields("process_died", number=self.number, delay=delay)
+        text = "worker %d %s; restarting in %.1f s"
+        logger.warning(text, self.number, exit_reason(code), delay, extra=extra)
+
+    def stop(self) -> None:
+        """Let the process stop its Consumers and exit."""
+        self.closed = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
+
+class Supervisor:
+    """The worker processes of one command."""
+
+    def __init__(self, options: WorkerOptions, processes: int, metrics: str | None = None) -> None:
+        self.signals: list[int] = []
+        """The signals received so far."""
+        self._slots = [WorkerSlot(number, options, metrics) for number in range(1, processes + 1)]
+        self._draining = options.drain
+        self._stopping = False
+        self._exit_code = 0
+
+    def healths(self) -> dict[str, Health]:
+        """Return the health of each process."""
+        return {f"worker {slot.number}": slot.health() for slot in self._slots}
+
+    def stop(self) -> None:
+        """Stop all processes."""
+        self._stopping = True
+        for slot in self._slots:
+            slot.stop()
+
+    def run(self) -> int:
+        """Start and restart processes until all slots are closed; return the exit code."""
+        first = self._slots[0]
+        while any(slot.is_running or not slot.closed for slot in self._slots):
+            self._handle_signals()
+            for slot in self._slots if first.has_started or self._stopping else [first]:
+                slot.start_if_due()
+                code = slot.poll()
+                if code is not None:
+                    self._handle_exit(slot, code)
+            if first.closed and not first.has_started:
+                self.stop()
+            time.sleep(_CHECK_INTERVAL)
+        return self._exit_code
+
+    def _handle_signals(self) -> None:
+        if len(self.signals) > 1:
+            for slot in self._slots:
+                slot.kill()
+            raise _KilledError(self.signals[-1])
+        if self.signals and not self._stopping:
+            name, number = signal.Signals(self.signals[0]).name, sum(slot.is_running for slot in self._slots)
+            extra = fields("shutdown_started", signal=name, count=number)
+            text = "%s: stopping %d worker processes; a second signal kills them"
+            logger.info(text, name, number, extra=extra)
+            self.stop()
+
+    def _handle_exit(self, slot: WorkerSlot, code: int) -> None:
+        expected = slot.closed or (self._draining and code == 0)
+        if not expected and slot.has_started:
+            slot.schedule_restart(code)
+            return
+        slot.closed = True
+        if code:
+            extra = fields("process_died", number=slot.number)
+            logger.warning("worker %d %s", slot.number, exit_reason(code), extra=extra)
+            # The exit code of a process that could not start tells why; a later failure is FAILED.
+            tells_why = code == NOT_STOPPED or (code > 0 and not slot.has_started)
+            self._exit_code = code if tells_why else FAILED
+
+
+@contextlib.contextmanager
+def _recorded(signals: list[int]) -> Iterator[None]:
+    def record(number: int, _: FrameType | None) -> None:
+        signals.append(number)
+
+    before = {number: signal.signal(number, record) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _die_by(number: int) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    # The first process of a container does not die by a signal that it sends itself.
+    sys.exit(128 + number)
+
+
+def exit_reason(code: int) -> str:
+    """Return how a process ended, for the log."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,1 +1,0 @@
-"""Worker processes: the Consumers of one process, and the supervisor of several processes."""

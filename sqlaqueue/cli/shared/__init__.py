@@ -1,1 +1,0 @@
-"""What the commands share: targets, databases, options, output, errors."""

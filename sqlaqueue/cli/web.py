@@ -192,7 +192,7 @@ def _serve(service: _Service) -> None:
     origin = f"http://[{address}]:{port}" if family == socket.AF_INET6 else f"http://{address}:{port}"
     app = service.app
     if service.has_token:
-        from sqlaqueue.web.one_time_token import OneTimeToken  # noqa: PLC0415 - as above
+        from sqlaqueue.web.security import OneTimeToken  # noqa: PLC0415 - as above
 
         app = OneTimeToken(app, origin=origin, announce=_announce)
         _announce(app.new_link())

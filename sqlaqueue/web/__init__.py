@@ -22,7 +22,7 @@ except ModuleNotFoundError as missing:
     msg = f"sqlaqueue.web needs {missing.name}: pip install 'sqlaqueue[web]'"
     raise ModuleNotFoundError(msg, name=missing.name) from None
 
-from sqlaqueue.web.access import ACTIONS, Access, Action
 from sqlaqueue.web.dashboard import Dashboard
+from sqlaqueue.web.settings import ACTIONS, Access, Action
 
 __all__ = ["ACTIONS", "Access", "Action", "Dashboard"]

@@ -2,27 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
+import anyio
+from anyio.lowlevel import RunVar
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from sqlaqueue.admin.doctor.examination import Finding
 from sqlaqueue.exc import StatementError
-from sqlaqueue.web.access import Access, Action
-from sqlaqueue.web.attention import Attention, attention_of
-from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.reader import ParameterError
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.errors import Forbidden, NotFound, PageError
-from sqlaqueue.web.rendering.environment import Renderer
-from sqlaqueue.web.rendering.notices import notices_in
-from sqlaqueue.web.security.audit import write_audit
-from sqlaqueue.web.security.forms import FormData, read_form
-from sqlaqueue.web.settings import Queue, Settings
+from sqlaqueue.web.rendering import Renderer, notices_in
+from sqlaqueue.web.security import FormData, read_form, write_audit
+from sqlaqueue.web.settings import Access, Action, Queue, Settings
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+# How many things need a look on other pages, as far as is known: for the links at the top and the first page.
+
+
+_ATTENTION = "attention"
+
+EXAMINED_FOR = 60.0
+"""Seconds after which the queues are examined again when the first page is asked for."""
+
+SCHEDULES_READ_FOR = 10.0
+"""Seconds after which the first page reads the schedules again."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What is known about some queues."""
+
+    critical: int = 0
+    """The number of critical findings of the doctor."""
+    schedules: int = 0
+    """The number of schedules that are late or cannot be fired."""
+
+
+def attention_of(state: dict[str, Any], queues: Iterable[Queue]) -> Attention:
+    """Return what is known; zeros before anything was examined.
+
+    :param state: what a dashboard keeps between requests.
+    :param queues: the queues that the user sees.
+    """
+    names = _names(queues)
+    known = state.get(_ATTENTION, {})
+    return Attention(known.get(("critical", names), (0, 0.0))[0], known.get(("schedules", names), (0, 0.0))[0])
+
+
+def remember_findings(state: dict[str, Any], queues: Iterable[Queue], findings: Sequence[Finding]) -> None:
+    """Remember the result of an examination."""
+    critical = sum(finding.severity == "critical" for finding in findings)
+    state.setdefault(_ATTENTION, {})["critical", _names(queues)] = (critical, time.monotonic())
+
+
+def remember_schedules(state: dict[str, Any], queues: Iterable[Queue], number: int) -> None:
+    """Remember how many schedules are late or cannot be fired."""
+    state.setdefault(_ATTENTION, {})["schedules", _names(queues)] = (number, time.monotonic())
+
+
+def needs_schedules(state: dict[str, Any], queues: Iterable[Queue]) -> bool:
+    """Return whether the schedules were read too long ago."""
+    _, made_at = state.get(_ATTENTION, {}).get(("schedules", _names(queues)), (0, float("-inf")))
+    return bool(time.monotonic() - made_at >= SCHEDULES_READ_FOR)
+
+
+def needs_examination(state: dict[str, Any], queues: Iterable[Queue]) -> bool:
+    """Return whether the last examination was too long ago. If so, the caller makes one, and no other one does."""
+    known: dict[Any, tuple[int, float]] = state.setdefault(_ATTENTION, {})
+    key, now = ("critical", _names(queues)), time.monotonic()
+    number, made_at = known.get(key, (0, float("-inf")))
+    if now - made_at < EXAMINED_FOR:
+        return False
+    known[key] = (number, now)
+    return True
+
+
+def _names(queues: Iterable[Queue]) -> tuple[str, ...]:
+    return tuple(queue.name for queue in queues)
+
 
 PATHS = {
     "overview": "",
@@ -179,3 +246,83 @@ def path_below_mount(scope: Any) -> str:
 
 def _segment(value: str | Queue) -> str:
     return value.slug if isinstance(value, Queue) else value
+
+
+# -- concurrency -------------------------------------------------------------------------------------------------------
+# Waits for several things at the same time.
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+async def both(one: Awaitable[A], other: Awaitable[B]) -> tuple[A, B]:
+    """Return the results of two awaitables, which are awaited at the same time.
+
+    :raises Exception: what the first of them raises, if one does, as it is; a task group would wrap it.
+    """
+    ones, others, errors = list[A](), list[B](), list[Exception]()
+
+    async def keep(awaitable: Awaitable[A | B], results: list[A] | list[B]) -> None:
+        try:
+            results.append(await awaitable)  # type: ignore[arg-type]  # each list has the results of its awaitable
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(keep, one, ones)
+        group.start_soon(keep, other, others)
+    if errors:
+        raise errors[0]
+    return ones[0], others[0]
+
+
+# -- shared results ----------------------------------------------------------------------------------------------------
+# Results that are expensive to make, and that several viewers share for some seconds.
+
+
+T = TypeVar("T")
+
+_SHARED = "shared_results"
+_LOCKS: RunVar[dict[Any, anyio.Lock]] = RunVar("sqlaqueue_dashboard_locks")
+"""Of each event loop, as a lock cannot be used by two."""
+
+
+@dataclass(frozen=True)
+class SharedResult(Generic[T]):
+    """A result, and when it was made."""
+
+    value: T
+    made_at: datetime
+    until: float
+
+
+async def shared_result(
+    state: dict[str, Any], key: Any, seconds: float, make: Callable[[], Awaitable[T]]
+) -> SharedResult[T]:
+    """Return what ``make`` returns, or what it has returned for the same key less than ``seconds`` ago.
+
+    Only one request makes it at a time, and the others wait for it. An error is not shared.
+
+    :param state: where the results of one dashboard are kept.
+    :param key: all that the result depends on, such as the queues that the user sees.
+    """
+    results: dict[Any, SharedResult[T]] = state.setdefault(_SHARED, {})
+    async with _locks().setdefault((id(state), key), anyio.Lock()):
+        found = results.get(key)
+        if found is None or found.until < time.monotonic():
+            value = await make()
+            now = time.monotonic()
+            for other in [name for name, each in results.items() if each.until < now]:
+                results.pop(other, None)
+            found = results[key] = SharedResult(value, datetime.now(UTC), now + seconds)
+        return found
+
+
+def _locks() -> dict[Any, anyio.Lock]:
+    try:
+        return _LOCKS.get()
+    except LookupError:
+        locks: dict[Any, anyio.Lock] = {}
+        _LOCKS.set(locks)
+        return locks

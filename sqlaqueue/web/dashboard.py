@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import json
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
+import anyio
+import sqlalchemy as sa
 from anyio.to_thread import run_sync
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
 from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
+from sqlaqueue.consumer.notifications import listener
+from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.web.access import Access
+from sqlaqueue.notify_payloads import Heartbeat, Payload, WaitRequest
+from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.web.actions import act_on_queue, act_on_schedule, confirm, edit
 from sqlaqueue.web.context import PATHS, Context, Page, path_below_mount
-from sqlaqueue.web.data.parts import problem_text
+from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.errors import (
     BadRequest,
@@ -30,23 +44,312 @@ from sqlaqueue.web.errors import (
     TooManyWindows,
     TooSlow,
 )
-from sqlaqueue.web.pages.actions import act_on_queue, act_on_schedule
-from sqlaqueue.web.pages.claim import claim
-from sqlaqueue.web.pages.confirm import confirm
-from sqlaqueue.web.pages.edit import edit
-from sqlaqueue.web.pages.events import events
-from sqlaqueue.web.pages.health import health
-from sqlaqueue.web.pages.job import job
-from sqlaqueue.web.pages.jobs import jobs
-from sqlaqueue.web.pages.overview import overview
-from sqlaqueue.web.pages.queue import queue
-from sqlaqueue.web.pages.schedules import schedules
-from sqlaqueue.web.pages.static import static_response
-from sqlaqueue.web.rendering.environment import Renderer
-from sqlaqueue.web.security.headers import AS_IT_IS, secured
-from sqlaqueue.web.security.hosts import check_host
-from sqlaqueue.web.security.origins import check_origin
-from sqlaqueue.web.settings import Column, Link, Settings
+from sqlaqueue.web.jobs import job, jobs
+from sqlaqueue.web.queues import claim, health, overview, queue, schedules
+from sqlaqueue.web.rendering import Renderer
+from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, secured
+from sqlaqueue.web.settings import Access, Column, Link, Queue, Settings
+from sqlaqueue.write_routing import primary_bind
+
+# -- broadcaster -------------------------------------------------------------------------------------------------------
+# Who is told that something has changed in a queue: the open windows of one dashboard and event loop.
+#
+# While at least one window shows a queue, its channel is subscribed to, by the listener that Consumers of the same
+# process use as well. Notifications only say that it is worth looking; what windows show, they read themselves.
+# Behind a pooler, where no notification arrives, windows are told by the timer of their stream.
+
+
+MOST_VIEWERS = 100
+"""How many windows are served at once; each has a connection to the web server, and reads its page again and again."""
+
+MOST_OF_A_READER = 20
+"""How many of them one reader has, so that no reader takes them all from the others."""
+
+Reader: TypeAlias = tuple[str, str]
+"""Who has a window: ``("user", name)``, or ``("address", host)`` if the application does not name its users."""
+
+_GATHER = 0.2
+"""Seconds for which the notifications of a queue are gathered: a busy queue sends thousands in a second."""
+
+
+class Viewer:
+    """An open window: which of its queues have changed since it was last told."""
+
+    def __init__(self) -> None:
+        self._changed: set[str] = set()
+        self._event = asyncio.Event()
+
+    def add(self, queue: str) -> None:
+        """Record that a queue has changed."""
+        self._changed.add(queue)
+        self._event.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until something has changed, or for some seconds; return whether something has."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        return bool(self._changed)
+
+    def take(self) -> list[str]:
+        """Return the names of the queues that have changed, and forget them."""
+        changed = sorted(self._changed)
+        self._changed.clear()
+        self._event.clear()
+        return changed
+
+
+class Channel:
+    """The subscriber of a queue's channel, for all windows that show the queue."""
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._loop = asyncio.get_running_loop()
+        self._is_gathering = False
+        self.viewers: set[Viewer] = set()
+
+    # Called in the thread or the event loop of the listener.
+
+    def receive(self, payload: Payload) -> None:
+        """Handle a notification; those that every Consumer sends all the time mean no change."""
+        if not isinstance(payload, Heartbeat | WaitRequest):
+            self.listening_lost()
+
+    def listening_lost(self) -> None:
+        """Tell the windows soon: something has changed, or a notification of it may have been missed."""
+        if not self._is_gathering:
+            self._is_gathering = True
+            # A loop that is closed has no windows.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.call_later, _GATHER, self._tell)
+
+    def until_overdue(self) -> float:
+        """Expect no notification."""
+        return float("inf")
+
+    def notification_overdue(self) -> None:
+        """Do nothing, as none is expected."""
+
+    def _tell(self) -> None:
+        self._is_gathering = False
+        for viewer in self.viewers:
+            viewer.add(self._queue)
+
+
+class Broadcaster:
+    """The windows of one dashboard in one event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._channels: dict[str, Channel] = {}
+        self._windows: Counter[Reader] = Counter()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further window is served at the moment."""
+        return self._windows.total() >= MOST_VIEWERS
+
+    def has_enough(self, reader: Reader) -> bool:
+        """Whether no further window of this reader is served at the moment."""
+        return self._windows[reader] >= MOST_OF_A_READER
+
+    @contextlib.asynccontextmanager
+    async def watch(self, queues: Iterable[Queue], reader: Reader) -> AsyncIterator[Viewer]:
+        """Give a viewer that is told of changes in these queues while the block runs."""
+        viewer, watched = Viewer(), list(queues)
+        self._windows[reader] += 1
+        try:
+            for queue in watched:
+                self._subscribe(viewer, queue)
+            yield viewer
+        finally:
+            self._windows[reader] -= 1
+            if not self._windows[reader]:
+                del self._windows[reader]
+            # A request that is cancelled must not leave its subscriptions.
+            with anyio.CancelScope(shield=True):
+                for queue in watched:
+                    await self._unsubscribe(viewer, queue)
+
+    def _subscribe(self, viewer: Viewer, queue: Queue) -> None:
+        channel = self._channels.get(queue.name)
+        if channel is None:
+            channel = self._channels[queue.name] = Channel(queue.name)
+            engine, name = self._engine_of(queue), channel_of(queue.spec)
+            if self._database.is_async:
+                async_listener_of(engine).add(name, channel)
+            else:
+                listener.listen(engine, name, channel)
+        channel.viewers.add(viewer)
+
+    async def _unsubscribe(self, viewer: Viewer, queue: Queue) -> None:
+        channel = self._channels.get(queue.name)
+        if channel is None:
+            return
+        channel.viewers.discard(viewer)
+        if channel.viewers:
+            return
+        del self._channels[queue.name]
+        engine = self._engine_of(queue)
+        if self._database.is_async:
+            await async_listener_of(engine).remove(channel)
+        else:
+            # It may wait for the listener's thread.
+            await asyncio.to_thread(listener.unlisten, engine, channel)
+
+    def _engine_of(self, queue: Queue) -> sa.Engine:
+        session: Any = self._database.sessions()
+        sync_session = session.sync_session if self._database.is_async else session
+        engine: sa.Engine = primary_bind(sync_session, queue.spec.mapper).engine
+        return engine
+
+
+# -- event stream ------------------------------------------------------------------------------------------------------
+# The response that stays open: server-sent events that tell a window to read its page again.
+#
+# An event names the queues that have changed, and contains nothing of their jobs: what the window may see is decided
+# when it reads its page.
+
+
+SHORTEST = 1.0
+"""Seconds between two events, at least."""
+
+TIMER = 5.0
+"""Seconds after which an event is sent although no notification has arrived: the end of a job sends none."""
+
+LIFETIME = 300.0
+"""Seconds after which the stream ends. The browser opens another one, for which access is checked again."""
+
+_LOOK = 0.5
+"""Seconds between two looks at whether the server stops."""
+
+
+class EventStream(Response):
+    """Events of some queues, for a window of a reader."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, broadcaster: Broadcaster, queues: Iterable[Queue], reader: Reader) -> None:
+        # nginx would gather events until its buffer is full.
+        super().__init__(headers={"X-Accel-Buffering": "no"}, media_type=self.media_type)
+        del self.headers["content-length"]
+        self._broadcaster, self._queues, self._reader = broadcaster, list(queues), reader
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the browser leaves, the server stops or the time is over."""
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        if scope["method"] == "HEAD":
+            await send(start)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        # The window counts before anything is waited for: of many requests at once, no more than the limits are served.
+        watching = self._broadcaster.watch(self._queues, self._reader)
+        async with watching as viewer, anyio.create_task_group() as tasks:
+            await send(start)
+            tasks.start_soon(_disconnected, receive, tasks.cancel_scope)
+            with contextlib.suppress(OSError):  # the browser has left
+                await self._send_events(viewer, send)
+            tasks.cancel_scope.cancel()
+
+    async def _send_events(self, viewer: Viewer, send: Send) -> None:
+        # Not all at the same time again, after a server that had many windows was restarted.
+        end = time.monotonic() + LIFETIME * random.uniform(0.8, 1)  # noqa: S311 - it guards nothing
+        await _send(send, ": connected\n\n")
+        last = time.monotonic()
+        while (now := time.monotonic()) < end and not server_stops():
+            until_timer = last + TIMER - now
+            changed = await viewer.wait(min(_LOOK, max(until_timer, 0)))
+            now = time.monotonic()
+            if changed and now < last + SHORTEST:
+                await asyncio.sleep(min(_LOOK, last + SHORTEST - now))
+            elif changed or now >= last + TIMER:
+                await _send(send, f"data: {json.dumps({'queues': viewer.take()})}\n\n")
+                last = now
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _send(send: Send, text: str) -> None:
+    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+
+async def _disconnected(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+def server_stops() -> bool:
+    """Return whether the web server has been told to stop.
+
+    It waits until all responses have ended, and tells them nothing. uvicorn, also under gunicorn, handles signals by a
+    method of its server, which then sets ``should_exit``.
+    """
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return getattr(server, "should_exit", False) is True
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+# The stream of events that keeps the open windows up to date.
+
+
+_KEY = "broadcasters"
+_ADVICE = "Close some, or reload this page now and then."
+
+
+async def events(context: Context) -> Response:
+    """Return the events of the queues that the parameters ``queue`` name, or of all that the user sees."""
+    broadcaster, reader = _broadcaster(context), _reader(context)
+    if broadcaster.has_enough(reader):
+        raise TooManyWindows(f"{MOST_OF_A_READER} of your windows are kept up to date already.", _ADVICE)
+    if broadcaster.is_full:
+        raise TooManyWindows(f"{MOST_VIEWERS} windows are kept up to date already.", _ADVICE)
+    return EventStream(broadcaster, _queues(context), reader)
+
+
+def _reader(context: Context) -> Reader:
+    """Return who asks: applications need not name their users."""
+    client = context.request.client
+    return ("user", context.user) if context.user else ("address", "" if client is None else client.host)
+
+
+def _broadcaster(context: Context) -> Broadcaster:
+    by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Broadcaster]
+    by_loop = context.state.setdefault(_KEY, WeakKeyDictionary())
+    loop = asyncio.get_running_loop()
+    if loop not in by_loop:
+        by_loop[loop] = Broadcaster(context.database)
+    return by_loop[loop]
+
+
+def _queues(context: Context) -> list[Queue]:
+    slugs = context.request.query_params.getlist("queue")
+    if not slugs:
+        return context.queues
+    found = [queue for queue in context.queues if queue.slug in slugs]
+    if len(found) < len(set(slugs)):
+        raise NotFound("There is no such queue, or you have no access to it.", "Choose a queue from the overview.")
+    return found
+
+
+# -- static ------------------------------------------------------------------------------------------------------------
+# The stylesheet, the script and the icon.
+
+
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+
+
+def static_response(request: Request, renderer: Renderer) -> Response:
+    """Return a static file. These are the same for everybody, so no access is needed."""
+    name = request.path_params["file"]
+    content = renderer.static_files.get(name)
+    if content is None:
+        return PlainTextResponse("Not found", status_code=404)
+    current = request.query_params.get("v") == renderer.static_version
+    cache = _FOR_EVER if current else {"Cache-Control": "no-cache"}
+    media_type = _TYPES[name[name.rindex(".") :]]
+    return Response(content, media_type=media_type, headers=cache)
+
 
 AccessRule: TypeAlias = Callable[[Request], "Access | Response | Awaitable[Access | Response | None] | None"]
 """Returns what the user of a request may do; None for nothing; or a response, such as a redirect to a login page."""

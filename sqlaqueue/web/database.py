@@ -20,7 +20,7 @@ from sqlaqueue.consumer.sessions import resolve_factory
 from sqlaqueue.consumer.waker import Deadlines
 from sqlaqueue.session_types import makes_async
 from sqlaqueue.sql.engine import may_be_other_engine, refuse_other_engines
-from sqlaqueue.web.data.parts import WITHOUT_SAVEPOINTS, PartFailedError
+from sqlaqueue.web.data.reader import WITHOUT_SAVEPOINTS, PartFailedError
 from sqlaqueue.web.errors import Busy, ServiceUnavailable
 from sqlaqueue.write_routing import execute, open_session
 

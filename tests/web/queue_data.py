@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.web.data import queue_reader
-from sqlaqueue.web.data.queue_reader import QueueReader
+from sqlaqueue.web.data import reader
+from sqlaqueue.web.data.reader import QueueReader
 from tests.admin.models import Setup
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ def reading_role(engine: sa.Engine, *statements: str) -> Iterator[sa.Engine]:
 
 def no_table_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the few rows of a test as many."""
-    monkeypatch.setattr(queue_reader, "SMALL_TABLE", -1)
+    monkeypatch.setattr(reader, "SMALL_TABLE", -1)
 
 
 FILL = """

@@ -16,7 +16,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web.data import bulk
 from sqlaqueue.web.data.bulk import BulkAction, ByKeys, Done, Preview, Selection, act, by_filter, preview
 from sqlaqueue.web.data.job_filters import parse_filter
-from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.reader import ParameterError
 from tests.unique.models import create, make_job
 from tests.web.jobs_of import KINDS, add, claimed, columns, fail_jobs, states, wanted
 from tests.web.models import Queues

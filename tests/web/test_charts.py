@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from sqlaqueue.web.rendering.charts import Bar, Range, bar_chart, nice_maximum, range_chart, sparkline
+from sqlaqueue.web.charts import Bar, Range, bar_chart, nice_maximum, range_chart, sparkline
 
 SERIES = ("completed", "failed")
 

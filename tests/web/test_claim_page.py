@@ -13,8 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue import Limit, claim
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web import Dashboard
-from sqlaqueue.web.data.claim import ClaimPlan, measure_claim, plan_claim
-from sqlaqueue.web.data.server import read_horizon, read_tables
+from sqlaqueue.web.data.queues import ClaimPlan, measure_claim, plan_claim, read_horizon, read_tables
 from tests.admin.models import Setup
 from tests.unique.models import KINDS
 from tests.web.conftest import client, everything

@@ -20,7 +20,7 @@ from starlette.routing import Mount
 
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.context import PATHS
-from sqlaqueue.web.security.headers import SECURITY_HEADERS
+from sqlaqueue.web.security import SECURITY_HEADERS
 from tests.web.conftest import HERE, client, everything
 
 

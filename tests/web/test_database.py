@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.web.data.parts import attempt_part
+from sqlaqueue.web.data.reader import attempt_part
 from sqlaqueue.web.database import MOST_AT_ONCE, Database
 from sqlaqueue.web.errors import ServiceUnavailable
 

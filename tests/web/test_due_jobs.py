@@ -13,10 +13,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlaqueue import QueueConfig, QueueMixin, Unique
 from sqlaqueue.admin.state import depth
 from sqlaqueue.web import Access, Dashboard
-from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_filters import lists_of, parse_filter
-from sqlaqueue.web.data.job_pages import set_planner
-from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.job_pages import Count, count_states, set_planner
+from sqlaqueue.web.data.reader import ParameterError
 from tests.sent_statements import sent_statements
 from tests.strategies.explain import buffers_of, nodes_of
 from tests.web.conftest import client
@@ -61,7 +60,7 @@ STRATEGIES = ("update_status", "batch_select", "delete_returning")
 def test_due_jobs_are_listed_in_claim_order_where_an_index_has_it(
     engine: sa.Engine, strategy: str, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlaqueue.web.data.job_reader.FEW", few)
+    monkeypatch.setattr("sqlaqueue.web.data.job_windows.FEW", few)
     model = make_rows(strategy)
     fill(engine, model)
     # Claims of delete_returning read the index of the messages, so that none of the jobs has their order.

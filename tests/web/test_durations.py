@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.web.data.durations import Durations, Percentiles, read_durations
-from sqlaqueue.web.data.failed_jobs import CappedCount, FailureKinds, count_failed, read_failure_kinds
-from sqlaqueue.web.data.unavailable import Unavailable
+from sqlaqueue.web.data.past import (
+    CappedCount,
+    Durations,
+    FailureKinds,
+    Percentiles,
+    count_failed,
+    read_durations,
+    read_failure_kinds,
+)
+from sqlaqueue.web.data.reader import Unavailable
 from tests.admin.models import Setup
 from tests.unique.models import KEEPING_ROWS, KINDS
 from tests.web.queue_data import HISTORY, attempt, counting_rows, fill, finish, no_table_is_small, read
@@ -101,8 +108,8 @@ def test_clocks_that_differ_make_no_negative_times(engine: sa.Engine) -> None:
 
 def test_few_rows_are_read_of_a_large_table(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     no_table_is_small(monkeypatch)
-    monkeypatch.setattr("sqlaqueue.web.data.durations.SAMPLE", 200)
-    monkeypatch.setattr("sqlaqueue.web.data.durations.JOINED", 100)
+    monkeypatch.setattr("sqlaqueue.web.data.past.SAMPLE", 200)
+    monkeypatch.setattr("sqlaqueue.web.data.past.JOINED", 100)
     setup = Setup.of(engine, "update_status", unique=None, **HISTORY)
     fill(setup, 5000)
     setup.execute(
@@ -153,8 +160,8 @@ def test_failures_of_dead_letters(engine: sa.Engine) -> None:
 
 def test_failures_of_a_large_table(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     no_table_is_small(monkeypatch)
-    monkeypatch.setattr("sqlaqueue.web.data.failed_jobs.COUNTED", 50)
-    monkeypatch.setattr("sqlaqueue.web.data.failed_jobs.GROUPED", 50)
+    monkeypatch.setattr("sqlaqueue.web.data.past.COUNTED", 50)
+    monkeypatch.setattr("sqlaqueue.web.data.past.GROUPED", 50)
     setup = Setup.of(engine, "update_status", unique=None)
     fill(setup, 5000)
     with counting_rows(engine) as reads:
@@ -188,7 +195,7 @@ def test_failures_of_attempts_where_no_index_has_the_jobs(engine: sa.Engine, mon
 
 def test_an_index_by_which_rows_are_left_out_does_not_serve(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     no_table_is_small(monkeypatch)
-    monkeypatch.setattr("sqlaqueue.web.data.failed_jobs.LIMIT", 100)
+    monkeypatch.setattr("sqlaqueue.web.data.past.LIMIT", 100)
     setup = Setup.of(engine, "update_status", unique=None)
     fill(setup, 5000)
     setup.execute("CREATE INDEX ON job (finished_at)")

@@ -16,9 +16,9 @@ from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, validates
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique
-from sqlaqueue.web.data.editing import Edited, EditForm, read_form, save
-from sqlaqueue.web.data.json_text import indented, parse_exact
-from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.edit import Edited, EditForm, read_form, save
+from sqlaqueue.web.data.job_columns import indented, parse_exact
+from sqlaqueue.web.data.reader import ParameterError
 from tests.unique.models import create, make_job
 from tests.web.jobs_of import KINDS, XSS, add, claimed, columns, fail_jobs, states
 from tests.web.models import Kind, Queues

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin.doctor.examination import Finding, Thresholds
 from sqlaqueue.web import Access
-from sqlaqueue.web.pages import health as page_module
+from sqlaqueue.web import queues as page_module
 from tests.web.queue_data import counting_statements
 
 examining = importlib.import_module("sqlaqueue.admin.doctor.doctor")

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from sqlaqueue.web.data.job_pages import parse_request, read_page
-from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.reader import ParameterError
 from tests.sent_statements import sent_statements
 from tests.web.job_lists import columns, create, make_rows, make_wide, page
 

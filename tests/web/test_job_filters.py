@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
+from sqlaqueue.web.data.job import read_job
 from sqlaqueue.web.data.job_filters import JobsWanted, parse_filter
-from sqlaqueue.web.data.parameters import ParameterError
-from sqlaqueue.web.data.stored_job import read_job
+from sqlaqueue.web.data.reader import ParameterError
 from tests.web.job_lists import columns, create, make_messages, make_pairs, make_wide, page
 from tests.web.test_job_columns import insert
 

@@ -13,9 +13,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import Consumer, Fail, Limit, QueueConfig, QueueMixin, Schedule, cancel
 from sqlaqueue.testing import fire_schedules, travel
-from sqlaqueue.web.data.job_life import DELETED, JobLife, events_of, read_life
-from sqlaqueue.web.data.parameters import ParameterError
-from sqlaqueue.web.data.stored_job import LONGEST
+from sqlaqueue.web.data.job import DELETED, LONGEST, JobLife, events_of, read_life
+from sqlaqueue.web.data.reader import ParameterError
 from tests.unique.models import create, make_job
 from tests.web.jobs_of import KINDS, XSS, add, claimed, columns, complete_jobs, fail_jobs
 from tests.web.models import Kind, Queues

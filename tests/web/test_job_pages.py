@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, fail
-from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_filters import parse_filter
-from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.job_pages import Count, count_states
+from sqlaqueue.web.data.reader import ParameterError
 from tests.web.job_lists import (
     columns,
     create,

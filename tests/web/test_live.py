@@ -22,8 +22,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.web import Access, Dashboard
-from sqlaqueue.web.live import broadcaster, event_stream
-from sqlaqueue.web.security.headers import SECURITY_HEADERS
+from sqlaqueue.web import dashboard as dashboard_module
+from sqlaqueue.web.security import SECURITY_HEADERS
 from tests.pooler import PROGRAM, Pooler
 from tests.servers import Database
 from tests.web.browser.site import serving
@@ -61,7 +61,7 @@ async def streaming(root: str, path: str = "events") -> AsyncIterator[Stream]:
 
 @pytest.fixture
 def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "TIMER", 1e6)
+    monkeypatch.setattr(dashboard_module, "TIMER", 1e6)
 
 
 @pytest.fixture(params=["psycopg", "asyncpg", "psycopg async"])
@@ -169,7 +169,7 @@ async def test_in_an_application(queues: Queues, sessions: Any, engine: sa.Engin
 
 
 async def test_the_timer_sends_an_event_without_a_notification(sync_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "TIMER", 0.1)
+    monkeypatch.setattr(dashboard_module, "TIMER", 0.1)
     async with streaming(sync_root) as stream:
         while await stream.event() != {"queues": []}:
             pass
@@ -179,7 +179,7 @@ async def test_the_timer_sends_an_event_without_a_notification(sync_root: str, m
 async def test_behind_a_pooler_the_timer_is_left(
     shared: Database, queues: Queues, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_stream, "TIMER", 0.1)
+    monkeypatch.setattr(dashboard_module, "TIMER", 0.1)
     with Pooler(shared, "transaction") as pooler:
         behind = sa.create_engine(
             pooler.url("psycopg"), poolclass=sa.NullPool, connect_args={"prepare_threshold": None}
@@ -211,8 +211,8 @@ async def test_only_queues_that_the_user_sees(queues: Queues, sessions: Any, eng
 async def test_events_are_not_sent_too_often(
     sync_root: str, email: Any, monkeypatch: pytest.MonkeyPatch, shortest: float, *, sends: bool
 ) -> None:
-    monkeypatch.setattr(event_stream, "SHORTEST", shortest)
-    monkeypatch.setattr(event_stream, "LIFETIME", 3)
+    monkeypatch.setattr(dashboard_module, "SHORTEST", shortest)
+    monkeypatch.setattr(dashboard_module, "LIFETIME", 3)
     events = []
     async with streaming(sync_root) as stream:
         await stream.comment()
@@ -225,7 +225,7 @@ async def test_events_are_not_sent_too_often(
 async def test_a_stream_ends_after_some_time(
     sync_root: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_stream, "LIFETIME", 0.2)
+    monkeypatch.setattr(dashboard_module, "LIFETIME", 0.2)
     async with streaming(sync_root) as stream:
         while await stream.event() is not None:
             pass
@@ -233,7 +233,7 @@ async def test_a_stream_ends_after_some_time(
 
 
 async def test_so_many_windows_and_no_more(sync_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcaster, "MOST_VIEWERS", 2)
+    monkeypatch.setattr(dashboard_module, "MOST_VIEWERS", 2)
     async with streaming(sync_root) as one, contextlib.AsyncExitStack() as stack:
         another = await stack.enter_async_context(streaming(sync_root))
         assert await one.comment() == await another.comment() == ": connected"
@@ -255,7 +255,7 @@ def named(request: Any) -> Access:
 async def test_one_reader_does_not_take_all_windows(
     queues: Queues, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broadcaster, "MOST_OF_A_READER", 2)
+    monkeypatch.setattr(dashboard_module, "MOST_OF_A_READER", 2)
     with serving(Dashboard(queues.all, sessions, access=named)) as (root, _):
         async with httpx.AsyncClient(timeout=30) as browser, contextlib.AsyncExitStack() as stack:
 
@@ -281,7 +281,7 @@ async def test_one_reader_does_not_take_all_windows(
 async def test_many_requests_at_once_get_no_more_windows(
     queues: Queues, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broadcaster, "MOST_OF_A_READER", 3)
+    monkeypatch.setattr(dashboard_module, "MOST_OF_A_READER", 3)
     with serving(in_fastapi(Dashboard(queues.all, sessions, access=named))) as (root, _):
         async with contextlib.AsyncExitStack() as stack, httpx.AsyncClient(timeout=30) as browser:
             opening = [stack.enter_async_context(browser.stream("GET", root + "queues/events")) for _ in range(12)]
@@ -293,7 +293,7 @@ async def test_many_requests_at_once_get_no_more_windows(
 async def test_access_is_checked_for_each_stream(
     queues: Queues, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_stream, "LIFETIME", 0.1)
+    monkeypatch.setattr(dashboard_module, "LIFETIME", 0.1)
     answers: list[Access | None] = [Access(read=True), None]
     with serving(Dashboard(queues.all, sessions, access=lambda _: answers.pop(0))) as (root, _):
         async with streaming(root) as stream:

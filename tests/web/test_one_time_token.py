@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urljoin, urlsplit
 import httpx
 import pytest
 
-from sqlaqueue.web import Dashboard, one_time_token
-from sqlaqueue.web.one_time_token import MOST_SESSIONS, SESSION_LIFETIME, TOKEN_LIFETIME, OneTimeToken, Secrets
+from sqlaqueue.web import Dashboard, security
+from sqlaqueue.web.security import MOST_SESSIONS, SESSION_LIFETIME, TOKEN_LIFETIME, OneTimeToken, Secrets
 from tests.web.conftest import everything
 
 pytestmark = pytest.mark.once
@@ -257,7 +257,7 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
         compared.append((one, another))
         return one == another
 
-    monkeypatch.setattr(one_time_token.hmac, "compare_digest", compare)
+    monkeypatch.setattr(security.hmac, "compare_digest", compare)
     secrets = Secrets()
     session = secrets.exchange(secrets.new_token())
     assert session is not None

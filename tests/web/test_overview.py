@@ -14,12 +14,11 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue import Limit, Schedule, admin
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web import Access, Dashboard
-from sqlaqueue.web.data.failed_jobs import CappedCount
-from sqlaqueue.web.data.overview import QueueOverview, read_overview
-from sqlaqueue.web.data.throughput import Throughput
-from sqlaqueue.web.data.unavailable import Unavailable
-from sqlaqueue.web.pages import health as health_page
-from sqlaqueue.web.pages import overview as overview_page
+from sqlaqueue.web import queues as health_page
+from sqlaqueue.web import queues as overview_page
+from sqlaqueue.web.data.past import CappedCount, Throughput
+from sqlaqueue.web.data.queues import QueueOverview, read_overview
+from sqlaqueue.web.data.reader import Unavailable
 from tests.admin.models import Setup
 from tests.unique.models import KINDS
 from tests.web.conftest import client, everything
@@ -177,8 +176,8 @@ async def test_queues_that_may_not_be_read_are_not(client_of: Any, engine: sa.En
 async def test_numbers_that_are_capped_say_so(
     client_of: Any, queues: Any, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlaqueue.web.data.overview.COUNT_LIMIT", 5)
-    monkeypatch.setattr("sqlaqueue.web.pages.overview.COUNT_LIMIT", 5)
+    monkeypatch.setattr("sqlaqueue.web.data.queues.COUNT_LIMIT", 5)
+    monkeypatch.setattr("sqlaqueue.web.queues.COUNT_LIMIT", 5)
     with Session(engine) as session:
         session.add_all([queues.Invoice() for _ in range(7)])
         session.commit()
@@ -221,7 +220,7 @@ async def test_schedules_are_read_once_in_ten_seconds(
     async with client_of() as browser:
         assert await reads(browser) > 0
         assert await reads(browser) == 0
-        monkeypatch.setattr("sqlaqueue.web.attention.SCHEDULES_READ_FOR", 0.0)
+        monkeypatch.setattr("sqlaqueue.web.context.SCHEDULES_READ_FOR", 0.0)
         assert await reads(browser) > 0
 
 

@@ -173,7 +173,7 @@ async def test_a_page_of_a_large_table_reads_few_rows(engine: sa.Engine, monkeyp
     }
     for name, limit in limits.items():
         monkeypatch.setattr(f"sqlaqueue.web.data.{name}", limit)
-    monkeypatch.setattr("sqlaqueue.web.data.throughput.read_throughput.__kwdefaults__", {"limit": 100, "source": None})
+    monkeypatch.setattr("sqlaqueue.web.data.past.read_throughput.__kwdefaults__", {"limit": 100, "source": None})
     setup = Setup.of(engine, "update_status", unique=None, **HISTORY)
     fill(setup, 5000)
     setup.execute(

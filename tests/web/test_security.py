@@ -9,9 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from sqlaqueue.web.errors import BadRequest, Forbidden, TooLarge
-from sqlaqueue.web.security.audit import write_audit
-from sqlaqueue.web.security.forms import MOST_BYTES, read_form
-from sqlaqueue.web.security.origins import check_origin
+from sqlaqueue.web.security import MOST_BYTES, check_origin, read_form, write_audit
 
 OWN = "http://localhost:8000"
 PUBLIC = "https://ops.example.com"

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from sqlaqueue.web.shared_results import shared_result
+from sqlaqueue.web.context import shared_result
 
 
 async def test_one_makes_it_and_the_others_wait() -> None:

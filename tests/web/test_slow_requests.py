@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from sqlaqueue.web import Dashboard
-from sqlaqueue.web.security import forms
+from sqlaqueue.web import Dashboard, security
 from tests.web.browser.site import serving
 from tests.web.conftest import everything
 from tests.web.models import Queues
@@ -57,7 +56,7 @@ def root(queues: Queues, sessions: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("length", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
 def test_a_form_of_which_a_byte_arrives_now_and_then(root: str, length: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "LONGEST_WAIT", 1.0)
+    monkeypatch.setattr(security, "LONGEST_WAIT", 1.0)
     with posting(root, length) as connection:
         # Nothing is sent once the response has begun: the server has closed the connection by then, and would reset it,
         # by which the client may lose what it has not read.
@@ -70,13 +69,13 @@ def test_a_form_of_which_a_byte_arrives_now_and_then(root: str, length: str, mon
 
 
 def test_a_form_that_does_not_arrive(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "LONGEST_WAIT", 0.5)
+    monkeypatch.setattr(security, "LONGEST_WAIT", 0.5)
     with posting(root, "Content-Length: 10") as connection:
         assert answer(connection)[0] == 408
 
 
 def test_a_form_that_says_that_it_is_too_large_is_not_read(root: str) -> None:
-    with posting(root, f"Content-Length: {forms.MOST_BYTES + 1}") as connection:
+    with posting(root, f"Content-Length: {security.MOST_BYTES + 1}") as connection:
         status, response = answer(connection)
     assert status == 413
     assert b"connection: close" in response.lower()
@@ -87,13 +86,13 @@ def test_a_form_that_turns_out_to_be_too_large_is_not_read_to_the_end(root: str)
         sent = 0
         chunk = b"10000\r\n" + b"a" * 65536 + b"\r\n"
         try:
-            while sent < 50 * forms.MOST_BYTES:
+            while sent < 50 * security.MOST_BYTES:
                 connection.sendall(chunk)
                 sent += len(chunk)
         except OSError:  # the server has closed the connection
             pass
     # What the buffers of the connection hold was sent, but not read.
-    assert sent < 50 * forms.MOST_BYTES
+    assert sent < 50 * security.MOST_BYTES
 
 
 def test_a_form_that_is_broken_off_is_no_error_of_the_server(root: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import States
-from sqlaqueue.web.data.throughput import DAY, HOUR, Throughput, read_throughput
-from sqlaqueue.web.data.unavailable import Unavailable
+from sqlaqueue.web.data.past import DAY, HOUR, Throughput, read_throughput
+from sqlaqueue.web.data.reader import Unavailable
 from tests.admin.models import Setup
 from tests.unique.models import KEEPING_ROWS, KINDS
 from tests.web.queue_data import HISTORY, attempt, counting_rows, fill, finish, no_table_is_small, read

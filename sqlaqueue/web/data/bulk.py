@@ -23,13 +23,12 @@ from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.strategies.delete_row import letters
 from sqlaqueue.strategies.listing import key_labels
+from sqlaqueue.web.data.job import has_key, has_one_of, is_key, letter_of
 from sqlaqueue.web.data.job_columns import JobColumns, states_of
-from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_filters import JobsWanted
-from sqlaqueue.web.data.job_pages import ListRequest, read_page
+from sqlaqueue.web.data.job_pages import Count, ListRequest, count_states, read_page
 from sqlaqueue.web.data.job_sources import DeadLetters, source_of
-from sqlaqueue.web.data.parts import Part, attempt_part, problem_text
-from sqlaqueue.web.data.stored_job import has_key, has_one_of, is_key, letter_of
+from sqlaqueue.web.data.reader import Part, attempt_part, problem_text
 
 BulkAction = Literal["requeue", "cancel", "purge"]
 BULK_ACTIONS: tuple[BulkAction, ...] = get_args(BulkAction)

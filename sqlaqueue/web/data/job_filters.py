@@ -40,7 +40,7 @@ from sqlaqueue.web.data.job_columns import (
     states_of,
     stored_type,
 )
-from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.reader import ParameterError
 
 Only = Literal["due", "expired"]
 """Some of the jobs of a state: the pending ones that are due, or the processing ones whose lease has expired."""

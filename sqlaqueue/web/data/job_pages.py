@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -11,15 +17,106 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.postgresql.catalog_indexes import SETTINGS
 from sqlaqueue.sql.errors import sqlstate
-from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, states_of
-from sqlaqueue.web.data.job_cursors import cursor_text, position_of
-from sqlaqueue.web.data.job_filters import JobsWanted, Only, parse_filter
-from sqlaqueue.web.data.job_orders import Order, Orders, orders_of
-from sqlaqueue.web.data.job_reader import Found, JobReader
-from sqlaqueue.web.data.job_rows import JobRow, Results
-from sqlaqueue.web.data.job_sources import source_of
-from sqlaqueue.web.data.job_windows import WINDOW, Windows
-from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, kind_of_type, states_of
+from sqlaqueue.web.data.job_filters import JobsWanted, Only, lists_of, parse_filter, typed_as
+from sqlaqueue.web.data.job_sources import Source, source_of
+from sqlaqueue.web.data.job_windows import (
+    WINDOW,
+    Found,
+    JobReader,
+    JobRow,
+    Order,
+    OrderColumn,
+    Orders,
+    Results,
+    Texts,
+    Windows,
+    clauses_of,
+    orders_of,
+)
+from sqlaqueue.web.data.reader import ParameterError
+
+# -- job cursors -------------------------------------------------------------------------------------------------------
+# Where a page of a list of jobs begins: the position of a job in the order, as a text in a URL.
+#
+# The text is opaque, and it is no secret: whoever changes it gets another part of the same list, or an error. Its
+# values are checked by the kind of their columns, and reach the database as parameters.
+
+
+LONGEST = 8000
+"""The number of characters of a cursor. An index has no longer values."""
+
+_ALPHABET = re.compile(r"[A-Za-z0-9_-]*")
+_SPECIAL_MOMENTS = re.compile(
+    r"-?infinity|\d{4,6}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d{1,6})?([+-]\d\d(:\d\d){0,2})?)?( BC)?"
+)
+
+
+def cursor_text(order: Order, position: Texts) -> str:
+    """Return a position as a cursor."""
+    content = json.dumps([_signature(order), *position], ensure_ascii=False, separators=(",", ":"))
+    return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
+
+
+def position_of(order: Order, cursor: str, parameter: str) -> Texts:
+    """Return the position in a cursor: values of all columns of the order, or of those of its index only.
+
+    :raises ParameterError: if the cursor is malformed, or was made for another order.
+    """
+    content = _decoded(cursor, parameter)
+    if not content or not all(value is None or isinstance(value, str) for value in content):
+        raise ParameterError(parameter, "it is no position in a list")
+    signature, *position = content
+    if signature != _signature(order):
+        raise ParameterError(parameter, "it belongs to a list in another order; start from the first page")
+    if len(position) not in {len(order.all), len(order.columns)}:
+        raise ParameterError(parameter, "it is no position in this list")
+    for each, text in zip(order.all, position, strict=False):
+        _check(each, text, parameter)
+    return position
+
+
+def _decoded(cursor: str, parameter: str) -> list[Any]:
+    if len(cursor) > LONGEST or not _ALPHABET.fullmatch(cursor):
+        raise ParameterError(parameter, "it is no position in a list")
+    try:
+        content = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (binascii.Error, ValueError, RecursionError):
+        raise ParameterError(parameter, "it is no position in a list") from None
+    return content if isinstance(content, list) else []
+
+
+def _signature(order: Order) -> str:
+    """Return what a cursor has to have been made for: the columns, and where nulls come."""
+    columns = (f"{each.column.name}{'<' if each.nulls_first else '>'}" for each in order.all)
+    return f"{order.sort} {' '.join(columns)}"
+
+
+def _check(by: OrderColumn, text: str | None, parameter: str) -> None:
+    if text is None:
+        if not by.is_nullable:
+            raise ParameterError(parameter, "it is no position in this list")
+        return
+    kind = kind_of_type(by.column.type)
+    if kind in {"moment", "naive_moment", "date"}:
+        if not _SPECIAL_MOMENTS.fullmatch(text):
+            raise ParameterError(parameter, "it is no position in this list")
+        _check_moment(text, parameter)
+    elif kind in {"integer", "boolean", "enum", "uuid"}:
+        typed_as(by.column, text, parameter)
+    elif "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ParameterError(parameter, "it is no position in this list")
+
+
+def _check_moment(text: str, parameter: str) -> None:
+    """Refuse a day that no month has, unless it is in a year that Python does not have."""
+    try:
+        datetime.fromisoformat(text) if "T" in text else date.fromisoformat(text)
+    except ValueError:
+        if text.endswith(("infinity", " BC")) or not re.match(r"\d{4}-", text):
+            return
+        raise ParameterError(parameter, "it is no position in this list") from None
+
 
 PAGE = 50
 """The number of jobs on a page."""
@@ -196,3 +293,121 @@ def _page(request: ListRequest, shown: Sequence[JobColumn], order: Order, found:
         previous=forward if backwards else back,
         examined=None if has_more or found.stop is None else WINDOW,
     )
+
+
+# -- job counts --------------------------------------------------------------------------------------------------------
+# How many jobs of each state a filter selects, counted up to a limit and within a window of rows.
+
+
+CAP = 10_000
+"""The number up to which jobs are counted."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number of jobs."""
+
+    number: int
+    is_complete: bool
+    """Whether there are no more: neither the limit nor the end of the window was reached."""
+
+    @classmethod
+    def of(cls, number: int, *, is_complete: bool) -> Count:
+        """Return a count that is not above the limit."""
+        return cls(min(number, CAP), is_complete and number <= CAP)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it says anything: no job in a part of the rows does not."""
+        return self.is_complete or self.number > 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Counted:
+    """The jobs of one state that are to be counted."""
+
+    state: str | None
+    source: Source
+    orders: Orders
+    windows: Windows
+
+
+def count_states(session: Session, wanted: JobsWanted) -> dict[str | None, Count]:
+    """Return the number of jobs that meet the other conditions of a filter, by list; by None, those of any state.
+
+    A state that an index finds is counted in that index. The others are counted among the newest jobs by their keys, a
+    window of rows.
+    """
+    set_planner(session, wanted.columns)
+    of_any: list[str | None] = [None] if wanted.columns.spec.has("status") else []
+    states = [*of_any, *lists_of(wanted.columns)]
+    counts: dict[str | None, Count] = {}
+    rest: dict[sa.Table, list[_Counted]] = {}
+    for state in states:
+        source = source_of(wanted.columns, wanted.of(state))
+        parts = source.parts()
+        counted = _Counted(state, source, orders_of(session, source, parts), Windows(source, parts, Results(())))
+        found = _by_index(session, counted)
+        if found is None:
+            rest.setdefault(source.table, []).append(counted)
+        else:
+            counts[state] = found
+    for some in rest.values():
+        counts |= _in_window(session, some)
+    return {state: counts[state] for state in states}
+
+
+def _by_index(session: Session, counted: _Counted) -> Count | None:
+    """Return the count of jobs that an index finds; None if none does."""
+    source, windows = counted.source, counted.windows
+    candidates = counted.orders.served()
+    whole = next((some for some in candidates if len(some) == len(windows.parts)), None)
+    reader = JobReader(session, windows, counted.orders)
+    few = source.few(WINDOW + 1)
+    if whole is not None or not windows.parts:
+        served = whole or []
+        clauses = clauses_of(served)
+    elif few is not None and few.has_more is not None and (keys := reader.counts(few)) <= WINDOW:
+        served = [part for part in windows.parts if few.is_exact and part.is_of_list]
+        if len(served) == len(windows.parts):
+            return Count.of(keys, is_complete=True)
+        clauses = [source.is_among(few.keys)]
+    elif candidates:
+        served = reader.first_of_few(candidates) or candidates[0]
+        clauses = clauses_of(served)
+    elif few is not None:
+        served, clauses = [], [source.is_among(few.keys)]
+    else:
+        return None
+    others = [part for part in windows.parts if part not in served]
+    if not others:
+        number = _row(session, source, windows.count(clauses, CAP + 1))[0]
+        return Count.of(number, is_complete=True)
+    examined = windows.examine(clauses, (), (), WINDOW + 1, numbered=False)
+    jobs = source.expose(examined.rows, examined.stored)
+    matches = sa.and_(sa.true(), *windows.outside(served, jobs))
+    row = _row(session, source, sa.select(_number(), _number(matches)).select_from(jobs.rows))
+    return Count.of(row[1], is_complete=row[0] <= WINDOW)
+
+
+def _in_window(session: Session, some: Sequence[_Counted]) -> dict[str | None, Count]:
+    """Return the counts of jobs among the newest ones by their keys, in one statement."""
+    first = some[0]
+    source, windows = first.source, first.windows
+    order = first.orders.by_key(is_descending=True)
+    fixed = clauses_of(source.fixed())
+    examined = windows.examine(fixed, order.columns, (), WINDOW + 1, numbered=False)
+    jobs = source.expose(examined.rows, examined.stored)
+    numbers = [_number(sa.and_(sa.true(), *each.windows.outside((), jobs))) for each in some]
+    row = _row(session, source, sa.select(_number(), *numbers).select_from(jobs.rows))
+    is_complete = row[0] <= WINDOW
+    return {each.state: Count.of(number, is_complete=is_complete) for each, number in zip(some, row[1:], strict=True)}
+
+
+def _number(matches: sa.ColumnElement[bool] | None = None) -> sa.ColumnElement[int]:
+    number = sa.func.count()
+    return number if matches is None else number.filter(matches)
+
+
+def _row(session: Session, source: Source, statement: Any) -> Any:
+    return session.execute(statement, bind_arguments={"mapper": source.spec.mapper}).one()

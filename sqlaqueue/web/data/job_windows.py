@@ -7,17 +7,349 @@ does not match: the next window begins after it.
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.web.data.job_columns import kind_of_type, stored_type
-from sqlaqueue.web.data.job_orders import Order, OrderColumn
-from sqlaqueue.web.data.job_rows import Results
-from sqlaqueue.web.data.job_sources import Exposed, Part, Source
+from sqlaqueue.postgresql.catalog_indexes import ordered_indexes, shown_text, stored_size, table_id
+from sqlaqueue.postgresql.facts import OrderedIndex
+from sqlaqueue.queue.run import key_text
+from sqlaqueue.web.data.job_columns import JobColumn, kind_of_type, stored_type
+from sqlaqueue.web.data.job_sources import Exposed, Few, Part, Source
+
+# -- job orders --------------------------------------------------------------------------------------------------------
+# In which orders a list of jobs can be read: those of the indexes that the live table has.
+#
+# A list is in the order of an index: the sorted column leads it, or follows columns that the filter gives one value.
+# The further columns of the index come next, and the key last, so that the order of two jobs is never left open.
+
+
+_TABLE_IDS = "sqlaqueue_table_ids"
+"""The key in ``session.info`` of the numbers of tables."""
+
+KEPT = 60.0
+"""The seconds for which the indexes of a table are remembered."""
+
+PROBED = 3
+"""The number of indexes of which it is counted whether they leave few rows."""
+
+_known: weakref.WeakKeyDictionary[sa.Engine, dict[int, tuple[float, Sequence[OrderedIndex]]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@dataclass(frozen=True, eq=False)
+class OrderColumn:
+    """A column by which jobs are sorted."""
+
+    column: sa.Column[Any]
+    is_descending: bool
+    nulls_first: bool
+    is_nullable: bool
+
+    def reversed(self) -> OrderColumn:
+        """Return the opposite order."""
+        return replace(self, is_descending=not self.is_descending, nulls_first=not self.nulls_first)
+
+    def by(self, value: sa.ColumnElement[Any]) -> sa.UnaryExpression[Any]:
+        """Return the element of ORDER BY for the values of the column."""
+        direction = value.desc() if self.is_descending else value.asc()
+        if not self.is_nullable:
+            return direction
+        return direction.nulls_first() if self.nulls_first else direction.nulls_last()
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """An order in which an index gives the jobs of a list."""
+
+    name: str
+    """The column that it is named after."""
+    is_descending: bool
+    prefix: tuple[OrderColumn, ...]
+    """The columns of the index before, to which the filter gives one value each."""
+    columns: tuple[OrderColumn, ...]
+    """The columns of the index from the sorted one on."""
+    rest: tuple[OrderColumn, ...] = ()
+    """The columns of the key, if jobs may be equal in those of the index."""
+
+    @property
+    def is_total(self) -> bool:
+        """Whether the index leaves no order of two jobs open."""
+        return not self.rest
+
+    @property
+    def all(self) -> tuple[OrderColumn, ...]:
+        """The columns by which jobs are sorted, which identify a job."""
+        return (*self.columns, *self.rest)
+
+    @property
+    def sort(self) -> str:
+        """The order as a parameter of a URL."""
+        return f"-{self.name}" if self.is_descending else self.name
+
+    def reversed(self) -> Order:
+        """Return the opposite order, in which the page before is read."""
+        parts = (tuple(each.reversed() for each in some) for some in (self.prefix, self.columns, self.rest))
+        return Order(self.name, not self.is_descending, *parts)
+
+
+class Orders:
+    """The orders in which the jobs of a source can be read."""
+
+    def __init__(self, source: Source, parts: Sequence[Part], indexes: Sequence[OrderedIndex]) -> None:
+        self.source, self.parts = source, parts
+        self.indexes = [each for each in indexes if not each.is_partial or source.implies(each.name)]
+        self._equal = {part.column.name for part in parts if part.column is not None and part.is_equality}
+        self._ranges = {part.column.name for part in parts if part.column is not None and not part.is_equality}
+
+    def names(self) -> list[str]:
+        """Return the columns by which the jobs can be sorted; the first one is the key's."""
+        found = dict.fromkeys([self.by_key(is_descending=False).name])
+        for index in self.indexes:
+            # A column to which the filter gives one value is sorted in any order.
+            for each in index.columns[: self._after_prefix(index) + 1]:
+                name = self.source.name_of(self._column(each))
+                if name is not None:
+                    found.setdefault(name)
+        return list(found)
+
+    def by_key(self, *, is_descending: bool) -> Order:
+        """Return the order of the keys."""
+        keys = _keys(self.source.keys, is_descending=is_descending)
+        prefix: tuple[OrderColumn, ...] = ()
+        for index in self.indexes:
+            length = self._after_prefix(index)
+            follow = [column.name for column in self.source.keys]
+            directions = set(index.descending[length : length + len(follow)])
+            if list(index.columns[length : length + len(follow)]) == follow and len(directions) == 1:
+                before = self._prefix(index, length, flip=directions != {is_descending})
+                prefix = max(prefix, before, key=len)
+        return Order(self.source.columns.of_key[0].name, is_descending, prefix, keys)
+
+    def by(self, name: str, *, is_descending: bool) -> Order | None:
+        """Return the best order by a column; None if no index gives it."""
+        by_key = self.by_key(is_descending=is_descending)
+        equal = [self.source.name_of(self._column(each)) for each in self._equal]
+        if name == by_key.name or name in equal:
+            return replace(by_key, name=name)
+        found = [
+            order
+            for index in self.indexes
+            if (order := self._in_order_of(index, name, is_descending=is_descending)) is not None
+        ]
+        # One that the filter restricts most; then one that needs no sort.
+        return max(found, key=lambda order: (len(order.prefix), order.is_total), default=None)
+
+    def narrower(self, order: Order) -> list[list[Part]]:
+        """Return conditions that another index serves, and which that of ``order`` does not; the most first."""
+        own = {each.column.name for each in (*order.prefix, order.columns[0])}
+        return [some for some in self.served() if not _names(some) <= own]
+
+    def served(self) -> list[list[Part]]:
+        """Return the conditions that the indexes serve: those of each, if they are not met by every job."""
+        fixed = _names(self.source.fixed())
+        found: dict[frozenset[str], list[Part]] = {}
+        for index in self.indexes:
+            length = self._after_prefix(index)
+            names = {*index.columns[:length], *self._implied_by(index)}
+            if length < len(index.columns) and index.columns[length] in self._ranges:
+                names.add(index.columns[length])
+            parts = [part for part in self.parts if part.column is not None and part.column.name in names]
+            if parts and not names <= fixed:
+                found.setdefault(frozenset(names), parts)
+        return sorted(found.values(), key=len, reverse=True)[:PROBED]
+
+    def _in_order_of(self, index: OrderedIndex, name: str, *, is_descending: bool) -> Order | None:
+        length = self._after_prefix(index)
+        if length >= len(index.columns):
+            return None
+        flip = index.descending[length] != is_descending
+        columns: list[OrderColumn] = []
+        keys = {key.name for key in self.source.keys}
+        for number in range(length, len(index.columns)):
+            column = self._column(index.columns[number])
+            sorted_by = self.source.name_of(column)
+            # A cursor has the values of all columns, and must not show those of a redacted one.
+            if sorted_by is None or (not columns and sorted_by != name):
+                break
+            columns.append(self._order_column(index, number, flip=flip))
+            keys.discard(column.name)
+            if not keys:
+                break
+        if not columns:
+            return None
+        is_whole = index.is_whole and len(columns) == len(index.columns) - length
+        is_unique = index.is_unique and is_whole and not any(each.is_nullable for each in columns)
+        rest = [] if is_unique else [key for key in self.source.keys if key.name in keys]
+        prefix = self._prefix(index, length, flip=flip)
+        return Order(name, is_descending, prefix, tuple(columns), _keys(rest, is_descending=is_descending))
+
+    def _prefix(self, index: OrderedIndex, length: int, *, flip: bool) -> tuple[OrderColumn, ...]:
+        found = [self._order_column(index, number, flip=flip) for number in range(length)]
+        # The columns of the predicate of a partial index have one value as well.
+        names = self._implied_by(index) - {each.column.name for each in found}
+        found += [OrderColumn(self._column(name), flip, flip, is_nullable=False) for name in sorted(names)]
+        return tuple(found)
+
+    def _implied_by(self, index: OrderedIndex) -> set[str]:
+        return {self.source.spec.columns["status"].name} if index.is_partial else set()
+
+    def _order_column(self, index: OrderedIndex, number: int, *, flip: bool) -> OrderColumn:
+        is_descending, nulls_first = index.descending[number] != flip, index.nulls_first[number] != flip
+        return OrderColumn(self._column(index.columns[number]), is_descending, nulls_first, index.nullable[number])
+
+    def _after_prefix(self, index: OrderedIndex) -> int:
+        """Return the number of columns at the beginning of an index to which the filter gives one value each."""
+        places = (place for place, name in enumerate(index.columns) if name not in self._equal)
+        return next(places, len(index.columns))
+
+    def _column(self, name: str) -> sa.Column[Any]:
+        return self.source.table.c[self._key_of(name)]
+
+    def _key_of(self, name: str) -> str:
+        return next(column.key for column in self.source.table.c if column.name == name)
+
+
+def _names(parts: Sequence[Part]) -> set[str]:
+    return {part.column.name for part in parts if part.column is not None}
+
+
+def _keys(columns: Sequence[sa.Column[Any]], *, is_descending: bool) -> tuple[OrderColumn, ...]:
+    return tuple(OrderColumn(each, is_descending, is_descending, is_nullable=False) for each in columns)
+
+
+def orders_of(session: Session, source: Source, parts: Sequence[Part]) -> Orders:
+    """Return the orders of a source, by the indexes that its table has in the database."""
+    connection = session.connection(bind_arguments={"mapper": source.spec.mapper})
+    # Within a transaction a name leads to the same table; a page asks several times.
+    ids: dict[sa.Table, int | None] = session.info.setdefault(_TABLE_IDS, {})
+    if source.table not in ids:
+        ids[source.table] = table_id(connection, source.table)
+    number = ids[source.table]
+    if number is None:
+        return Orders(source, parts, [])
+    known = _known.setdefault(connection.engine, {})
+    until, indexes = known.get(number, (0.0, ()))
+    if time.monotonic() >= until:
+        mapped = {column.name for column in source.table.c}
+        indexes = [_until_unmapped(each, mapped) for each in ordered_indexes(connection, number)]
+        known[number] = time.monotonic() + KEPT, indexes
+    return Orders(source, parts, indexes)
+
+
+def _until_unmapped(index: OrderedIndex, mapped: set[str]) -> OrderedIndex:
+    """Return an index without the columns from the first one on that the model does not have."""
+    length = next((place for place, name in enumerate(index.columns) if name not in mapped), len(index.columns))
+    return index if length == len(index.columns) else replace(index, columns=index.columns[:length], is_whole=False)
+
+
+# -- job rows ----------------------------------------------------------------------------------------------------------
+# One job in a list, and the columns of a statement that return it.
+
+
+SHOWN = 200
+"""The number of characters that a list shows of a value. The database cuts it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The value of a column of one job, as a text."""
+
+    column: JobColumn
+    text: str | None
+    """None for null, for a redacted value, and for a value that is too large to be read in a list."""
+    is_cut: bool = False
+    """Whether the value is longer."""
+    size: int | None = None
+    """The stored bytes of a value that is too large."""
+
+    @property
+    def is_redacted(self) -> bool:
+        """Whether the value must not be shown."""
+        return self.column.is_redacted
+
+    @property
+    def moment(self) -> datetime | date | None:
+        """The value as a moment or a day; None if it is no such value, or none that Python has, such as infinity."""
+        if self.text is None or self.column.kind not in {"moment", "naive_moment", "date"}:
+            return None
+        try:
+            if self.column.kind == "date":
+                return date.fromisoformat(self.text)
+            moment = datetime.fromisoformat(self.text)
+            return moment.astimezone(UTC) if moment.tzinfo is not None else moment
+        except (ValueError, OverflowError):
+            return None
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One job in a list."""
+
+    key: str
+    """Its key as a text, see :func:`sqlaqueue.queue.run.key_text`."""
+    state: str
+    cells: Sequence[Cell]
+    position: tuple[str | None, ...]
+    """The values by which the list is sorted."""
+
+
+class Results:
+    """The columns of a statement that returns jobs, by which its rows are read."""
+
+    def __init__(self, shown: Sequence[JobColumn]) -> None:
+        self.shown = shown
+
+    def columns(self, jobs: Exposed, position: Sequence[sa.ColumnElement[Any]]) -> list[sa.ColumnElement[Any]]:
+        """Return the columns to select.
+
+        :param position: the values by which jobs are sorted.
+        """
+        found: list[sa.ColumnElement[Any]] = [jobs.state.label("state")]
+        found += [sa.cast(key, sa.Text()).label(f"key_{number}") for number, key in enumerate(jobs.keys)]
+        found += [_exact(value).label(f"position_{number}") for number, value in enumerate(position)]
+        for number, column in enumerate(self.shown):
+            if column.is_redacted or column.kind == "state":
+                continue
+            value = jobs.values[column.name]
+            found.append(shown_text(value, column.form, SHOWN + 1).label(f"text_{number}"))
+            if column.form == "large":
+                found.append(stored_size(value).label(f"size_{number}"))
+        return found
+
+    def job(self, row: Any) -> JobRow:
+        """Return the job of a row of the statement."""
+        keys = [getattr(row, name) for name in row._fields if name.startswith("key_")]
+        position = [getattr(row, name) for name in row._fields if name.startswith("position_")]
+        cells = [self._cell(row, number, column) for number, column in enumerate(self.shown)]
+        return JobRow(key_text(keys), row.state, cells, tuple(position))
+
+    def _cell(self, row: Any, number: int, column: JobColumn) -> Cell:
+        if column.is_redacted:
+            return Cell(column, None)
+        if column.kind == "state":
+            return Cell(column, row.state)
+        text: str | None = getattr(row, f"text_{number}")
+        size: int | None = getattr(row, f"size_{number}", None) if text is None else None
+        if text is None:
+            return Cell(column, None, size=size, is_cut=size is not None)
+        return Cell(column, text[:SHOWN], is_cut=len(text) > SHOWN)
+
+
+def _exact(value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+    """Return a value as a text from which the database reads the same value, whatever the settings of the session."""
+    if kind_of_type(value.type) in {"moment", "naive_moment", "date"}:
+        return shown_text(value, "moment", SHOWN)
+    return sa.cast(value, sa.Text())
+
 
 WINDOW = 10_000
 """The number of rows that one page examines at most."""
@@ -209,3 +541,168 @@ class Windows:
         """Return how many rows meet ``clauses``, counted up to ``limit``."""
         some: AnySelect = sa.select(sa.literal_column("1").label("one")).select_from(self.source.table).where(*clauses)
         return sa.select(sa.func.count()).select_from(some.limit(limit).subquery("sqlaqueue_some"))
+
+
+# -- job reader --------------------------------------------------------------------------------------------------------
+# Reads the next jobs of a list after a position, by the cheapest way that has a bound.
+#
+# * If an index other than that of the order leaves few rows, they are read and sorted. So are due jobs, which the
+# index of claims finds priority by priority. * Else the index of the order is read from the position on, up to a
+# window of rows. * An index in which many rows may be equal gives them in no order of their keys. Rows of one group
+# are then read and sorted if they are few; if they are many, the jobs of the group are found by walking in the order
+# of the keys.
+
+
+FEW = 1000
+"""The number of due jobs that are read and sorted before a window of rows is."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The jobs that were found."""
+
+    jobs: list[JobRow]
+    stop: tuple[str | None, ...] | None = None
+    """The position up to which rows were examined, if that was not the end of the list."""
+
+
+@dataclass(frozen=True, eq=False)
+class JobReader:
+    """Reads the jobs of one source."""
+
+    session: Session
+    windows: Windows
+    orders: Orders
+
+    def read(self, order: Order, position: Texts | None, need: int) -> Found:
+        """Return the next ``need`` jobs after a position, fewer at the end of the list or of the window."""
+        source = self.windows.source
+        narrow = self.first_of_few(self.orders.narrower(order))
+        if narrow is not None:
+            return self._sorted(clauses_of(narrow), narrow, order.all, position, need)
+        is_served = all(part in self.served_by(order) for part in self.windows.parts if part.is_of_list)
+        is_due = source.wanted.only == "due"
+        few = None if is_due and is_served else source.few(WINDOW + 1)
+        if few is None:
+            return self._in_order(order, position, need)
+        number = self.counts(few)
+        if number <= (min(FEW, WINDOW) if is_due else WINDOW):
+            return self._sorted([source.is_among(few.keys)], [], order.all, position, need)
+        found = self._in_order(order, position, need)
+        if number <= WINDOW and found.stop is not None and len(found.jobs) < need:
+            return self._sorted([source.is_among(few.keys)], [], order.all, position, need)
+        return found
+
+    def _in_order(self, order: Order, position: Texts | None, need: int) -> Found:
+        if order.is_total:
+            return self._walked(order, position, need)
+        return self._grouped(order, position, need)
+
+    def first_of_few(self, candidates: Sequence[list[Part]]) -> list[Part] | None:
+        """Return the first of some conditions that few rows meet."""
+        return next((some for some in candidates if self.has_few(clauses_of(some))), None)
+
+    def has_few(self, clauses: Sequence[sa.ColumnElement[bool]]) -> bool:
+        """Return whether no more rows than a window meet ``clauses``, which an index serves."""
+        return self._scalar(self.windows.count(clauses, WINDOW + 1)) <= WINDOW
+
+    def counts(self, few: Few) -> int:
+        """Return the number of keys, or one more than a window has if there may be others."""
+        number = self._scalar(count_of(few.keys))
+        has_more = few.has_more is not None and number <= WINDOW and bool(self._scalar(few.has_more))
+        return WINDOW + 1 if has_more else number
+
+    def served_by(self, order: Order) -> list[Part]:
+        """Return the conditions of the filter that the index of an order serves."""
+        names = {each.column.name for each in (*order.prefix, order.columns[0])}
+        fixed = self.windows.source.fixed()
+        names |= {part.column.name for part in fixed if part.column is not None}
+        return [part for part in self.windows.parts if part.column is not None and part.column.name in names]
+
+    def _sorted(
+        self, clauses: Sequence[Any], served: Sequence[Part], by: Sequence[Any], position: Texts | None, need: int
+    ) -> Found:
+        return Found(self._jobs(self.windows.sort(clauses, served, by, position, need)))
+
+    def _walked(
+        self,
+        order: Order,
+        position: Texts | None,
+        need: int,
+        equals: Sequence[tuple[sa.Column[Any], str | None]] = (),
+    ) -> Found:
+        served = self.served_by(order)
+        rows = self._rows(self.windows.walk(order, served, position, need, equals=equals))
+        return self._found(rows)
+
+    def _found(self, rows: Sequence[Any]) -> Found:
+        results = self.windows.results
+        jobs = [results.job(row) for row in rows if getattr(row, "matches", True)]
+        last = rows[-1] if rows else None
+        return Found(jobs, results.job(last).position if getattr(last, "is_last", False) else None)
+
+    def _grouped(self, order: Order, position: Texts | None, need: int) -> Found:
+        width = len(order.columns)
+        jobs: list[JobRow] = []
+        group: Texts | None = None
+        if position is not None:
+            group, key = position[:width], position[width:]
+            found = self._in_group(order, group, key or None, need)
+            if found.stop is not None or len(found.jobs) >= need:
+                return found
+            jobs += found.jobs
+        while True:
+            missing = need - len(jobs)
+            served = self.served_by(order)
+            rows = self._rows(self.windows.walk(order, served, group, missing))
+            stopped = any(getattr(row, "is_last", False) for row in rows)
+            if not stopped and len(rows) < missing:
+                return Found([*jobs, *self._found(rows).jobs])
+            # The last group may have more jobs, which come before those that were found.
+            last = rows[-1]
+            jobs += self._found([row for row in rows if row.group_number != last.group_number]).jobs
+            group = self.windows.results.job(last).position[:width]
+            if stopped:
+                return Found(jobs, tuple(group))
+            found = self._in_group(order, group, None, need - len(jobs))
+            jobs += found.jobs
+            if found.stop is not None or len(jobs) >= need:
+                return Found(jobs, found.stop)
+
+    def _in_group(self, order: Order, group: Texts, key: Texts | None, need: int) -> Found:
+        """Return the next jobs of those that are equal in the columns of the index."""
+        equals = [(each.column, text) for each, text in zip(order.columns, group, strict=True)]
+        served = self.served_by(order)
+        clauses = [*clauses_of(served), *(equal(column, column, text) for column, text in equals)]
+        position = None if key is None else [*group, *key]
+        if self.has_few(clauses):
+            return self._sorted(clauses, served, order.all, position, need)
+        by_key = self.orders.by_key(is_descending=order.is_descending)
+        found = self._walked(by_key, key, need, equals)
+        # The key's own order has other positions.
+        jobs = [JobRow(job.key, job.state, job.cells, (*group, *job.position)) for job in found.jobs]
+        return Found(jobs, None if found.stop is None else (*group, *found.stop))
+
+    def _jobs(self, statement: AnySelect) -> list[JobRow]:
+        return [self.windows.results.job(row) for row in self._rows(statement)]
+
+    def _rows(self, statement: AnySelect) -> Sequence[Any]:
+        return self.session.execute(statement, bind_arguments=self._bind).all()
+
+    def _scalar(self, statement: AnySelect) -> int:
+        number: int = self.session.execute(statement, bind_arguments=self._bind).scalar_one()
+        return number
+
+    @property
+    def _bind(self) -> dict[str, Any]:
+        return {"mapper": self.windows.source.spec.mapper}
+
+
+def count_of(some: AnySelect) -> AnySelect:
+    """Return a SELECT of the number of rows of another."""
+    return sa.select(sa.func.count()).select_from(some.subquery("sqlaqueue_some"))
+
+
+def clauses_of(parts: Sequence[Part]) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions on the columns of the source's table."""
+    return [part.clause for part in parts if part.clause is not None]

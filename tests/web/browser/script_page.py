@@ -12,7 +12,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 from starlette.routing import Route
 
 import sqlaqueue.web
-from sqlaqueue.web.security.headers import SECURITY_HEADERS
+from sqlaqueue.web.security import SECURITY_HEADERS
 
 SCRIPT = Path(sqlaqueue.web.__file__).parent / "static" / "dashboard.js"
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue.web import Access, Dashboard
-from sqlaqueue.web.one_time_token import OneTimeToken
+from sqlaqueue.web.security import OneTimeToken
 from tests.web.browser.chromium import viewing
 from tests.web.browser.example import QUEUES
 from tests.web.browser.site import Site, serving

@@ -1,15 +1,23 @@
-"""How values are written: numbers, durations, moments and values of any column."""
+"""Templates, and how values and notices are written in them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
+import jinja2
 from markupsafe import Markup, escape
+from starlette.datastructures import QueryParams
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+# How values are written: numbers, durations, moments and values of any column.
+
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 SHORT = 200
@@ -109,3 +117,75 @@ def shown(value: Any) -> str | Markup:
         return moment(value)
     text = plain(value)
     return Markup('<span class="null">empty</span>') if text == "" else escape(short(text))
+
+
+# -- environment -------------------------------------------------------------------------------------------------------
+# The templates: Jinja2 with autoescape, so that a value is never HTML.
+
+
+_FOLDER = Path(__file__).parent
+STATIC = _FOLDER / "static"
+
+
+class Renderer:
+    """Renders the templates of the dashboard."""
+
+    def __init__(self) -> None:
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._environment.filters |= {
+            each.__name__: each for each in (number, capped, duration, moment, short, plain, shown, size)
+        }
+        self.static_files = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file()}
+        """The contents of the static files by name; no other file can be asked for."""
+        self.static_version = hashlib.sha256(b"".join(self.static_files.values())).hexdigest()[:12]
+        """Changes with their contents, so that browsers can keep them for ever."""
+
+    def render(self, template: str, **values: Any) -> str:
+        """Return a page as text."""
+        return self._environment.get_template(template).render(**values)
+
+
+# -- notices -----------------------------------------------------------------------------------------------------------
+# The texts that a page shows after an action; URLs name them by code, so that a link cannot show another text.
+
+
+_TEXTS = {
+    "requeued": ("{} job is pending again.", "{} jobs are pending again."),
+    "twins": ("{} job has a twin and was not requeued.", "{} jobs have a twin and were not requeued."),
+    "left": ("{} job was left as it was; try again later.", "{} jobs were left as they were; try again later."),
+    "rescued": ("{} job was rescued.", "{} jobs were rescued."),
+    "cancelled": ("{} job was cancelled.", "{} jobs were cancelled."),
+    "asked": ("{} processing job was asked to stop.", "{} processing jobs were asked to stop."),
+    "missing": ("{} job had finished already.", "{} jobs had finished already."),
+    "purged": ("{} job was deleted.", "{} jobs were deleted."),
+    "unchanged": ("{} job was not changed.", "{} jobs were not changed."),
+    "remaining": ("{} more job matches; repeat the action.", "{} more jobs match; repeat the action."),
+    "none_selected": ("No job is selected.",) * 2,
+    "edited": ("The job was changed.", "The jobs were changed."),
+    "paused": ("The queue is paused: no job begins until it is resumed.",) * 2,
+    "resumed": ("The queue is resumed: its jobs begin again.",) * 2,
+    "schedule_run": ("The schedule will be run by the next process that fires schedules.",) * 2,
+    "schedule_paused": ("The schedule is paused.",) * 2,
+    "schedule_resumed": ("The schedule is resumed.",) * 2,
+}
+"""The singular and the plural of each."""
+
+_MOST = 6
+
+
+def notices_in(query: QueryParams) -> list[str]:
+    """Return the notices that a URL names; what is malformed is left out."""
+    found = []
+    for each in query.getlist("notice")[:_MOST]:
+        code, _, number = each.partition(":")
+        if code in _TEXTS and number.isascii() and number.isdigit() and len(number) <= 18:  # noqa: PLR2004 - 64 bits
+            singular, plural = _TEXTS[code]
+            found.append((singular if int(number) == 1 else plural).format(f"{int(number):,}"))
+    return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from sqlaqueue.web.rendering.formats import duration, html, number
+from sqlaqueue.web.rendering import duration, html, number
 
 _PLOT = 120
 """The height of the bars in pixels."""

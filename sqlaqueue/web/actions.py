@@ -1,0 +1,294 @@
+"""The actions: each checks the right, does it, writes a line of the audit, and redirects to what it has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from sqlaqueue import admin
+from sqlaqueue.exc import SqlaqueueError, StatementError
+from sqlaqueue.web.context import Context
+from sqlaqueue.web.data.bulk import BULK_ACTIONS, BulkAction, ByFilter, ByKeys, Done, Selection, act, preview
+from sqlaqueue.web.data.edit import Edited, EditForm, Field, read_form, save
+from sqlaqueue.web.data.job_columns import JobColumns
+from sqlaqueue.web.data.job_pages import Count, ListRequest
+from sqlaqueue.web.data.reader import ParameterError
+from sqlaqueue.web.errors import BadRequest, NotFound, ServiceUnavailable
+from sqlaqueue.web.links import (
+    bad_parameters,
+    columns_in,
+    fields_of_selection,
+    in_words,
+    is_nothing,
+    key_in,
+    list_fields,
+    list_in,
+    list_url,
+    selection_of,
+)
+from sqlaqueue.web.security import FormData
+
+# -- confirm -----------------------------------------------------------------------------------------------------------
+# Before an action: how many jobs it concerns, the first of them, and what happens to each state.
+
+
+LABELS: dict[BulkAction, str] = {"requeue": "Requeue", "cancel": "Cancel", "purge": "Delete"}
+
+_TIMEOUT = 10.0
+"""Seconds for a statement of a preview: the user has asked for it, and it is not repeated."""
+
+
+async def confirm(context: Context) -> Response:
+    """Show what an action would do, with the button that does it."""
+    pairs = context.request.query_params.multi_items()
+    action = bulk_action(context.request.query_params.get("action", ""))
+    queue = context.queue
+    context.require(action, queue)
+    with bad_parameters():
+        came_from = list_in(context, pairs)
+        if is_nothing(pairs):
+            return context.redirect(list_url(context, came_from), ("none_selected", 0))
+        chosen = selection_of(columns_in(context), action, pairs)
+        found = await context.database.read(preview, action, chosen, statement_timeout=_TIMEOUT)
+    changed = found.changed
+    until = most = None
+    if isinstance(chosen, ByFilter):
+        until = (chosen.until or found.now).isoformat()
+        most = str(changed.number) if changed is not None and changed.is_complete else None
+    can = changed is not None and (changed.number > 0 or not changed.is_complete)
+    return context.render(
+        "confirm.html",
+        queue=queue,
+        action=action,
+        label=LABELS[action],
+        preview=found,
+        is_filter=isinstance(chosen, ByFilter),
+        conditions=chosen.wanted.parameters() if isinstance(chosen, ByFilter) else (),
+        changed="an unknown number of" if changed is None else count_text(changed),
+        is_one=changed == Count(1, is_complete=True),
+        can=can,
+        count_text=count_text,
+        fields=[*fields_of_selection(chosen, until=until, most=most), *list_fields(came_from)],
+        back=back_url(context, chosen, came_from),
+    )
+
+
+def bulk_action(name: str) -> BulkAction:
+    """Return the action of this name.
+
+    :raises BadRequest: if there is none.
+    """
+    if name not in BULK_ACTIONS:
+        raise BadRequest(f"action: use one of {', '.join(BULK_ACTIONS)}.")
+    return BULK_ACTIONS[BULK_ACTIONS.index(name)]
+
+
+def back_url(context: Context, chosen: object, came_from: ListRequest | None) -> str:
+    """Return the URL of the list from which jobs were chosen."""
+    if came_from is None and isinstance(chosen, ByFilter):
+        came_from = ListRequest(chosen.wanted)
+    return list_url(context, came_from)
+
+
+def count_text(count: Count) -> str:
+    """Write a number of jobs that may not have been counted to the end."""
+    return f"{count.number:,}" + ("" if count.is_complete else "+")
+
+
+# -- edit --------------------------------------------------------------------------------------------------------------
+# The form with the columns of a job that can be edited, and what becomes of it.
+
+
+_MISSING = ("There is no such job any more.", "It may have been deleted; look at the list again.")
+_VALUE, _NULL, _WAS_NULL = "v.", "null.", "was_null."
+"""The beginnings of the names of fields: the text, whether it is NULL, and whether it was when the form was shown."""
+
+_STATUS = {"wrong": 422, "changed": 409, "refused": 409}
+
+
+async def edit(context: Context) -> Response:
+    """Show the form."""
+    context.require("edit", context.queue)
+    key = key_in(context, context.request.query_params.get("key"))
+    with bad_parameters():
+        form = await context.database.read(read_form, columns_in(context), key)
+    if form is None:
+        raise NotFound(*_MISSING)
+    return _page(context, key, form)
+
+
+async def save_edit(context: Context) -> Response:
+    """Write what was typed, and redirect to the job; or show the form again with what is wrong."""
+    queue = context.queue
+    context.require("edit", queue)
+    data = await context.form()
+    key = key_in(context, data.get("key") if data.all("key") else None)
+    requeues = data.get("then") == "requeue"
+    if requeues:
+        context.require("requeue", queue)
+    columns = columns_in(context)
+    with bad_parameters(), context.failures_audited("edit", queue, keys=[key], then=data.get("then")):
+        edited = await context.database.write(_save, columns, key, data, requeues)
+    if edited.outcome == "missing":
+        raise NotFound(*_MISSING)
+    if edited.outcome in _STATUS and edited.form is not None:
+        return _page(context, key, edited.form, status=_STATUS[edited.outcome], is_changed=edited.outcome == "changed")
+    job = context.url("job", queue=queue, query={"key": key})
+    if edited.outcome == "unchanged":
+        return context.redirect(job, ("unchanged", 1))
+    context.audit("edit", queue, count=1, keys=[key], columns=list(edited.columns), then=data.get("then"))
+    notices = [("edited", 1)] if edited.columns else []
+    return context.redirect(job, *notices, *([("requeued", 1)] if edited.outcome == "requeued" else []))
+
+
+def _save(session: Session, columns: JobColumns, key: str, data: FormData, requeues: bool) -> Edited:  # noqa: FBT001 - the function above names it
+    return save(session, columns, key, data.get("version"), _given(data, columns), requeue=requeues)
+
+
+def _given(data: FormData, columns: JobColumns) -> dict[str, str | None]:
+    """Return what was typed by the names of the columns; None for NULL."""
+    nulls = {name.removeprefix(_NULL) for name, _ in data.fields if name.startswith(_NULL)}
+    were_null = {name.removeprefix(_WAS_NULL) for name, _ in data.fields if name.startswith(_WAS_NULL)}
+    given: dict[str, str | None] = {}
+    for field, text in data.fields:
+        if not field.startswith(_VALUE):
+            continue
+        name = field.removeprefix(_VALUE)
+        if name in given:
+            raise ParameterError(field[:100], "it is given twice")
+        kind = columns[name].kind if name in columns else "text"
+        # Only a text may be empty. What was typed into a field that was NULL counts, though it is still ticked.
+        is_null = (name in nulls and not (text and name in were_null)) if kind == "text" else text.strip() == ""
+        given[name] = None if is_null else text
+    return given
+
+
+def _page(context: Context, key: str, form: EditForm, *, status: int = 200, is_changed: bool = False) -> Response:
+    return context.render(
+        "edit.html", status=status, queue=context.queue, key=key, form=form, is_changed=is_changed, field_id=_field_id
+    )
+
+
+def _field_id(field: Field) -> str:
+    return f"{_VALUE}{field.name}"
+
+
+_CHANGED = {"requeue": "requeued", "cancel": "cancelled", "purge": "purged"}
+"""The notice about changed jobs, by action."""
+
+
+async def act_on_queue(context: Context) -> Response:
+    """Carry out the action in the path on jobs of a queue, or on the queue."""
+    action = context.request.path_params["action"]
+    if action in BULK_ACTIONS:
+        return await _act_on_jobs(context)
+    if action == "edit":
+        return await save_edit(context)
+    if action == "rescue":
+        return await _rescue(context)
+    if action in {"pause", "resume"}:
+        return await _pause(context, action)
+    raise NotFound("There is no such action.", "Go back to the page that offers it.")
+
+
+async def _act_on_jobs(context: Context) -> Response:
+    action, queue = bulk_action(context.request.path_params["action"]), context.queue
+    context.require(action, queue)
+    form = await context.form()
+    with bad_parameters():
+        came_from = list_in(context, form.fields)
+        if is_nothing(form.fields):
+            return context.redirect(list_url(context, came_from), ("none_selected", 0))
+        chosen = selection_of(columns_in(context), action, form.fields)
+        if isinstance(chosen, ByFilter) and chosen.until is None:
+            raise BadRequest("until: it is missing.", "An action on all matching jobs begins with its preview.")
+        try:
+            with context.failures_audited(action, queue, **in_words(chosen)):
+                done = await context.database.write(act, action, chosen)
+        except SqlaqueueError as error:
+            raise BadRequest(f"{error}") from error
+    counts = {"asked": done.asked, "twins": done.twins, "left": done.left, "missing": done.missing}
+    facts = {name: number for name, number in counts.items() if number}
+    what = {"keys": done.keys, **in_words(chosen)}
+    context.audit(action, queue, count=done.changed, **what, **facts, error=done.problem)
+    if done.problem:
+        text = f"{done.changed:,} jobs were changed. Then it was broken off: {done.problem}"
+        raise ServiceUnavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
+    counts |= {_CHANGED[action]: done.changed, "unchanged": done.unchanged}
+    notices = [(code, counts[code]) for code in (_CHANGED[action], *facts, "unchanged") if counts[code]]
+    return context.redirect(_next(context, action, chosen, done, came_from), *(notices or [("unchanged", 0)]))
+
+
+def _next(context: Context, action: str, chosen: Selection, done: Done, came_from: ListRequest | None) -> str:
+    queue = context.queue
+    if isinstance(chosen, ByFilter) and done.after is not None:
+        fields = [("action", action), *fields_of_selection(chosen, **{"from": done.after}), *list_fields(came_from)]
+        return context.url("confirm", queue=queue, query=fields)
+    keys = chosen.keys if isinstance(chosen, ByKeys) and came_from is None else ()
+    if len(keys) == 1 and not (action == "purge" and done.changed):
+        return context.url("job", queue=queue, query={"key": keys[0]})
+    return back_url(context, chosen, came_from)
+
+
+async def _rescue(context: Context) -> Response:
+    """Rescue jobs whose lease has expired, as a Consumer of the queue would."""
+    queue = context.queue
+    context.require("requeue", queue)
+    with context.failures_audited("rescue", queue):
+        rescued = await context.database.write(admin.rescue, queue.model)
+    context.audit("rescue", queue, count=rescued)
+    # The page of a job has the button as well.
+    key = context.request.query_params.get("key")
+    back = context.url("queue", queue=queue) if key is None else context.url("job", queue=queue, query={"key": key})
+    return context.redirect(back, ("rescued", rescued))
+
+
+async def _pause(context: Context, action: str) -> Response:
+    queue = context.queue
+    context.require("pause", queue)
+    operation = admin.pause if action == "pause" else admin.resume
+    with context.failures_audited(action, queue):
+        await context.database.write(operation, queue.model)
+    context.audit(action, queue)
+    return context.redirect(context.url("queue", queue=queue), (f"{action}d", 1))
+
+
+_OF_SCHEDULES: dict[str, tuple[Any, str]] = {
+    "run": (admin.run_schedule, "schedule_run"),
+    "pause": (admin.pause_schedule, "schedule_paused"),
+    "resume": (admin.resume_schedule, "schedule_resumed"),
+}
+
+
+async def act_on_schedule(context: Context) -> Response:
+    """Run, pause or resume a schedule."""
+    action = context.request.path_params["action"]
+    if action not in _OF_SCHEDULES:
+        raise NotFound("There is no such action.", "Go back to the list of schedules.")
+    operation, notice = _OF_SCHEDULES[action]
+    form = await context.form()
+    # Not in the path: a name may contain a slash.
+    name = form.get("schedule")
+    queue = next((each for each in context.queues if each.name == form.get("queue")), None)
+    if queue is None:
+        raise NotFound("There is no such queue, or you have no access to it.", "Choose a schedule from the list.")
+    context.require("schedule", queue)
+    try:
+        with context.failures_audited(f"{action}_schedule", queue, schedule=name):
+            await context.database.write(_change_schedule, operation, queue, name)
+    except StatementError:
+        text = f"{queue.name} has no such schedule."
+        raise NotFound(text, "It may have been removed; look at the list again.") from None
+    context.audit(f"{action}_schedule", queue, schedule=name)
+    return context.redirect(context.url("schedules"), (notice, 1))
+
+
+def _change_schedule(session: Session, operation: Any, queue: Any, name: str) -> None:
+    # One table has the schedules of several queues, and the right is that for one queue.
+    if admin.schedule(session, queue.model, name).queue != queue.name:
+        session.rollback()
+        msg = f"the schedule {name!r} is of another queue"
+        raise StatementError(msg)
+    operation(session, queue.model, name)

@@ -1,0 +1,557 @@
+"""What has happened in a queue: finished and failed jobs, throughput and durations, at a bounded cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.admin.jobs import kind_of
+from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
+from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.types import period
+from sqlaqueue.web.data.reader import Fix, QueueReader, Unavailable, attempt_history_fix, finished_index_fix
+
+# -- finished jobs -----------------------------------------------------------------------------------------------------
+# The newest finished jobs of a queue, from whatever has them in the order of time.
+#
+# That is the attempt history, if the queue has one: it knows retries and run times, and its index begins with queue
+# and time. Otherwise it is an index of the live database that leads with ``finished_at``, or with ``status`` and then
+# ``finished_at``, as that of ``QueueConfig(retention=...)`` does; the plan of the statement tells whether there is
+# one. A small table is read whole. In any other case nothing is read: counting what has finished within an hour would
+# read all jobs that were ever kept.
+
+
+_MOMENT = sa.DateTime(timezone=True)
+_ANY_TIME = timedelta(hours=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedJobs:
+    """Where the finished jobs of a queue are read."""
+
+    spec: QueueSpec
+    source: Literal["attempts", "jobs"]
+    """The attempt history, or the rows of the jobs."""
+    states: Sequence[str]
+    """The states whose jobs it has."""
+    by_state: bool = False
+    """Whether the index begins with the state, so that each state is searched by itself."""
+    missing: Unavailable | None = None
+    """The states that it lacks; None if it has all."""
+
+    @property
+    def knows_starts(self) -> bool:
+        """Whether it knows when a run began."""
+        return self.source == "attempts" or self.spec.has("started_at")
+
+    def newest(self, span: timedelta, limit: int) -> AnySelect:
+        """Return the newest jobs that have finished within a span of time, at most ``limit`` of them.
+
+        Its columns are ``outcome``, ``started_at`` and ``ended_at``; ``error``; of the attempt history ``key`` and
+        ``attempt``; of jobs ``due_at``. Those that are not known are NULL.
+        """
+        if self.source == "attempts":
+            return self._attempts(span, limit)
+        if not self.by_state:
+            return self._jobs(span).limit(limit)
+        parts = [self._jobs(span, state).limit(limit).subquery() for state in self.states]
+        if len(parts) == 1:
+            return sa.select(*parts[0].c)
+        both = sa.union_all(*(sa.select(*part.c) for part in parts)).subquery("sqlaqueue_finished")
+        return sa.select(*both.c).order_by(both.c.ended_at.desc()).limit(limit)
+
+    def _attempts(self, span: timedelta, limit: int) -> AnySelect:
+        table = self.spec.side_tables[ATTEMPT]
+        names = ("outcome", "started_at", "ended_at", "error", "key", "attempt")
+        recent = sa.and_(table.c.queue == self.spec.name, table.c.ended_at >= clock() - span)
+        found = sa.select(*(table.c[name] for name in names)).where(recent)
+        return found.order_by(table.c.ended_at.desc()).limit(limit)
+
+    def _jobs(self, span: timedelta, state: str | None = None) -> AnySelect:
+        spec = self.spec
+        finished, status = spec.columns["finished_at"], spec.columns["status"]
+        outcome: sa.ColumnElement[Any] = sa.literal(state, sa.Text())
+        conditions = [finished >= clock() - span]
+        if state is None:
+            pairs = [(status == spec.literal(each), sa.literal(each, sa.Text())) for each in self.states]
+            outcome = sa.case(*pairs, else_=sa.null())
+        else:
+            # First, as the column comes first in the index.
+            conditions.insert(0, spec.in_state(state))
+        columns = [
+            outcome.label("outcome"),
+            _moment(spec, "started_at").label("started_at"),
+            sa.cast(finished, _MOMENT).label("ended_at"),
+            (spec.columns["last_error"] if spec.has("last_error") else sa.null()).label("error"),
+            due_at(spec).label("due_at"),
+        ]
+        return sa.select(*columns).where(*conditions).order_by(finished.desc())
+
+
+def find_finished_jobs(reader: QueueReader) -> FinishedJobs | Unavailable:
+    """Return where the finished jobs of a queue can be read at a bounded cost."""
+    spec = reader.spec
+    if ATTEMPT in spec.side_tables:
+        states = ("completed", "retried", "failed", "cancelled")
+        return FinishedJobs(spec=spec, source="attempts", states=states)
+    if not spec.has("status"):
+        reason = "The claims of this queue delete the rows of jobs, so nothing is left of those that have completed."
+        return Unavailable(reason=reason, fixes=(attempt_history_fix(spec),))
+    if not spec.has("finished_at"):
+        reason = f"{spec.model.__name__} leaves out the queue attribute 'finished_at'."
+        return Unavailable(reason=reason, fixes=(attempt_history_fix(spec),))
+    kept = [state for state in FINISHED if getattr(spec.config.states, state) is not None]
+    if spec.config.on_complete == "delete" and "completed" in kept:
+        kept.remove("completed")
+    together = FinishedJobs(spec=spec, source="jobs", states=kept, missing=_deleted(reader))
+    if reader.is_small or reader.is_bounded("finished", together.newest(_ANY_TIME, 1)):
+        return together
+    indexed = [
+        state
+        for state in kept
+        if reader.is_bounded(
+            state, FinishedJobs(spec=spec, source="jobs", states=[state], by_state=True).newest(_ANY_TIME, 1)
+        )
+    ]
+    if not indexed:
+        return Unavailable(
+            reason="No index has the finished jobs by time, so this would read the whole table.",
+            fixes=(attempt_history_fix(spec), finished_index_fix(reader)),
+        )
+    missing = [state for state in kept if state not in indexed]
+    lacking = together.missing
+    if missing:
+        reason = f"No index has the {' and '.join(missing)} jobs by time."
+        lacking = Unavailable(reason=reason, fixes=(attempt_history_fix(spec), finished_index_fix(reader)))
+    return FinishedJobs(spec=spec, source="jobs", states=indexed, by_state=True, missing=lacking)
+
+
+def due_at(spec: QueueSpec) -> sa.ColumnElement[Any]:
+    """Return when a job that has not been retried since could run first: when it was enqueued, or was due."""
+    moments = [_moment(spec, role) for role in ("created_at", "run_at") if spec.has(role)]
+    # GREATEST leaves NULL out: a job without run_at is due at once.
+    return sa.func.greatest(*moments) if moments else sa.cast(sa.null(), _MOMENT)
+
+
+def _moment(spec: QueueSpec, role: str) -> sa.ColumnElement[Any]:
+    return sa.cast(spec.columns[role] if spec.has(role) else sa.null(), _MOMENT)
+
+
+def _deleted(reader: QueueReader) -> Unavailable | None:
+    if reader.spec.config.on_complete != "delete":
+        return None
+    reason = 'Completed jobs are deleted (on_complete="delete"), so they are not counted.'
+    return Unavailable(reason=reason, fixes=(attempt_history_fix(reader.spec),))
+
+
+# -- durations ---------------------------------------------------------------------------------------------------------
+# For how long jobs waited, and for how long they ran: percentiles of the newest ones.
+
+
+SAMPLE = 2_000
+"""The number of runs from which percentiles are computed, the newest ones."""
+
+JOINED = 1_000
+"""The same where the row of each job has to be looked up."""
+
+SPAN = timedelta(days=1)
+"""How long ago a run may have ended."""
+
+_SLACK = timedelta(seconds=1)
+_SHARES = (0.5, 0.95, 0.99)
+_RUNS = ("completed", "retried", "failed", "cancelled")
+"""The outcomes whose end is that of the handler. A rescued attempt ends with its rescue."""
+_LAST_RUNS = ("completed", "failed", "cancelled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Percentiles:
+    """Durations in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    longest: float
+    number: int
+    """Of how many runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durations:
+    """The result of :func:`read_durations`; None for times of which there are none within a day."""
+
+    waits: Percentiles | Unavailable | None
+    """From when a job was due, or was enqueued if that was later, until its last run began."""
+    runs: Percentiles | Unavailable | None
+    """From when its handler was called until it returned or raised; of the rows of a queue with leases, from the
+    claim."""
+
+
+def read_durations(reader: QueueReader, source: FinishedJobs | Unavailable | None = None) -> Durations:
+    """Return the percentiles of wait and run times.
+
+    :param source: where finished jobs are read, if that is known already.
+    """
+    found = source or find_finished_jobs(reader)
+    if isinstance(found, Unavailable):
+        return Durations(waits=found, runs=found)
+    if not found.knows_starts:
+        lacking = _without_starts(reader.spec)
+        return Durations(waits=lacking, runs=lacking)
+    jobs = found.newest(SPAN, SAMPLE).subquery("sqlaqueue_newest")
+    ran = jobs.c.outcome.in_(_RUNS)
+    runs = _read(reader, sa.select((_seconds(jobs.c.ended_at - jobs.c.started_at)).label("seconds")).where(ran))
+    return Durations(waits=_waits(reader, found), runs=runs)
+
+
+def _waits(reader: QueueReader, found: FinishedJobs) -> Percentiles | Unavailable | None:
+    spec = reader.spec
+    if not (spec.has("run_at") or spec.has("created_at")):
+        reason = f"{spec.model.__name__} leaves out the queue attributes 'run_at' and 'created_at'."
+        return Unavailable(reason=reason, fixes=(_add_role(spec, "created_at"),))
+    if found.source == "jobs":
+        jobs = found.newest(SPAN, SAMPLE).subquery("sqlaqueue_newest")
+        return _read(reader, sa.select(_seconds(jobs.c.started_at - jobs.c.due_at).label("seconds")))
+    if not spec.strategy.keeps_rows or spec.config.on_complete == "delete":
+        reason = "The rows of completed jobs are deleted, and with them the time when they were enqueued."
+        return Unavailable(reason=reason)
+    if not spec.has("attempts"):
+        reason = f"{spec.model.__name__} leaves out the queue attribute 'attempts', which tells the last attempt."
+        return Unavailable(reason=reason, fixes=(_add_role(spec, "attempts"),))
+    return _read(reader, _waits_of_attempts(spec, found))
+
+
+def _waits_of_attempts(spec: QueueSpec, found: FinishedJobs) -> AnySelect:
+    """Return the wait of the last attempts of jobs, whose rows still say when they were due."""
+    newest = found.newest(SPAN, JOINED).subquery("sqlaqueue_newest")
+    key: Any = newest.c.key
+    same = [column == sa.cast(key[number].as_string(), column.type) for number, column in enumerate(spec.keys)]
+    is_last = sa.func.coalesce(spec.columns["attempts"], 1) == newest.c.attempt
+    # A LIMIT keeps the planner from a join that reads the whole table.
+    row = sa.select(due_at(spec).label("due_at")).where(*same, is_last).limit(1).lateral("sqlaqueue_job")
+    seconds = _seconds(newest.c.started_at - row.c.due_at).label("seconds")
+    # A job that was requeued has had attempts of the same numbers before, when it was due at other times.
+    is_of_this_time = newest.c.started_at >= row.c.due_at - _SLACK
+    return (
+        sa.select(seconds)
+        .select_from(newest.join(row, sa.true()))
+        .where(newest.c.outcome.in_(_LAST_RUNS), is_of_this_time)
+    )
+
+
+def _read(reader: QueueReader, durations: AnySelect) -> Percentiles | None:
+    seconds = durations.subquery("sqlaqueue_durations").c.seconds
+    # Two clocks, or two transactions, may differ by a moment.
+    positive = sa.func.greatest(seconds, 0)
+    shares = sa.literal(list(_SHARES), sa.ARRAY(sa.Float()))
+    percentiles = sa.func.percentile_cont(shares).within_group(positive)
+    query = sa.select(sa.func.count(seconds), sa.func.max(positive), sa.type_coerce(percentiles, sa.ARRAY(sa.Float())))
+    number, longest, values = reader.execute(query.where(seconds.is_not(None))).one()
+    if not number:
+        return None
+    p50, p95, p99 = values
+    return Percentiles(p50=p50, p95=p95, p99=p99, longest=longest, number=number)
+
+
+def _seconds(interval: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+    return sa.cast(sa.extract("epoch", interval), sa.Double())
+
+
+def _without_starts(spec: QueueSpec) -> Unavailable:
+    reason = f"{spec.model.__name__} does not store when a run began."
+    return Unavailable(reason=reason, fixes=(attempt_history_fix(spec), _add_role(spec, "started_at")))
+
+
+def _add_role(spec: QueueSpec, role: str) -> Fix:
+    # A sentence that ends with the option, such as "add it with QueueConfig(columns=...)".
+    code = spec.config.fix_for(role).partition(" with ")[2] or spec.config.fix_for(role)
+    return Fix(what=f"Store {role!r} in the rows of {spec.model.__name__}, and migrate the database.", code=code)
+
+
+# -- throughput --------------------------------------------------------------------------------------------------------
+# How many jobs have finished in each minute, or a shorter or longer period, by outcome.
+
+
+LIMIT = 20_000
+"""The number of entries that are read at most, which takes about ten milliseconds."""
+
+OUTCOMES = ("completed", "retried", "failed", "cancelled")
+"""The outcomes that are counted, in the order in which they are drawn."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_COUNTED_AS = {"rescued": "retried"}
+"""A rescued attempt is followed by another one, or by the failure of its job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """What a chart shows."""
+
+    name: str
+    length: timedelta
+    buckets: Sequence[timedelta]
+    """The periods by which it may be divided, each a multiple of the first one."""
+    bars: int
+    """How many of them there should be at most."""
+
+    def bucket_for(self, covered: timedelta) -> timedelta:
+        """Return the shortest period for a part of the span."""
+        return next((each for each in self.buckets if covered / each <= self.bars), self.buckets[-1])
+
+
+def _lengths(*numbers: int) -> tuple[timedelta, ...]:
+    return tuple(timedelta(seconds=number) for number in numbers)
+
+
+MINUTES = Span(name="minutes", length=timedelta(minutes=15), buckets=_lengths(5, 10, 15, 30), bars=30)
+HOUR = Span(name="hour", length=timedelta(hours=1), buckets=_lengths(5, 10, 15, 30, 60), bars=60)
+DAY = Span(name="day", length=timedelta(days=1), buckets=_lengths(300, 900), bars=96)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """What has finished within one period."""
+
+    begins: datetime
+    counts: Mapping[str, int]
+    """By outcome, without those that have none."""
+
+    @property
+    def total(self) -> int:
+        """The number of all of them."""
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """The result of :func:`read_throughput`."""
+
+    span: Span
+    counts_attempts: bool
+    """Whether attempts were counted, from the attempt history; otherwise jobs."""
+    begins: datetime
+    """From when on everything was counted."""
+    ends: datetime
+    limit: int
+    is_capped: bool
+    """Whether there were more than ``limit``, so that the beginning of the span is missing."""
+    bucket: timedelta
+    """The period of each bucket: shorter ones if only a part of the span was read."""
+    buckets: Sequence[Bucket]
+    """Without gaps, the oldest first. Of the first and the last one only a part may have been counted."""
+    outcomes: Sequence[str]
+    """Those that the source has."""
+    missing: Unavailable | None
+    """The outcomes that it lacks; None for none."""
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The number of each outcome."""
+        return {each: sum(bucket.counts.get(each, 0) for bucket in self.buckets) for each in self.outcomes}
+
+    @property
+    def total(self) -> int:
+        """The number of all of them."""
+        return sum(bucket.total for bucket in self.buckets)
+
+    @property
+    def per_minute(self) -> float:
+        """How many jobs have finished in a minute on average."""
+        minutes = (self.ends - self.begins).total_seconds() / 60
+        finished = self.total - self.totals.get("retried", 0)
+        return finished / minutes if minutes > 0 else 0.0
+
+
+def read_throughput(
+    reader: QueueReader, span: Span = HOUR, *, limit: int = LIMIT, source: FinishedJobs | Unavailable | None = None
+) -> Throughput | Unavailable:
+    """Return what has finished in a span of time up to now.
+
+    :param limit: the number of entries that are read at most, the newest first.
+    :param source: where they are read, if that is known already.
+    """
+    found = source or find_finished_jobs(reader)
+    if isinstance(found, Unavailable):
+        return found
+    jobs = found.newest(span.length, limit).subquery("sqlaqueue_newest")
+    # The shortest ones, from which longer ones are made once it is known which part of the span was read.
+    begins = period(span.buckets[0], jobs.c.ended_at).label("begins")
+    first = sa.func.min(jobs.c.ended_at)
+    counted = sa.select(begins, jobs.c.outcome, sa.func.count(), first).group_by(begins, jobs.c.outcome)
+    rows = reader.execute(counted).all()
+    is_capped = sum(row[2] for row in rows) >= limit
+    since = min(row[3] for row in rows).astimezone(UTC) if is_capped else reader.now - span.length
+    bucket = span.bucket_for(reader.now - since)
+    counts: dict[datetime, dict[str, int]] = {}
+    for moment, outcome, number, _ in rows:
+        name = _COUNTED_AS.get(outcome, outcome)
+        if name in OUTCOMES:
+            of_bucket = counts.setdefault(_begin(moment.astimezone(UTC), bucket), {})
+            of_bucket[name] = of_bucket.get(name, 0) + number
+    return Throughput(
+        span=span,
+        counts_attempts=found.source == "attempts",
+        begins=since,
+        ends=reader.now,
+        limit=limit,
+        is_capped=is_capped,
+        bucket=bucket,
+        buckets=[Bucket(begins=each, counts=counts.get(each, {})) for each in _moments(since, reader.now, bucket)],
+        outcomes=[each for each in OUTCOMES if each in found.states],
+        missing=found.missing,
+    )
+
+
+def _begin(moment: datetime, bucket: timedelta) -> datetime:
+    return _EPOCH + (moment - _EPOCH) // bucket * bucket
+
+
+def _moments(since: datetime, until: datetime, bucket: timedelta) -> list[datetime]:
+    first, last = _begin(since, bucket), _begin(until, bucket)
+    return [first + number * bucket for number in range((last - first) // bucket + 1)]
+
+
+# -- failed jobs -------------------------------------------------------------------------------------------------------
+# Failed jobs: how many there are, and their kinds of errors, at a bounded cost.
+
+
+COUNTED = 10_000
+"""The number up to which failed jobs are counted."""
+
+GROUPED = 2_000
+"""The number of failed jobs whose errors are grouped; the pattern of a kind is matched with each text."""
+
+_SHOWN = 300
+"""Characters of an error; a kind that is longer is not recognized."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CappedCount:
+    """A number that was counted up to a limit."""
+
+    number: int
+    is_capped: bool
+    """Whether there may be more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureKind:
+    """The failed jobs with one kind of error."""
+
+    kind: str
+    """As in :class:`~sqlaqueue.admin.FailureGroup`."""
+    number: int
+    newest: datetime | None
+    error: str
+    """The beginning of the text of the newest one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureKinds:
+    """The result of :func:`read_failure_kinds`."""
+
+    kinds: Sequence[FailureKind]
+    """The most frequent first."""
+    number: int
+    """How many failures were grouped."""
+    is_capped: bool
+    """Whether there are more, older ones."""
+    of_attempts: bool
+    """Whether these are attempts of the last day from the attempt history, whose jobs may have been requeued since."""
+
+
+def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
+    """Return the number of failed jobs, counted up to a limit."""
+    spec = reader.spec
+    if not spec.has("status"):
+        letters = _letters(spec, COUNTED + 1).subquery("sqlaqueue_letters")
+        failed = sa.func.count().filter(letters.c.state == "failed")
+        read, number = reader.execute(sa.select(sa.func.count(), failed).select_from(letters)).one()
+        return CappedCount(number=min(number, COUNTED), is_capped=read > COUNTED)
+    if spec.config.states.failed is None:
+        return CappedCount(number=0, is_capped=False)
+    first = sa.select(sa.literal(1)).select_from(spec.table).where(spec.in_state("failed")).limit(COUNTED + 1)
+    if not (reader.is_small or reader.is_bounded("count of failed", first)):
+        return _unindexed(reader)
+    number = reader.execute(sa.select(sa.func.count()).select_from(first.subquery("sqlaqueue_failed"))).scalar_one()
+    return CappedCount(number=min(number, COUNTED), is_capped=number > COUNTED)
+
+
+def read_failure_kinds(
+    reader: QueueReader, source: FinishedJobs | Unavailable | None = None
+) -> FailureKinds | Unavailable:
+    """Return the kinds of errors of the newest failed jobs.
+
+    :param source: where finished jobs are read, if that is known already.
+    """
+    spec = reader.spec
+    if not spec.has("status"):
+        return _grouped(reader, _failed_letters(spec))
+    if not spec.has("last_error"):
+        return Unavailable(reason=f"{spec.model.__name__} leaves out the queue attribute 'last_error'.")
+    if spec.config.states.failed is None:
+        return FailureKinds(kinds=(), number=0, is_capped=False, of_attempts=False)
+    newest = _failed_rows(spec)
+    if reader.is_small or (spec.has("finished_at") and reader.is_bounded("newest failed", newest)):
+        return _grouped(reader, newest)
+    found = source or find_finished_jobs(reader)
+    if isinstance(found, Unavailable):
+        return found
+    recent = found.newest(DAY.length, LIMIT).subquery("sqlaqueue_recent")
+    failed = sa.select(recent.c.error, recent.c.ended_at).where(recent.c.outcome == "failed").limit(GROUPED)
+    return _grouped(reader, failed, of_attempts=found.source == "attempts")
+
+
+def _failed_rows(spec: QueueSpec) -> AnySelect:
+    moment = spec.columns.get("finished_at")
+    ended = sa.null() if moment is None else sa.cast(moment, sa.DateTime(timezone=True))
+    failed = sa.select(spec.columns["last_error"].label("error"), ended.label("ended_at"))
+    order = [] if moment is None else [moment.desc()]
+    return failed.where(spec.in_state("failed")).order_by(*order).limit(GROUPED)
+
+
+def _letters(spec: QueueSpec, limit: int) -> AnySelect:
+    """Return dead letters of a queue, failed and cancelled ones: the index of their keys does not tell them apart."""
+    dead = spec.side_tables[DEAD_LETTER]
+    letters = sa.select(dead.c.state, dead.c.error, dead.c.created_at.label("ended_at"))
+    return letters.where(dead.c.queue == spec.name).limit(limit)
+
+
+def _failed_letters(spec: QueueSpec) -> AnySelect:
+    letters = _letters(spec, GROUPED).subquery("sqlaqueue_letters")
+    return sa.select(letters.c.error, letters.c.ended_at).where(letters.c.state == "failed")
+
+
+def _grouped(reader: QueueReader, failed: AnySelect, *, of_attempts: bool = False) -> FailureKinds:
+    rows = failed.subquery("sqlaqueue_failed")
+    text: Any = sa.func.left(rows.c.error, _SHOWN, type_=sa.Text())
+    kinds = sa.select(kind_of(text).label("kind"), text.label("error"), rows.c.ended_at).subquery("sqlaqueue_kinds")
+    newest_first = kinds.c.ended_at.desc().nulls_last()
+    ranked = sa.select(
+        *kinds.c,
+        sa.func.count().over(partition_by=kinds.c.kind).label("number"),
+        sa.func.row_number().over(partition_by=kinds.c.kind, order_by=newest_first).label("rank"),
+    ).subquery("sqlaqueue_ranked")
+    newest = sa.select(ranked).where(ranked.c.rank == 1).order_by(ranked.c.number.desc(), ranked.c.kind)
+    found = [
+        FailureKind(
+            kind=row.kind,
+            number=row.number,
+            newest=None if row.ended_at is None else row.ended_at.astimezone(UTC),
+            error=row.error or "",
+        )
+        for row in reader.execute(newest)
+    ]
+    number = sum(each.number for each in found)
+    return FailureKinds(kinds=found, number=number, is_capped=number >= GROUPED, of_attempts=of_attempts)
+
+
+def _unindexed(reader: QueueReader) -> Unavailable:
+    fixes = (attempt_history_fix(reader.spec),) if not reader.spec.has("finished_at") else (finished_index_fix(reader),)
+    return Unavailable(reason="No index has the failed jobs, so counting them would read the whole table.", fixes=fixes)

@@ -1,0 +1,376 @@
+"""What the pages of queues read: all queues at a glance, one queue, its claim, its server and its schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.admin.changes import consumers, paused
+from sqlaqueue.admin.doctor.doctor import COMPLETE, DEFAULTS, examine
+from sqlaqueue.admin.doctor.examination import Finding
+from sqlaqueue.admin.doctor.objects import check_indexes
+from sqlaqueue.admin.doctor.service import claim_of
+from sqlaqueue.admin.doctor.vacuum import describe_session
+from sqlaqueue.admin.jobs import bind_arguments
+from sqlaqueue.admin.schedules import ScheduleInfo
+from sqlaqueue.admin.schedules import schedules as read_all
+from sqlaqueue.admin.state import Depth, KeyAtLimit, depth, keys_at_limit
+from sqlaqueue.postgresql.facts import HorizonHolders, IndexSize, PlanNode, StatementPlan, TableStatistics
+from sqlaqueue.postgresql.faults import missing_tables
+from sqlaqueue.postgresql.plans import explain
+from sqlaqueue.postgresql.server import horizon_holders, index_sizes, table_statistics
+from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, DEAD_LETTER
+from sqlaqueue.queue.run import key_text
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.schedules.recurrence import ScheduleTables
+from sqlaqueue.web.data.past import (
+    MINUTES,
+    CappedCount,
+    Durations,
+    FailureKinds,
+    Span,
+    Throughput,
+    count_failed,
+    find_finished_jobs,
+    read_durations,
+    read_failure_kinds,
+    read_throughput,
+)
+from sqlaqueue.web.data.reader import Memory, Part, QueueReader, Unavailable
+
+# -- claim -------------------------------------------------------------------------------------------------------------
+# The plan of the claim that Consumers of a queue execute, and what a claim costs at this moment.
+
+
+_LOCK_TIMEOUT = "200ms"
+"""A claim passes over locked rows. What it may still wait for is a lock of the whole table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimPlan:
+    """The plan of a claim."""
+
+    plan: StatementPlan
+    is_measured: bool
+    """Whether the claim was executed, and rolled back."""
+    indexes: Sequence[str]
+    """The indexes that it reads."""
+    whole_tables: Sequence[str]
+    """The tables of the queue, small ones left out, that it reads from the beginning to the end."""
+
+    @property
+    def claimed(self) -> float | None:
+        """How many jobs it has claimed; None if it was not executed."""
+        return self.plan.root.rows
+
+
+def read_index_findings(session: Session, spec: QueueSpec) -> list[Finding]:
+    """Return what the doctor finds about the indexes of claims and leases, the worst first."""
+    names = {str(index.name) for index in spec.claim_indexes}
+    found = examine(session, [spec.model], (*COMPLETE, check_indexes))
+    return [each for each in found if each.code == "check_failed" or each.facts.get("index") in names]
+
+
+def plan_claim(session: Session, spec: QueueSpec) -> ClaimPlan | Unavailable:
+    """Return the plan of a claim, which is not executed."""
+    return _read(session, spec, execute=False)
+
+
+def measure_claim(session: Session, spec: QueueSpec) -> ClaimPlan | Unavailable:
+    """Execute a claim under EXPLAIN, and return its plan. The caller rolls back; the transaction is not read-only.
+
+    Workers that claim meanwhile pass over the jobs that it has locked, as over those of any other worker, and find them
+    again with their next poll.
+    """
+    connection = session.connection(bind_arguments=bind_arguments(spec.model))
+    connection.execute(sa.select(sa.func.set_config("lock_timeout", _LOCK_TIMEOUT, sa.true())))
+    # In a savepoint, so that nothing is left of it whatever the caller does.
+    with connection.begin_nested() as savepoint:
+        plan = _read(session, spec, execute=True)
+        savepoint.rollback()
+    return plan
+
+
+def _read(session: Session, spec: QueueSpec, *, execute: bool) -> ClaimPlan | Unavailable:
+    claim = claim_of(spec)
+    if claim is None:
+        return Unavailable(reason=f"No Consumer can be made for {spec.model.__name__} alone, so it has no claim.")
+    connection = session.connection(bind_arguments=bind_arguments(spec.model))
+    plan = explain(connection, claim, execute=execute)
+    nodes = [*plan.root.nodes()]
+    tables = {table.name for table in spec.strategy.locked_tables(spec)}
+    return ClaimPlan(
+        plan=plan,
+        is_measured=execute,
+        indexes=_distinct(node.index for node in nodes),
+        whole_tables=_distinct(node.relation for node in nodes if _reads_all(node) and node.relation in tables),
+    )
+
+
+def _reads_all(node: PlanNode) -> bool:
+    if node.kind != "Seq Scan":
+        return False
+    # For the few rows of a small table, the planner uses no index.
+    read = node.planned_rows if node.rows is None else node.rows + node.removed
+    return read > DEFAULTS.small_table
+
+
+def _distinct(names: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+# -- overview ----------------------------------------------------------------------------------------------------------
+# All queues at a glance: what waits, runs and fails, and who works on it.
+
+
+COUNT_LIMIT = 10_000
+"""The number up to which pending, due and running jobs are counted."""
+
+RECENT = 5_000
+"""The number of finished jobs that are read at most for the throughput of the last minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveConsumer:
+    """A Consumer whose heartbeat has not expired."""
+
+    name: str | None
+    host: str
+    pid: int
+    version: str
+    started_at: datetime
+    heartbeat_at: datetime
+    is_listening: bool
+    """Whether notifications wake it; otherwise it only polls."""
+    running: Sequence[str]
+    """The keys of the jobs that it ran at its last heartbeat, as texts."""
+    claimed: int
+    """The number of its other claimed jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueState:
+    """What a queue holds now, and who works on it."""
+
+    depth: Part[Depth]
+    failed: Part[CappedCount | Unavailable]
+    paused: Part[bool]
+    consumers: Part[Sequence[LiveConsumer]]
+    at_limit: Part[Sequence[KeyAtLimit]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueOverview:
+    """One queue in the list of all."""
+
+    queue: str
+    strategy: str
+    state: QueueState
+    throughput: Part[Throughput | Unavailable]
+
+
+def read_overview(session: Session, spec: QueueSpec, memory: Memory | None = None) -> QueueOverview:
+    """Return one queue for the list of all; each part that cannot be read has its problem instead."""
+    reader = QueueReader.begin(session, spec, memory)
+    return QueueOverview(
+        queue=spec.name,
+        strategy=spec.strategy.name,
+        state=read_state(reader),
+        throughput=reader.part(lambda: read_throughput(reader, MINUTES, limit=RECENT)),
+    )
+
+
+def read_state(reader: QueueReader) -> QueueState:
+    """Return what a queue holds now."""
+    session, spec = reader.session, reader.spec
+    return QueueState(
+        depth=reader.part(lambda: depth(session, spec.model, limit=COUNT_LIMIT)),
+        failed=reader.part(lambda: count_failed(reader)),
+        paused=reader.part(lambda: CONTROL in spec.side_tables and paused(session, spec.model)),
+        consumers=reader.part(lambda: read_consumers(reader)),
+        at_limit=reader.part(lambda: [*keys_at_limit(session, spec)]),
+    )
+
+
+def read_consumers(reader: QueueReader) -> list[LiveConsumer]:
+    """Return the live Consumers of a queue, the oldest first."""
+    if CONSUMERS not in reader.spec.side_tables:
+        return []
+    return [_consumer(row) for row in consumers(reader.session, reader.spec.model)]
+
+
+def _consumer(row: Any) -> LiveConsumer:
+    return LiveConsumer(
+        name=row.name,
+        host=row.host,
+        pid=row.pid,
+        version=row.version,
+        started_at=row.created_at,
+        heartbeat_at=row.heartbeat_at,
+        is_listening=row.listening,
+        running=[key_text(key) for key in row.running],
+        claimed=row.claimed,
+    )
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+# The schedules of the queues that a user sees.
+
+
+def read_schedules(session: Session, spec: QueueSpec, queues: Iterable[str]) -> list[ScheduleInfo]:
+    """Return the schedules of some queues, by name, from the tables that the queue of ``spec`` shares with others.
+
+    :param queues: the names of queues; schedules of others are left out.
+    """
+    tables = ScheduleTables.look_up(spec)
+    connection = session.connection(bind_arguments=bind_arguments(spec.model))
+    # A program without schedules need not have the tables.
+    if missing_tables(connection, [tables.schedules]):
+        return []
+    wanted = set(queues)
+    return [each for each in read_all(session, spec.model) if each.queue in wanted]
+
+
+def one_of_each_table(specs: Iterable[QueueSpec]) -> list[QueueSpec]:
+    """Return one queue for each table of schedules: those of one MetaData and schema share it."""
+    found: dict[tuple[int, str | None], QueueSpec] = {}
+    for spec in specs:
+        tables = ScheduleTables.look_up(spec)
+        found.setdefault((id(tables.metadata), tables.schema), spec)
+    return list(found.values())
+
+
+# -- queue page --------------------------------------------------------------------------------------------------------
+# Everything about one queue: its depth, who works on it and its schedules; what has finished, and how long it took.
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePresent:
+    """The result of :func:`read_present`."""
+
+    state: QueueState
+    schedules: Part[list[ScheduleInfo]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePast:
+    """The result of :func:`read_past`."""
+
+    throughput: Part[Throughput | Unavailable]
+    durations: Part[Durations]
+    failures: Part[FailureKinds | Unavailable]
+
+
+def read_present(session: Session, spec: QueueSpec, memory: Memory) -> QueuePresent:
+    """Return the present state of a queue; each part that cannot be read has its problem instead."""
+    reader = QueueReader.begin(session, spec, memory)
+    state = read_state(reader)
+    return QueuePresent(state=state, schedules=reader.part(lambda: read_schedules(session, spec, [spec.name])))
+
+
+def read_past(session: Session, spec: QueueSpec, span: Span, memory: Memory, *, shows_errors: bool = True) -> QueuePast:
+    """Return what is known about the finished jobs of a queue; each part that cannot be read has its problem instead.
+
+    :param shows_errors: whether the texts of errors may be read.
+    """
+    reader = QueueReader.begin(session, spec, memory)
+    found = reader.part(lambda: find_finished_jobs(reader))
+    source = found.value
+    if source is None:
+        problem = found.problem
+        return QueuePast(
+            throughput=Part(problem=problem), durations=Part(problem=problem), failures=Part(problem=problem)
+        )
+    hidden = Unavailable(reason="The texts of errors are redacted.")
+    failures: Part[FailureKinds | Unavailable]
+    throughput = reader.part(lambda: read_throughput(reader, span, source=source))
+    durations = reader.part(lambda: read_durations(reader, source))
+    failures = reader.part(lambda: read_failure_kinds(reader, source) if shows_errors else hidden)
+    return QueuePast(throughput=throughput, durations=durations, failures=failures)
+
+
+# -- server ------------------------------------------------------------------------------------------------------------
+# What VACUUM has to do with the tables of a queue, how large they are, and who keeps it from removing dead rows.
+
+
+_GROWING = (ATTEMPT, DEAD_LETTER)
+"""The side tables that grow with the number of jobs, beside those that a claim locks."""
+
+_MOST = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueTable:
+    """One table of a queue with the indexes that the models declare; of a partitioned one, each partition."""
+
+    statistics: TableStatistics
+    indexes: Sequence[IndexSize]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Something that keeps VACUUM from removing rows that have died since it began."""
+
+    what: str
+    """A session with its pid and role, a prepared transaction, a replication slot or a standby."""
+    doing: str
+    """Such as ``idle in transaction``; empty if that is not known."""
+    since: datetime | None
+    """None if that is not known."""
+    age: int
+    """How many transactions have begun since."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Horizon:
+    """What keeps dead rows of the database, the oldest first."""
+
+    holders: Sequence[Holder]
+    hidden: int
+    """How many sessions the role may not see into."""
+
+
+def read_tables(session: Session, spec: QueueSpec) -> list[QueueTable]:
+    """Return the tables of a queue."""
+    connection = session.connection(bind_arguments=bind_arguments(spec.model))
+    tables = [spec.table, *spec.strategy.locked_tables(spec)]
+    tables += [spec.side_tables[name] for name in _GROWING if name in spec.side_tables]
+    found = []
+    for table in dict.fromkeys(tables):
+        statistics = table_statistics(connection, table)
+        declared = [*table.indexes, *(index for index in spec.claim_indexes if index.table is table)]
+        indexes = index_sizes(connection, table, dict.fromkeys(declared))
+        # The indexes of a partitioned table are listed with its first partition.
+        found += [
+            QueueTable(statistics=each, indexes=indexes if number == 0 else ())
+            for number, each in enumerate(statistics)
+        ]
+    return found
+
+
+def read_horizon(session: Session, spec: QueueSpec) -> Horizon:
+    """Return what keeps dead rows of the queue's database, without the text of any statement."""
+    connection = session.connection(bind_arguments=bind_arguments(spec.model))
+    holders = horizon_holders(connection)
+    return Horizon(holders=sorted(_holders(holders), key=lambda each: -each.age)[:_MOST], hidden=holders.hidden)
+
+
+def _holders(holders: HorizonHolders) -> Iterator[Holder]:
+    for session in holders.sessions:
+        yield Holder(what=describe_session(session), doing=session.state or "", since=session.since, age=session.age)
+    for prepared in holders.prepared:
+        what = f"Prepared transaction {prepared.gid!r} of the role {prepared.owner}"
+        yield Holder(what=what, doing="prepared", since=prepared.since, age=prepared.age)
+    for slot in holders.slots:
+        if slot.age is not None:
+            doing = "not in use" if slot.active_pid is None else "in use"
+            what = f"Replication slot {slot.name}"
+            yield Holder(what=what, doing=doing, since=slot.inactive_since, age=slot.age)
+    for standby in holders.standbys:
+        what = f"Standby {standby.application!r} (process {standby.pid})"
+        yield Holder(what=what, doing="hot_standby_feedback", since=None, age=standby.age)

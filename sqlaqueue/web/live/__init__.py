@@ -1,1 +1,0 @@
-"""Live updates: which viewers are told that something has changed."""

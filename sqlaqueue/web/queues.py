@@ -1,0 +1,461 @@
+"""The pages of queues: all of them, one, its claim, its health, and all schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import anyio
+from markupsafe import Markup
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Session
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+
+from sqlaqueue.admin.doctor.doctor import doctor
+from sqlaqueue.admin.doctor.examination import SEVERITIES, Finding, target_of
+from sqlaqueue.admin.schedules import ScheduleInfo
+from sqlaqueue.admin.state import KeyAtLimit
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.web.charts import Bar, Range, bar_chart, range_chart, sparkline
+from sqlaqueue.web.context import (
+    Context,
+    SharedResult,
+    both,
+    needs_examination,
+    needs_schedules,
+    remember_findings,
+    remember_schedules,
+    shared_result,
+)
+from sqlaqueue.web.data.past import DAY, HOUR, MINUTES, Durations, Percentiles, Span, Throughput
+from sqlaqueue.web.data.queues import (
+    COUNT_LIMIT,
+    ClaimPlan,
+    Horizon,
+    QueueOverview,
+    QueuePast,
+    QueuePresent,
+    QueueTable,
+    measure_claim,
+    one_of_each_table,
+    plan_claim,
+    read_horizon,
+    read_index_findings,
+    read_overview,
+    read_past,
+    read_present,
+    read_schedules,
+    read_tables,
+)
+from sqlaqueue.web.data.reader import Memory, Part, Unavailable, attempt_part, problem_text
+from sqlaqueue.web.errors import BadRequest, PageError
+from sqlaqueue.web.links import listed_url
+from sqlaqueue.web.rendering import duration, plain, short
+from sqlaqueue.web.settings import Queue
+
+# -- claim -------------------------------------------------------------------------------------------------------------
+# What a claim of a queue costs, and what makes it cost more: its plan, dead rows, and who keeps them.
+
+
+CLAIM_SHARED_FOR = 5.0
+"""Seconds for which a measured claim is shown, so that many viewers do not claim many times."""
+
+_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """The plan of a claim; if it could not be executed, why, and its plan nevertheless."""
+
+    plan: Part[ClaimPlan | Unavailable]
+    findings: Part[Sequence[Finding]]
+    """What is wrong with the indexes of claims."""
+    problem: str = ""
+
+
+async def claim(context: Context) -> Response:
+    """Show the plan of a claim with its buffers, and the state of the tables that it reads."""
+    shown = context.queue
+
+    async def measure() -> _Measured:
+        return await _measure(context, shown)
+
+    measured = await shared_result(context.state, ("claim", shown.name), CLAIM_SHARED_FOR, measure)
+    tables, horizon = await context.database.read(_read_server, shown.spec)
+    return context.render(
+        "claim.html",
+        queue=shown,
+        measured=measured.value,
+        measured_at=measured.made_at,
+        tables=tables,
+        horizon=horizon,
+    )
+
+
+async def _measure(context: Context, shown: Queue) -> _Measured:
+    database = context.database
+    findings: Part[Sequence[Finding]] = await database.read(_read_findings, shown.spec)
+    try:
+        # It locks rows for a moment, which a read-only transaction may not do.
+        plan = await database.read(measure_claim, shown.spec, statement_timeout=_TIMEOUT, read_only=False)
+        return _Measured(plan=Part(plan), findings=findings)
+    except PageError:
+        raise
+    except DBAPIError as error:
+        problem = problem_text(error)
+    planned = await database.read(attempt_part, plan_claim, shown.spec)
+    return _Measured(plan=planned, findings=findings, problem=problem)
+
+
+def _read_findings(session: Session, spec: QueueSpec) -> Part[Sequence[Finding]]:
+    return attempt_part(session, read_index_findings, spec)
+
+
+def _read_server(session: Session, spec: QueueSpec) -> tuple[Part[Sequence[QueueTable]], Part[Horizon]]:
+    return attempt_part(session, read_tables, spec), attempt_part(session, read_horizon, spec)
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+# What the doctor finds.
+
+
+FINDINGS_SHARED_FOR = 10.0
+"""Seconds for which findings are shown, so that many viewers do not each send a hundred statements."""
+
+DEEP_SHARED_FOR = 60.0
+"""The same for an examination that has read all jobs."""
+
+_HIDDEN = "(hidden)"
+
+
+async def health(context: Context) -> Response:
+    """Show the findings about the queues that the user sees, and about their server."""
+    is_deep = _is_deep(context)
+    found = await examined(context, is_deep=is_deep)
+    findings = [_shown(context, finding) for finding in found.value]
+    return context.render(
+        "health.html",
+        groups=groups_of(findings),
+        counts={severity: sum(each.severity == severity for each in findings) for severity in SEVERITIES},
+        examined_at=found.made_at,
+        is_deep=is_deep,
+        url_of=lambda name: _url_of(context, name),
+    )
+
+
+def groups_of(findings: Sequence[Finding]) -> dict[str | None, list[Finding]]:
+    """Return findings by their queue, the worst first: those of the server, by None, and then the worst queue."""
+    groups: dict[str | None, list[Finding]] = {}
+    for finding in sorted(findings, key=lambda each: SEVERITIES.index(each.severity)):
+        groups.setdefault(finding.queue, []).append(finding)
+    return {queue: groups[queue] for queue in sorted(groups, key=lambda queue: queue is not None)}
+
+
+def _url_of(context: Context, name: str | None) -> str | None:
+    queue = next((queue for queue in context.queues if queue.name == name), None)
+    return None if queue is None else context.url("queue", queue=queue)
+
+
+async def examined(context: Context, *, is_deep: bool = False) -> SharedResult[Sequence[Finding]]:
+    """Return what the doctor finds in the queues that the user sees, or has found some seconds ago."""
+    names = tuple(queue.name for queue in context.queues)
+    models = [queue.model for queue in context.queues]
+
+    async def examine() -> Sequence[Finding]:
+        # Of these queues only: a finding may name jobs, keys and texts of its queue.
+        findings = await context.database.read(_run_doctor, models, is_deep) if models else []
+        remember_findings(context.state, context.queues, findings)
+        return findings
+
+    seconds = DEEP_SHARED_FOR if is_deep else FINDINGS_SHARED_FOR
+    return await shared_result(context.state, ("health", names, is_deep), seconds, examine)
+
+
+def _run_doctor(session: Any, models: Sequence[type[Any]], is_deep: bool) -> Sequence[Finding]:  # noqa: FBT001 - operations take positional arguments only
+    return doctor(session, *models, deep=is_deep)
+
+
+def _is_deep(context: Context) -> bool:
+    given = context.request.query_params.get("deep", "0")
+    if given not in {"0", "1"}:
+        raise BadRequest(f"deep={given[:100]}: this is neither 0 nor 1.", "Use deep=1 to read all jobs as well.")
+    return given == "1"
+
+
+def _shown(context: Context, finding: Finding) -> Finding:
+    """Return a finding without the error of a schedule, which may repeat a value, if errors are redacted."""
+    queue, error = context.settings.queues.get(finding.queue or ""), finding.facts.get("error")
+    if not error or queue is None or not context.settings.is_redacted(queue.spec, "last_error"):
+        return finding
+    return replace(finding, summary=finding.summary.replace(error, _HIDDEN), facts={})
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+# The schedules of all queues that the user sees.
+
+
+_NEXT_TICKS = 3
+
+
+async def schedules(context: Context) -> Response:
+    """Show when schedules tick, and which are late, paused or wrong."""
+    found, problems = await schedules_of(context)
+    return context.render(
+        "schedules.html",
+        schedules=sorted(found, key=lambda each: (each.name, each.queue)),
+        problems=list(dict.fromkeys(problems)),
+        queue_of=context.settings.queues,
+        next_ticks=lambda schedule: schedule.next_ticks(_NEXT_TICKS),
+        values_of=lambda schedule: _values(context, schedule),
+        error_of=lambda schedule: _error(context, schedule),
+    )
+
+
+async def schedules_of(context: Context) -> tuple[list[ScheduleInfo], list[str]]:
+    """Return the schedules of the queues that the user sees, and what cannot be read."""
+    found: list[ScheduleInfo] = []
+    problems: list[str] = []
+    names = [queue.name for queue in context.queues]
+    for spec in one_of_each_table([queue.spec for queue in context.queues]):
+        part = await context.database.read(attempt_part, read_schedules, spec, names)
+        found += part.value or ()
+        problems += [part.problem] if part.problem else []
+    wrong = sum(each.late is not None or each.last_error is not None for each in found)
+    remember_schedules(context.state, context.queues, wrong)
+    return found, problems
+
+
+def _values(context: Context, schedule: ScheduleInfo) -> Mapping[str, str]:
+    """Return the values that a schedule gives its jobs, without those of redacted columns."""
+    spec = context.settings.queues[schedule.queue].spec
+    texts: dict[str, str] = {}
+    for name, value in schedule.values.items():
+        is_redacted = context.settings.is_attribute_redacted(spec, name)
+        texts[name] = "redacted" if is_redacted else short(plain(value), 60)
+    return texts
+
+
+def _error(context: Context, schedule: ScheduleInfo) -> str:
+    """Return the error of a schedule, which may repeat a value of a column."""
+    if schedule.last_error is None:
+        return ""
+    is_redacted = context.settings.is_redacted(context.settings.queues[schedule.queue].spec, "last_error")
+    return "redacted" if is_redacted else short(schedule.last_error, 500)
+
+
+# -- overview ----------------------------------------------------------------------------------------------------------
+# The first page: all queues.
+
+
+_MEMORY = "queue_memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One queue of the list; without an overview if nothing of it can be read."""
+
+    queue: Queue
+    part: Part[QueueOverview]
+    running: int | None
+    """The number of running jobs; under a strategy that holds a transaction, those of the last heartbeats."""
+
+
+async def overview(context: Context) -> Response:
+    """Show all queues that the user sees."""
+    found: dict[str, Part[QueueOverview]] = {}
+    # Each in a session of its own: a queue that waits for a lock does not delay the others.
+    async with anyio.create_task_group() as group:
+        if needs_schedules(context.state, context.queues):
+            group.start_soon(_read_schedules, context)
+        for queue in context.queues:
+            group.start_soon(_read_one, context, queue, found)
+    rows = [
+        Row(queue=queue, part=found[queue.name], running=_running(found[queue.name].value)) for queue in context.queues
+    ]
+    response = context.render(
+        "overview.html",
+        rows=rows,
+        totals=_totals(rows),
+        count_limit=COUNT_LIMIT,
+        spark=_spark,
+        listed_url=lambda queue, listed: listed_url(context, queue, listed),
+        target_of=target_of,
+        minutes=round(MINUTES.length.total_seconds() / 60),
+    )
+    if context.queues and needs_examination(context.state, context.queues):
+        # After the page was sent: it takes longer than the page, which shows the last result.
+        response.background = BackgroundTask(_refresh_findings, context)
+    return response
+
+
+def memory_of(context: Context) -> Memory:
+    """Return what is remembered of the queues from one page to the next."""
+    memory: Memory = context.state.setdefault(_MEMORY, {})
+    return memory
+
+
+async def _read_schedules(context: Context) -> None:
+    # What cannot be read is said on the page of schedules.
+    with contextlib.suppress(PageError, SQLAlchemyError):
+        await schedules_of(context)
+
+
+async def _refresh_findings(context: Context) -> None:
+    # A server that stops cancels what runs after a response, and would log a traceback of that.
+    with contextlib.suppress(PageError, SQLAlchemyError, asyncio.CancelledError):
+        await examined(context)
+
+
+async def _read_one(context: Context, queue: Queue, found: dict[str, Part[QueueOverview]]) -> None:
+    try:
+        found[queue.name] = Part(await context.database.read(read_overview, queue.spec, memory_of(context)))
+    except PageError as error:
+        found[queue.name] = Part(problem=f"{error.text} {error.advice}".strip())
+    except SQLAlchemyError as error:
+        found[queue.name] = Part(problem=problem_text(error))
+
+
+def _spark(throughput: Throughput, name: str) -> object:
+    title = f"{name}: {throughput.total:,} finished within {round(MINUTES.length.total_seconds() / 60)} minutes"
+    return sparkline([bucket.total for bucket in throughput.buckets], title=title)
+
+
+def _running(overview: QueueOverview | None) -> int | None:
+    if overview is None:
+        return None
+    depth, consumers = overview.state.depth.value, overview.state.consumers.value
+    if depth is not None and depth.running is not None:
+        return depth.running
+    return None if depth is None or consumers is None else sum(len(each.running) for each in consumers)
+
+
+def _totals(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the sums over all queues that could be read; a plus means that there are more."""
+    states = [row.part.value.state for row in rows if row.part.value is not None]
+    depths = [state.depth.value for state in states if state.depth.value is not None]
+    finished = [row.part.value.throughput.value for row in rows if row.part.value is not None]
+    rates = [each.per_minute for each in finished if isinstance(each, Throughput)]
+    return {
+        "Due": _sum(depth.due for depth in depths),
+        "Pending": _sum(depth.pending for depth in depths),
+        "Processing": _sum(row.running or 0 for row in rows),
+        "Finished per minute": f"{sum(rates):,.0f}" if rates else "",
+        "Consumers": _sum(len(state.consumers.value or ()) for state in states),
+    }
+
+
+def _sum(numbers: Iterable[int]) -> str:
+    listed = [*numbers]
+    return f"{sum(listed):,}" + ("+" if any(each >= COUNT_LIMIT for each in listed) else "")
+
+
+# -- queue -------------------------------------------------------------------------------------------------------------
+# One queue.
+
+
+_SPANS = {"hour": HOUR, "day": DAY}
+_QUARTERS = 4
+
+
+async def queue(context: Context) -> Response:
+    """Show one queue."""
+    shown, span = context.queue, _span(context)
+    present, past = await _read_queue(context, shown, span)
+    consumers = present.state.consumers.value
+    return context.render(
+        "queue.html",
+        queue=shown,
+        schedules=present.schedules,
+        past=past,
+        state=present.state,
+        running=None if consumers is None else sum(len(each.running) for each in consumers),
+        span=span,
+        spans=_SPANS,
+        count_limit=COUNT_LIMIT,
+        target=target_of(shown.spec),
+        listed_url=lambda listed: listed_url(context, shown, listed),
+        key_at_limit=lambda key: _key_at_limit(context, shown, key),
+        throughput_chart=_throughput_chart,
+        durations_chart=_durations_chart,
+        percentile_rows=_percentile_rows,
+        error_text=lambda schedule: None if context.settings.is_redacted(shown.spec, "last_error") else schedule,
+    )
+
+
+async def _read_queue(context: Context, shown: Queue, span: Span) -> tuple[QueuePresent, QueuePast]:
+    """Read both at the same time: one has many short statements, the other a few long ones."""
+    database, spec, memory = context.database, shown.spec, memory_of(context)
+    shows_errors = not context.settings.is_redacted(spec, "last_error")
+    past = functools.partial(read_past, shows_errors=shows_errors)
+    return await both(database.read(read_present, spec, memory), database.read(past, spec, span, memory))
+
+
+def _span(context: Context) -> Span:
+    name = context.request.query_params.get("span", HOUR.name)
+    if name not in _SPANS:
+        raise BadRequest(f"span={name[:100]}: there is no such span.", f"Use one of {', '.join(_SPANS)}.")
+    return _SPANS[name]
+
+
+def _throughput_chart(throughput: Throughput) -> Markup:
+    what = "attempts" if throughput.counts_attempts else "jobs"
+    period = duration(throughput.bucket)
+    bars = [
+        Bar(
+            label=_clock(bucket.begins),
+            parts=bucket.counts,
+            is_partial=bucket is throughput.buckets[-1] and len(throughput.buckets) > 1,
+        )
+        for bucket in throughput.buckets
+    ]
+    totals = ", ".join(f"{number:,} {name}" for name, number in throughput.totals.items() if number)
+    covered = throughput.ends - throughput.begins
+    return bar_chart(
+        "throughput-chart",
+        bars,
+        throughput.outcomes,
+        title=f"Ended {what}, one bar for each {period}",
+        description=f"Within {duration(covered)}: {totals or 'none'}.",
+        ticks=_ticks(covered),
+    )
+
+
+def _ticks(covered: timedelta) -> Sequence[str]:
+    ago = [f"{duration(covered * (_QUARTERS - quarter) / _QUARTERS)} ago" for quarter in range(_QUARTERS)]
+    return [*ago, "now"]
+
+
+def _clock(moment: datetime) -> str:
+    return f"{moment:%H:%M} UTC" if moment.second == 0 else f"{moment:%H:%M:%S} UTC"
+
+
+def _percentile_rows(durations: Durations) -> list[tuple[str, Any]]:
+    """Return the rows of the table of durations, each with its percentiles, or why there are none."""
+    return [("Wait", durations.waits), ("Run", durations.runs)]
+
+
+def _durations_chart(durations: Durations) -> Markup | None:
+    rows = [
+        Range(label=label, p50=each.p50, p95=each.p95, p99=each.p99)
+        for label, each in _percentile_rows(durations)
+        if isinstance(each, Percentiles)
+    ]
+    if not rows:
+        return None
+    texts = [f"{row.label}: half within {duration(row.p50)}, 99 % within {duration(row.p99)}" for row in rows]
+    return range_chart("durations-chart", rows, title="Wait and run times", description=f"{'. '.join(texts)}.")
+
+
+def _key_at_limit(context: Context, shown: Queue, key: KeyAtLimit) -> str:
+    """Return the values of a key, without those of redacted columns."""
+    texts = []
+    for name, value in key.key.items():
+        is_redacted = context.settings.is_attribute_redacted(shown.spec, name)
+        texts.append(f"{name} {'redacted' if is_redacted else short(plain(value), 60)}")
+    return ", ".join(texts) or "The whole queue"

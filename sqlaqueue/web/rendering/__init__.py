@@ -1,1 +1,0 @@
-"""From values to HTML: the templates, their filters and the charts."""

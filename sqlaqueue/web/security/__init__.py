@@ -1,1 +1,0 @@
-"""What protects the dashboard: hosts, origins, response headers, forms and the audit."""

@@ -10,23 +10,35 @@ but the last have an async version.
 plug-in in :mod:`sqlaqueue.testing.pytest_plugin`, need pytest.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlaqueue.queue.retry_policies import Delay
+from sqlaqueue.schedules.schedule import Schedule
 from sqlaqueue.sql.engine import note_written_rows
-from sqlaqueue.testing.async_versions import async_crash, async_enqueued, async_fire_schedules, async_travel
-from sqlaqueue.testing.check_handlers import check_handlers
-from sqlaqueue.testing.crash import crash
-from sqlaqueue.testing.drain import async_drain, drain
-from sqlaqueue.testing.enqueued import enqueued
-from sqlaqueue.testing.fire_schedules import fire_schedules
-from sqlaqueue.testing.run_job import async_run_job, run_job
-from sqlaqueue.testing.run_result import RunResult
-from sqlaqueue.testing.travel import travel
-from sqlaqueue.testing.wait_until import async_wait_until, wait_until
+from sqlaqueue.testing.drain import (
+    RunResult,
+    async_drain,
+    async_run_job,
+    crash,
+    crash_in,
+    drain,
+    fire_in,
+    fire_schedules,
+    run_job,
+)
+from sqlaqueue.testing.enqueued import enqueued, travel
+from sqlaqueue.testing.in_transaction import Jobs, resolve_session
+from sqlaqueue.testing.wait_until import async_wait_until, check_handlers, wait_until
+from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
     from sqlaqueue.testing.conformance import Gate, QueueUnderTest, StrategyConformance
+    from sqlaqueue.testing.in_transaction import AnyAsyncSession
 
 __all__ = [
     "Gate",
@@ -62,3 +74,35 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("sqlaqueue.testing.conformance"), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)
+
+
+# -- async versions ----------------------------------------------------------------------------------------------------
+# The functions for an AsyncSession whose sync form is an operation on a Session.
+
+
+T = TypeVar("T")
+
+
+async def async_enqueued(session: AnyAsyncSession, model: Jobs[T], /, **columns: Any) -> list[T]:
+    """Do what :func:`enqueued` does."""
+    own = resolve_session(session, "async_enqueued", is_async=True)
+    jobs: list[T] = await own.run_sync(enqueued, model, **columns)
+    return jobs
+
+
+async def async_fire_schedules(session: AnyAsyncSession, schedules: Sequence[Schedule[Any] | type[Any]]) -> list[Any]:
+    """Do what :func:`fire_schedules` does."""
+    own = resolve_session(session, "async_fire_schedules", is_async=True)
+    jobs: list[Any] = await own.run_sync(fire_in, schedules, "async_fire_schedules")
+    return jobs
+
+
+async def async_travel(session: AnyAsyncSession, delta: Delay) -> None:
+    """Do what :func:`travel` does."""
+    await resolve_session(session, "async_travel", is_async=True).run_sync(travel, delta)
+
+
+async def async_crash(session: AnyAsyncSession, job: Any) -> None:
+    """Do what :func:`crash` does."""
+    own = resolve_session(session, "async_crash", is_async=True)
+    await own.run_sync(execute, partial(crash_in, is_async=True), (job, "async_crash"))

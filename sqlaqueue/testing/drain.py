@@ -2,29 +2,211 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.consumer.events import JobEvent
+from sqlaqueue.consumer.in_flight import runs_of
+from sqlaqueue.consumer.quarantine import JournalEntry, write_entry
+from sqlaqueue.exc import JobFailed, JobResult, NotClaimableError
 from sqlaqueue.flow_control.keys import KeyRate, flow_control
+from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.names import RATE
+from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.testing._types import AnySession, Handler, Jobs
-from sqlaqueue.testing.in_transaction.claimable import queue_is_paused
-from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
-from sqlaqueue.testing.in_transaction.worker import WorkerInTest
-from sqlaqueue.testing.run_result import result_of
-from sqlaqueue.testing.travel import LONGEST, travel
+from sqlaqueue.schedules.fire import fire
+from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, schedule_groups
+from sqlaqueue.schedules.store import declare
+from sqlaqueue.statements.claim import claim_statement, worker_name
+from sqlaqueue.statements.selection import select_jobs
+from sqlaqueue.testing.enqueued import LONGEST, travel
+from sqlaqueue.testing.in_transaction import (
+    AnySession,
+    Handler,
+    Jobs,
+    TransactionGuard,
+    WorkerInTest,
+    flushed_key,
+    joined_session,
+    not_claimable,
+    queue_is_paused,
+    read_settings,
+    remember_earlier_jobs,
+    rescue_expired,
+    resolve_session,
+    restore_settings,
+    show_changes,
+)
+from sqlaqueue.waiting.wait import read_state
 from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
-    from sqlaqueue.testing._types import AnyAsyncSession, AsyncHandler
+    from sqlaqueue.testing.in_transaction import AnyAsyncSession, AsyncHandler
+
+# -- crash -------------------------------------------------------------------------------------------------------------
+# Let a worker die while it runs a job: :func:`crash`.
+
+
+def crash(session: AnySession, job: Any) -> None:
+    """Leave a job in the state in which a dead worker leaves it.
+
+    The worker had claimed only this job, and died before its handler wrote anything.
+
+    Under a lease, the job stays claimed by the dead worker, and the lease has expired: the next worker rescues it. In
+    a held transaction, the claim is rolled back and the crash journal names the job: it runs alone the next time.
+    Either way the attempt counts, and :func:`run_job` or :func:`drain` shows what follows.
+
+    :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
+    :param job: an instance in this session.
+    :raises NotClaimableError: if no worker would claim the job now, such as one that is not due.
+    """
+    execute(resolve_session(session, "crash", is_async=False), crash_in, (job, "crash"))
+
+
+def crash_in(session: Session, job: Any, function: str, *, is_async: bool = False) -> None:
+    """Do so; for a ``session`` of async code the instances are read again at once."""
+    key, model = flushed_key(session, job, function), type(job)
+    spec = spec_of(model)
+    remember_earlier_jobs(session, spec, key)
+    settings = read_settings(session, spec)
+    try:
+        with TransactionGuard() as guard, joined_session(session, guard) as worker:
+            _crash(worker, spec, key, lambda: not_claimable(session, model, key, function))
+    finally:
+        restore_settings(session, spec, settings)
+        show_changes(session, is_async=is_async)
+
+
+def _crash(session: Session, spec: QueueSpec, key: Key, refusal: Callable[[], NotClaimableError]) -> None:
+    if spec.has("lease_expires_at"):
+        rescue_expired(session, spec)
+    one = select_jobs(sa.select(spec.model).where(spec.key_in(spec.keys, [key])), "crash")
+    claimed = session.execute(claim_statement(one, sa.literal(1))).scalars().all()
+    if not claimed:
+        raise refusal()
+    if spec.strategy.holds_transaction:
+        _leave_journal_entry(session, spec, claimed[0])
+    elif spec.has("lease_expires_at"):
+        _expire_lease(session, spec, key)
+    session.commit()
+
+
+def _leave_journal_entry(session: Session, spec: QueueSpec, job: Any) -> None:
+    (run,) = runs_of([job])
+    session.rollback()
+    entry = JournalEntry((key_text(run.key),), solely_responsible=True)
+    write_entry(session, spec, entry, worker_name())
+    if run.attempt + entry.deaths > run.max_attempts:
+        session.rollback()
+        msg = (
+            f"crash(): {spec.model.__name__} {key_text(run.key)} has no attempt left: a worker that claims it "
+            "settles it as failed, and calls no handler that could crash; run_job() shows that"
+        )
+        raise NotClaimableError(msg)
+
+
+def _expire_lease(session: Session, spec: QueueSpec, key: Key) -> None:
+    expired = clock() - sa.literal(timedelta(seconds=1), sa.Interval())
+    ended = (
+        sa.update(spec.table).where(spec.key_in(spec.keys, [key])).values({spec.columns["lease_expires_at"]: expired})
+    )
+    session.execute(ended, bind_arguments={"mapper": spec.mapper})
+
+
+# -- fire schedules ----------------------------------------------------------------------------------------------------
+# Fire schedules in a test's transaction: :func:`fire_schedules`.
+
+
+def fire_schedules(session: AnySession, schedules: Sequence[Schedule[Any] | type[Any]]) -> list[Any]:
+    """Do once what a process with these schedules does: store them if they are new, and fire what is due.
+
+    A schedule is created by the first call, so its first tick comes later; :func:`travel` lets time pass.
+
+    :param session: the test's session. Its pending changes are flushed first.
+    :param schedules: Schedules, or queue classes for those that are in the database.
+    :return: the jobs, in the order of their ticks.
+    """
+    return fire_in(resolve_session(session, "fire_schedules", is_async=False), schedules, "fire_schedules")
+
+
+def fire_in(session: Session, schedules: Sequence[Any], function: str) -> list[Any]:
+    """Do so; ``function`` is named in errors."""
+    session.flush()
+    jobs: list[tuple[Any, type[Any], Any]] = []
+    for group in schedule_groups(schedules, f"{function}()"):
+        with TransactionGuard() as guard, joined_session(session, guard) as own:
+            jobs += execute(own, _fire, (group,))
+    return [session.get(model, key, populate_existing=True) for _, model, key in sorted(jobs, key=lambda job: job[0])]
+
+
+def _fire(session: Session, group: ScheduleGroup) -> list[tuple[Any, type[Any], Any]]:
+    """Fire what is due; return the tick, the class and the key of each job."""
+    declare(session, group)
+    found: list[tuple[Any, type[Any], Any]] = []
+    while True:
+        firing = fire(session, group)
+        for _, error in firing.failed:
+            raise error
+        found += [(each.tick, type(each.job), each.key) for each in firing.fired if each.key is not None]
+        if not firing.more:
+            return found
+
+
+# -- run result --------------------------------------------------------------------------------------------------------
+# What one run made of a job: :class:`RunResult`.
+
 
 T = TypeVar("T")
+Outcome = Literal["completed", "retried", "failed", "cancelled", "released", "lease_lost"]
+
+
+@dataclass(frozen=True)
+class RunResult(JobResult[T]):
+    """What one run made of a job, as returned by :func:`~sqlaqueue.testing.drain`.
+
+    ``state`` and ``error`` are what the database says now; ``job`` is the instance of the test's session, or None if
+    its row is gone.
+    """
+
+    outcome: Outcome = "completed"
+    """How the run ended, by the name of the Consumer's event: ``retried`` is a failed attempt with another one to
+    follow, ``released`` a snooze."""
+    delay: float | None = None
+    """Seconds until the job is due again; None if its due time is unchanged, or it is finished."""
+    exception: BaseException | None = None
+    """The exception of the handler, with its traceback, also Retry or Snooze; :class:`~sqlaqueue.exc.WorkerDied` if no
+    attempt was left after a crash; else None."""
+
+    name: str = ""
+    """The class and the key of the job."""
+
+    def raise_unless_completed(self) -> None:
+        """Raise :class:`~sqlaqueue.exc.JobFailed`, caused by the handler's exception, if the job is not completed."""
+        if self.outcome != "completed":
+            why = self.error if self.exception is None else repr(self.exception)
+            msg = f"{self.name}: the run ended as {self.outcome}, and the job is {self.state}: {why}"
+            raise JobFailed(msg, self) from self.exception
+
+
+def result_of(session: Session, spec: QueueSpec, model: type[T], event: JobEvent) -> RunResult[T]:
+    """Return the result of the run that an event reports, with the present state of its job."""
+    state, error, _ = read_state(session, spec, event.key)
+    return RunResult(
+        cast("Any", state),
+        session.get(model, event.key),
+        error,
+        cast("Outcome", event.name),
+        event.delay,
+        event.error,
+        f"{model.__name__} {key_text(event.key)}",
+    )
+
 
 MOST_RUNS = 1000
 """More runs than most tests have jobs."""
@@ -155,3 +337,74 @@ def _delays(session: Session, spec: QueueSpec, wait: AnySelect) -> Iterator[time
     delay: timedelta | None = session.execute(wait, bind_arguments={"mapper": spec.mapper}).scalar_one()
     if delay is not None:
         yield delay
+
+
+# -- run job -----------------------------------------------------------------------------------------------------------
+# Run one job in a test's transaction: :func:`run_job`.
+
+
+def run_job(session: AnySession, job: T, handler: Handler[T], *, check: bool = False) -> RunResult[T]:
+    """Claim a job, run its handler and settle the run, all in the transaction of ``session``.
+
+    What a worker does is done by the same code: the claim with its statement, the savepoint, the outcome, the count of
+    attempts, the delay of the retry policy, the fence, and the undoing of a failed handler's writes. The handler has a
+    session of its own, of the same class and in the same transaction; under a lease it may commit.
+
+    :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
+    :param job: an instance in this session.
+    :param handler: as a :class:`~sqlaqueue.Consumer` takes it, a dict of handlers by class, or a Consumer: then its
+        select, retry policy, timeout, ``batch`` and event listeners are used.
+    :param check: raise :class:`~sqlaqueue.exc.JobFailed`, caused by the handler's exception, unless the job is
+        completed.
+    :raises NotClaimableError: if no worker would claim the job now, such as one that is not due.
+    """
+    own = resolve_session(session, "run_job", is_async=False)
+    run: _OneRun = execute(own, _begin_one_run, (job, handler, "run_job"))
+    run.worker.run(own, run.worker.run_one)
+    result: RunResult[T] = execute(own, run.end)
+    if check:
+        result.raise_unless_completed()
+    return result
+
+
+async def async_run_job(
+    session: AnyAsyncSession, job: T, handler: AsyncHandler[T] | Handler[T], *, check: bool = False
+) -> RunResult[T]:
+    """Do what :func:`run_job` does, with a coroutine function as the handler, or an AsyncConsumer.
+
+    A function or a Consumer works as well; it gets a ``Session``.
+    """
+    own = resolve_session(session, "async_run_job", is_async=True)
+    run: _OneRun = await own.run_sync(execute, _begin_one_run, (job, handler, "async_run_job"))
+    await run.worker.run_async(own, run.worker.run_one)
+    result: RunResult[T] = await own.run_sync(execute, run.end)
+    if check:
+        result.raise_unless_completed()
+    return result
+
+
+@dataclass(eq=False)
+class _OneRun:
+    function: str
+    model: type[Any]
+    key: Key
+    worker: WorkerInTest
+
+    def end(self, session: Session) -> RunResult[Any]:
+        self.worker.end(session)
+        ended = [event for event in self.worker.events if event.key == self.key and event.name != "claimed"]
+        if not ended or ended[-1].name == "rescued":
+            raise not_claimable(session, self.model, self.key, self.function)
+        return result_of(session, self.worker.spec, self.model, ended[-1])
+
+
+def _begin_one_run(session: Session, job: Any, handler: Any, function: str) -> _OneRun:
+    key, model = flushed_key(session, job, function), type(job)
+    spec = spec_of(model)
+
+    def only_this(select: AnySelect) -> AnySelect:
+        return select.where(spec.key_in(spec.keys, [key]))
+
+    worker = WorkerInTest(function, spec.model, handler, narrow=only_this)
+    worker.begin(session, key, is_async=function.startswith("async_"))
+    return _OneRun(function, model, key, worker)

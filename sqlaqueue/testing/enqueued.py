@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, IntegrityError, UnboundExecutionError
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state
 
-from sqlaqueue.exc import StatementError
+from sqlaqueue.exc import ConfigurationError, StatementError
+from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
+from sqlaqueue.postgresql.checks_of import checks_of_error
+from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE, SCHEDULE, TICK
+from sqlaqueue.queue.retry_policies import Delay, seconds
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.statements.selection import JobSelection, select_jobs
-from sqlaqueue.testing._types import AnySession, Jobs
-from sqlaqueue.testing.in_transaction.earlier_jobs import enqueued_keys
-from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
+from sqlaqueue.testing.in_transaction import (
+    AnySession,
+    Jobs,
+    enqueued_keys,
+    refresh_or_detach,
+    remember_earlier_jobs,
+    resolve_session,
+)
 from sqlaqueue.write_routing import execute
 
 T = TypeVar("T")
@@ -73,3 +87,134 @@ def _jobs(session: Session, selection: JobSelection) -> list[Any]:
     # Rows may have been changed by statements that the session's instances do not show.
     fresh = jobs.options(*selection.options).execution_options(populate_existing=True)
     return list(session.scalars(fresh).unique()) if keys else []
+
+
+# -- travel ------------------------------------------------------------------------------------------------------------
+# Let time pass for the queues of a test's transaction: :func:`travel`.
+
+
+_TIMES = ("run_at", "created_at", "started_at", "finished_at", "lease_expires_at")
+"""The roles whose columns are moved."""
+
+LONGEST = timedelta(days=36525)
+"""The longest time of one call. ``drain(scheduled=True)`` treats jobs that are due later as never due."""
+
+_FAR = timedelta(days=365 * 1000)
+
+_SIDE_TABLES = (ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE)
+
+
+def travel(session: AnySession, delta: Delay) -> None:
+    """Let ``delta`` pass for all queues: every stored time of theirs becomes that much earlier.
+
+    No clock is replaced, so the statements under test are those of production. Moved are the times that sqlaqueue
+    keeps: due times, leases, when jobs were created, began and ended, and the ticks of schedules;
+    columns of your own are not. The ticks of a cron expression keep their time of day if ``delta`` is of whole days.
+
+    :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
+    :param delta: seconds or a timedelta.
+    :raises ConfigurationError: if ``delta`` is negative, as time cannot go back, or more than a hundred years.
+    """
+    own = resolve_session(session, "travel", is_async=False)
+    moved = timedelta(seconds=seconds(delta, "travel(delta)"))
+    if moved > LONGEST:
+        msg = f"travel({delta!r}): travel() moves at most a hundred years at a time"
+        raise ConfigurationError(msg)
+    execute(own, _move, (moved,))
+
+
+def _move(session: Session, delta: timedelta) -> None:
+    session.flush()
+    moved: set[tuple[Any, ...]] = set()
+    for spec, table, columns in _tables(session):
+        # Two classes may be mapped to one table, whose times pass once.
+        names = [(table.schema, table.name, column.name) for column in columns]
+        left = [column for column, name in zip(columns, names, strict=True) if name not in moved]
+        if left and _move_table(session, spec, table, left, delta):
+            moved.update(names)
+    for instance in list(session.identity_map.values()):
+        spec_of_instance = queue_spec(type(instance))
+        if spec_of_instance is not None:
+            names_of_times = {spec_of_instance.attributes[role] for role in _TIMES if spec_of_instance.has(role)}
+            loaded = names_of_times & instance_state(instance).dict.keys()
+            if loaded:
+                refresh_or_detach(session, instance, loaded)
+
+
+def _move_table(
+    session: Session, spec: QueueSpec, table: sa.Table, columns: Sequence[sa.Column[Any]], delta: timedelta
+) -> bool:
+    """Make all times of a table earlier; return False if it lacks a column, and so is another class's."""
+    try:
+        with session.begin_nested():
+            if table is spec.table:
+                remember_earlier_jobs(session, spec)
+            _shift(session, spec, table, columns, delta)
+    except IntegrityError:
+        # A unique constraint that contains a time may be violated while some rows are moved and others are not.
+        # Moved out of the range of all others first, no two rows can meet.
+        _shift(session, spec, table, columns, delta + _FAR)
+        _shift(session, spec, table, columns, -_FAR)
+    except DBAPIError as error:
+        if checks_of_error(error).undefined_object_advice(error, spec) is None:
+            raise
+        return False
+    return True
+
+
+def _shift(
+    session: Session, spec: QueueSpec, table: sa.Table, columns: Sequence[sa.Column[Any]], delta: timedelta
+) -> None:
+    # Without days, which are 23 or 25 hours long where the session's time zone changes its clocks.
+    microseconds = delta // timedelta(microseconds=1)
+    interval: Any = sa.cast(sa.literal(f"{microseconds} microseconds", sa.Text()), sa.Interval())
+    if engine_of(session.get_bind(spec.mapper).dialect) is not None:
+        interval = sa.literal(delta, sa.Interval())
+    values: dict[Any, Any] = {
+        column: sa.type_coerce(column, sa.DateTime(timezone=True)) - interval for column in columns
+    }
+    filled = sa.or_(*(column.is_not(None) for column in columns))
+    session.execute(sa.update(table).where(filled).values(values), bind_arguments={"mapper": spec.mapper})
+
+
+def _tables(session: Session) -> Iterator[tuple[QueueSpec, sa.Table, list[sa.Column[Any]]]]:
+    """Return the tables with times of all queues that this database has."""
+    for spec in _queues():
+        try:
+            connection = session.connection(bind_arguments={"mapper": spec.mapper})
+        except UnboundExecutionError:
+            continue  # its session has no engine for this class
+        if not _exists(connection, spec.table):
+            continue
+        yield spec, spec.table, [spec.columns[role] for role in _TIMES if spec.has(role)]
+        for name, table in spec.side_tables.items():
+            if name in _SIDE_TABLES:
+                yield spec, table, _times_of(table)
+        schema = f"{spec.table.schema}." if spec.table.schema else ""
+        for name in (SCHEDULE, TICK):
+            shared = spec.table.metadata.tables.get(f"{schema}{name}")
+            if shared is not None:
+                yield spec, shared, _times_of(shared)
+
+
+def _queues() -> list[QueueSpec]:
+    """Return the queues of all classes that are mapped in this process."""
+    found: dict[QueueSpec, None] = {}
+    classes: list[type[Any]] = [QueueMixin]
+    while classes:
+        cls = classes.pop()
+        classes += cls.__subclasses__()
+        spec = queue_spec(cls)
+        if spec is not None:
+            found[spec] = None
+    return list(found)
+
+
+def _exists(connection: sa.Connection, table: sa.Table) -> bool:
+    # A class may be mapped whose table is elsewhere, such as in another test's database.
+    schemas = connection.get_execution_options().get("schema_translate_map") or {}
+    return sa.inspect(connection).has_table(table.name, schemas.get(table.schema, table.schema))
+
+
+def _times_of(table: sa.Table) -> list[sa.Column[Any]]:
+    return [column for column in table.c if isinstance(column.type, sa.DateTime)]

@@ -1,1 +1,0 @@
-"""The tests of the conformance suite, one class for each topic."""

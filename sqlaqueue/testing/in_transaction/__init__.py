@@ -1,1 +1,0 @@
-"""How the functions for tests work in the transaction of a test's session."""

@@ -105,11 +105,11 @@ class RunningExecutor(Protocol):
     cancelled: set[Key]
     interrupt: Callable[[], object]
 
-    def record_pace(self, now: float) -> None: ...  # noqa: D102 - documented in Executor
-    def waiting_groups(self) -> list[CallGroup]: ...  # noqa: D102 - as above
-    def remove(self, groups: Sequence[CallGroup]) -> None: ...  # noqa: D102 - as above
-    def take_waiting(self) -> list[CallGroup]: ...  # noqa: D102 - as above
-    def waiting_taken(self) -> None: ...  # noqa: D102 - as above
+    def record_pace(self, now: float) -> None: ...
+    def waiting_groups(self) -> list[CallGroup]: ...
+    def remove(self, groups: Sequence[CallGroup]) -> None: ...
+    def take_waiting(self) -> list[CallGroup]: ...
+    def waiting_taken(self) -> None: ...
 
 
 class InFlight:

@@ -334,7 +334,7 @@ class TranslatingCompiler(_Compiler):
             return str(self.process(inner, **options))
         return self.epoch(self.process(inner, **options))
 
-    def visit_statement_timestamp_func(self, _: Any, **options: Any) -> str:  # noqa: D102 - the class says it
+    def visit_statement_timestamp_func(self, _: Any, **options: Any) -> str:
         return self.now(**options)
 
     visit_clock_timestamp_func = visit_statement_timestamp_func
@@ -344,7 +344,7 @@ class TranslatingCompiler(_Compiler):
         translates = self.translates or (self.statement is not None and uses_zones(self.statement))
         return self.now(**options) if translates else self._as_before(function, **options)
 
-    def visit_to_timestamp_func(self, function: Any, **options: Any) -> str:  # noqa: D102 - as above
+    def visit_to_timestamp_func(self, function: Any, **options: Any) -> str:
         return self.moved("'1970-01-01 00:00:00.000000'", self._arguments(function, **options)[0])
 
     def visit_set_config_func(self, function: Any, **options: Any) -> str:
@@ -370,7 +370,7 @@ class TranslatingCompiler(_Compiler):
         """Render false: no replica is known to be one."""
         return "0"
 
-    def visit_jsonb_build_array_func(self, function: Any, **options: Any) -> str:  # noqa: D102 - as above
+    def visit_jsonb_build_array_func(self, function: Any, **options: Any) -> str:
         return f"json_array({', '.join(self._arguments(function, **options))})"
 
     def _as_before(self, function: Any, **options: Any) -> str:

@@ -102,13 +102,13 @@ class Span(sa.types.UserDefinedType[timedelta]):
 
     cache_ok = True
 
-    def get_col_spec(self, **_: Any) -> str:  # noqa: D102 - the base class says it
+    def get_col_spec(self, **_: Any) -> str:
         return "DOUBLE"
 
-    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
         return lambda value: value.total_seconds() if isinstance(value, timedelta) else value
 
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
         interval: Any = sa.Interval().dialect_impl(dialect)
         read = interval.result_processor(dialect, coltype)
 
@@ -133,10 +133,10 @@ class Array(sa.types.UserDefinedType[Sequence[Any]]):
         if isinstance(self.element, type):
             self.element = self.element()
 
-    def get_col_spec(self, **_: Any) -> str:  # noqa: D102 - as above
+    def get_col_spec(self, **_: Any) -> str:
         return "JSON"
 
-    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
         write = self.element.dialect_impl(dialect).bind_processor(dialect)
 
         def process(value: Any) -> Any:
@@ -146,7 +146,7 @@ class Array(sa.types.UserDefinedType[Sequence[Any]]):
 
         return process
 
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
         read = self.element.dialect_impl(dialect).result_processor(dialect, coltype)
 
         def process(value: Any) -> Any:

@@ -358,7 +358,7 @@ class Moment(mysql.DATETIME):
         super().__init__(fsp=fsp)
         self.timezone = timezone
 
-    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - the base class says it
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
         def process(value: Any) -> Any:
             if not isinstance(value, datetime):
                 return value
@@ -367,11 +367,11 @@ class Moment(mysql.DATETIME):
 
         return process
 
-    def literal_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
+    def literal_processor(self, dialect: sa.Dialect) -> Any:
         process = self.bind_processor(dialect)
         return lambda value: f"'{process(value)}'"
 
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
         zone = UTC if self.timezone else None
 
         def process(value: Any) -> Any:

@@ -180,7 +180,7 @@ class Moment(sqlite.DATETIME):
     def _has_format(self) -> bool:
         return self._storage_format != sqlite.DATETIME._storage_format or self._reg is not None  # noqa: SLF001 - not public
 
-    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - the base class says it
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
         if self._has_format:
             return super().bind_processor(dialect)
 
@@ -191,11 +191,11 @@ class Moment(sqlite.DATETIME):
 
         return process
 
-    def literal_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
+    def literal_processor(self, dialect: sa.Dialect) -> Any:
         process: Any = self.bind_processor(dialect)
         return lambda value: f"'{process(value)}'"
 
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
         if self._has_format:
             return super().result_processor(dialect, coltype)
 

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from sqlaqueue import exc
 from sqlaqueue._version import __version__
-from sqlaqueue.consumer.consumer import Consumer
-from sqlaqueue.consumer.events import JobEvent, PollEvent
-from sqlaqueue.copy.copy_in import copy_in
 from sqlaqueue.exc import (
     Cancel,
     Fail,
@@ -31,7 +28,6 @@ from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.options import Distribution, Fair, Limit, Order, Rate, States, Unique
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
-from sqlaqueue.scheduler import Scheduler
 from sqlaqueue.schedules.schedule import Schedule, Tick, tick_of
 from sqlaqueue.statements.claim import claim
 from sqlaqueue.statements.verbs import (
@@ -51,15 +47,18 @@ from sqlaqueue.statements.verbs import (
     retry,
 )
 from sqlaqueue.unique.enqueue import Enqueued, enqueue
-from sqlaqueue.waiting.wait import wait
 from sqlaqueue.write_routing import is_write
 
 if TYPE_CHECKING:
     from sqlaqueue.async_scheduler import AsyncScheduler
     from sqlaqueue.consumer.async_consumer import AsyncConsumer
-    from sqlaqueue.copy.copy_in import async_copy_in
+    from sqlaqueue.consumer.consumer import Consumer
+    from sqlaqueue.consumer.events import JobEvent, PollEvent
+    from sqlaqueue.copy.copy_in import async_copy_in, copy_in
+    from sqlaqueue.scheduler import Scheduler
     from sqlaqueue.unique.enqueue import async_enqueue
     from sqlaqueue.waiting.async_wait import async_wait
+    from sqlaqueue.waiting.wait import wait
 
 __all__ = [
     "AsyncConsumer",
@@ -124,6 +123,15 @@ __all__ = [
 ]
 
 
+# Loaded when first used: a program that only enqueues does not need the Consumer, which is half of the package.
+_LAZY = {
+    "Consumer": "sqlaqueue.consumer.consumer",
+    "JobEvent": "sqlaqueue.consumer.events",
+    "PollEvent": "sqlaqueue.consumer.events",
+    "Scheduler": "sqlaqueue.scheduler",
+    "copy_in": "sqlaqueue.copy.copy_in",
+    "wait": "sqlaqueue.waiting.wait",
+}
 # SQLAlchemy's asyncio extension needs greenlet; sync code must be able to import this package without it.
 _ASYNC = {
     "AsyncConsumer": "sqlaqueue.consumer.async_consumer",
@@ -144,10 +152,16 @@ if find_spec("greenlet") is None:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ASYNC:
-        if find_spec("greenlet") is None:
-            msg = f"sqlaqueue.{name} needs greenlet, as all async sessions do: pip install 'sqlaqueue[async]'"
-            raise ImportError(msg, name="greenlet")
-        return getattr(import_module(_ASYNC[name]), name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    if name in _ASYNC and find_spec("greenlet") is None:
+        msg = f"sqlaqueue.{name} needs greenlet, as all async sessions do: pip install 'sqlaqueue[async]'"
+        raise ImportError(msg, name="greenlet")
+    module = _LAZY.get(name) or _ASYNC.get(name)
+    if module is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    found = globals()[name] = getattr(import_module(module), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,7 +31,7 @@ import enum
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_BYTES = 7_000
 """The length up to which payloads with a list of jobs are made; PostgreSQL takes fewer than 8,000 bytes."""
@@ -54,54 +54,39 @@ class Signal(enum.StrEnum):
     CANCEL_REQUESTED = "cancel_requested"
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """Jobs became pending."""
-
+class Pending(NamedTuple):
     id: str
-    count: int
+    number: int
     due: float = 0
     more: bool = False
 
     def __str__(self) -> str:
-        return f"{PENDING} {self.id} {self.count} {self.due}{' more' * self.more}"
+        return f"{PENDING} {self.id} {self.number} {self.due}{' more' * self.more}"
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """Jobs of some announcements were claimed."""
-
-    count: int
+class Claimed(NamedTuple):
+    number: int
     ids: Sequence[str]
 
     def __str__(self) -> str:
-        return " ".join((CLAIMED, str(self.count), *self.ids))
+        return " ".join((CLAIMED, str(self.number), *self.ids))
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """A Consumer wrote its heartbeat."""
-
+class Heartbeat(NamedTuple):
     consumer: str
 
     def __str__(self) -> str:
         return f"{_HEARTBEAT} {self.consumer}"
 
 
-@dataclass(frozen=True, slots=True)
-class Deregistered:
-    """A Consumer ended."""
-
+class Deregistered(NamedTuple):
     consumer: str
 
     def __str__(self) -> str:
         return f"{_DEREGISTERED} {self.consumer}"
 
 
-@dataclass(frozen=True, slots=True)
-class WaitRequest:
-    """A caller waits until some jobs are settled."""
-
+class WaitRequest(NamedTuple):
     waiter: str
     jobs: Sequence[str]
 
@@ -109,10 +94,7 @@ class WaitRequest:
         return f"{_WAIT} {self.waiter} {json.dumps(self.jobs)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """Jobs were settled."""
-
+class Settled(NamedTuple):
     jobs: Sequence[str]
 
     def __str__(self) -> str:

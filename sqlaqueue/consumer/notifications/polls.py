@@ -223,10 +223,10 @@ class Announcements:
     def add(self, announcement: Pending) -> bool:
         """Add an announcement; return whether there may now be jobs whose time is unknown."""
         if announcement.due == 0:
-            return self._add_open(announcement.id, announcement.count, self._now(), more=announcement.more)
+            return self._add_open(announcement.id, announcement.number, self._now(), more=announcement.more)
         # One transaction may insert jobs for many times.
         id_ = f"{announcement.id}@{announcement.due}"
-        return self._add_later(_Later(announcement.due - self.clock_ahead, id_, announcement.count, announcement.more))
+        return self._add_later(_Later(announcement.due - self.clock_ahead, id_, announcement.number, announcement.more))
 
     def add_upcoming(self, times: Sequence[float], *, complete: bool) -> None:
         """Add the times at which jobs will be due.

@@ -36,10 +36,11 @@ from sqlaqueue.texts import printable
 #
 # Read it in this order:
 #
-# * :mod:`~sqlaqueue.demo.models`: the job and its handler, as an application writes them. *
-# :mod:`~sqlaqueue.demo.models`: a worker process, which runs a Consumer. * :mod:`~sqlaqueue.demo.demo`: enqueues the
-# jobs, starts the workers, kills one and waits. * :mod:`~sqlaqueue.demo.demo`: reads all files again, and compares
-# them with the table. * :mod:`~sqlaqueue.demo.models`: the database, embedded or your own.
+# * :mod:`~sqlaqueue.demo.models`: the job and its handler, as an application writes them.
+# * :mod:`~sqlaqueue.demo.models`: a worker process, which runs a Consumer.
+# * :mod:`~sqlaqueue.demo.demo`: enqueues the jobs, starts the workers, kills one and waits.
+# * :mod:`~sqlaqueue.demo.demo`: reads all files again, and compares them with the table.
+# * :mod:`~sqlaqueue.demo.models`: the database, embedded or your own.
 
 
 # -- check -------------------------------------------------------------------------------------------------------------

@@ -28,11 +28,12 @@ from sqlaqueue.queue.strategy_protocol import ClaimRequest
 # For each cell (:mod:`~sqlaqueue.flow_control.cells`), jobs are read in order, and pass these steps one by one:
 #
 # 1. *Checked*: for each limit, rate and order, a function locks the key and counts in a new snapshot what runs. The
-# lock is an advisory one of the transaction, so no other claim admits jobs of the key before this one is committed. A
-# key that is locked already is passed over. Before it is locked, each key is looked at: a lock takes a place in a
-# table of the server, and there may be thousands of keys without room. 2. *Locked*: the row itself, in its newest
-# version. 3. *Recorded*: the claim's record, a setting of the transaction, gets the job and its keys, so that the
-# checks of the next jobs count this one as well.
+#    lock is an advisory one of the transaction, so no other claim admits jobs of the key before this one is committed.
+#    A key that is locked already is passed over. Before it is locked, each key is looked at: a lock takes a place in a
+#    table of the server, and there may be thousands of keys without room.
+# 2. *Locked*: the row itself, in its newest version.
+# 3. *Recorded*: the claim's record, a setting of the transaction, gets the job and its keys, so that the checks of the
+#    next jobs count this one as well.
 #
 # The server executes them row by row, and stops when it has enough.
 

@@ -35,10 +35,10 @@ from sqlaqueue.strategies.twins import TWIN, UniqueKey, columns_to_judge, judge,
 # Each execution of a claim has a new token. A rescued job keeps its last token while it waits. The kind of the token
 # is in its UUID version, so it needs no column:
 #
-# * **alone**, version 4: while the job ran, its worker ran no job of another claim; * **shared**, version 8: its
-# worker ran jobs of several claims at the same time; * **several quarantined jobs**, version 8: as shared, and all
-# jobs of the claim had been quarantined before. A job that waits with such a token has lost its worker a second time,
-# and runs alone from then on.
+# * **alone**, version 4: while the job ran, its worker ran no job of another claim;
+# * **shared**, version 8: its worker ran jobs of several claims at the same time;
+# * **several quarantined jobs**, version 8: as shared, and all jobs of the claim had been quarantined before. A job
+#   that waits with such a token has lost its worker a second time, and runs alone from then on.
 
 
 _SHARED, _SEVERAL_QUARANTINED = 0x81, 0x82

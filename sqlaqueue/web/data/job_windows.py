@@ -546,11 +546,11 @@ class Windows:
 # -- job reader --------------------------------------------------------------------------------------------------------
 # Reads the next jobs of a list after a position, by the cheapest way that has a bound.
 #
-# * If an index other than that of the order leaves few rows, they are read and sorted. So are due jobs, which the
-# index of claims finds priority by priority. * Else the index of the order is read from the position on, up to a
-# window of rows. * An index in which many rows may be equal gives them in no order of their keys. Rows of one group
-# are then read and sorted if they are few; if they are many, the jobs of the group are found by walking in the order
-# of the keys.
+# * If an index other than that of the order leaves few rows, they are read and sorted. So are due jobs, which the index
+#   of claims finds priority by priority.
+# * Else the index of the order is read from the position on, up to a window of rows.
+# * An index in which many rows may be equal gives them in no order of their keys. Rows of one group are then read and
+#   sorted if they are few; if they are many, the jobs of the group are found by walking in the order of the keys.
 
 
 FEW = 1000

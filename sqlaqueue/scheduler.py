@@ -63,7 +63,6 @@ class SchedulerBase:
 
     @property
     def session_factory(self) -> Any:
-        """The factory of its sessions."""
         return self._factory
 
     def stop(self) -> None:

@@ -61,7 +61,6 @@ class ColumnPlan:
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns."""
         return [column.name for column in self.columns]
 
 
@@ -392,7 +391,6 @@ class RowStream:
                 raise self._refusal(key, value, why)
 
     def refused(self, error: Exception) -> StatementError:
-        """Return the error for a row that the driver refuses."""
         return StatementError(f"{self.plan.what}: the driver refused row {self.number}: {error}. {UNDO}")
 
     def busy(self) -> StatementError:
@@ -550,12 +548,10 @@ class Copy:
 
     @property
     def command(self) -> str:
-        """The COPY statement."""
         return copy_command(translated_name(self.table, self.connection), self.rows.plan.columns)
 
     @property
     def driver(self) -> Any:
-        """The driver's connection."""
         return self.connection.connection.driver_connection
 
     def run_async(self, send: Callable[[Any], Any]) -> Any:

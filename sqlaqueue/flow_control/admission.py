@@ -178,10 +178,6 @@ class Admitted:
         return self._lock(rows).correlate(checked)
 
 
-# -- contention --------------------------------------------------------------------------------------------------------
-# Whether a claim has passed over a key that another transaction had locked.
-
-
 def was_contended() -> sa.ColumnElement[bool]:
     """Return the condition that an earlier claim of this transaction has passed over a locked key."""
     setting: sa.ColumnElement[str] = sa.func.current_setting(CONTENDED, sa.true(), type_=sa.Text())
@@ -258,10 +254,6 @@ def _system_column(table: sa.Table, name: str, type_: Any) -> sa.ColumnClause[An
     column: sa.ColumnClause[Any] = sa.column(name, type_)
     vars(column)["table"] = table
     return column
-
-
-# -- take --------------------------------------------------------------------------------------------------------------
-# The rows that a claim takes: the first due ones, or the first that flow control admits.
 
 
 def take(

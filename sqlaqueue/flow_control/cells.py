@@ -59,7 +59,6 @@ class Cells:
 
     @property
     def part(self) -> JobKey | None:
-        """Of what the key of a part is."""
         return None if self.one else self.flow.part
 
     @property
@@ -69,7 +68,6 @@ class Cells:
 
     @property
     def spec(self) -> QueueSpec:
-        """The queue."""
         return self.flow.spec
 
     @property
@@ -263,7 +261,6 @@ class Cells:
         return found.correlate_except(rows).lateral("sqlaqueue_level" if last is None else "sqlaqueue_next_level")
 
     def _first_of_level(self, levels: sa.FromClause, name: str) -> sa.FromClause:
-        """Return the first cell of a level."""
         level = levels.c.level
         if self.turn is None:
             found = sa.select(

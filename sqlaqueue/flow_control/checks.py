@@ -131,7 +131,6 @@ class Check:
 
     @property
     def spec(self) -> QueueSpec:
-        """The queue."""
         return self.job_key.spec
 
     @property
@@ -156,7 +155,7 @@ class Check:
         raise NotImplementedError
 
     def free(self, rows: sa.FromClause, claim: sa.ColumnElement[str], *, lock: bool) -> sa.ColumnElement[int]:
-        """Return the same, or NULL for any number.
+        """Return how many jobs of a candidate's key may be admitted now; NULL for any number.
 
         :param lock: whether to lock the key; otherwise the number is uncertain.
         """
@@ -177,13 +176,11 @@ class LimitCheck(Check):
 
     @property
     def most(self) -> sa.ColumnElement[int]:
-        """The limit."""
         return self.job_key.most
 
     def capacity(
         self, rows: sa.FromClause, claim: sa.ColumnElement[str], lock: sa.ColumnElement[bool]
     ) -> sa.ColumnElement[int]:
-        """Return how many more may run."""
         arguments = claim, self._number, rows.c[self.name("key")], rows.c[self.name("most")], lock
         return call(capacity_function(self.job_key), self.spec.table, *arguments, type_=_INTEGER)
 
@@ -195,13 +192,11 @@ class OrderCheck(Check):
 
     @property
     def most(self) -> sa.ColumnElement[int]:
-        """One."""
         return _ONE
 
     def capacity(
         self, rows: sa.FromClause, claim: sa.ColumnElement[str], lock: sa.ColumnElement[bool]
     ) -> sa.ColumnElement[int]:
-        """Return one for the head."""
         mine = key_text(rows.c[order_name(key)] for key in self.spec.keys)
         arguments = claim, self._number, rows.c[self.name("key")], mine, lock
         head = call(head_function(self.job_key), self.spec.table, *arguments, type_=sa.Text())
@@ -215,13 +210,11 @@ class RateCheck(Check):
 
     @property
     def most(self) -> sa.ColumnElement[int]:
-        """The burst."""
         return sa.literal_column(str(self.job_key.config.burst), _INTEGER)
 
     def capacity(
         self, rows: sa.FromClause, claim: sa.ColumnElement[str], lock: sa.ColumnElement[bool]
     ) -> sa.ColumnElement[int]:
-        """Return how many may begin."""
         rate, key = self.job_key, rows.c[self.name("key")]
         named = [sa.literal(text, sa.Text()) for text in (self.spec.name, rate.name)]
         numbers: Any = sa.literal(rate.interval, sa.Double()), sa.literal(rate.config.burst, _INTEGER)

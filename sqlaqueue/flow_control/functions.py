@@ -36,7 +36,6 @@ READ_COMMITTED = """
 
 
 def quoted(column: sa.Column[object]) -> str:
-    """Return the name of a column."""
     return NEUTRAL.identifier_preparer.quote(column.name)
 
 

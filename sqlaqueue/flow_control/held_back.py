@@ -43,7 +43,6 @@ def held_slots() -> sa.FromClause:
 
 
 def slot_of(key: JobKey, hashed: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-    """Return the slot of a key, from its hash."""
     table = sa.cast(sa.cast(TableId(key.spec.table), OID()), _BIGINT)
     seed = sa.func.hashtextextended(slot_text(key), table)
     slot: Any = sa.func.hashint8extended(hashed, seed, type_=_BIGINT)
@@ -178,10 +177,6 @@ def _rate(session: Session, rate: KeyRate, job: Key, bind: Any) -> Iterator[Held
     left = session.scalar(sa.select(seconds).where(mine, free_at > clock()), bind_arguments=bind)
     if left is not None:
         yield HeldBackBy(kind="rate", key=_text(rate, found), seconds=left)
-
-
-# -- held back ---------------------------------------------------------------------------------------------------------
-# The statement that tells why a claim under flow control found nothing.
 
 
 def held_back(flow: FlowControl) -> AnySelect:

@@ -16,9 +16,6 @@ from sqlaqueue.queue.options import Fair, Limit, Number, Order, Rate
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import key_hash
 
-# -- controls ----------------------------------------------------------------------------------------------------------
-# The limits, rates, order and turns of one queue, resolved to its columns.
-#
 # A key of several columns is compared by its hash, a 64-bit number. So each index has one column for a key, whatever
 # the types of its attributes, and NULL is a value like any other. Two keys of equal hashes would share what is left
 # to them.
@@ -33,7 +30,6 @@ class JobKey:
 
     @cached_property
     def columns(self) -> list[sa.Column[Any]]:
-        """The columns of the attributes."""
         return [self.spec.mapper.columns[name] for name in self.names]
 
     def hashed(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
@@ -41,7 +37,7 @@ class JobKey:
         return key_hash([rows.c[column.key] for column in self.columns])
 
     def of(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
-        """Return the same, or NULL for a job that has no value in one of the columns; 0 for no columns at all."""
+        """Return the hash of the key; NULL for a job without a value in one of the columns; 0 without columns."""
         if not self.names:
             return sa.literal_column("0", sa.BigInteger())
         missing = [rows.c[column.key].is_(None) for column in self.columns if column.nullable]

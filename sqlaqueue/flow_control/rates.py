@@ -91,10 +91,6 @@ def _hashes(check: RateCheck, array: Any) -> sa.FromClause:
     return sa.func.unnest(array).table_valued(column, name="sqlaqueue_begun").render_derived("sqlaqueue_begun")
 
 
-# -- throttle ----------------------------------------------------------------------------------------------------------
-# The statements that hold the keys of rates back, see :class:`sqlaqueue.Throttle`.
-
-
 def hold_back(spec: QueueSpec, per: Sequence[str], jobs: Sequence[Key], delay: float) -> Iterator[sa.Insert]:
     """Yield the statements that hold back the keys of some jobs in all rates of these attributes.
 

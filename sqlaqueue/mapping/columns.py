@@ -37,10 +37,6 @@ from sqlaqueue.queue.options import States
 from sqlaqueue.queue.roles import COLUMNS, states_in
 from sqlaqueue.strategies import ClaimStrategy
 
-# -- queue column ------------------------------------------------------------------------------------------------------
-# Queue attributes declared in the class, visible to type checkers: :func:`queue_column`.
-
-
 _PLACEHOLDER = "sqlaqueue_declared"
 """The key in ``Column.info`` that marks a placeholder, which the column of the queue will replace."""
 

@@ -301,10 +301,6 @@ class States:
         return [(f.name, getattr(self, f.name)) for f in fields(self)]
 
 
-# -- unique ------------------------------------------------------------------------------------------------------------
-# The configuration of unique jobs: :class:`Unique`.
-
-
 UNFINISHED = ("pending", "processing")
 
 _SHORTEST_PERIOD = 1.0

@@ -78,7 +78,6 @@ class QueueSpec:
 
     @property
     def lease(self) -> timedelta:
-        """The lease of the queue."""
         return self.config.lease_duration
 
     @cached_property
@@ -107,7 +106,6 @@ class QueueSpec:
         return [name for name in ("limits", "rates", "order", "fair") if getattr(self.config, name)]
 
     def has(self, role: str) -> bool:
-        """Return whether a column has the role."""
         return role in self.columns
 
     def column(self, role: str, needed_for: str) -> sa.Column[Any]:

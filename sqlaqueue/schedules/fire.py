@@ -52,13 +52,11 @@ class DueSchedule:
 
     @property
     def name(self) -> str:
-        """The name of the schedule."""
         name: str = self.row["name"]
         return name
 
     @property
     def spec(self) -> QueueSpec:
-        """The queue of its jobs."""
         return spec_of(self.model)
 
     @property

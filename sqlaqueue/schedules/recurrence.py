@@ -99,7 +99,6 @@ class Recurrence:
             span *= 4
 
     def in_words(self) -> str:
-        """Return the recurrence in words."""
         if self.every is not None:
             return f"every {duration_text(self.every.total_seconds())}"
         words: str = self._parsed(self._expression, datetime.now(zone(self.timezone))).explain()

@@ -198,7 +198,7 @@ def tick_of(session: Session | scoped_session[Any], job: Any) -> Tick | None:
 
 
 def tick_of_key(session: Session | scoped_session[Any], spec: QueueSpec, key: Key) -> Tick | None:
-    """Return the same for the job of a key, whose row may be deleted already."""
+    """Return the tick of the job with a key, whose row may be deleted already."""
     ticks = ScheduleTables.look_up(spec).ticks
     if any(getattr(column.type, "timezone", False) for column in spec.keys):
         # The text of a moment depends on the time zone of the session.
@@ -222,10 +222,6 @@ def tick_of_key(session: Session | scoped_session[Any], spec: QueueSpec, key: Ke
     with routing_to_primary(own):
         found = own.execute(ticked, bind_arguments={"mapper": spec.mapper}).one_or_none()
     return None if found is None else Tick(found[0], found[1].astimezone(UTC), found[2])
-
-
-# -- definition --------------------------------------------------------------------------------------------------------
-# The public :class:`Schedule`: which jobs are enqueued, and when.
 
 
 T = TypeVar("T")

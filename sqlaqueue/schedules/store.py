@@ -145,7 +145,6 @@ class Look(NamedTuple):
 
     @property
     def is_due(self) -> bool:
-        """Whether one is due now."""
         return self.due_in is not None and self.due_in <= 0
 
 

@@ -211,7 +211,6 @@ class TextArray(TypeDecorator[Sequence[Any]]):
         return sa.cast(sa.func.string_to_array(bindparam, _COMMA, _NULL), _Array(self.element))
 
     def process_bind_param(self, value: Sequence[Any] | None, dialect: sa.Dialect) -> str | None:
-        """Return the text of the elements."""
         if value is None:
             return None
         write = _integer if isinstance(self.element, sa.Integer) else _uuid

@@ -289,7 +289,6 @@ def extend(jobs: Any, /, *, lease: Delay | None = None) -> Any:
 
 
 def settle_statement(spec: QueueSpec, runs: ClaimedJobs, settlement: Settlement) -> Any:
-    """Return the statement that settles ``runs`` as ``settlement`` says."""
     return returning_keys(spec, spec.strategy.settle(spec, runs, settlement), runs.jobs)
 
 

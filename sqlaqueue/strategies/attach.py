@@ -368,7 +368,6 @@ def attach_to_dead_letters(spec: QueueSpec, dead: sa.Table) -> None:
 
 
 def index_name(table: sa.Table) -> str:
-    """Return the name of the index of finished jobs."""
     return conv(object_name("ix", table.name, "queue", PURPOSE))
 
 

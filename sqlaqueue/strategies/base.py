@@ -333,7 +333,7 @@ class ClaimStrategy(StatementParts):
         return sa.select(spec.model).where(sa.false())
 
     def reconcile_range(self, spec: QueueSpec, part: KeyRange) -> Verb | None:
-        """Return the same for jobs in a range of keys, so that a large table is read in parts; None if impossible."""
+        """Return the statement that repairs jobs in a range of keys; None if it cannot read a table in parts."""
         return None
 
     def cancel(self, spec: QueueSpec, chosen: AnySelect) -> Verb:

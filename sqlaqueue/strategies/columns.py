@@ -79,10 +79,6 @@ def holds_none_back(spec: QueueSpec) -> list[sa.ColumnElement[bool]]:
     return [~sa.and_(spec.in_state("failed"), behind.correlate(spec.table))]
 
 
-# -- indexes -----------------------------------------------------------------------------------------------------------
-# Indexes on a queue's table.
-
-
 _OF_OTHERS = {"finished", "unique"}
 """The purposes of indexes that neither claims nor rescues read."""
 
@@ -137,7 +133,7 @@ def column_named(spec: QueueSpec, name: str, what: str) -> sa.Column[Any]:
 def key_column(spec: QueueSpec, name: str, what: str) -> sa.Column[Any]:
     """Return the column of an attribute that is a part of a key: its values are compared, and must not change.
 
-    :raises ConfigurationError: as above, and if the column is not fit for that.
+    :raises ConfigurationError: if there is no such column, or it is not fit to be a key.
     """
     column, model = column_named(spec, name, what), spec.model.__name__
     role = next((role for role, other in spec.columns.items() if other is column), None)
@@ -151,10 +147,6 @@ def key_column(spec: QueueSpec, name: str, what: str) -> sa.Column[Any]:
     return column
 
 
-# -- listed keys -------------------------------------------------------------------------------------------------------
-# Jobs by a list of their keys, in place of a range.
-
-
 @dataclass(frozen=True)
 class ListedKeys(KeyRange):
     """Some jobs by their keys."""
@@ -163,5 +155,4 @@ class ListedKeys(KeyRange):
     keys: Sequence[Key] = ()
 
     def holds(self, columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
-        """Return the condition that the key in ``columns`` is one of these."""
         return sa.true() if self.spec is None else self.spec.key_in(columns, self.keys)

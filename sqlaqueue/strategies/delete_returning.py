@@ -97,7 +97,6 @@ class MessageStrategy(HeldStrategy):
     """Base of the strategies with a message table."""
 
     def messages(self, spec: QueueSpec) -> MessageTable:
-        """Return the message table."""
         raise NotImplementedError
 
     def locked_tables(self, spec: QueueSpec) -> Sequence[sa.Table]:

@@ -61,7 +61,7 @@ def letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
 
 
 def locked_letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
-    """Return the same, locked; those that another transaction has locked are passed over."""
+    """Lock the dead letters; those that another transaction has locked are skipped."""
     return letters(spec, chosen, verb).with_for_update(of=spec.side_tables[DEAD_LETTER], skip_locked=True)
 
 

@@ -150,7 +150,6 @@ class ExistingMessages(MessageStrategy):
         return sa.select(*times).select_from(jobs)
 
     def insert_messages(self, spec: QueueSpec, jobs: sa.ColumnElement[bool], settlement: Settlement) -> sa.Insert:
-        """Return the INSERT of the messages."""
         return self._insert(spec, sa.select(*spec.keys).where(jobs))
 
     def insert_new_messages(self, spec: QueueSpec, keys: Sequence[Key]) -> sa.Insert:
@@ -180,7 +179,6 @@ class ExistingMessages(MessageStrategy):
         return sa.select(*consumed.c)
 
     def _insert(self, spec: QueueSpec, keys: AnySelect) -> sa.Insert:
-        """Return the INSERT of a message for each of ``keys``."""
         messages = self.messages(spec)
         names = [*(column.key for column in messages.jobs), *messages.waiting]
         return sa.insert(messages.table).from_select(names, keys.add_columns(*messages.waiting.values()))

@@ -28,12 +28,11 @@ _PREFIX = "sqlaqueue_last_"
 
 
 def has_history(spec: QueueSpec) -> bool:
-    """Return whether a queue has an attempt history."""
     return ATTEMPT in spec.side_tables
 
 
 def without_history(spec: QueueSpec) -> QueueSpec:
-    """Return the same queue with no attempt history, for a statement that must work whatever is wrong with that."""
+    """Return a queue without its attempt history, for a statement that must work whatever is wrong with the history."""
     others = {name: table for name, table in spec.side_tables.items() if name != ATTEMPT}
     return replace(spec, side_tables=others)
 

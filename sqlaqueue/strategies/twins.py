@@ -68,7 +68,7 @@ class SameUniqueValues(FunctionElement[bool]):
 
 
 class SameUniqueValuesOrNulls(SameUniqueValues):
-    """The same, where two NULLs are equal."""
+    """The comparison under ``Unique(nulls_distinct=False)``: two NULLs are equal."""
 
     name = SAME + _WITH_NULLS
     inherit_cache = True
@@ -89,7 +89,7 @@ class UniqueValues(FunctionElement[Any]):
 
 
 class UniqueValuesOrNulls(UniqueValues):
-    """The same, where two NULLs are equal."""
+    """The values under ``Unique(nulls_distinct=False)``: two NULLs are equal."""
 
     name = VALUES + _WITH_NULLS
     inherit_cache = True
@@ -138,7 +138,6 @@ class UniqueKey:
 
     @property
     def columns(self) -> list[sa.Column[Any]]:
-        """The columns of the attributes."""
         return [self.spec.mapper.columns[name] for name in self.config.attributes]
 
     @property
@@ -300,7 +299,6 @@ def _newest(spec: QueueSpec) -> list[sa.Column[Any]]:
 
 
 def _value(column: sa.Column[Any], values: Values) -> sa.ColumnElement[Any]:
-    """Return the value of a column as SQL."""
     if column not in values:
         return column
     value = values[column]

@@ -95,7 +95,6 @@ class Enqueueing:
         """The twins that are to be replaced, and those that cannot be."""
 
     def run(self, session: Session) -> list[Enqueued[Any]]:
-        """Enqueue the jobs."""
         try:
             ids = {id(job.job) for job in self.jobs}
             with session.no_autoflush:
@@ -375,7 +374,7 @@ def enqueue(session: Any, jobs: Any, /, *, on_twin: OnTwin = "skip") -> list[Enq
     :param on_twin: what to do about a job that has a twin. ``"skip"`` returns the twin. ``"raise"`` inserts nothing,
         and raises an error. ``"replace"`` moves the values of the new job to a twin that is pending: all columns but
         its key, the attributes that make it unique, and those of the queue; its attempts count from 0.
-        ``"replace_keep_time"`` does so, and leaves its ``run_at``. A twin that is running is never changed.
+        ``"replace_keep_time"`` moves all of these but ``run_at``. A twin that is running is never changed.
     :raises JobExists: with ``on_twin="raise"``, for the first job that has a twin.
     :raises StatementError: for instances that are in the database, and for a queue that cannot replace.
     :raises sqlalchemy.exc.DBAPIError: if the server refuses a row; under REPEATABLE READ and SERIALIZABLE with the

@@ -41,7 +41,6 @@ class NewJob:
 
     @property
     def name(self) -> str:
-        """The name of its class."""
         return self.mapper.class_.__name__
 
     def columns(self) -> dict[str, sa.Column[Any]]:

@@ -256,21 +256,13 @@ def _system_column(table: sa.Table, name: str, type_: Any) -> sa.ColumnClause[An
     return column
 
 
-def take(
-    request: ClaimRequest,
-    waiting: AnySelect,
-    scanned: sa.FromClause,
-    *others: sa.FromClause,
-    lock_rows: Any,
-    first_due: Any,
-) -> sa.CTE:
+def take(request: ClaimRequest, waiting: AnySelect, scanned: sa.FromClause, *others: sa.FromClause) -> sa.CTE:
     """Return the first due rows of ``waiting`` in claim order, locked together with those of ``others``.
 
-    :param lock_rows: locks rows as the strategy does, see ``ClaimStrategy.lock()``.
-    :param first_due: narrows and orders rows as the strategy does, see ``ClaimStrategy.first_due()``.
+    The strategy of the queue narrows, orders and locks them: ``ClaimStrategy.first_due()`` and ``lock()``.
     """
     flow = None if request.admits_all else flow_control(request.spec)
     if flow is None:
-        return take_first(request, waiting, scanned, *others, lock_rows=lock_rows, first_due=first_due)
+        return take_first(request, waiting, scanned, *others)
     admitted = HeldAdmitted if request.spec.strategy.holds_transaction else Admitted
-    return admitted(request, flow, waiting, lambda rows: lock_rows(request.spec, rows, *others)).rows()
+    return admitted(request, flow, waiting, lambda rows: request.spec.strategy.lock(request.spec, rows, *others)).rows()

@@ -16,7 +16,7 @@ rows than are to be claimed, it would read and sort all that are due.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
@@ -95,39 +95,20 @@ def cursor_at(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
     return {f"{CURSOR}_{number}": value for number, value in enumerate(values)}
 
 
-class _LockRows(Protocol):
-    def __call__(self, spec: QueueSpec, rows: AnySelect, *others: sa.FromClause) -> AnySelect: ...
-
-
-class _FirstDue(Protocol):
-    def __call__(
-        self, spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, scan_range: ScanRange | None
-    ) -> AnySelect: ...
-
-
-def take_first(
-    request: ClaimRequest,
-    waiting: AnySelect,
-    scanned: sa.FromClause,
-    *others: sa.FromClause,
-    lock_rows: _LockRows,
-    first_due: _FirstDue,
-) -> sa.CTE:
+def take_first(request: ClaimRequest, waiting: AnySelect, scanned: sa.FromClause, *others: sa.FromClause) -> sa.CTE:
     """Return the first due rows of ``waiting`` in claim order, locked together with those of ``others``.
 
     The planner expects one row or a few, so it looks up by key whatever is joined to them, in a small table as in a
     large one.
-
-    :param lock_rows: locks rows as the strategy does, see ``ClaimStrategy.lock()``.
-    :param first_due: narrows and orders rows as the strategy does, see ``ClaimStrategy.first_due()``.
     """
-    spec, limit, scan_range = request.spec, request.limit, request.scan_range
+    spec: QueueSpec = request.spec
+    limit, scan_range = request.limit, request.scan_range
 
     def lock(rows: AnySelect) -> AnySelect:
-        return lock_rows(spec, rows, *others)
+        return spec.strategy.lock(spec, rows, *others)
 
     def plain() -> AnySelect:
-        return first_due(spec, waiting, scanned, limit, scan_range)
+        return spec.strategy.first_due(spec, waiting, scanned, limit, scan_range)
 
     if scan_range is by_priority and spec.has("priority"):
         picked = _first_by_priority(spec, waiting, scanned, limit, lock).cte("sqlaqueue_picked")

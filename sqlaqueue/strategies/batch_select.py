@@ -42,4 +42,4 @@ class BatchSelect(HeldStrategy):
         """Return the first due rows, locked."""
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.table.c).where(spec.in_state("pending"))
-        return take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
+        return take(request, waiting, spec.table)

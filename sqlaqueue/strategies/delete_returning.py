@@ -187,7 +187,7 @@ class DeleteReturning(MessageStrategy):
             waiting = waiting.where(spec.in_state("pending"))
         # take() locks the job first: a job that is locked must be passed over before its message is locked for the
         # length of this transaction.
-        return take(request, waiting, table, table, lock_rows=self.lock, first_due=self.first_due)
+        return take(request, waiting, table, table)
 
     def upcoming(self, spec: QueueSpec, limit: int) -> AnySelect:
         """Return when the next jobs will be due, from their messages."""

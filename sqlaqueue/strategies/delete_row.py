@@ -208,7 +208,7 @@ class DeleteRow(HeldStrategy):
         """Return the keys of the first due rows, locked."""
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.keys)
-        return take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
+        return take(request, waiting, spec.table)
 
     @staticmethod
     def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:

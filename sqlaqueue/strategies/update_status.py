@@ -146,7 +146,7 @@ class UpdateStatus(ClaimStrategy):
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.keys)
         waiting = waiting.where(spec.in_state("pending"), *spec.on_shard(spec.table))
-        return take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
+        return take(request, waiting, spec.table)
 
     @staticmethod
     def _claimed_values(request: ClaimRequest) -> dict[sa.Column[Any], Any]:

@@ -34,8 +34,6 @@ from sqlaqueue.alembic import (
     implementations,  # noqa: F401 - the imports register them with Alembic
     steps,
 )
-from sqlaqueue.alembic import implementations as unique_index_builds  # noqa: F401 - the imports register them with Alembic
-from sqlaqueue.alembic import operations as render  # noqa: F401 - the imports register them with Alembic
 from sqlaqueue.alembic.compare import ComparedTable, DiffContext, remembered_tables, take_tables
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.catalog_schemas import CatalogReader

@@ -6,7 +6,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import click
+try:
+    import click
+    import rich  # noqa: F401 - the commands need it
+except ModuleNotFoundError as missing:
+    msg = f"The command line needs {missing.name}: pip install 'sqlaqueue[cli]'"
+    raise SystemExit(msg) from None
 
 from sqlaqueue import __version__
 from sqlaqueue.cli.bench import alembic_template, bench, demo
@@ -92,14 +97,6 @@ def _checked(key: str, known: set[str], where: str) -> str:
         names = ", ".join(sorted(each.replace("_", "-") for each in known))
         raise InputError(f"{where} {key}: unknown setting; known are {names}")
     return name
-
-
-try:
-    import click
-    import rich  # noqa: F401 - the commands need it
-except ModuleNotFoundError as missing:
-    msg = f"The command line needs {missing.name}: pip install 'sqlaqueue[cli]'"
-    raise SystemExit(msg) from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SQLAQUEUE"})

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from sqlaqueue.copy.drivers import Copy, RowStream, check_driver, make_column_plan, send, translated_name
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.session_types import is_of_asyncio, session_in_scope
 from sqlaqueue.sql.inserts import insert_unless
 from sqlaqueue.sql.types import NEUTRAL, guarded
 from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index, unique_key
+
+if TYPE_CHECKING:
+    # It needs greenlet, which sync code may lack.
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
 # -- skip twins --------------------------------------------------------------------------------------------------------
 # COPY of jobs of which some have a twin: into a temporary table first, since COPY cannot skip rows.
@@ -163,10 +167,6 @@ def _iterate(what: str, rows: Any) -> Iterator[Any]:
     return iter(rows)
 
 
-# -- async copy in -----------------------------------------------------------------------------------------------------
-# Bulk enqueueing by COPY in async code: :func:`async_copy_in`.
-
-
 async def async_copy_in(
     session: AsyncSession | async_scoped_session[Any],
     model: type[Any],
@@ -179,9 +179,9 @@ async def async_copy_in(
 
     asyncpg accepts only values of the type of the column in the database.
     """
-    if isinstance(session, async_scoped_session):
-        session = session()
-    if not isinstance(session, AsyncSession):
+    own = session_in_scope(session)
+    if not is_of_asyncio(own, "AsyncSession"):
         msg = f"async_copy_in({session!r}, ...): use an AsyncSession, or copy_in() for a Session"
         raise StatementError(msg)
-    return await session.run_sync(copy_rows, model, rows, "async_copy_in", on_twin)
+    inserted: int = await own.run_sync(copy_rows, model, rows, "async_copy_in", on_twin)
+    return inserted

@@ -70,7 +70,12 @@ def _seconds(number: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 
 def reservation(spec: QueueSpec, chosen: sa.ColumnElement[bool]) -> tuple[AnySelect, Sequence[sa.Insert]]:
-    """Return the statements that reserve beginnings, see :class:`~sqlaqueue.queue.claims_protocol.Claims`."""
+    """Return the statements that reserve beginnings of jobs for a held strategy.
+
+    The first locks the keys of the chosen jobs in all rates, and selects for each job its primary key, and for each
+    rate its hash and how many jobs of that may begin. The others, one for each rate, record as many beginnings of a key
+    as the bound array ``sqlaqueue_begun`` has its hash.
+    """
     flow = flow_control(spec)
     checks = [check for check in (() if flow is None else checks_of(flow)) if isinstance(check, RateCheck)]
     columns = [column for check in checks for column in check.columns]

@@ -21,16 +21,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlaqueue.prometheus.asgi import MetricsApp, metrics_app
-from sqlaqueue.prometheus.queues import QueueCollector
-from sqlaqueue.prometheus.worker_metrics import instrument
-
 try:
     import prometheus_client  # noqa: F401 - all modules of this folder need it
 except ModuleNotFoundError as missing:
     msg = "sqlaqueue.prometheus needs prometheus_client: pip install 'sqlaqueue[prometheus]'"
     raise ModuleNotFoundError(msg, name=missing.name) from None
 
+from sqlaqueue.prometheus.asgi import MetricsApp, metrics_app
+from sqlaqueue.prometheus.queues import QueueCollector
+from sqlaqueue.prometheus.worker_metrics import instrument
 
 __all__ = ["MetricsApp", "QueueCollector", "alerts", "dashboard", "instrument", "metrics_app"]
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, make_transient, scoped_session
 from sqlalchemy.orm.attributes import instance_state
 
@@ -42,6 +41,10 @@ from sqlaqueue.unique.insert import (
 )
 from sqlaqueue.unique.relationships import refuse_referrers
 from sqlaqueue.write_routing import execute
+
+if TYPE_CHECKING:
+    # It needs greenlet, which sync code may lack.
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
 # -- enqueueing --------------------------------------------------------------------------------------------------------
 # One call of enqueue(): which jobs have a twin, which are inserted, and which values move to a twin.

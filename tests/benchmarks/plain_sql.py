@@ -60,7 +60,7 @@ def record(strategy: str, database: Database) -> dict[str, list[str]]:
         with _recorded(engine) as verbs:
             _use_verbs(model, engine)
         # On a slow machine jobs may wait in the buffer until they are released, which needs other statements.
-        with _recorded(engine) as consumer, mock.patch.multiple(handlers_running, LATE=60.0, LONGEST_WAIT=60.0):
+        with _recorded(engine) as consumer, mock.patch.multiple(handlers_running, LATE=60.0, LONGEST_IN_BUFFER=60.0):
             _consume(model, engine)
         # The indexes of a table have no fixed order.
         ddl = sorted(text for text in created if text.startswith(("CREATE", "ALTER", "COMMENT")))

@@ -90,7 +90,7 @@ DRIVERS = pytest.mark.parametrize(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the database for two seconds at most."""
-    monkeypatch.setattr(pace, "LONGEST_WAIT", 2.0)
+    monkeypatch.setattr(pace, "LONGEST_IN_BUFFER", 2.0)
     monkeypatch.setattr(pace, "CONNECT_TIMEOUT", 2)
 
 

@@ -31,7 +31,7 @@ def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
 
 def test_a_lease_lives_as_long_as_its_handler(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leases of waiting jobs as well: none is rescued."""
-    for name in ("LATE", "LONGEST_WAIT"):
+    for name in ("LATE", "LONGEST_IN_BUFFER"):
         monkeypatch.setattr(handlers_running, name, 60.0)
     quick, keys = leased.enqueue(1, priority=-1, payload="quick"), leased.enqueue(4)
     go_on = threading.Event()

@@ -105,7 +105,7 @@ def test_a_held_batch_ends_when_it_takes_longer_than_expected(
 
 def test_consumers_report_running_and_waiting_jobs(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "HEARTBEAT", 0.2)
-    for name in ("LATE", "LONGEST_WAIT"):
+    for name in ("LATE", "LONGEST_IN_BUFFER"):
         monkeypatch.setattr(f"sqlaqueue.consumer.maintenance.handlers_running.{name}", 60.0)
     keys = leased.enqueue(HEAD + 3)
     slow, go_on = keys[HEAD], threading.Event()

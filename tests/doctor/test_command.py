@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from dataclasses import fields
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_a_doctor_that_fails_is_silent(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("sqlaqueue.cli.doctor.examine", fail)
+    monkeypatch.setattr(sys.modules["sqlaqueue.cli.doctor"], "examine", fail)
     with caplog.at_level(logging.DEBUG, "sqlaqueue"):
         result = run(patient, "worker", f"{EMAIL}=tests.doctor.models:handle", "--drain")
     assert result.exit_code == 0, result.output

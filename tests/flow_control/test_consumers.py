@@ -44,7 +44,7 @@ def test_jobs_behind_a_handler_that_turns_out_slow_run_elsewhere(
     pool: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As long as jobs may wait that hold no places.
-    monkeypatch.setattr(handlers_running, "LONGEST_WAIT", 600)
+    monkeypatch.setattr(handlers_running, "LONGEST_IN_BUFFER", 600)
     monkeypatch.setattr(handlers_running, "LATE", 600)
     job, handlers = make_job(limits=[Limit(2)]), Handlers()
     create(pool, job)

@@ -30,13 +30,13 @@ def test_a_job_settled_between_the_first_poll_and_the_notification(
     leased: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (key,) = leased.enqueue()
-    notify = sqlaqueue.waiting.job_end.notify_consumers
+    notify = sqlaqueue.waiting.wait.notify_consumers
 
     def drained_before(session: Session, waiter: Any) -> None:
         leased.consumer().drain()
         notify(session, waiter)
 
-    monkeypatch.setattr(sqlaqueue.waiting.job_end, "notify_consumers", drained_before)
+    monkeypatch.setattr(sqlaqueue.waiting.wait, "notify_consumers", drained_before)
     # Without a poll after the notification the caller would never return.
     monkeypatch.setattr(wait_module, "FIRST_DELAY", LATER)
     assert wait(leased.sessions, (leased.Job, key), timeout=60).state == "completed"
@@ -75,7 +75,7 @@ def test_an_internal_error_of_asyncpg_is_retried(leased: Bench, monkeypatch: pyt
     It is simulated, as it depends on timing: the server's last message has been read, the end of the socket has not.
     """
     notify, errors = (
-        sqlaqueue.waiting.job_end.notify_consumers,
+        sqlaqueue.waiting.wait.notify_consumers,
         [InternalClientError("another operation is in progress")],
     )
 
@@ -84,7 +84,7 @@ def test_an_internal_error_of_asyncpg_is_retried(leased: Bench, monkeypatch: pyt
             raise errors.pop()
         notify(session, waiter)
 
-    monkeypatch.setattr(sqlaqueue.waiting.job_end, "notify_consumers", notify_with_error)
+    monkeypatch.setattr(sqlaqueue.waiting.wait, "notify_consumers", notify_with_error)
     (key,) = leased.enqueue()
     waiter = Waiter(leased, (leased.Job, key), timeout=60)
     wait_until(lambda: not errors)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from sqlaqueue.async_scheduler import AsyncScheduler
     from sqlaqueue.consumer.async_consumer import AsyncConsumer
     from sqlaqueue.consumer.consumer import Consumer
-    from sqlaqueue.consumer.events import JobEvent, PollEvent
+    from sqlaqueue.consumer.core.events import JobEvent, PollEvent
     from sqlaqueue.copy.copy_in import async_copy_in, copy_in
     from sqlaqueue.scheduler import Scheduler
     from sqlaqueue.unique.enqueue import async_enqueue
@@ -126,8 +126,8 @@ __all__ = [
 # Loaded when first used: a program that only enqueues does not need the Consumer, which is half of the package.
 _LAZY = {
     "Consumer": "sqlaqueue.consumer.consumer",
-    "JobEvent": "sqlaqueue.consumer.events",
-    "PollEvent": "sqlaqueue.consumer.events",
+    "JobEvent": "sqlaqueue.consumer.core.events",
+    "PollEvent": "sqlaqueue.consumer.core.events",
     "Scheduler": "sqlaqueue.scheduler",
     "copy_in": "sqlaqueue.copy.copy_in",
     "wait": "sqlaqueue.waiting.wait",

@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.signals import signal_handlers
+from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
-from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.consumer.tasks import wait_for_event
-from sqlaqueue.consumer.waker import Deadlines
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.scheduler import LONGEST_STOP, SchedulerBase, Subscription
 from sqlaqueue.sql.engine import own_work

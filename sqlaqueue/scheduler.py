@@ -21,11 +21,11 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.signals import signal_handlers
+from sqlaqueue.consumer.core.waker import Deadlines, Waker, limit_connects
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.sessions import check_engine, check_session_class, resolve_factory
-from sqlaqueue.consumer.signals import signal_handlers
-from sqlaqueue.consumer.waker import Deadlines, Waker, limit_connects
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import database_text, fields, logger
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL

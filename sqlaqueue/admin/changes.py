@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.jobs import JobFilter, bind_arguments, counts, next_keys
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.consumer.errors import error_line, is_twin, kind_of, may_be_of_a_row
+from sqlaqueue.consumer.core.errors import error_line, is_twin, kind_of, may_be_of_a_row
 from sqlaqueue.consumer.maintenance.leases import expired_keys
 from sqlaqueue.consumer.settle import MOMENT, SHORTEST_MOMENT
 from sqlaqueue.log import fields, logger

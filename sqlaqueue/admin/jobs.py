@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.consumer.errors import may_be_of_a_row
+from sqlaqueue.consumer.core.errors import may_be_of_a_row
 from sqlaqueue.exc import StatementError
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.config import is_count

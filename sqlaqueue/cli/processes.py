@@ -35,9 +35,9 @@ from sqlaqueue.cli.output import FAILED, NOT_STOPPED, FailedError, InputError, c
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.consumer import Consumer, ConsumerGroup
 from sqlaqueue.consumer.context import STUCK_AFTER, Health
+from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.settings import function_of
-from sqlaqueue.consumer.signals import signal_handlers
-from sqlaqueue.consumer.startup import check_ready
+from sqlaqueue.consumer.worker import check_ready
 from sqlaqueue.exc import HandlerNotStopped, SqlaqueueError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.names import CONTROL

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer.background import RunsInTask
+from sqlaqueue.consumer.base import RunsInTask
 from sqlaqueue.consumer.consumer import ConsumerGroup
 from sqlaqueue.consumer.settings import ConsumerOptions, function_of, is_coroutine_function
 from sqlaqueue.consumer.tasks import TaskRunner

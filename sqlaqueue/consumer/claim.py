@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
-from sqlaqueue.consumer.isolation import IsolationLevel
 from sqlaqueue.consumer.pace import Cursor, ScanCursor, ShardTurns
 from sqlaqueue.consumer.quarantine import Quarantine
+from sqlaqueue.consumer.sessions import IsolationLevel
 from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, KEYS, LIMIT, ConsumerStatements, make_statements
 from sqlaqueue.mapping.runs import record_run, run_of

@@ -14,13 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer.background import RunsInThread
-from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.base import ConsumerBase, RunsInThread
+from sqlaqueue.consumer.core.signals import signal_handlers
+from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.sessions import check_shared_pool
 from sqlaqueue.consumer.settings import ConsumerOptions, is_coroutine_function
-from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.consumer.threads import ThreadRunner
-from sqlaqueue.consumer.waker import Waker
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import fields, logger
 

@@ -13,18 +13,18 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.claim import Claimer
-from sqlaqueue.consumer.events import EventEmitter
+from sqlaqueue.consumer.core.events import EventEmitter
+from sqlaqueue.consumer.core.signals import ForkGuard
+from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.consumer.in_flight import CallGroup, CompletionBuffer, InFlight, JobBuffer, runs_in
-from sqlaqueue.consumer.isolation import IsolationLevel
 from sqlaqueue.consumer.notifications.polls import PollSchedule, WaiterRegistry
 from sqlaqueue.consumer.outcomes import ConflictDelays, OutcomeRules
 from sqlaqueue.consumer.pace import FLUSH_AFTER, BatchSizer, Intervals
 from sqlaqueue.consumer.quarantine import CrashJournal, Quarantine
+from sqlaqueue.consumer.sessions import IsolationLevel
 from sqlaqueue.consumer.settings import ConsumerSettings, function_of
 from sqlaqueue.consumer.settle import Settler
-from sqlaqueue.consumer.signals import ForkGuard
 from sqlaqueue.consumer.statements import ConsumerStatements
-from sqlaqueue.consumer.waker import Deadlines
 from sqlaqueue.log import fields
 from sqlaqueue.queue.run import Key, Run
 from sqlaqueue.queue.spec import QueueSpec

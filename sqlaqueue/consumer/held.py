@@ -16,7 +16,7 @@ from sqlaqueue.consumer import quarantine as quarantine_module
 from sqlaqueue.consumer.claim import Suspects, contended
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine, Wait
-from sqlaqueue.consumer.errors import (
+from sqlaqueue.consumer.core.errors import (
     error_line,
     is_connection_lost,
     is_savepoint_missing,

@@ -13,8 +13,14 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.claim import TRY_AGAIN_AFTER, ClaimFailed, Suspects, UnclaimableJob
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine
-from sqlaqueue.consumer.errors import is_connection_lost, is_lock_or_timeout, is_transient, kind_of, may_be_of_a_run
-from sqlaqueue.consumer.events import EventName, JobEvent, PollEvent, make_event
+from sqlaqueue.consumer.core.errors import (
+    is_connection_lost,
+    is_lock_or_timeout,
+    is_transient,
+    kind_of,
+    may_be_of_a_run,
+)
+from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, make_event
 from sqlaqueue.consumer.executor import Executor, expunge, load_again, reload
 from sqlaqueue.consumer.in_flight import CallGroup, run_of_claimed, runs_in, runs_of
 from sqlaqueue.consumer.notifications.polls import Poll, notify_all_claimed

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.errors import is_conflict, is_connect_error, is_connection_lost, text_of, text_with_kind
+from sqlaqueue.consumer.core.errors import is_conflict, is_connect_error, is_connection_lost, text_of, text_with_kind
 from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.exc import Cancel, ConfigurationError, Fail, HandlerSignal, JobTimeout, Retry, Snooze, Throttle
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds

@@ -298,9 +298,6 @@ LONGEST_WAIT, SHORTEST_WAIT = 30.0, 5.0
 """Seconds for which a Consumer waits for the database at most; with a short lease less, but not less than the second:
 a busy server would lose its connections."""
 
-CONNECT_TIMEOUT = 10
-"""Seconds for a new connection, where the engine has no timeout of its own. Drivers would wait for a minute or more."""
-
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 3.0
 _SHORTEST_PAUSE = 0.05
 

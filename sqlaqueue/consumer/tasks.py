@@ -24,6 +24,8 @@ from sqlaqueue.consumer.core.effects import (
     WithSession,
     require_session,
 )
+from sqlaqueue.consumer.core.signals import signal_handlers
+from sqlaqueue.consumer.core.waker import Deadlines, limit_connects
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.maintenance.cleanup import reconcile_all
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
@@ -34,9 +36,7 @@ from sqlaqueue.consumer.notifications.listener import woken_by
 from sqlaqueue.consumer.outcomes import handler_exception
 from sqlaqueue.consumer.pace import longest_wait
 from sqlaqueue.consumer.settings import refused_result
-from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.consumer.threads import HURRY, LONGEST_END, SHUTDOWN, GracePeriod, not_stopped_error, shut_down
-from sqlaqueue.consumer.waker import Deadlines, limit_connects
 from sqlaqueue.consumer.worker import work
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.postgresql.triggers import channel_of

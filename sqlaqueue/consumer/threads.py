@@ -23,7 +23,9 @@ from sqlaqueue.consumer.core.effects import (
     WithSession,
     require_session,
 )
-from sqlaqueue.consumer.errors import is_connection_lost
+from sqlaqueue.consumer.core.errors import is_connection_lost
+from sqlaqueue.consumer.core.signals import signal_handlers
+from sqlaqueue.consumer.core.waker import Deadlines, Waker, limit_connects
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.held import discard_entries
 from sqlaqueue.consumer.in_flight import RunningExecutor, runs_of
@@ -37,8 +39,6 @@ from sqlaqueue.consumer.notifications.listener import woken_by
 from sqlaqueue.consumer.outcomes import handler_exception
 from sqlaqueue.consumer.pace import longest_wait
 from sqlaqueue.consumer.settings import refused_result
-from sqlaqueue.consumer.signals import signal_handlers
-from sqlaqueue.consumer.waker import Deadlines, Waker, limit_connects
 from sqlaqueue.consumer.worker import work
 from sqlaqueue.exc import HandlerMisuseError, HandlerNotStopped
 from sqlaqueue.log import logger

@@ -1,15 +1,26 @@
-"""The worker loop: claim and run jobs until the consumer stops. Each thread or task runs one."""
+"""The worker loop, which each thread or task runs: check the start, claim and run jobs, search for unclaimable ones."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
-from sqlaqueue.consumer import startup
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
 from sqlaqueue.consumer.claim import ClaimFailed
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.effects import Effect, Routine, Wait, WithSession
-from sqlaqueue.consumer.errors import is_program_error
+from sqlaqueue.consumer.core.effects import Effect, Execute, ExecuteInOwnSession, Routine, Wait, WithSession
+from sqlaqueue.consumer.core.errors import (
+    error_line,
+    is_database_error,
+    is_out_of_range,
+    is_program_error,
+    may_be_of_a_row,
+)
+from sqlaqueue.consumer.core.events import JobEvent
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.held import discard_entries, run_held_batch
 from sqlaqueue.consumer.leased import (
@@ -17,13 +28,19 @@ from sqlaqueue.consumer.leased import (
     WorkerTurn,
     claim_leased_batch,
     report,
+    report_unclaimable,
     run_leased,
     run_to_the_end,
     settle_finished,
 )
-from sqlaqueue.consumer.unclaimable import search_unclaimable
-from sqlaqueue.log import logger
-from sqlaqueue.postgresql.checks_of import checks_of_error
+from sqlaqueue.consumer.notifications.polls import notify_settled
+from sqlaqueue.consumer.sessions import check_transactions, driver_connection, shared_connection_error
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
+from sqlaqueue.log import database_text, fields, logger
+from sqlaqueue.postgresql.checks_of import checks_of, checks_of_error
+from sqlaqueue.queue.run import Key
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import engine_of
 
 _PAUSE, _LONGEST_PAUSE, _PAUSE_DRAINING = 0.5, 5.0, 0.1
 """Seconds after which a waiting worker looks again without being woken: while there is work, without any, and if it may
@@ -112,7 +129,7 @@ def _held_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
         return True
     if not context.wants_poll():
         return False
-    yield from startup.check(context)
+    yield from check(context)
     yield from discard_entries(context)
     quarantined, unclaimable = context.quarantine.take(), context.claimer.unclaimable
     suspects = unclaimable.take() if unclaimable and quarantined is None else None
@@ -151,7 +168,7 @@ def _leased_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
 
 def _claim(context: ConsumerContext, turn: WorkerTurn) -> Routine:
     """Claim, and settle with the same commit the runs that have ended."""
-    yield from startup.check(context)
+    yield from check(context)
     if context.polls.quarantined:
         context.quarantine.may_wait, context.polls.quarantined = True, False
     unclaimable = context.claimer.unclaimable
@@ -198,3 +215,236 @@ def _reconciled(context: ConsumerContext, reconcile: Reconcile) -> Generator[Eff
         extra = context.log_fields("maintenance_error", error_kind=kind)
         logger.warning("%s: maintenance: %s: %s", context.name, kind, error, extra=extra)
         return False
+
+
+_SLOW = 0.5
+"""Seconds between two claims of suspects if very many jobs were unclaimable in a row."""
+
+
+# -- unclaimable jobs --------------------------------------------------------------------------------------------------
+# A claim fails as a whole if one row cannot be loaded, or if the database refuses to change one. Which jobs are
+# suspects, and which of them are claimed next, is decided by :class:`~sqlaqueue.consumer.claim.Unclaimable`.
+
+
+def search_unclaimable(context: ConsumerContext, failed: ClaimFailed) -> Routine:
+    """Take the next step of the search after a claim has failed, so that the next claim continues it.
+
+    :raises Exception: the error of the claim, if no job is its cause.
+    """
+    error, unclaimable = failed.__cause__ or failed, context.claimer.unclaimable
+    # On a distributed table a claim goes from shard to shard, and leaves out one that fails.
+    if not may_be_of_a_row(error) or context.settings.distribution is not None:
+        raise error
+    unclaimable.settles_apart = True
+    if failed.suspects is None:
+        try:
+            keys = yield ExecuteInOwnSession(_candidates, (context, failed))
+        except Exception:  # noqa: BLE001 - then the error is none of a row, and it says more than this one
+            raise error from None
+        if not (unclaimable.suspect(keys, quarantined=failed.quarantined) or unclaimable.is_searching):
+            raise error
+    else:
+        found = unclaimable.failed(failed.suspects, error_line(error))
+        if found is not None and not (is_out_of_range(error) and (yield from _fail(context, found.key, error))):
+            report_unclaimable(context, found, error, "claimed")
+    context.report_start()
+    context.polls.poll_at_once()
+    if unclaimable.slows_down:
+        yield Wait("stop", _SLOW)
+    return True
+
+
+def _candidates(session: Session, context: ConsumerContext, failed: ClaimFailed) -> list[Key]:
+    return context.claimer.candidates(session, failed.limit, quarantined=failed.quarantined)
+
+
+def _fail(context: ConsumerContext, key: Key, error: BaseException) -> Routine:
+    """Fail a job whose count of attempts cannot become larger; return whether there was such a job."""
+    try:
+        failed = yield ExecuteInOwnSession(_fail_pending, (context, key, error_line(error)))
+    except DBAPIError:
+        return False
+    if failed:
+        context.claimer.unclaimable.remove(key)
+        context.events.emit(JobEvent("failed", context.spec.name, key, error=error))
+    return failed
+
+
+def _fail_pending(session: Session, context: ConsumerContext, key: Key, error: str) -> bool:
+    spec, bind = context.spec, context.settings.bind_arguments
+    most = spec.most_attempts
+    if most is None or not spec.has("status"):
+        return False
+    text = spec.truncated_error(sa.literal(error, sa.Text()))
+    values: dict[str, Any] = {
+        "status": spec.status_value("failed"),
+        "finished_at": clock(),
+        "last_error": text,
+        "lease_token": None,
+    }
+    failed = (
+        sa.update(spec.table)
+        .where(spec.key_in(spec.keys, [key]), spec.in_state("pending"), spec.columns["attempts"] >= most)
+        .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
+    )
+    changed = session.execute(failed.returning(*spec.keys), bind_arguments=bind).first()
+    if changed is not None:
+        notify_settled(session, spec, context.waiters, [key])
+    session.commit()
+    return changed is not None
+
+
+# -- checks of the start -----------------------------------------------------------------------------------------------
+
+
+def check(context: ConsumerContext) -> Routine:
+    """Check sessions and database, unless a claim has worked before."""
+    if context.has_claimed:
+        return
+    try:
+        yield WithSession(_check_connections(context))
+        yield ExecuteInOwnSession(check_transactions, (context.spec, context.isolation))
+    except Exception as error:
+        if not is_database_error(error):
+            # No session has worked yet, and the error is not the database's.
+            context.fail(error)
+        raise
+    notified = yield ExecuteInOwnSession(check_database, (context,))
+    log_started(context, notified=notified)
+    if notified and not context.draining and not context.polls.peers.subscribed:
+        context.runner.listen()
+
+
+def _check_connections(context: ConsumerContext) -> Routine:
+    """Refuse sessions that share a connection, whatever the engine's pool is called."""
+    bind = context.settings.bind_arguments
+    own = yield Execute(driver_connection, (bind,))
+    other = yield ExecuteInOwnSession(driver_connection, (bind,))
+    if own is other:
+        raise shared_connection_error(context.name, "the engine")
+
+
+def check_database(session: Session, context: ConsumerContext) -> bool:
+    """Refuse a database that lacks objects or privileges of the queue; log outdated objects and missing indexes.
+
+    :return: whether the table sends notifications.
+    :raises DatabaseNotReadyError: if something is missing; the message names the fix.
+    """
+    # By the connection, as some statements name no mapped class, and a session may have several engines.
+    connection = session.connection(bind_arguments=context.settings.bind_arguments)
+    distribution = context.settings.distribution
+    try:
+        if distribution is not None:
+            distribution.check(context.spec.mapper.columns[distribution.attribute])
+        hidden = check_ready(connection, context.settings.spec_of_shard)
+        _check_name(connection, context)
+        outdated = checks_of(connection).outdated_triggers(connection, context.spec)
+        old = checks_of(connection).outdated_functions(connection, context.spec)
+        slow = checks_of(connection).missing_index_advice(connection, context.spec)
+    finally:
+        session.rollback()
+    names = {"queue": context.spec.name, "worker": context.settings.worker()}
+    if hidden is not None:
+        logger.warning("%s", hidden, extra=fields("rows_hidden", **names))
+    if outdated is not None:
+        logger.warning("%s", outdated, extra=fields("triggers_outdated", **names))
+    if old is not None:
+        logger.warning("%s", old, extra=fields("functions_outdated", **names))
+    if slow is not None:
+        logger.warning("%s", slow, extra=fields("indexes_missing", **names))
+    return context.settings.notifies and outdated is None and engine_of(connection.dialect) is None
+
+
+def _check_name(connection: sa.Connection, context: ConsumerContext) -> None:
+    """Refuse a name that the database cannot store in its encoding, as each claim would fail.
+
+    :raises ConfigurationError: if it is one.
+    """
+    name = context.settings.worker()
+    if name.isascii():
+        return
+    try:
+        connection.execute(sa.select(sa.literal(name, sa.Text())))
+    except Exception as error:
+        if not may_be_of_a_row(error):
+            raise
+        msg = f"{context.name}: the database cannot store the name {name!r}, by its encoding; give name= in ASCII"
+        raise ConfigurationError(msg) from error
+
+
+def check_ready(connection: sa.Connection, spec: QueueSpec) -> str | None:
+    """Refuse a database that lacks tables, triggers, functions or privileges of the queue.
+
+    :return: a warning if row-level security hides every row of the queue.
+    :raises ConfigurationError: if it cannot carry an option of the queue.
+    :raises DatabaseNotReadyError: if something is missing; the message names the fix.
+    """
+    other = engine_of(connection.dialect)
+    if other is not None:
+        other.check_supported(spec)
+    _check_objects(connection, spec)
+    return _check_privileges(connection, spec)
+
+
+def _check_objects(connection: sa.Connection, spec: QueueSpec) -> None:
+    name = spec.model.__name__
+    _refuse(name, checks_of(connection).missing_schema_grants(connection, spec))
+    checks_of(connection).check_complete(connection, spec)
+    apart = checks_of(connection).split_schemas(connection, spec)
+    if apart is not None:
+        raise DatabaseNotReadyError(apart)
+
+
+def _check_privileges(connection: sa.Connection, spec: QueueSpec) -> str | None:
+    name = spec.model.__name__
+    _refuse(name, checks_of(connection).missing_grants(connection, spec))
+    policies, hidden = checks_of(connection).row_security(connection, spec)
+    if policies:
+        msg = (
+            f"row-level security hides every row from the role of this Consumer of {name}; let the owner of the table "
+            f"execute: {'; '.join(policies)}; or let a superuser give the role BYPASSRLS"
+        )
+        raise DatabaseNotReadyError(msg)
+    return hidden
+
+
+def _refuse(name: str, grants: Sequence[str]) -> None:
+    if grants:
+        msg = (
+            f"the role of this Consumer of {name} lacks privileges that its queue needs; let the owner of the tables "
+            f"execute: {'; '.join(grants)}"
+        )
+        raise DatabaseNotReadyError(msg)
+
+
+def log_started(context: ConsumerContext, *, notified: bool) -> None:
+    """Log once which queue is served, its database, the concurrency, and how new jobs are found.
+
+    :param notified: whether the table in the database sends notifications.
+    """
+    if context.start_logged:
+        return
+    context.start_logged = True
+    settings, where = context.settings, database_text(context.engine)
+    worker_kind = "task" if context.runner.can_interrupt else "thread"
+    poll = f"polling every {settings.poll_interval:g} s"
+    mode = "draining" if context.draining else "listening" if notified else "polling"
+    how = {"draining": "until no job is due", "listening": f"listening for notifications, {poll}", "polling": poll}
+    strategy = context.spec.strategy.name
+    logger.info(
+        "queue %s: started, %s, serves %s with %d worker %s%s, %s",
+        context.spec.name,
+        strategy,
+        where,
+        settings.concurrency,
+        worker_kind,
+        "" if settings.concurrency == 1 else "s",
+        how[mode],
+        extra=context.log_fields(
+            "consumer_started",
+            strategy=strategy,
+            database=where,
+            concurrency=settings.concurrency,
+            mode=mode,
+        ),
+    )

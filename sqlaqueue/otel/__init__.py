@@ -23,7 +23,7 @@ from opentelemetry import metrics, trace
 
 from sqlaqueue._version import __version__
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.events import EventName
+from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.otel.spans import SCHEMA_URL, SCOPE, ConsumerMetrics, ConsumerSpans, instrument_sessions
 from sqlaqueue.telemetry.around import check_consumer, surround
 

@@ -19,8 +19,8 @@ from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue._version import __version__
-from sqlaqueue.consumer.errors import kind_of
-from sqlaqueue.consumer.events import EventName, JobEvent, PollEvent, is_attempt
+from sqlaqueue.consumer.core.errors import kind_of
+from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, is_attempt
 from sqlaqueue.exc import Cancel, ConfigurationError, Snooze, Throttle
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import queue_spec

@@ -20,8 +20,8 @@ from sqlaqueue.admin.jobs import JobFilter, bind_arguments
 from sqlaqueue.admin.state import DEFAULT_LIMIT, keys_at_limit
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.driver import drive
+from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.consumer.sessions import resolve_factory
-from sqlaqueue.consumer.waker import Deadlines
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import specs_by_name

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.events import EventName, JobEvent, PollEvent, is_attempt
+from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, is_attempt
 from sqlaqueue.telemetry.around import check_consumer, surround, waits_of
 
 _OUTCOMES: tuple[EventName, ...] = ("completed", "retried", "failed", "cancelled", "released")

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer.events import JobEvent
+from sqlaqueue.consumer.core.events import JobEvent
 from sqlaqueue.consumer.in_flight import runs_of
 from sqlaqueue.consumer.quarantine import JournalEntry, write_entry
 from sqlaqueue.exc import JobFailed, JobResult, NotClaimableError

@@ -23,7 +23,7 @@ from sqlaqueue.consumer.claim import ClaimFailed
 from sqlaqueue.consumer.consumer import Consumer
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine, WithSession
-from sqlaqueue.consumer.events import EventName, JobEvent
+from sqlaqueue.consumer.core.events import EventName, JobEvent
 from sqlaqueue.consumer.held import run_held_batch
 from sqlaqueue.consumer.leased import (
     RescuedJob,

@@ -25,11 +25,11 @@ from sqlalchemy.orm import Session, SessionTransaction, object_session
 
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
-from sqlaqueue.consumer.errors import is_connection_lost, may_recover
+from sqlaqueue.consumer.core.errors import is_connection_lost, may_recover
+from sqlaqueue.consumer.core.waker import Deadlines, limit_connects
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.pace import longest_wait
 from sqlaqueue.consumer.sessions import check_session_class, resolve_factory
-from sqlaqueue.consumer.waker import Deadlines, limit_connects
 from sqlaqueue.exc import ConfigurationError, JobFailed, JobResult, StatementError, WaitTimeout
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of

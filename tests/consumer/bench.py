@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, JobEvent
-from sqlaqueue.consumer.events import EventName
+from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.handler_io import DEADLINE, Handler, for_async, for_sync
 from tests.consumer.models import models

@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer import background
+from sqlaqueue.consumer import base as background
 from sqlaqueue.consumer.consumer import ConsumerGroup
-from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from tests.consumer.bench import Bench, nothing, wait_until
 from tests.servers import Database

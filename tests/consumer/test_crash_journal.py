@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer import held as held_routines
 from sqlaqueue.consumer import quarantine
-from sqlaqueue.consumer.waker import _cancel
+from sqlaqueue.consumer.core.waker import _cancel
 from sqlaqueue.exc import HandlerNotStopped
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import key_text

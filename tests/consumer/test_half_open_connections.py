@@ -21,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, admin, async_wait, wait
-from sqlaqueue.consumer import pace, threads, waker
+from sqlaqueue.consumer import pace, threads
+from sqlaqueue.consumer.core import waker
 from sqlaqueue.consumer.notifications import async_listener, listener, polls
 from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer.bench import Bench, Server, nothing, wait_until
@@ -90,8 +91,8 @@ DRIVERS = pytest.mark.parametrize(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the database for two seconds at most."""
-    monkeypatch.setattr(pace, "LONGEST_IN_BUFFER", 2.0)
-    monkeypatch.setattr(pace, "CONNECT_TIMEOUT", 2)
+    monkeypatch.setattr(pace, "LONGEST_WAIT", 2.0)
+    monkeypatch.setattr(waker, "CONNECT_TIMEOUT", 2)
 
 
 def given_up(log: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 import sqlaqueue
 from sqlaqueue import Fail, Retry
 from sqlaqueue import log as library_log
-from sqlaqueue.consumer import events
+from sqlaqueue.consumer.core import events
 from sqlaqueue.consumer.threads import GracePeriod
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import FIELDS, database_text, fields

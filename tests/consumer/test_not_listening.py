@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.maintenance import leases
 from sqlaqueue.consumer.notifications import listener, polls
 from sqlaqueue.consumer.notifications.polls import PollSchedule
-from sqlaqueue.consumer.waker import Waker
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.listening import LATER, await_listening, idle, is_listening, listening_connections
 

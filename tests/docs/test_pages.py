@@ -12,7 +12,7 @@ import pytest
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.events import EventName
+from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.testing import StrategyConformance
 from tests.docs.pages import DOCS, LINK, PAGES, ROOT, TEST_NAME, page_id
 

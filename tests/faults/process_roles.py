@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import pace
-from sqlaqueue.consumer.events import EventName
+from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer.conftest import Supply
 from tests.consumer.handler_io import for_async, for_sync

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import Cancel, Fail, Snooze, claim
-from sqlaqueue.consumer.attempt_history import TRACEBACK_LIMIT, traceback_text
 from sqlaqueue.consumer.outcomes import COMPLETED, RELEASED, FinishedRun
+from sqlaqueue.consumer.settle import TRACEBACK_LIMIT, traceback_text
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Run

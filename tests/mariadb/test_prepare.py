@@ -17,7 +17,7 @@ from sqlalchemy.pool import StaticPool
 
 import sqlaqueue.mariadb
 from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, claim
-from sqlaqueue.consumer.errors import is_conflict, is_connection_lost, is_lock_or_timeout
+from sqlaqueue.consumer.core.errors import is_conflict, is_connection_lost, is_lock_or_timeout
 from sqlaqueue.engines.notifications import database_of, subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.base import violated_column, violated_constraint, violated_table

@@ -33,7 +33,7 @@ from sqlaqueue import (
     rescue,
     retry,
 )
-from sqlaqueue.consumer.errors import is_conflict
+from sqlaqueue.consumer.core.errors import is_conflict
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.testing import fire_schedules, travel, wait_until
 from tests.mariadb.unique_models import EVERY_SECOND, Mail, Order, Waiting

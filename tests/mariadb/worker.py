@@ -19,7 +19,7 @@ from sqlalchemy.orm import sessionmaker
 import sqlaqueue.mariadb
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import pace
-from sqlaqueue.consumer.events import EventName
+from sqlaqueue.consumer.core.events import EventName
 from tests.faults.history import Recorder, name_of
 from tests.mariadb.models import Effect, Job
 

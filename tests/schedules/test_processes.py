@@ -117,7 +117,7 @@ def test_schedules_are_fired_after_all_connections_went_silent(
     shared: Database, engine: sa.Engine, kind: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a failover behind a proxy: a connection without a reply is given up."""
-    monkeypatch.setattr(pace, "LONGEST_IN_BUFFER", 2.0)
+    monkeypatch.setattr(pace, "LONGEST_WAIT", 2.0)
     report = make_report()
     schedules = [hourly(report, **SECOND)]
     create(engine, report)

@@ -34,7 +34,7 @@ from sqlaqueue.consumer.maintenance.handlers_running import take_requests
 from sqlaqueue.consumer.maintenance.leases import rescue_jobs
 from sqlaqueue.consumer.maintenance.state import Retention
 from sqlaqueue.consumer.outcomes import COMPLETED, RELEASED, FinishedRun
-from sqlaqueue.consumer.startup import check_database
+from sqlaqueue.consumer.worker import check_database
 from sqlaqueue.exc import Retry
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of

@@ -54,7 +54,7 @@ from sqlaqueue.admin.doctor.vacuum import (
 )
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.consumer import pace
-from sqlaqueue.consumer.waker import Deadlines
+from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.postgresql.server import read_only

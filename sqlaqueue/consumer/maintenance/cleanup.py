@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer import quarantine
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Effect, ExecuteInOwnSession, Routine
-from sqlaqueue.consumer.errors import is_transient
+from sqlaqueue.consumer.core.errors import is_transient
 from sqlaqueue.consumer.maintenance.leases import look_for_unchanged
 from sqlaqueue.consumer.maintenance.state import MAINTAINERS, Maintenance, Walk, batch_limits
 from sqlaqueue.consumer.settings import ConsumerSettings

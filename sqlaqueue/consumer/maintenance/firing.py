@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine, Wait
-from sqlaqueue.consumer.errors import (
+from sqlaqueue.consumer.core.errors import (
     ascii_text,
     is_conflict,
     is_database_error,
@@ -22,9 +22,8 @@ from sqlaqueue.consumer.errors import (
     may_be_of_a_row,
     may_recover,
 )
-from sqlaqueue.consumer.isolation import IsolationLevel
 from sqlaqueue.consumer.pace import Intervals
-from sqlaqueue.consumer.sessions import check_transactions
+from sqlaqueue.consumer.sessions import IsolationLevel, check_transactions
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Heartbeat, Payload, Signal

@@ -19,7 +19,14 @@ from sqlaqueue._version import __version__
 from sqlaqueue.consumer.claim import TRY_AGAIN_AFTER, UnclaimableJob
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Effect, ExecuteInOwnSession, Routine
-from sqlaqueue.consumer.errors import ascii_text, error_line, is_lock_or_timeout, is_transient, is_twin, may_be_of_a_row
+from sqlaqueue.consumer.core.errors import (
+    ascii_text,
+    error_line,
+    is_lock_or_timeout,
+    is_transient,
+    is_twin,
+    may_be_of_a_row,
+)
 from sqlaqueue.consumer.leased import RescuedJob, report_rescued, report_unclaimable
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.polls import notify_released, notify_settled

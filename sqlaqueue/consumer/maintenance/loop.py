@@ -14,7 +14,7 @@ from sqlalchemy.exc import NotSupportedError
 
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Routine, Wait
-from sqlaqueue.consumer.errors import may_recover
+from sqlaqueue.consumer.core.errors import may_recover
 from sqlaqueue.consumer.maintenance import cleanup, handlers_running, leases
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.log import logger

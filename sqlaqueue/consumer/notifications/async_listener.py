@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from sqlaqueue.consumer.core.waker import limit_connects
 from sqlaqueue.consumer.notifications.listener import (
     CHECK_INTERVAL,
     REPLY_TIMEOUT,
@@ -24,7 +25,6 @@ from sqlaqueue.consumer.notifications.listener import (
     subscribe,
     unsubscribe,
 )
-from sqlaqueue.consumer.waker import limit_connects
 
 _LONGEST_END = 2.0
 """Seconds for a connection to be closed."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.waker import Waker, limit_connects, shut_down
+from sqlaqueue.consumer.core.waker import Waker, limit_connects, shut_down
 from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Payload, parse
 from sqlaqueue.sql.engine import engine_of

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Mapper, Session, attributes, defer, lazyload
 
 from sqlaqueue import admin
-from sqlaqueue.consumer.errors import is_connection_lost, is_lock_or_timeout, is_twin
+from sqlaqueue.consumer.core.errors import is_connection_lost, is_lock_or_timeout, is_twin
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec, clock

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.jobs import bind_arguments
-from sqlaqueue.consumer.errors import is_connection_lost
+from sqlaqueue.consumer.core.errors import is_connection_lost
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.postgresql.catalog_text import quoted, table_name
 from sqlaqueue.postgresql.plans import explain

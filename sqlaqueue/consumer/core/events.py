@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from sqlaqueue.consumer.errors import kind_of, text_of
+from sqlaqueue.consumer.core.errors import kind_of, text_of
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger, seconds_text
 from sqlaqueue.queue.run import Key, Run, key_text, key_value

@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from sqlaqueue.consumer import pace
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.log import fields, logger
 
@@ -470,6 +469,9 @@ def shut_down(driver: Any) -> None:
 
 # -- connections that are made, or tested ------------------------------------------------------------------------
 
+CONNECT_TIMEOUT = 10
+"""Seconds for a new connection, where the engine has no timeout of its own. Drivers would wait for a minute or more."""
+
 _LIMITED = "_sqlaqueue_limits_connects"
 
 
@@ -486,7 +488,7 @@ def limit_connects(engine: sa.Engine) -> None:
     if option is not None and not (option == "connect_timeout" and "PGCONNECT_TIMEOUT" in os.environ):
 
         def connecting(_: sa.Dialect, __: Any, ___: Any, options: dict[str, Any]) -> None:
-            options.setdefault(option, pace.CONNECT_TIMEOUT)
+            options.setdefault(option, CONNECT_TIMEOUT)
 
         event.listen(engine, "do_connect", connecting)
 

@@ -17,7 +17,7 @@ from sqlaqueue.admin.jobs import JobFilter, bind_arguments, counts, next_keys
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.consumer.core.errors import error_line, is_twin, kind_of, may_be_of_a_row
 from sqlaqueue.consumer.maintenance.leases import expired_keys
-from sqlaqueue.consumer.settle import MOMENT, SHORTEST_MOMENT
+from sqlaqueue.consumer.settle import LOCK_TIMEOUT, LOCK_TIMEOUT_ONE_BY_ONE
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.plans import shard_column
@@ -481,7 +481,7 @@ def rescue(session: Session, model: type[Any]) -> int:
                     raise
                 number = _rescue_each(session, model, spec)
         else:
-            rows = attempt(session, model, verbs.rescue(model), lock_timeout=MOMENT)
+            rows = attempt(session, model, verbs.rescue(model), lock_timeout=LOCK_TIMEOUT)
             number = _rescue_each(session, model, spec) if rows is None else len(rows)
     session.commit()
     return number
@@ -494,7 +494,7 @@ def _rescue_each(session: Session, model: type[Any], spec: QueueSpec) -> int:
         if time.monotonic() > until:
             break
         verb = returning_keys(spec, spec.strategy.rescue_some(spec, [tuple(key)]))
-        number += len(attempt(session, model, verb, lock_timeout=SHORTEST_MOMENT, keys=[tuple(key)]) or ())
+        number += len(attempt(session, model, verb, lock_timeout=LOCK_TIMEOUT_ONE_BY_ONE, keys=[tuple(key)]) or ())
     return number
 
 
@@ -605,7 +605,7 @@ def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Seq
             refused: dict[Any, str] = {}
             parts = (in_parts(session, model, some, verb, refused) for some in by_shard(session, spec, keys))
             return Requeued(sum(map(len, parts)), refused=refused)
-        rows = attempt(session, model, verb(keys), lock_timeout=MOMENT, keys=keys)
+        rows = attempt(session, model, verb(keys), lock_timeout=LOCK_TIMEOUT, keys=keys)
         if rows is not None:
             return _requeued(rows)
         # Backwards, so that of several twins among them the newest comes back.
@@ -613,7 +613,7 @@ def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Seq
         until = time.monotonic() + _LONGEST
         for key in tried:
             if time.monotonic() < until:
-                tried[key] = attempt(session, model, verb([key]), lock_timeout=SHORTEST_MOMENT, keys=[key])
+                tried[key] = attempt(session, model, verb([key]), lock_timeout=LOCK_TIMEOUT_ONE_BY_ONE, keys=[key])
     done = _sum([_requeued(rows) for rows in tried.values() if rows is not None])
     return Requeued(done, done.twins, done.left + [key_value(key) for key, rows in tried.items() if rows is None])
 

@@ -168,7 +168,7 @@ class ConsumerBase:
 
     @property
     def handler_call(self) -> Callable[..., Any]:
-        """The same, inside the middleware."""
+        """The callable that runs a job, inside the middleware."""
         return surround(self._handler, self._around, is_async=self._is_async)
 
     @property

@@ -24,10 +24,6 @@ from sqlaqueue.postgresql.claim_scan import cursor_at
 from sqlaqueue.queue.options import SHARD
 from sqlaqueue.queue.run import Key
 
-# -- held back ---------------------------------------------------------------------------------------------------------
-# Why a claim under flow control found nothing, and when the next one may find something.
-
-
 _CONTENDED = 0.005, 0.025
 """Seconds until the next claim when another transaction had locked a key: as long as a claim takes, and not the same
 for all."""
@@ -40,7 +36,7 @@ def contended() -> float:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """The state after a claim.
+    """Why a claim under flow control found nothing, and when the next one may find something.
 
     :param due: whether a job is due that was held back, so that the end of a run may let it begin.
     :param retry_in: seconds until the next claim may find something though no run ends; None if only a run's end helps.
@@ -51,7 +47,7 @@ class HeldBack:
 
     @classmethod
     def of(cls, row: Any) -> HeldBack:
-        """Return what the row of :func:`sqlaqueue.flow_control.held_back.held_back` says."""
+        """Make it from the row of :func:`sqlaqueue.flow_control.held_back.held_back`."""
         was_contended, due, seconds = row
         waits = [] if seconds is None else [max(float(seconds), 0.0)]
         if was_contended:
@@ -60,7 +56,7 @@ class HeldBack:
 
     @property
     def looks_again(self) -> HeldBack:
-        """Return the same with another claim soon.
+        """Return it with another claim soon.
 
         Where a claim's transaction holds slots, a claim takes those of one limit before it knows that another limit has
         none, and releases them then. A claim that looks meanwhile finds them taken, and no run ends that would wake it.
@@ -73,8 +69,6 @@ NOTHING = HeldBack()
 
 
 # -- unclaimable -------------------------------------------------------------------------------------------------------
-# Which jobs this process cannot claim, and the search for them. Pure, no I/O.
-#
 # A claim of several jobs fails as a whole if one row cannot be loaded, such as an enum value of a newer version of
 # the program, or if the database refuses to change one row. Then the jobs that the claim would have taken are
 # *suspects*: they are claimed by their keys, and a part that fails is divided, until one job is left that fails by
@@ -99,8 +93,6 @@ or something else keeps it from being claimed, rescued or settled, which would b
 
 @dataclass(frozen=True, slots=True)
 class UnclaimableJob:
-    """A job that this process cannot claim."""
-
     key: Key
     error: str
     """What is wrong, as text."""
@@ -144,21 +136,17 @@ class Unclaimable:
 
     @property
     def is_searching(self) -> bool:
-        """Whether suspects wait to be claimed, or are being claimed."""
         return bool(self._waiting or self._taken)
 
     @property
     def slows_down(self) -> bool:
-        """Whether so many jobs in a row were unclaimable that the next try has to wait."""
         return self._in_row >= _FAILURES_IN_ROW
 
     def jobs(self) -> list[UnclaimableJob]:
-        """Return the unclaimable jobs."""
         with self._lock:
             return list(self._jobs.values())
 
     def excluded(self) -> list[Key]:
-        """Return the keys that other claims leave out: of unclaimable jobs, and of suspects."""
         with self._lock:
             now = self._now()
             left_out = (key for key, job in self._jobs.items() if job.cause != "held up" or job.next_try > now)
@@ -168,10 +156,7 @@ class Unclaimable:
         return (key for suspects in (*self._waiting, *self._taken) for key in suspects.keys)
 
     def suspect(self, keys: Iterable[Key], *, quarantined: bool = False) -> bool:
-        """Begin to search among the jobs that a failed claim would have taken; return whether there are any new ones.
-
-        :param quarantined: whether the claim was one of quarantined jobs.
-        """
+        """Begin to search among the jobs that a failed claim would have taken; return whether any is a new one."""
         with self._lock:
             known = {*self._suspected(), *self._jobs}
             fresh = [key for key in keys if key not in known]
@@ -277,12 +262,10 @@ class Unclaimable:
         return job
 
     def unchanged(self) -> list[Key]:
-        """Return the jobs of which a claim leaves the rows as they are."""
         with self._lock:
             return [key for key, job in self._jobs.items() if job.cause == "unchanged"]
 
     def remove(self, key: Key) -> None:
-        """Forget a job that has ended, or can be claimed."""
         with self._lock:
             self._remove(key)
 
@@ -291,7 +274,6 @@ class Unclaimable:
 
 
 # -- claim jobs --------------------------------------------------------------------------------------------------------
-# Operations that claim jobs in a Session.
 
 
 class ClaimFailed(Exception):
@@ -352,10 +334,7 @@ class Claimer:
         return jobs, more
 
     def claim_suspects(self, session: Session, suspects: Suspects) -> list[Any]:
-        """Claim jobs by their keys, to find out which one cannot be claimed. A quarantined one is to run alone.
-
-        :raises ClaimFailed: whatever the error is.
-        """
+        """Claim jobs by their keys, to find out which one cannot be claimed. A quarantined one is to run alone."""
         alone = suspects.quarantined
         statement = self._excluding.claim_key if alone else self._excluding.claim_keys
         parameters = {} if alone else {LIMIT: len(suspects.keys)}
@@ -454,7 +433,6 @@ class Claimer:
         return jobs
 
     def _cursor_after(self, jobs: Sequence[Any]) -> Mapping[str, Any] | None:
-        """Return the scan cursor at the last of ``jobs``, where the next claim begins; None if there is none."""
         if self._statements.claim_from_cursor is None or not jobs:
             return None
         return cursor_at(self._spec, jobs[-1])
@@ -499,10 +477,7 @@ class Claimer:
         return jobs
 
     def claim_key(self, session: Session, key: Key) -> list[Any]:
-        """Claim the one job with this key, if it is free and due.
-
-        :raises ClaimFailed: whatever the error is.
-        """
+        """Claim the one job with this key, if it is free and due."""
         try:
             self._isolation.begin(session)
             return self._execute(session, self._statements.claim_key, {KEYS: self._spec.bind_keys([key])})
@@ -515,10 +490,7 @@ class Claimer:
         return self._execute(session, self._statements.claim_to_settle, {KEYS: self._spec.bind_keys([key])})
 
     def claim_quarantined(self, session: Session) -> list[Any]:
-        """Claim one quarantined job, or several where they may run together; none while some are running.
-
-        :raises ClaimFailed: whatever the error is.
-        """
+        """Claim one quarantined job, or several where they may run together; none while some are running."""
         statements, quarantine = self._statements, self.quarantine
         if statements.claim_quarantined is None or not quarantine.may_wait or quarantine.is_running:
             return []
@@ -553,5 +525,4 @@ class Claimer:
         return jobs
 
     def began(self, jobs: Sequence[Any]) -> None:
-        """Record that claimed jobs which are quarantined run from now on."""
         self.quarantine.begin(tuple(sa.inspect(job).identity) for job in jobs)

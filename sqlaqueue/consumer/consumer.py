@@ -23,10 +23,6 @@ from sqlaqueue.consumer.threads import ThreadRunner
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import fields, logger
 
-# -- group -------------------------------------------------------------------------------------------------------------
-# Several Consumers of one process: started together, and stopped together by a signal or the first error.
-
-
 _LONGEST_WAIT = 600.0
 """Seconds between two checks of the threads: not every system interrupts a wait when a signal arrives."""
 
@@ -41,10 +37,7 @@ class ConsumerGroup:
 
     @classmethod
     def of(cls, kind: type[ConsumerBase], consumers: Sequence[Any]) -> Self:
-        """Return the group that one call of ``run_all()`` runs.
-
-        :raises ConfigurationError: for no Consumer, one of the other kind, one given twice, or different ``signals=``.
-        """
+        """Return the group that one call of ``run_all()`` runs, after checking its arguments."""
         name = kind.__name__
         for consumer in consumers:
             if not isinstance(consumer, kind):
@@ -62,11 +55,7 @@ class ConsumerGroup:
         return cls(consumers)
 
     def check_pools(self, engines: Sequence[sa.Engine]) -> None:
-        """Refuse a pool that is too small for the Consumers that share it.
-
-        :param engines: the engines of the Consumers, in their order.
-        :raises ConfigurationError: if one is too small.
-        """
+        """Refuse a pool that is too small for the Consumers that share it; their engines are in the same order."""
         for engine in dict.fromkeys(engines):
             sharing = [one for one, used in zip(self.consumers, engines, strict=True) if used is engine]
             check_shared_pool(engine, sharing, "the Consumers of run_all()")
@@ -80,10 +69,7 @@ class ConsumerGroup:
 
     @contextmanager
     def running(self, *, signals: bool) -> Iterator[None]:
-        """End Consumers that start after :meth:`stop` at once; at the end of the block, raise the first error.
-
-        :param signals: whether SIGTERM and SIGINT stop the group.
-        """
+        """End Consumers that start after :meth:`stop` at once; at the end of the block, raise the first error."""
         for consumer in self.consumers:
             consumer.stop_requested = lambda: self._stopped
         try:
@@ -96,10 +82,7 @@ class ConsumerGroup:
             raise self.error
 
     def run_in_threads(self, runs: Sequence[tuple[str, Callable[[], object]]]) -> None:
-        """Run functions, which must not raise, each in a thread of its own, until all have returned.
-
-        :param runs: pairs of a thread's name and its function.
-        """
+        """Run functions, which must not raise, each in a thread of this name, until all have returned."""
         waker, running = Waker(), set(range(len(runs)))
 
         def run(number: int, function: Callable[[], object]) -> None:
@@ -127,7 +110,6 @@ class ConsumerGroup:
             waker.close()
 
     def failed(self, consumer: ConsumerBase, error: BaseException) -> None:
-        """Store and log the error that a Consumer raised, and stop the others."""
         kind = type(error).__name__
         extra = fields("consumer_failed", queue=consumer.queue, error_kind=kind)
         if self.error is None:
@@ -141,9 +123,6 @@ class ConsumerGroup:
         self.stop()
 
 
-# -- sync --------------------------------------------------------------------------------------------------------------
-# The long-running form for sync code: :class:`Consumer`, with a thread for each handler at work.
-#
 # ``concurrency`` is the number of threads. Under a strategy with leases the threads share the claimed jobs, one
 # handler call each; every call that uses its session has it for itself, and commits by itself. Under a strategy that
 # holds a transaction each thread claims a batch of its own and runs its jobs one after the other in that transaction;

@@ -162,20 +162,15 @@ class ConsumerContext:
 
     @property
     def spec(self) -> QueueSpec:
-        """The queue."""
         return self.settings.spec
 
     def handler_name(self, job: Any) -> str:
-        """Return the module and the name of the handler that runs a job."""
         dispatch, handlers = self.settings.dispatch, self.fork_guard.handlers
         function = function_of(handlers[0] if dispatch is None else dispatch.handler_of(job))
         return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
 
     def log_fields(self, event: str, **values: Any) -> dict[str, Any]:
-        """Return the ``extra`` of a log record."""
         return fields(event, queue=self.spec.name, worker=self.settings.worker(), **values)
-
-    # -- start and stop --------------------------------------------------------------------------------------------
 
     def _noticed(self) -> None:
         self.runner.wake_maintenance()
@@ -183,7 +178,6 @@ class ConsumerContext:
             self.report_start()
 
     def report_start(self) -> None:
-        """Notify the caller that waits for the start."""
         if self.on_start_known is not None:
             self.on_start_known()
             self.on_start_known = None
@@ -207,23 +201,17 @@ class ConsumerContext:
             raise
 
     def stop(self) -> None:
-        """Take on no more work."""
         self.stopping = True
         self.runner.stop()
 
     def fail(self, error: BaseException) -> None:
-        """End with an error, which ``run()`` raises."""
         self.error = self.error or error
         self.stop()
 
-    # -- polls -----------------------------------------------------------------------------------------------------
-
     def wants_poll(self) -> bool:
-        """Return whether it is time to poll."""
         return self.draining or self.polls.is_due() or bool(self.quarantine.waiting())
 
     def until_poll(self) -> float:
-        """Return the seconds until the next poll."""
         return max(0.0, self.polls.next_poll() - time.monotonic())
 
     def poll_when_admitted(self, ended_before: int) -> None:
@@ -255,8 +243,6 @@ class ConsumerContext:
             plenty=self.plenty, idle=self.settings.concurrency - len(busy), slow_handlers=slow_handlers
         )
 
-    # -- shared state ----------------------------------------------------------------------------------------------
-
     def changed(self, workers: int = 1) -> None:
         """Wake as many waiting workers as can do something; waking hundreds of them for one job is expensive."""
         with self.lock:
@@ -264,7 +250,7 @@ class ConsumerContext:
         self.runner.wake_workers(workers)
 
     def add_jobs(self, groups: Sequence[CallGroup]) -> None:
-        """Put claimed jobs, detached, into the buffer."""
+        """Put claimed jobs, detached from their session, into the buffer."""
         if groups:
             with self.lock:
                 self.buffer.add(groups)
@@ -279,10 +265,7 @@ class ConsumerContext:
             return self.buffer.take()
 
     def assign(self, owner: object, runs: Callable[[], list[Run]]) -> None:
-        """Record that ``owner`` works on claimed jobs.
-
-        :param runs: returns those runs that it still has.
-        """
+        """Record that ``owner`` works on claimed jobs; ``runs`` returns those that it still has."""
         with self.lock:
             self.in_flight.assign(owner, runs)
             self._work_begins()
@@ -312,7 +295,6 @@ class ConsumerContext:
             return False
 
     def claimed_runs(self) -> list[Run]:
-        """Return the claimed runs that have not ended."""
         with self.lock:
             return runs_in(self.buffer.groups()) + self.in_flight.runs()
 
@@ -415,10 +397,7 @@ class Health:
 
 
 def health_of(context: ConsumerContext | None) -> Health:
-    """Return the health of a Consumer.
-
-    :param context: its run; None if it is not running.
-    """
+    """Return the health of the Consumer of a run; None is one that is not running."""
     if context is None:
         return Health(alive=False, ready=False, problems=("it is not running",))
     # Read first: the loop sets it to None after it has set the other one.

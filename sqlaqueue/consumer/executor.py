@@ -27,7 +27,6 @@ from sqlaqueue.statements.selection import without_criteria
 from sqlaqueue.strategies import ClaimedJobs
 
 # -- job instances -----------------------------------------------------------------------------------------------------
-# Operations on the instances of claimed jobs: attach them to a session, load them again, reload them.
 
 
 def attach(session: Session, jobs: Sequence[Any]) -> list[Any]:
@@ -49,15 +48,11 @@ def attach(session: Session, jobs: Sequence[Any]) -> list[Any]:
 
 
 def expunge(session: Session) -> None:
-    """Detach all instances from the session."""
     session.expunge_all()
 
 
 def load_again(session: Session, context: ConsumerContext, runs: Sequence[Run]) -> list[Any]:
-    """Return new, detached instances of claimed jobs; without those whose lease was lost.
-
-    It is for jobs whose instances are in a session that another thread uses.
-    """
+    """Return new, detached instances for jobs whose own are in a session in use; without those whose lease was lost."""
     spec = context.spec
     mine = spec.strategy.fence(spec, ClaimedJobs(list(keys_by_token(runs).items())))
     again = sa.select(spec.model).where(mine, planned_anew()).options(*context.settings.selection.options)
@@ -135,13 +130,8 @@ class Executor:
         self.interrupt: Callable[[], object] = lambda: None
         """Ends the call early, where that is possible: it cancels the task of an AsyncConsumer."""
 
-    # -- one call after the other ----------------------------------------------------------------------------------
-
     def begin_call(self, session: Session) -> Any:
-        """Return the argument for the next call of the handler; None when there is none to make now.
-
-        :param session: the session of the handler.
-        """
+        """Return the argument for the next call of the handler in this session; None when there is none to make now."""
         if session is not self.session:
             self.session = session
             if self.savepoint is None:
@@ -197,10 +187,7 @@ class Executor:
         return wanted
 
     def end_call(self, raised: BaseException | None, session: Session) -> bool:
-        """Record that the call has returned or raised; return whether the next call can be made at once.
-
-        :param session: the session of the handler.
-        """
+        """Record that the call has returned or raised; return whether the next call can be made at once."""
         group = self.group
         if self.savepoint is None:
             used = was_used(session, group[0])
@@ -222,7 +209,6 @@ class Executor:
         return True
 
     def _result(self, raised: BaseException | None) -> BaseException | None:
-        """Return the result of the call, given what it raised and what happened meanwhile."""
         timeout = self._settings.timeout
         if self.abandoned:
             return HandlerAbandoned()
@@ -259,20 +245,15 @@ class Executor:
         if self.cancelled:
             self.cancelled = set()
 
-    # -- the groups that wait --------------------------------------------------------------------------------------
-
     def runs(self) -> list[Run]:
-        """Return the runs of all jobs here."""
         with self._context.lock:
             return runs_in((self.group, *self._leaving, *self._groups))
 
     @property
     def next_jobs(self) -> Sequence[Any]:
-        """The jobs of the next call."""
         return self._groups[0] if self._groups else ()
 
     def waiting_groups(self) -> list[CallGroup]:
-        """Return the groups that wait."""
         return list(self._groups)
 
     def remove(self, groups: Sequence[CallGroup]) -> None:
@@ -299,7 +280,6 @@ class Executor:
 
     @property
     def is_done(self) -> bool:
-        """Whether no group waits."""
         return not self._groups
 
     def blocks(self, now: float, limit: float) -> bool:

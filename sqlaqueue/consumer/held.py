@@ -60,9 +60,6 @@ from sqlaqueue.queue.run import Key, Run, key_text, keys_by_token, keys_from
 from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
 
-# -- reserve rates -----------------------------------------------------------------------------------------------------
-# Reserves the beginnings of jobs with their rates, where the claim's transaction holds the jobs.
-
 
 def reserve_rates(session: Session, context: ConsumerContext, keys: Sequence[Key]) -> set[Key]:
     """Reserve the beginnings of claimed jobs in a transaction of its own, and leave the commit to the caller.
@@ -103,7 +100,6 @@ def _pairs(values: Sequence[Any]) -> zip[tuple[Any, Any]]:
 
 
 # -- held operations ---------------------------------------------------------------------------------------------------
-# Operations on a held batch: its entry in the crash journal, and how its runs are settled.
 
 
 def begin_batch(
@@ -127,7 +123,7 @@ def begin_batch(
 
 
 def discard_entry(session: Session, context: ConsumerContext, entry: JournalEntry) -> None:
-    """Discard the journal entry of a batch whose transaction was rolled back while its worker lives, and commit."""
+    """Discard the entry of a batch whose transaction was rolled back while its worker lives, and commit."""
     quarantine_module.discard_entry(session, context.spec, entry)
     session.commit()
 

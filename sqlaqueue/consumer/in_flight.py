@@ -16,16 +16,11 @@ from sqlaqueue.consumer.pace import FLUSH_AFTER
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Key, Run
 
-# -- job buffer --------------------------------------------------------------------------------------------------------
-# Claimed jobs that wait for a worker of this process, in call groups. No I/O.
-
-
 CallGroup = Sequence[Any]
 """The jobs of one call of the handler: one, or all of a batch."""
 
 
 def run_of_claimed(job: Any) -> Run:
-    """Return the run for which a claim returned ``job``."""
     run = run_of(job)
     if run is None:  # pragma: no cover - the claim's load event sets it
         raise RuntimeError(job)
@@ -33,12 +28,10 @@ def run_of_claimed(job: Any) -> Run:
 
 
 def runs_of(jobs: Iterable[Any]) -> list[Run]:
-    """Return the runs for which claims returned ``jobs``."""
     return [run_of_claimed(job) for job in jobs]
 
 
 def runs_in(groups: Iterable[CallGroup]) -> list[Run]:
-    """Return the runs of the jobs in call groups."""
     return [run_of_claimed(job) for group in groups for job in group]
 
 
@@ -48,16 +41,12 @@ def has_waited(group: CallGroup, since: float) -> bool:
 
 
 def groups_except(groups: Iterable[CallGroup], removed: Iterable[CallGroup]) -> deque[CallGroup]:
-    """Return ``groups`` without those that are removed."""
     gone = {id(group) for group in removed}
     return deque(group for group in groups if id(group) not in gone)
 
 
 class JobBuffer:
-    """The claimed jobs of one consumer that no worker has taken yet, detached from any session.
-
-    :param lock: the lock of the consumer's shared state.
-    """
+    """The claimed jobs that no worker has taken yet, detached from any session."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
@@ -67,22 +56,18 @@ class JobBuffer:
         return len(self._groups)
 
     def add(self, groups: Iterable[CallGroup]) -> None:
-        """Add call groups."""
         with self._lock:
             self._groups.extend(groups)
 
     def take(self) -> CallGroup:
-        """Return the next call group; empty when there is none."""
         with self._lock:
             return self._groups.popleft() if self._groups else []
 
     def groups(self) -> list[CallGroup]:
-        """Return the call groups, which stay here."""
         with self._lock:
             return list(self._groups)
 
     def remove(self, groups: Iterable[CallGroup]) -> None:
-        """Remove call groups that are released."""
         with self._lock:
             self._groups = groups_except(self._groups, groups)
 
@@ -113,26 +98,18 @@ class RunningExecutor(Protocol):
 
 
 class InFlight:
-    """The jobs in the hands of workers, and the executors that call handlers.
-
-    :param lock: the lock of the consumer's shared state.
-    """
+    """The jobs in the hands of workers, and the executors that call handlers."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._runs: dict[object, Callable[[], list[Run]]] = {}
         self._executors: set[RunningExecutor] = set()
 
-    # -- jobs that a worker has taken ------------------------------------------------------------------------------
-
     def __bool__(self) -> bool:
         return bool(self._runs)
 
     def assign(self, owner: object, runs: Callable[[], list[Run]]) -> None:
-        """Record that ``owner`` works on claimed jobs; the lock is held.
-
-        :param runs: returns those runs that it still has.
-        """
+        """Record that ``owner`` works on claimed jobs; ``runs`` returns those that it still has. The lock is held."""
         self._runs[owner] = runs
 
     def release(self, owner: object) -> bool:
@@ -144,15 +121,11 @@ class InFlight:
         self._runs.clear()
 
     def runs(self) -> list[Run]:
-        """Return the runs that workers have taken and not finished."""
         with self._lock:
             return [run for runs in self._runs.values() for run in runs()]
 
-    # -- handlers that run -----------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def calling(self, executor: RunningExecutor) -> Iterator[None]:
-        """Record that an executor calls the handler, until the block ends."""
         with self._lock:
             self._executors.add(executor)
             executor.record_pace(time.monotonic())
@@ -169,12 +142,10 @@ class InFlight:
             return list(self._executors)
 
     def busy(self) -> list[RunningExecutor]:
-        """Return the executors whose handler runs now."""
         with self._lock:
             return [one for one in self._executors if one.group]
 
     def running(self) -> list[Run]:
-        """Return the runs whose handler runs now."""
         return runs_of(job for one in self.busy() for job in one.group)
 
     def sessions(self) -> list[Session]:
@@ -182,18 +153,11 @@ class InFlight:
         return [one.session for one in [*self._executors] if one.session is not None]
 
 
-# -- completion buffer -------------------------------------------------------------------------------------------------
-# Runs that have ended and are not settled yet: they wait to be settled together with others. No I/O.
-
-
 _AGAIN_AFTER, _AT_ONCE = 1.0, 3
 
 
 class CompletionBuffer:
-    """The finished runs of one consumer.
-
-    :param lock: the lock of the consumer's shared state.
-    """
+    """Runs that have ended and wait to be settled together with others."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
@@ -208,7 +172,6 @@ class CompletionBuffer:
 
     @property
     def is_settling(self) -> bool:
-        """Whether runs are being settled."""
         return bool(self._settling)
 
     def add(self, finished: Sequence[FinishedRun]) -> None:
@@ -255,22 +218,17 @@ class CompletionBuffer:
 
 
 class PostponedRuns:
-    """Finished runs whose rows another transaction has locked: they are settled later, each by itself.
-
-    :param now: the clock.
-    """
+    """Finished runs whose rows another transaction has locked: they are settled later, each by itself."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._runs: list[FinishedRun] = []
         self._at, self._now = 0.0, now
 
     def add(self, runs: Iterable[FinishedRun]) -> None:
-        """Add runs, to be tried after a while."""
         self._runs += runs
         self._at = self._now() + _AGAIN_AFTER
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time to try."""
         return bool(self._runs) and self._at <= now
 
     def take(self) -> list[FinishedRun]:

@@ -34,7 +34,7 @@ from sqlaqueue.consumer.outcomes import (
     is_disconnected,
 )
 from sqlaqueue.consumer.sessions import has_lost_connection
-from sqlaqueue.consumer.settle import MOMENT, SettledEach, without_expiring
+from sqlaqueue.consumer.settle import LOCK_TIMEOUT, SettledEach, without_expiring
 from sqlaqueue.exc import LeaseLost, WorkerDied
 from sqlaqueue.log import logger
 from sqlaqueue.mapping.runs import run_of
@@ -43,7 +43,6 @@ from sqlaqueue.sql.engine import own_work
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 
 # -- report ------------------------------------------------------------------------------------------------------------
-# What follows from the end of runs: events, counters, polls and the quarantine.
 
 
 class RescuedJob(NamedTuple):
@@ -70,21 +69,21 @@ class Report:
     claimed: int = 0
 
 
-def report(context: ConsumerContext, done: Report) -> None:
-    """Process what a routine has done."""
-    _count_and_emit(context, done.settled)
-    _emit_lease_lost(context, done.lease_lost)
+def apply(context: ConsumerContext, result: Report) -> None:
+    """Count and emit settled runs, buffer unsettled ones, end their quarantine, queue retries."""
+    _count_and_emit(context, result.settled)
+    _emit_lease_lost(context, result.lease_lost)
     with context.lock:
-        context.completions.add(done.unsettled)
+        context.completions.add(result.unsettled)
     # Whatever the outcome: a job that seems to run for ever would keep all other quarantined jobs from running.
-    if context.quarantine.end([one.run.key for one in (*done.settled, *done.lease_lost, *done.unsettled)]):
+    if context.quarantine.end([one.run.key for one in (*result.settled, *result.lease_lost, *result.unsettled)]):
         context.polls.poll_at_once()
-    context.add_jobs([[job] for job in done.retry_alone])
+    context.add_jobs([[job] for job in result.retry_alone])
 
 
 def release(context: ConsumerContext, runs: Sequence[Run]) -> None:
     """End runs without counting an attempt; they are settled together with others."""
-    report(context, Report(unsettled=[FinishedRun(run, RELEASED) for run in runs]))
+    apply(context, Report(unsettled=[FinishedRun(run, RELEASED) for run in runs]))
 
 
 def report_settled(
@@ -132,17 +131,12 @@ def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -
 
 
 def emit_claimed(context: ConsumerContext, jobs: Sequence[Any]) -> None:
-    """Emit an event for each claimed job."""
     for run in runs_of(jobs) if context.events.wants("claimed") else ():
         _emit(context, "claimed", run)
 
 
 def emit_polled(context: ConsumerContext, jobs: Sequence[Any], duration: float, *, settled: int = 0) -> None:
-    """Emit an event for a poll.
-
-    :param duration: the seconds that its statements took.
-    :param settled: the number of runs that were settled with it.
-    """
+    """Emit an event for a poll: its statements took ``duration`` seconds, and have settled some runs as well."""
     if context.events.wants_polls:
         traces = tuple(run.traceparent for run in runs_of(jobs) if run.traceparent is not None)
         context.events.emit_poll(PollEvent(context.spec.name, len(jobs), duration, settled, traces))
@@ -161,10 +155,7 @@ def report_rescued(context: ConsumerContext, rescued: Sequence[RescuedJob]) -> N
 
 
 def report_unclaimable(context: ConsumerContext, job: UnclaimableJob | None, error: BaseException, what: str) -> None:
-    """Log a job that the heartbeat names as long as it is unclaimable; None is a job that was known.
-
-    :param what: what the job cannot be: ``claimed``, ``rescued`` or ``settled``.
-    """
+    """Log a job that cannot be ``what``: claimed, rescued or settled. None is a job that was known."""
     if job is not None:
         text = "%s: job %s cannot be %s here: %s; other jobs run, and this one is tried again after %.0f s"
         extra = context.log_fields("job_unclaimable", job_key=key_value(job.key), error_kind=kind_of(error))
@@ -186,7 +177,6 @@ def _emit(
 
 
 # -- settle and claim --------------------------------------------------------------------------------------------------
-# Settle finished runs and claim jobs under leases, in one transaction.
 
 
 class ReplyLost(Exception):
@@ -198,8 +188,6 @@ class ReplyLost(Exception):
 
 
 class SettleAndClaimResult(NamedTuple):
-    """The result of :func:`settle_and_claim`."""
-
     jobs: list[Any]
     lease_lost: list[FinishedRun]
     more: bool
@@ -213,7 +201,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
     finished: Sequence[FinishedRun],
     limit: int,
     poll: Poll,
-    alone: bool,  # noqa: FBT001 - as above
+    alone: bool,  # noqa: FBT001 - an effect passes arguments by position
     suspects: Suspects | None,
 ) -> SettleAndClaimResult:
     """Settle runs, claim up to ``limit`` jobs, or quarantined ones, and commit: all in one transaction.
@@ -276,21 +264,17 @@ def _claim(  # noqa: PLR0917 - as its caller
 
 
 # -- settle finished ---------------------------------------------------------------------------------------------------
-# Routines that settle finished runs in bulk: those that have no commit of their own.
 
 
 def settle_finished(context: ConsumerContext, *, wait: bool = True) -> Routine:
-    """Settle finished runs together; if that fails, one by one, and give up those that cannot be settled at all.
-
-    :param wait: whether to wait for rows that another transaction has locked.
-    """
+    """Settle finished runs together; if that fails, one by one. ``wait`` for rows that others have locked, or not."""
     finished = context.completions.take()
     if not finished:
         return
     settler, result = context.settler, SettledEach([], [], [])
     try:
         try:
-            settle = partial(settler.settle_and_commit, lock_timeout=None if wait else MOMENT)
+            settle = partial(settler.settle_and_commit, lock_timeout=None if wait else LOCK_TIMEOUT)
             lost = yield ExecuteInOwnSession(settle, (finished,))
             result = result._replace(lease_lost=lost)
         except Exception as error:
@@ -304,10 +288,7 @@ def settle_finished(context: ConsumerContext, *, wait: bool = True) -> Routine:
 
 
 def settle_postponed(context: ConsumerContext, *, last: bool = False) -> Routine:
-    """Settle some of the runs whose rows were locked, each by itself.
-
-    :param last: whether there is no further try, so that all of them are tried.
-    """
+    """Settle some of the runs whose rows were locked, each by itself; at the ``last`` try, all of them."""
     postponed = context.completions.postponed
     while finished := postponed.take():
         try:
@@ -335,7 +316,6 @@ def _report(context: ConsumerContext, finished: Sequence[FinishedRun], result: S
 
 
 # -- worker turn -------------------------------------------------------------------------------------------------------
-# Whose turn it is to claim, and whether a worker is still busy.
 
 
 _MOST_CLAIMERS, _MANY_PEERS = 2, 3
@@ -358,10 +338,7 @@ class WorkerTurn:
         self._claims = False
         self._finished_turns = 0
 
-    # -- to run jobs -----------------------------------------------------------------------------------------------
-
     def take_jobs(self) -> Executor | None:
-        """Return an executor for buffered jobs; None when none wait."""
         context = self._context
         with context.lock:
             group = context.buffer.take()
@@ -378,10 +355,7 @@ class WorkerTurn:
         return executor
 
     def hold(self, runs: list[Run]) -> None:
-        """Record that this turn's transaction holds jobs."""
         self._context.assign(self, lambda: runs)
-
-    # -- to claim --------------------------------------------------------------------------------------------------
 
     def may_claim(self) -> bool:
         """Return whether it is this worker's turn to claim.
@@ -407,10 +381,7 @@ class WorkerTurn:
             return True
 
     def claimed(self, *, found: bool, more: bool) -> None:
-        """Record the result of a claim: if it found jobs, another worker may claim.
-
-        :param more: whether there may be more, so that several workers may claim at once.
-        """
+        """Record the result of a claim: if it found jobs, another worker may claim; if there are ``more``, several."""
         context = self._context
         with context.lock:
             context.plenty = more
@@ -510,7 +481,7 @@ def _release_late(context: ConsumerContext, jobs: Sequence[Any], late: Collectio
         # Otherwise it would be claimed and released in a loop.
         for run in again:
             context.claimer.unclaimable.add(run.key, "its handler goes on here after its timeout")
-    report(context, Report(unsettled=[FinishedRun(run, Outcome("released", delay)) for run in again]))
+    apply(context, Report(unsettled=[FinishedRun(run, Outcome("released", delay)) for run in again]))
     return [job for job in jobs if run_of_claimed(job).key not in late]
 
 
@@ -528,10 +499,7 @@ def run_to_the_end(context: ConsumerContext, executor: Executor, routine: Routin
 
 
 def run_leased(context: ConsumerContext, executor: Executor) -> Routine:
-    """Run the jobs of an executor, whose claim is committed, in the routine's session.
-
-    :return: whether the session can be reused for other jobs.
-    """
+    """Run an executor's jobs, whose claim is committed; return whether the session can be reused for other jobs."""
     quarantine, clean = context.quarantine, True
     begun = {run.key for run in executor.runs()} if quarantine.is_running else set()
     while clean:
@@ -539,7 +507,7 @@ def run_leased(context: ConsumerContext, executor: Executor) -> Routine:
         if not executor.group:
             break
         done, clean = yield from _end_runs(context, executor)
-        report(context, done)
+        apply(context, done)
         executor.end_group()
     # Jobs that are left still count as running, whichever worker runs them.
     if begun and quarantine.end(begun.difference(run.key for run in context.claimed_runs())):
@@ -597,7 +565,6 @@ def _end_runs(context: ConsumerContext, executor: Executor) -> Generator[Effect,
 
 
 def _disconnected(context: ConsumerContext, finished: Sequence[FinishedRun], error: BaseException) -> Report:
-    """End runs whose connection was lost."""
     context.quarantine.may_wait = True
     for one in finished:
         one.outcome = context.outcome_rules.disconnected(error, one.run, alone=context.outcome_rules.ran_alone(one.run))
@@ -637,5 +604,4 @@ def _commit(context: ConsumerContext, executor: Executor) -> Generator[Effect, A
 
 
 def rollback(session: Session) -> None:
-    """Undo what the session's transaction has written."""
     session.rollback()

@@ -55,7 +55,6 @@ class Outcome:
 
     @property
     def state(self) -> State:
-        """The state that follows."""
         return _STATES[self.event]
 
     def settlement(self, starts: int = 1) -> Settlement:
@@ -100,7 +99,7 @@ class FinishedRun:
     uncertain: bool = False
     """A commit was tried: if its reply was lost, the run may have been settled or not."""
     claim_committed: bool = True
-    """The claim is known to be committed; a run of another claim is not reported."""
+    """False if the reply to the claim's commit was lost: settle the run, but emit no event for it."""
     twin: str | None = None
     """The key of the twin for which the job was cancelled instead of made pending."""
 
@@ -162,10 +161,6 @@ def handler_exception(error: BaseException) -> BaseException:
     return error
 
 
-# -- conflict delays ---------------------------------------------------------------------------------------------------
-# How long a job is delayed after a conflict with another transaction: longer each time. Pure, no I/O.
-
-
 _FIRST, _LONGEST = 0.1, 30.0
 _MOST = 10_000
 """How many jobs are remembered; the counts of older ones begin anew."""
@@ -199,12 +194,6 @@ class ConflictDelays:
             with self._lock:
                 for key in keys:
                     self._times.pop(key, None)
-
-
-# -- outcome rules -----------------------------------------------------------------------------------------------------
-# What outcome a run has: a handler's exception turned into completed, retried, failed, cancelled or released.
-#
-# Pure, no I/O.
 
 
 LONGEST_DELAY = 100 * 365 * 86400.0

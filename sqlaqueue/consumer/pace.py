@@ -12,8 +12,6 @@ from sqlaqueue.postgresql.claim_scan import FEW
 from sqlaqueue.queue.options import Distribution
 
 # -- batch sizer -------------------------------------------------------------------------------------------------------
-# How many jobs to claim at once, and how many of them one worker runs in a row. Pure, no I/O.
-#
 # A :class:`BatchSizer` is told how long handlers and claims took, and answers with numbers: about a second's work is
 # claimed, so that no job waits in a busy process while another process is idle.
 
@@ -101,10 +99,7 @@ class BatchSizer:
         return None if self._fixed else LATE
 
     def record_calls(self, duration: float, *, calls: int = 1, unused: bool) -> None:
-        """Record that a handler was called ``calls`` times and took ``duration`` seconds a job.
-
-        :param unused: whether the handler did not use its session.
-        """
+        """Record ``calls`` calls that took ``duration`` seconds a job; ``unused`` if none used its session."""
         known = duration if self._duration is None else self._duration
         self._duration = known + (1 - (1 - _SMOOTHING) ** calls) * (duration - known)
         self._unused_in_row = self._unused_in_row + calls if unused else 0
@@ -124,7 +119,6 @@ class BatchSizer:
         return longest if self._unused_in_row >= least and least * (self._duration or longest) <= longest else None
 
     def record_claim(self, took: float) -> None:
-        """Record that a claim took so many seconds."""
         self._claim_took += _SMOOTHING * (took - self._claim_took)
 
     def jobs_during_claim(self) -> int:
@@ -150,8 +144,6 @@ class BatchSizer:
 
 
 # -- scan cursor -------------------------------------------------------------------------------------------------------
-# From where a claim scans the queue: from its head, or from where the last claim ended. Pure, no I/O.
-#
 # Claimed jobs leave dead entries at the head of the index. As long as an old snapshot may see them they cannot be
 # removed, and each scan from the head reads all of them again, so a claim may begin at a cursor, where the last one
 # ended. Such a claim misses jobs before the cursor: a late commit, a retry, a more urgent job. So some claims scan
@@ -227,10 +219,6 @@ class ScanCursor:
                 self._head_due = self._now() + min(longest, _SHARE * max(extra, 0.0))
 
 
-# -- shard turns -------------------------------------------------------------------------------------------------------
-# The order in which a Consumer serves the shards of a distributed table.
-
-
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
 """For how many seconds claims leave out a shard whose server did not answer: longer each time."""
 
@@ -262,21 +250,18 @@ class ShardTurns:
         return [value for value in in_turn if value not in away or away[value][0] <= now] or in_turn
 
     def claimed(self, value: Any, number: int) -> None:
-        """Record that a claim has found a number of jobs with this value."""
         if self._away:
             self._away.pop(value, None)
         if number:
             self._last = value
 
     def failed(self, value: Any) -> None:
-        """Record that a claim of this value has failed."""
         _, pause = self._away.get(value, (0.0, _FIRST_PAUSE / 2))
         pause = min(2 * pause, _LONGEST_PAUSE)
         self._away[value] = self._now() + pause, pause
 
 
 # -- intervals ---------------------------------------------------------------------------------------------------------
-# The intervals of a consumer, with jitter: polls, heartbeats, rescues and other maintenance. Pure, no I/O.
 
 
 EXTENSIONS_PER_LEASE = 3
@@ -303,10 +288,7 @@ _SHORTEST_PAUSE = 0.05
 
 
 def longest_wait(lease: float) -> float:
-    """Return the seconds for which a Consumer waits for the database at most, before it gives its connection up.
-
-    :param lease: the seconds of a lease. What takes longer than two comes too late, whatever the reply.
-    """
+    """Return the seconds to wait for the database at most. What takes longer than two leases comes too late."""
     return min(LONGEST_WAIT, max(SHORTEST_WAIT, 2 * lease))
 
 
@@ -326,20 +308,18 @@ class Intervals:
         """How many tries in a row have failed since the database answered."""
 
     def poll(self) -> float:
-        """Return the seconds until the next poll of an empty queue."""
         return self.poll_interval * (0.9 + 0.2 * self._draw())
 
     def failed(self) -> float:
-        """Record that the database did not answer; return the seconds until the next try.
+        """Record that the database did not answer; return the seconds until the next try, which have a limit.
 
-        The cap bounds how long a consumer stays away after the database is back.
+        It bounds how long a consumer stays away after the database is back.
         """
         self.failures += 1
         longest: float = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self.failures, 10))
         return longest * (0.5 + 0.5 * self._draw())
 
     def succeeded(self) -> None:
-        """Record that the database answered."""
         self.failures = 0
 
     def heartbeat(self, peers: int) -> float:
@@ -355,7 +335,6 @@ class Intervals:
         return RESCUE * (1 + min(rank, 15) * 0.02 + 0.01 * self._draw())
 
     def cancellations(self) -> float:
-        """Return the seconds until the next query for requests to cancel running jobs."""
         return RESCUE * (0.8 + 0.4 * self._draw())
 
     def reconcile(self, took: float) -> float:
@@ -363,7 +342,6 @@ class Intervals:
         return max(RECONCILE, 100 * took) * (0.9 + 0.2 * self._draw())
 
     def retention(self) -> float:
-        """Return the seconds until the next deletion of old finished jobs."""
         return RETENTION * (0.9 + 0.2 * self._draw())
 
     def between_batches(self, took: float) -> float:

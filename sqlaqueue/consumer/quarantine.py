@@ -59,22 +59,17 @@ class Quarantine:
         self._lock = threading.Lock()
 
     def add(self, keys: Iterable[Key], *, together: bool = False) -> None:
-        """Remember jobs that are to be claimed one by one.
-
-        :param together: whether other quarantined jobs may run meanwhile; a job that has to run alone stays so.
-        """
+        """Remember jobs to claim one by one; ``together`` with other quarantined jobs unless they have to run alone."""
         with self._lock:
             for key in keys:
                 self._waiting[key] = not together or self._waiting.get(key, False)
 
     def waiting(self) -> list[Key]:
-        """Return the jobs that are to be claimed by their keys."""
         with self._lock:
             return list(self._waiting)
 
     @property
     def is_running(self) -> bool:
-        """Whether a quarantined job is running, or several together."""
         return bool(self._running)
 
     def begin(self, keys: Iterable[Key]) -> None:
@@ -111,8 +106,6 @@ class Quarantine:
 
 
 # -- crash journal -----------------------------------------------------------------------------------------------------
-# The crash journal: which jobs a held transaction is about to run, so that a crash leaves a trace.
-#
 # A strategy that holds a transaction leaves no trace of a claim whose worker dies: the database rolls it back, the
 # attempts with it, and a job that kills its worker would run for ever. So before a batch runs, a second connection
 # commits one row with the keys of its jobs; the batch's own transaction deletes it. A job that is claimed and found
@@ -144,10 +137,7 @@ class JournalEntry:
     kept_starts: int = 0
 
     def keep(self, keys: Sequence[Key], *, starts: int) -> None:
-        """Have the journal keep some jobs as quarantined when the entry is discarded.
-
-        :param starts: how many starts count as attempts.
-        """
+        """Have the journal keep some jobs as quarantined, with so many starts that count as attempts."""
         self.kept_names, self.kept_starts = tuple(key_text(key) for key in keys), starts
 
     def quarantined_among(self, keys: Sequence[Key], *, died_again: bool = False) -> list[Key]:
@@ -184,7 +174,7 @@ class CrashJournal:
             self._discarded[entry.id] = entry
 
     def discard_all(self) -> None:
-        """Do so for every running batch: its worker lives and will not finish it."""
+        """Discard the entries of all running batches: their workers live and will not finish them."""
         with self._lock:
             self._discarded |= self._open
             self._open.clear()
@@ -193,9 +183,6 @@ class CrashJournal:
         """Return an entry whose row is to be deleted, and forget it; None when there is none."""
         with self._lock:
             return self._discarded.popitem()[1] if self._discarded else None
-
-
-# -- operations ------------------------------------------------------------------------------------------------
 
 
 def write_entry(

@@ -40,8 +40,6 @@ _TRIES = 20
 
 
 class _RowLocation(UserDefinedType[str]):
-    """The physical location of a row in its table."""
-
     cache_ok = True
 
     def get_col_spec(self, **_: Any) -> str:
@@ -75,10 +73,7 @@ class IsolationLevel:
         return self.default in _STRICT
 
     def begin(self, session: Session) -> None:
-        """Begin a transaction of the Consumer at READ COMMITTED.
-
-        This sends no statement of its own: the driver sends the level with BEGIN.
-        """
+        """Begin a transaction at READ COMMITTED. It sends no statement: the driver sends the level with BEGIN."""
         if self.is_strict and not _is_connected(session):
             options = {"isolation_level": READ_COMMITTED}
             with routing_to_primary(session):
@@ -90,10 +85,7 @@ class IsolationLevel:
         return self.default if level is None else str(level).upper().replace("_", " ")
 
     def lock_rows_on_begin(self, session: Session, running: Callable[[], Sequence[Run]]) -> None:
-        """Lock the rows of jobs whenever their handler begins a transaction at a strict level.
-
-        :param running: returns the runs of the current call of the handler.
-        """
+        """Lock the rows of the running jobs whenever their handler begins a transaction at a strict level."""
         if _CALL not in session.info:
             event.listen(session, "after_begin", _lock_rows)
         session.info[_CALL] = (self, self._spec, running)
@@ -183,7 +175,6 @@ def _scan_tables(connection: sa.Connection, setting: str) -> None:
 
 
 # -- connection checks -------------------------------------------------------------------------------------------------
-# Checks of the sessions, the engine and the pool that a Consumer is given; each error says what to give instead.
 
 
 _SHARED_CONNECTION_POOLS = (StaticPool, SingletonThreadPool, AssertionPool)
@@ -227,10 +218,7 @@ def check_engine(session: Session, mapper: Any, who: str, spec: QueueSpec | None
 
 
 def shared_connection_error(who: str, source: str) -> ConfigurationError:
-    """Return the error for sessions that share one connection.
-
-    :param source: what gives them the same connection: the engine or its pool.
-    """
+    """Return the error for sessions that share a connection because of ``source``, the engine or its pool."""
     return ConfigurationError(
         f"{who}: {source} does not give each session a connection of its own, so handlers would commit and roll back "
         "each other's work; make the engine without poolclass= and creator=, or with poolclass=NullPool"
@@ -238,10 +226,7 @@ def shared_connection_error(who: str, source: str) -> ConfigurationError:
 
 
 def check_two_phase(session: Session, model: str) -> None:
-    """Refuse sessions with two-phase commits for a queue whose table sends notifications.
-
-    :raises ConfigurationError: if ``session`` is one.
-    """
+    """Refuse two-phase commits for a queue whose table sends notifications."""
     if session.twophase:
         msg = (
             f"{model}: PostgreSQL cannot prepare a transaction that has sent a notification, so a queue whose sessions "
@@ -252,10 +237,7 @@ def check_two_phase(session: Session, model: str) -> None:
 
 
 def check_pool(pool: Pool, consumer: PoolUser, who: str) -> None:
-    """Refuse a pool with fewer connections than one Consumer uses at once.
-
-    :raises ConfigurationError: if the pool is too small.
-    """
+    """Refuse a pool with fewer connections than one Consumer uses at once."""
     needed, limit = consumer.connections, pool_limit(pool)
     if limit is not None and limit < needed:
         msg = (
@@ -267,10 +249,7 @@ def check_pool(pool: Pool, consumer: PoolUser, who: str) -> None:
 
 
 def check_shared_pool(engine: sa.Engine, consumers: Sequence[PoolUser], who: str) -> None:
-    """Refuse an engine whose pool has fewer connections than all Consumers that share it use at once.
-
-    :raises ConfigurationError: if the pool is too small.
-    """
+    """Refuse an engine whose pool has fewer connections than all Consumers that share it use at once."""
     limit, needed = pool_limit(engine.pool), sum(consumer.connections for consumer in consumers)
     if limit is not None and limit < needed:
         msg = (
@@ -345,13 +324,10 @@ def _check_level(session: Session, spec: QueueSpec, isolation: IsolationLevel, l
 
 
 def driver_connection(session: Session, bind: dict[str, Any]) -> Any:
-    """Return the driver's connection that a session uses."""
     return session.connection(bind_arguments=dict(bind)).connection.driver_connection
 
 
 # -- connection events -------------------------------------------------------------------------------------------------
-# Event listeners of one connection, also where SQLAlchemy accepts none.
-#
 # A connection of ``engine.execution_options(...)``, such as of a tenant with its own schema, refuses listeners in the
 # older versions of SQLAlchemy 2.0. There, one listener of the engine calls those of the connection.
 
@@ -396,8 +372,6 @@ def _caller(name: str) -> Listener:
 
 
 # -- handler misuse ----------------------------------------------------------------------------------------------------
-# Detects what a handler must not do: end the transaction that holds its batch, or change its job's state or key.
-#
 # Only the Consumer settles a run. After a handler has changed the state or the key of its job, the run could not be
 # settled, or the job would run again under the new key. A handler may change all other columns, and may delete the
 # job through the session. The checks run before the handler's writes are committed.
@@ -412,7 +386,6 @@ _FIX = "return, or raise Retry, Snooze, Fail or Cancel, and the Consumer settles
 
 
 def ends_transaction(statement: str) -> bool:
-    """Return whether a statement, given as text, ends its transaction."""
     return _ENDS_TRANSACTION.match(statement) is not None
 
 
@@ -507,7 +480,6 @@ def refuse_changed_rows(session: Session, spec: QueueSpec, lost: Sequence[Run]) 
 
 
 # -- session factory ---------------------------------------------------------------------------------------------------
-# Checks of session factories and sessions where they are given, so that a mistake is found before the first job.
 
 
 def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
@@ -537,11 +509,7 @@ def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
 
 
 def check_session_class(made: type[Any], factory: Any, what: str, *, is_async: bool) -> None:
-    """Refuse a factory that makes the other kind of sessions.
-
-    :param made: the class of its sessions.
-    :raises ConfigurationError: if sync code was given AsyncSessions, or async code Sessions.
-    """
+    """Refuse a factory that makes sessions of the other kind."""
     if issubclass(made, async_class("AsyncSession") if is_async else Session):
         return
     maker = "an async_sessionmaker" if is_async else "a sessionmaker"
@@ -556,15 +524,8 @@ def _other_kind(what: str) -> str:
     return f"Async{what}" if what[0].isupper() else f"async_{what}"
 
 
-# -- session usage -----------------------------------------------------------------------------------------------------
-# Whether a handler has used its session, so that its run needs a commit of its own. No I/O.
-
-
 def was_used(session: Session, job: Any) -> bool:
-    """Return whether a handler has used a session that was clean, to read or to write.
-
-    :param job: one of the handler's jobs.
-    """
+    """Return whether a handler of ``job`` has used a session that was clean, to read or to write."""
     # Adding, deleting or changing an instance begins a transaction as well.
     if session.in_transaction():
         return transaction_used(session, session.get_transaction())
@@ -585,17 +546,13 @@ def has_lost_connection(session: Session) -> bool:
     transaction = session.get_transaction()
     if transaction is None:
         return False
-    used = {id(each[0]): each[0] for each in transaction._connections.values()}  # noqa: SLF001 - as above
+    used = {id(each[0]): each[0] for each in transaction._connections.values()}  # noqa: SLF001 - session.connection() would begin one
     return any(connection.invalidated for connection in used.values())
 
 
 def is_expired(job: Any) -> bool:
     """Return whether a job is expired, and with it all jobs of its session."""
     return instance_state(job).expired
-
-
-# -- savepoint ---------------------------------------------------------------------------------------------------------
-# The savepoint in a held transaction within which handlers run: it can be rolled back without losing the batch.
 
 
 _GUARD = "sqlaqueue_guard"
@@ -700,7 +657,6 @@ class Savepoint:
 
 
 def _is_open(session: Session) -> bool:
-    """Return whether a handler of the session is running in a savepoint."""
     savepoint: Savepoint | None = session.info.get(_GUARD)
     return savepoint is not None and savepoint.is_open
 

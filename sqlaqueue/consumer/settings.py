@@ -28,15 +28,10 @@ from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.statements.verbs import storable
 
 # -- handlers ----------------------------------------------------------------------------------------------------------
-# Handlers: the check of their signature, and the choice of one by the class of a job.
 
 
 def check_handler(handler: Any, consumer: str, *, batch: bool) -> None:
-    """Refuse a handler that cannot be called with a session and a job, or a list of jobs.
-
-    :param consumer: the name of the Consumer's class, for the error.
-    :raises ConfigurationError: if it cannot.
-    """
+    """Refuse a handler that cannot be called with a session and a job, or a list of jobs."""
     call = f"(session, {'jobs' if batch else 'job'})"
     if not callable(handler):
         msg = f"{consumer}(handler={handler!r}): a handler is a callable, handler{call}"
@@ -128,10 +123,7 @@ class Dispatch:
         self.check()
 
     def check(self) -> None:
-        """Refuse to serve when some class has no handler, such as one that has been mapped in the meantime.
-
-        :raises ConfigurationError: naming the classes.
-        """
+        """Refuse to serve when some class has no handler, such as one that has been mapped in the meantime."""
         model = self._chosen.entity
         lacking = [mapper.class_.__name__ for mapper in self._mappers() if self._nearest(mapper.class_) is None]
         if lacking:
@@ -172,11 +164,9 @@ class Dispatch:
 
     @property
     def handlers(self) -> list[Callable[..., Any]]:
-        """All handlers."""
         return [*self.by_class.values()]
 
     def handler_of(self, job: Any) -> Callable[..., Any]:
-        """Return the handler of a job."""
         cls = self._nearest(type(job))
         if cls is None:
             msg = f"there is no handler for {type(job).__name__}, which was mapped after this Consumer had begun"
@@ -238,7 +228,6 @@ class ConsumerSettings:
 
     @property
     def spec(self) -> QueueSpec:
-        """The queue."""
         return self.selection.spec
 
     @property
@@ -253,7 +242,6 @@ class ConsumerSettings:
 
     @property
     def holds_transaction(self) -> bool:
-        """Whether claimed jobs belong to an open transaction."""
         return self.spec.strategy.holds_transaction
 
     @property
@@ -266,12 +254,10 @@ class ConsumerSettings:
 
     @property
     def notifies(self) -> bool:
-        """Whether the queue's table sends notifications of new jobs."""
         return wakes(self.spec)
 
     @property
     def has_leases(self) -> bool:
-        """Whether there are leases to extend and to rescue."""
         return not self.holds_transaction and self.spec.has("lease_expires_at")
 
     @property
@@ -285,7 +271,6 @@ class ConsumerSettings:
         return self.concurrency + (2 if self.schedules else 1)
 
     def timeout_error(self) -> JobTimeout:
-        """Return the error of a run whose handler has exceeded the timeout."""
         return JobTimeout(f"the handler ran for longer than {self.timeout:g} seconds")
 
     def call_groups(self, jobs: Sequence[Any]) -> list[list[Any]]:
@@ -420,17 +405,11 @@ def _check_states(spec: QueueSpec) -> None:
 
 
 # -- middleware --------------------------------------------------------------------------------------------------------
-# Middleware: callables around each call of a handler, which see the job and the handler's result or error.
-#
 # The idea is that of WSGI's middleware and of ``River``'s worker middleware: a callable receives the next one.
 
 
 def check_middleware(around: object, consumer: str, *, is_async: bool) -> tuple[Callable[..., Any], ...]:
-    """Return the middleware of a Consumer, outermost first.
-
-    :param consumer: the name of the Consumer's class, for errors.
-    :raises ConfigurationError: if one cannot be called with a job and a callable, or is of the other kind.
-    """
+    """Return the middleware of a Consumer, outermost first, after checking how each can be called."""
     if callable(around) or not isinstance(around, Iterable):
         msg = f"{consumer}(around={around!r}): give a list of callables, around=[middleware]"
         raise ConfigurationError(msg)

@@ -42,14 +42,18 @@ from sqlaqueue.statements.verbs import settle_statement, storable, with_run_deta
 from sqlaqueue.strategies import ClaimedJobs
 from sqlaqueue.strategies.twins import unique_key
 
+LOCK_TIMEOUT = "500ms"
+"""The longest time to wait for a lock where others wait as well, for a transaction that has enqueued a twin, or for the
+table of the attempt history: the settlement has locked jobs, whose leases are not extended."""
+
+LOCK_TIMEOUT_ONE_BY_ONE = "10ms"
+"""The longest time to wait for a lock for one job of many, each of which may have a twin in the same transaction."""
+
 TRACEBACK_LIMIT = 10_000
 """The length of a traceback in characters; of a longer one the middle is left out."""
 
 _WARN_EVERY = 60.0
 """Seconds between two warnings that the history cannot be written."""
-
-_LOCK_TIMEOUT = "500ms"
-"""The longest time to wait for a lock on the table. The settlement has locked jobs, whose leases are not extended."""
 
 _WORKER, _LOCK_TIMEOUT_BEFORE = "sqlaqueue_worker", "sqlaqueue_lock_timeout"
 _MICROSECOND = timedelta(microseconds=1)
@@ -134,7 +138,6 @@ class AttemptHistory:
             raise NotSettled(msg) from error
 
     def warn(self, error: Exception) -> None:
-        """Log that attempts could not be written, at most once a minute."""
         now = time.monotonic()
         if self._warned_at is not None and now - self._warned_at < _WARN_EVERY:
             return
@@ -145,7 +148,6 @@ class AttemptHistory:
         logger.warning(text, queue, kind, str(error).strip().partition("\n")[0], extra=extra)
 
     def _statement(self, attempts: Sequence[FinishedRun]) -> tuple[Any, dict[str, Any]]:
-        """Return the INSERT for these attempts, with its parameters."""
         now = time.monotonic()
         runs = [one.run for one in attempts]
         # Keys of different types cannot be one array, so each part of a key is one.
@@ -174,7 +176,7 @@ class AttemptHistory:
 
 
 _LIMIT_LOCKS: Any = sa.select(
-    sa.func.current_setting("lock_timeout"), sa.func.set_config("lock_timeout", _LOCK_TIMEOUT, sa.true())
+    sa.func.current_setting("lock_timeout"), sa.func.set_config("lock_timeout", LOCK_TIMEOUT, sa.true())
 )
 
 
@@ -275,7 +277,6 @@ def traceback_text(error: BaseException) -> str | None:
 
 
 # -- uncertain commits -------------------------------------------------------------------------------------------------
-# Commits whose reply is lost: whether they took place is checked when their runs are settled again.
 
 
 def commit_settlements(session: Session, finished: Sequence[FinishedRun]) -> None:
@@ -314,12 +315,6 @@ def really_lost(
             lost_indeed.append(one)
     return lost_indeed
 
-
-MOMENT = "500ms"
-"""The longest time to wait for a lock where others wait as well, or for a transaction that has enqueued a twin."""
-
-SHORTEST_MOMENT = "10ms"
-"""The same for one job of many, each of which may have a twin in the same transaction."""
 
 BESIDE_ORM = {"synchronize_session": False}
 """Consumers settle beside the ORM: the instances are not used any more."""
@@ -377,7 +372,6 @@ class Settler:
         return lost
 
     def _settled(self, finished: Sequence[FinishedRun], lost: Sequence[FinishedRun]) -> Sequence[FinishedRun]:
-        """Return the runs that were not lost."""
         if not lost:
             return finished
         # The row of a job that its handler has deleted is not found in a held transaction, and it is settled by that.
@@ -411,7 +405,6 @@ class Settler:
         return settled
 
     def _complete(self, session: Session, token: Any, keys: list[Key]) -> list[Key]:
-        """Complete runs of one claim, and return the keys of those that were still claimed."""
         bound = {RUN_TOKEN: token, KEYS: self._spec.bind_keys(keys), EXPECTED: len(keys)}
         # Without the ORM, which would do nothing for this statement.
         rows = session.connection(bind_arguments=self._bind).execute(self._statements.complete, bound).all()
@@ -421,10 +414,7 @@ class Settler:
     def settle_and_commit(
         self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str | None = None
     ) -> list[FinishedRun]:
-        """Settle runs in a transaction of their own; return those whose lease was lost.
-
-        :param lock_timeout: how long to wait for other transactions; None for as long as it takes.
-        """
+        """Settle runs in a transaction; return those whose lease was lost. None for ``lock_timeout`` waits on."""
         try:
             lost = self.settle_again(session, finished, lock_timeout=lock_timeout)
             self.commit(session, finished)
@@ -451,7 +441,7 @@ class Settler:
         It waits for a moment at most where another transaction may have enqueued a twin and not committed it.
         """
         if lock_timeout is None and self._may_meet_twin(finished):
-            lock_timeout = MOMENT
+            lock_timeout = LOCK_TIMEOUT
         if lock_timeout is not None:
             limit: Any = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'").execution_options(**{OURS: True})
             if may_be_other_engine() and engine_of(session.connection(bind_arguments=self._bind).dialect) is not None:
@@ -473,10 +463,10 @@ class Settler:
         """Settle runs one by one, so that one that cannot be settled does not block the others."""
         result = SettledEach([], [], [])
         for one in finished:
-            limit = None if wait else MOMENT
+            limit = None if wait else LOCK_TIMEOUT
             if self._may_meet_twin([one]):
                 # The others must not wait for one transaction again and again.
-                limit = SHORTEST_MOMENT
+                limit = LOCK_TIMEOUT_ONE_BY_ONE
             try:
                 result.lease_lost.extend(self.settle_and_commit(session, [one], lock_timeout=limit))
             except Exception as error:
@@ -508,10 +498,7 @@ class Settler:
         logger.warning(text, key_text(run.key), queue, one.outcome.event, error, extra=extra)
 
     def _settle_otherwise(self, session: Session, one: FinishedRun, error: Exception) -> list[FinishedRun] | None:
-        """Settle a run whose outcome the database refuses.
-
-        :return: the run if its lease was lost; None when it cannot be settled at all.
-        """
+        """Settle a run whose outcome is refused; return it if its lease was lost, None if that is impossible."""
         for other in self.other_outcomes(one, error):
             one.outcome = other
             try:
@@ -565,7 +552,6 @@ class Settler:
 
 
 def _by_outcome(finished: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
-    """Return runs in groups with the same outcome."""
     groups: dict[Any, list[FinishedRun]] = {}
     # Nearly all succeed, and there are many.
     usual = [one for one in finished if one.outcome is COMPLETED and one.starts == 1]

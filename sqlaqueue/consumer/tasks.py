@@ -74,30 +74,23 @@ class TaskRunner:
         if schedules and not draining:
             self._firing = FiringProcess(schedules, self._schedules.set, self._listen_to_schedules)
 
-    # -- what routines ask for -------------------------------------------------------------------------------------
-
     def listen(self) -> None:
-        """Begin to listen for notifications."""
         context = self.context
         context.polls.peers.subscribed = True
         async_listener_of(context.engine).add(channel_of(context.spec), context.polls)
 
     def reconnect(self) -> None:
-        """Listen on another connection."""
         async_listener_of(self.context.engine).reconnect()
 
     def wake_workers(self, number: int) -> None:
-        """Wake some of the workers that wait for a change."""
         for changed in [*itertools.islice(self._waiting, number)]:
             del self._waiting[changed]
             changed.set()
 
     def wake_poller(self) -> None:
-        """Wake the worker that waits for the next poll."""
         self._poll.set()
 
     def wake_maintenance(self) -> None:
-        """Wake the maintenance loop."""
         self._maintenance.set()
 
     def stop(self) -> None:
@@ -113,8 +106,6 @@ class TaskRunner:
         if self._firing is not None:
             self._firing.stop()
         self.wake_workers(self.context.settings.concurrency)
-
-    # -- tasks -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Run until the workers have ended, or are abandoned."""
@@ -195,8 +186,6 @@ class TaskRunner:
         self._grace.end()
         self._deadlines.hurry(HURRY)
         await asyncio.wait(workers, timeout=_CANCELLATION)
-
-    # -- effects ---------------------------------------------------------------------------------------------------
 
     async def _drive(self, routine: Routine, session: AsyncSession | None = None) -> Any:
         return await adrive(routine, lambda effect: self._perform(effect, session))
@@ -321,7 +310,6 @@ class TaskRunner:
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
-    """Wait until an event is set, or for some seconds."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -49,7 +49,6 @@ from sqlaqueue.sql.engine import own_work
 from sqlaqueue.write_routing import execute
 
 # -- shutdown ----------------------------------------------------------------------------------------------------------
-# The shutdown of a run: the grace period for running handlers, then what is settled, released and logged.
 
 
 HURRY = 5.0
@@ -73,7 +72,6 @@ class GracePeriod:
         self._ended_before = self._released_before = 0
 
     def begin(self) -> None:
-        """Begin the grace period, unless it has begun."""
         if self._deadline is None:
             context = self._context
             self._deadline = time.monotonic() + self._seconds
@@ -143,10 +141,7 @@ def shut_down(context: ConsumerContext) -> Routine:
 
 
 def not_stopped_error(context: ConsumerContext, left: Sequence[RunningExecutor]) -> HandlerNotStopped | None:
-    """Return the error of a run that ends although handlers go on; None if all have ended.
-
-    :param left: the executors whose handler runs.
-    """
+    """Return the error of a run that ends although these handlers go on; None if all have ended."""
     calls = [(list(one.group), time.monotonic() - one.started) for one in left]
     names = [
         f"{context.handler_name(jobs[0])} (job {', '.join(key_text(run.key) for run in runs_of(jobs)[:_MOST_NAMED])}, "
@@ -167,9 +162,6 @@ def not_stopped_error(context: ConsumerContext, left: Sequence[RunningExecutor])
 
 def _deregister(context: ConsumerContext) -> Routine:
     yield ExecuteInOwnSession(deregister, (context,))
-
-
-# -- the log ---------------------------------------------------------------------------------------------------
 
 
 def _log_shutdown(context: ConsumerContext, grace: float) -> None:
@@ -196,7 +188,6 @@ def _log_shutdown(context: ConsumerContext, grace: float) -> None:
 
 
 def _log_grace_period_over(context: ConsumerContext, grace: float) -> None:
-    """Log how many jobs still run after the grace period."""
     running = len(context.in_flight.running())
     if running:
         logger.warning(
@@ -217,7 +208,6 @@ def _running(number: int) -> str:
 
 
 # -- thread runner -----------------------------------------------------------------------------------------------------
-# The threads of one run of a Consumer: one for each worker, and one for maintenance.
 
 
 _MOMENT = 0.02
@@ -252,41 +242,31 @@ class ThreadRunner:
         if schedules and not draining:
             self._firing = FiringProcess(schedules, self._schedules.set, self._listen_to_schedules)
 
-    # -- what routines ask for -------------------------------------------------------------------------------------
-
     def listen(self) -> None:
-        """Begin to listen for notifications."""
         context = self.context
         context.polls.peers.subscribed = True
         listener.listen(context.engine, channel_of(context.spec), context.polls)
 
     def reconnect(self) -> None:
-        """Listen on another connection."""
         listener.reconnect(self.context.engine)
 
     def wake_workers(self, number: int) -> None:
-        """Wake some of the workers that wait for a change."""
         with self._changed:
             self._changed.notify(number)
 
     def wake_poller(self) -> None:
-        """Wake the worker that waits for the next poll."""
         self._poll.set()
 
     def wake_maintenance(self) -> None:
-        """Wake the maintenance loop."""
         self._maintenance.set()
 
     def stop(self) -> None:
-        """Wake everything that waits."""
         self._stopped.set()
         self.wake_poller()
         if self._firing is not None:
             self._firing.stop()
         self.wake_workers(self.context.settings.concurrency)
         self._waker.wake()
-
-    # -- threads ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run until the workers have ended, or are abandoned."""
@@ -387,8 +367,6 @@ class ThreadRunner:
                 # A signal handler of the program has forked while this thread waited, and this process is the child.
                 context.fork_guard.end_child()
 
-    # -- effects ---------------------------------------------------------------------------------------------------
-
     def _drive(self, routine: Routine, session: Session | None = None) -> Any:
         return drive(routine, lambda effect: self._perform(effect, session))
 
@@ -472,10 +450,7 @@ class ThreadRunner:
             self._check_descriptors(executor)
 
     def _check_descriptors(self, executor: Executor) -> None:
-        """End this run, without a further statement, if the handler has closed descriptors.
-
-        :raises HandlerMisuseError: if it has.
-        """
+        """End this run, without a further statement, if the handler has closed descriptors."""
         try:
             self._waker.check()
         except HandlerMisuseError as error:

@@ -26,8 +26,8 @@ from sqlaqueue.consumer.held import discard_entries, run_held_batch
 from sqlaqueue.consumer.leased import (
     Report,
     WorkerTurn,
+    apply,
     claim_leased_batch,
-    report,
     report_unclaimable,
     run_leased,
     run_to_the_end,
@@ -66,7 +66,7 @@ def work(context: ConsumerContext, reconcile: Reconcile) -> Routine:
     while not context.stopping:
         try:
             yield WithSession(_take_turns(context, _leased_turn, reconcile))
-        except Exception as error:  # noqa: BLE001 - as below
+        except Exception as error:  # noqa: BLE001 - whatever the error, the worker goes on
             yield from _try_again_later(context, error)
 
 
@@ -142,7 +142,7 @@ def _held_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
         if quarantined is not None:
             context.quarantine.end([quarantined.key])
     context.intervals.succeeded()
-    report(context, done)
+    apply(context, done)
     if context.quarantine.waiting():
         context.polls.poll_at_once()
     return bool(done.claimed)
@@ -193,10 +193,7 @@ def _claim(context: ConsumerContext, turn: WorkerTurn) -> Routine:
 
 
 def _run(context: ConsumerContext, executor: Executor) -> Generator[Effect, object, bool]:
-    """Run one job after the other, or one batch; return whether the session is unused and can be used again.
-
-    Whatever the error, the runs end.
-    """
+    """Run one job after the other, or one batch, until the runs end; return whether the session can be used again."""
     try:
         return bool((yield from run_to_the_end(context, executor, run_leased(context, executor))))
     except Exception as error:  # noqa: BLE001 - such as a database that does not answer
@@ -356,10 +353,7 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
 
 
 def _check_name(connection: sa.Connection, context: ConsumerContext) -> None:
-    """Refuse a name that the database cannot store in its encoding, as each claim would fail.
-
-    :raises ConfigurationError: if it is one.
-    """
+    """Refuse a name that the database cannot store in its encoding, as each claim would fail."""
     name = context.settings.worker()
     if name.isascii():
         return
@@ -418,10 +412,7 @@ def _refuse(name: str, grants: Sequence[str]) -> None:
 
 
 def log_started(context: ConsumerContext, *, notified: bool) -> None:
-    """Log once which queue is served, its database, the concurrency, and how new jobs are found.
-
-    :param notified: whether the table in the database sends notifications.
-    """
+    """Log once which queue is served, its database, the concurrency, and how new jobs are found."""
     if context.start_logged:
         return
     context.start_logged = True

@@ -37,10 +37,6 @@ except ModuleNotFoundError as missing:
 __all__ = ["instrument", "instrument_sessions"]
 
 
-# -- instrument --------------------------------------------------------------------------------------------------------
-# Instrument a Consumer: spans of its polls, attempts and settlements, and the metrics of all of them.
-
-
 _instrumented: WeakSet[ConsumerBase] = WeakSet()
 
 

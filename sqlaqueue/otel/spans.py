@@ -207,10 +207,6 @@ def _is_no_error(error: BaseException) -> bool:
     return isinstance(error, Snooze | Throttle | Cancel)
 
 
-# -- metrics -----------------------------------------------------------------------------------------------------------
-# The metrics of a Consumer; what can be read from the database is not among them.
-
-
 class ConsumerMetrics:
     """Measures Consumers.
 
@@ -272,8 +268,6 @@ class ConsumerMetrics:
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
-# Instrument the sessions that enqueue jobs: a ``send`` span for each queue of a flush or a bulk insert.
-#
 # The jobs of the flush get the trace of this span, so that it is their parent in the trace.
 
 
@@ -293,7 +287,7 @@ def instrument_sessions(
     tracer_provider: trace.TracerProvider | None = None,
     meter_provider: metrics.MeterProvider | None = None,
 ) -> None:
-    """Make a span, and count messages, when sessions insert jobs; a second call for the same has no effect.
+    """Make a span, and count messages, when sessions insert jobs; a second call for them has no effect.
 
     :param sessions: a ``sessionmaker``, an ``async_sessionmaker``, or a subclass of Session.
     :param tracer_provider: makes the tracer; the global one by default.
@@ -319,7 +313,7 @@ def _event_target(sessions: Any) -> Any:
     made: Any = getattr(sessions, "class_", None)
     if hasattr(made, "sync_session_class"):
         # The events of an AsyncSession are those of the Session that it wraps. That is a class of its own from now on,
-        # as the sessions of other factories wrap the same.
+        # as the sessions of other factories wrap that one.
         wrapped = sessions.kw.get("sync_session_class", made.sync_session_class)
         own = type(wrapped.__name__, (wrapped,), {})
         sessions.configure(sync_session_class=own)

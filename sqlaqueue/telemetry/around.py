@@ -16,9 +16,6 @@ from sqlaqueue.mapping.mixin import queue_spec, spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Key, Run
 
-# -- attempts ----------------------------------------------------------------------------------------------------------
-# What middleware can learn about the attempt of a job, and what it can note for event listeners.
-
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -104,10 +101,6 @@ def _run_of(job: Any, what: str) -> Run:
     return run
 
 
-# -- surround ----------------------------------------------------------------------------------------------------------
-# A context manager around each call of a handler, for both kinds of Consumers.
-
-
 def surround(consumer: ConsumerBase, manager: Callable[[Any], AbstractContextManager[object]]) -> None:
     """Enter ``manager(job)`` before each call of the handler, and exit it when the handler has returned or raised.
 
@@ -174,7 +167,7 @@ class _Harmless:
             return bool(self._entered.__exit__(kind, error, at))
         except HandlerSignal:
             raise
-        except Exception as own:  # noqa: BLE001 - as above; the result of the handler stays what it is
+        except Exception as own:  # noqa: BLE001 - whatever it is, the result of the handler stays what it is
             if own is not error:
                 self._log(own)
             return False

@@ -97,7 +97,6 @@ async def async_wait(
 
 
 async def _engine_of(factory: Any, waiter: Waiter) -> sa.Engine:
-    """Return the engine to which a session of the factory writes."""
     session: AsyncSession = factory()
     check_session_class(type(session), factory, "async_wait", is_async=True)
     async with session:

@@ -42,10 +42,6 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.write_routing import execute, open_session, primary_bind
 
-# -- wait state --------------------------------------------------------------------------------------------------------
-# The state of one call of ``wait()``: when to notify Consumers of it, and when to poll the job. Pure, no I/O.
-
-
 NOTIFY_INTERVAL = 20.0
 """Seconds between notifications, for Consumers that have started since, and as Consumers forget them."""
 
@@ -91,8 +87,6 @@ class WaitState:
         self.notifies = len(str(self.notification)) <= MAX_BYTES
         """Whether it sends notifications; otherwise it only polls."""
 
-    # -- notifications, received in the listener's thread or event loop --------------------------------------------
-
     def receive(self, payload: Payload) -> None:
         """Poll when the own notification arrives, and when the job was settled."""
         match payload:
@@ -113,7 +107,6 @@ class WaitState:
         self._wake()
 
     def until_overdue(self) -> float:
-        """Return inf: no notification is ever overdue, as the caller polls as well."""
         return float("inf")
 
     def notification_overdue(self) -> None:
@@ -123,11 +116,8 @@ class WaitState:
         self._is_woken = True
         self._wake()
 
-    # -- what is due -----------------------------------------------------------------------------------------------
-
     @property
     def timed_out(self) -> bool:
-        """Whether the timeout has passed."""
         return self._deadline <= self._now()
 
     def seconds_until_due(self) -> float:
@@ -164,10 +154,6 @@ class WaitState:
         now = self._now()
         longest = MAX_DELAY if self.listening else MAX_DELAY_NOT_LISTENING
         self._poll_at = now + min(max(FIRST_DELAY, (now - self._since) / 2), longest)
-
-
-# -- waiter ------------------------------------------------------------------------------------------------------------
-# The arguments of one call of ``wait()``, checked.
 
 
 DEFAULT_TIMEOUT = 10.0
@@ -278,7 +264,6 @@ def _flushed(transaction: SessionTransaction) -> set[Any]:
 
 
 # -- job end -----------------------------------------------------------------------------------------------------------
-# The routine that waits until a job is settled, and its operations; sync and async code carry it out.
 
 
 _ENDS = (*FINISHED, "gone")
@@ -339,9 +324,6 @@ def _failure(waiter: Waiter, result: JobResult[Any]) -> JobFailed:
     return JobFailed(f"{waiter} {outcomes[result.state]}{error}", result)
 
 
-# -- operations, each in a session of its own --------------------------------------------------------------------------
-
-
 def first_poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
     """Check the database, and poll.
 
@@ -393,7 +375,6 @@ class JobState(NamedTuple):
 
 
 def read_state(session: Session, spec: QueueSpec, key: Key) -> JobState:
-    """Return the state of one job."""
     state = spec.strategy.job_state(spec, key)
     row: Any = session.execute(state, bind_arguments={"mapper": spec.mapper}).one_or_none()
     return JobState(_state_without_row(spec), None, False) if row is None else JobState(row[0] or "gone", row[1], True)  # noqa: FBT003 - a field
@@ -495,7 +476,6 @@ def wait(
 
 
 def _engine_of(factory: Any, waiter: Waiter) -> sa.Engine:
-    """Return the engine to which a session of the factory writes."""
     session: Session = factory()
     check_session_class(type(session), factory, "wait", is_async=False)
     with session:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, JobEvent, Retry, Snooze, Unique, admin, claim, enqueue, extend, fail, retry
 from sqlaqueue.consumer.maintenance import leases as rescue_task
-from sqlaqueue.consumer.settle import MOMENT
+from sqlaqueue.consumer.settle import LOCK_TIMEOUT
 from tests.unique.models import KINDS, create, make_job, status_of
 
 
@@ -276,4 +276,4 @@ def test_rescues_one_by_one_end_after_their_time(
     with Consumer(job, lambda session, each: None, sessionmaker(engine), poll_interval=0.1):
         eventually(lambda: len(waits) > 1)
     # Those of one job each wait for less.
-    assert set(waits) == {MOMENT}
+    assert set(waits) == {LOCK_TIMEOUT}

@@ -14,10 +14,6 @@ from sqlaqueue.sql.errors import sqlstate, violated_constraint
 from sqlaqueue.statements.verbs import error_text
 from sqlaqueue.strategies.twins import names_unique_index
 
-# -- database errors ---------------------------------------------------------------------------------------------------
-# Classifies errors: lost connections, conflicts, other database errors, mistakes of the program. No I/O.
-
-
 _CONFLICTS = {"40001", "40P01"}
 _LOCKS_AND_TIMEOUTS = {"55P03", "57014"}
 _CONNECTION_ENDED = {"57P01", "57P02", "57P03", "57P05", "25P03"}
@@ -48,10 +44,7 @@ def is_connection_lost(error: BaseException) -> bool:
 
 
 def is_connect_error(error: BaseException) -> bool:
-    """Return whether connecting to the server failed, as during its restart; a timeout of the pool does not count.
-
-    A driver may raise any error then, so the traceback decides.
-    """
+    """Return whether connecting to the server failed. A driver may raise any error then: the traceback decides."""
     codes = [
         (frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
@@ -61,7 +54,7 @@ def is_connect_error(error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether the server aborted a transaction because of another one: a deadlock or a failed serialization."""
+    """Return whether the server aborted a transaction because of another one, by a deadlock or a serialization."""
     return isinstance(error, exc.DBAPIError) and sqlstate(error) in _CONFLICTS
 
 
@@ -91,9 +84,9 @@ def may_settle_later(error: exc.DBAPIError) -> bool:
 
 
 def may_be_of_a_row(error: BaseException) -> bool:
-    """Return whether an error from reading or changing several rows may have only one of them as its cause.
+    """Return whether an error of reading or changing several rows may be caused by a single one.
 
-    A type of the program raises anything when it cannot load a value, and so does a trigger that refuses a row.
+    A type of the program that cannot load a value raises anything; so may a trigger that refuses a row.
     """
     if is_connect_error(error):
         return False
@@ -164,7 +157,6 @@ def _is_driver_error(error: BaseException) -> bool:
 
 
 # -- error text --------------------------------------------------------------------------------------------------------
-# Errors as texts: the kind of an error, and the text that is stored in ``last_error`` and logged.
 
 
 def kind_of(error: BaseException) -> str:

@@ -68,7 +68,6 @@ class JobEvent:
 
 
 def make_event(name: EventName, queue: str, run: Run, delay: float | None, error: BaseException | None) -> JobEvent:
-    """Return an event for the job of a run."""
     started = duration = None
     if run.handler_started_at is not None:
         ago = time.monotonic() - run.handler_started_at
@@ -99,10 +98,7 @@ _MAX_ERROR_LENGTH = 300
 
 
 class EventEmitter:
-    """Calls the event listeners of a Consumer, and logs its events.
-
-    :param worker: returns the name of the worker, as in ``claimed_by``.
-    """
+    """Calls the event listeners of a Consumer, and logs its events; ``worker`` returns the name of the worker."""
 
     def __init__(self, worker: Callable[[], str] = worker_name) -> None:
         self._listeners: dict[str, list[Callable[[Any], object]]] = {
@@ -125,7 +121,6 @@ class EventEmitter:
 
     @property
     def wants_polls(self) -> bool:
-        """Whether polls have listeners."""
         return bool(self._listeners["polled"])
 
     def wants(self, name: EventName) -> bool:
@@ -183,7 +178,6 @@ class EventEmitter:
 
 
 def _description(event: JobEvent) -> str:
-    """Return the event as text."""
     attempt = f"attempt {event.attempt} of {event.max_attempts}"
     took = "" if event.duration is None else f" in {seconds_text(event.duration)}"
     # Functions, as only one of these texts is needed, and some take longer to make than others.

@@ -47,10 +47,7 @@ class SignalHandlers:
 
     @contextmanager
     def stop_on_signal(self, stop: Callable[[], None], *, wanted: bool = True) -> Iterator[None]:
-        """Call ``stop`` when a signal arrives within this block; then raise what the program's handler has raised.
-
-        :param wanted: False leaves signals to the program.
-        """
+        """Call ``stop`` when a signal arrives in this block, if wanted; raise what the program's handler raised."""
         if not wanted:
             yield
             return
@@ -125,7 +122,6 @@ class SignalHandlers:
             self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
 
     def after_fork(self) -> None:
-        """Unblock signals."""
         mask, self._forking.mask = getattr(self._forking, "mask", None), None
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -159,8 +155,6 @@ os.register_at_fork(
 
 
 # -- fork guard --------------------------------------------------------------------------------------------------------
-# Protects the connections of a worker from child processes that a handler makes by fork().
-#
 # A child that executes another program or exits within the handler is left alone, and so are the workers of
 # ``multiprocessing``. A child that returns from the handler would settle the job, claim others and use the sockets of
 # its parent, so it is ended. Until then each socket of a handler's session is replaced in the child by one that is
@@ -192,10 +186,7 @@ class ForkGuard:
         self._thread = 0
 
     def watch(self, engine: sa.Engine, loop: AbstractEventLoop | None = None) -> None:
-        """Protect these connections from now on.
-
-        :param loop: the event loop of this thread, None in sync code.
-        """
+        """Protect these connections from now on; ``loop`` is the event loop of this thread."""
         self._engine, self._loop, self._thread = engine, loop, threading.get_ident()
         _guards.add(self)
 

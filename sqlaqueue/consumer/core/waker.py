@@ -1,4 +1,4 @@
-"""A pair of sockets by which threads and signal handlers wake a thread."""
+"""How a waiting thread is woken, and how long anything waits for the database: a pair of sockets, and deadlines."""
 
 from __future__ import annotations
 
@@ -96,8 +96,6 @@ class Waker:
 
 
 # -- statement deadline ------------------------------------------------------------------------------------------------
-# Deadlines for what the library waits for from the database.
-#
 # A statement may wait for a lock, or for a reply that never arrives: after a failover behind a proxy, connections go
 # silent without being closed. A ``statement_timeout`` would take a round trip for each transaction to set, and would
 # not help on a silent connection. So a thread, or a task, looks from time to time at what the others wait for. First
@@ -206,8 +204,6 @@ class Deadlines:
         self.is_stuck = False
         """Whether something has waited for far longer than it may, although a new connection is answered."""
 
-    # -- what is waited for ----------------------------------------------------------------------------------------
-
     def begin(self, session: Session, deadline: float | None = None, slow: object = None) -> Wait:
         """Return a new wait of this thread or task; the caller ends it.
 
@@ -232,10 +228,7 @@ class Deadlines:
             _invalidate(wait)
 
     async def end_in_task(self, wait: Wait, session: Any) -> None:
-        """End a wait of this task.
-
-        :param session: the AsyncSession.
-        """
+        """End a wait of this task for a statement of an AsyncSession."""
         if self._close(wait):
             await asyncio.wait([wait.canceller], timeout=1)
             wait.canceller.cancel()
@@ -263,10 +256,7 @@ class Deadlines:
 
     @contextlib.asynccontextmanager
     async def limit_in_task(self, session: Any) -> AsyncIterator[None]:
-        """Limit how long the block waits.
-
-        :param session: the AsyncSession.
-        """
+        """Limit how long the block waits for the database by an AsyncSession."""
         wait = self.begin(session.sync_session)
         try:
             yield
@@ -278,8 +268,6 @@ class Deadlines:
         self.longest = min(self.longest, longest)
         self._patience.clear()
         self._wake.set()
-
-    # -- checks ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Deadlines]:
@@ -373,8 +361,6 @@ class Deadlines:
         thread.start()
         return thread
 
-    # -- whether a new connection is answered --------------------------------------------------------------------
-
     def _start_probe(self) -> None:
         if self.engine is None:
             return
@@ -425,7 +411,7 @@ async def _cancel_in_task(driver: Any, engine: sa.Engine) -> None:
                 await _in_greenlet(partial(_cancel, driver, engine))
             elif hasattr(driver, "interrupt"):
                 await driver.interrupt()
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - a server that cannot be reached executes nothing either
         _log_not_cancelled(error)
 
 

@@ -31,7 +31,6 @@ from sqlaqueue.statements.verbs import reconcile
 from sqlaqueue.strategies import KeyRange
 
 # -- history retention -------------------------------------------------------------------------------------------------
-# Maintenance: delete attempts that are older than ``QueueConfig(attempt_history=...)``.
 
 
 def delete_old_attempts(maintenance: Maintenance, now: float) -> Routine:
@@ -58,10 +57,7 @@ def delete_old_attempts(maintenance: Maintenance, now: float) -> Routine:
 
 
 def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> tuple[Sequence[datetime], datetime]:
-    """Delete a batch of the oldest attempts of a queue, and commit.
-
-    :return: when the deleted attempts ended, and the time before which attempts had to end.
-    """
+    """Delete a batch of old attempts, and commit; return when each ended, and the time before which it had to end."""
     spec, bind = settings.spec, settings.bind_arguments
     table = spec.side_tables[ATTEMPT]
     bound = clock() - sa.literal(walk.age, sa.Interval())
@@ -80,7 +76,6 @@ def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> tu
 
 
 # -- reconcile ---------------------------------------------------------------------------------------------------------
-# Maintenance of message tables: repair what bypassed the triggers, and delete what side tables no longer need.
 
 
 RANGE = 20_000
@@ -138,9 +133,6 @@ def _log_repaired(context: ConsumerContext, keys: Sequence[Key]) -> None:
             more,
             extra=context.log_fields("messages_reconciled", count=len(keys)),
         )
-
-
-# -- operations ------------------------------------------------------------------------------------------------
 
 
 def reconcile_at_once(session: Session, context: ConsumerContext) -> list[Key]:
@@ -201,7 +193,6 @@ def _delete_old(session: Session, context: ConsumerContext) -> None:
 
 
 # -- retention ---------------------------------------------------------------------------------------------------------
-# Maintenance: delete finished jobs that are older than ``QueueConfig(retention=...)``.
 
 
 def delete_old(maintenance: Maintenance, now: float) -> Routine:

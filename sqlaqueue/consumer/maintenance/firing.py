@@ -46,10 +46,6 @@ from sqlaqueue.schedules.store import (
 )
 from sqlaqueue.write_routing import primary_bind
 
-# -- firing process ----------------------------------------------------------------------------------------------------
-# What a process knows about the schedules that it fires. No I/O.
-
-
 LONGEST_SLEEP, POLL_INTERVAL = 30.0, 2.0
 """Seconds between two looks at the latest: while notifications arrive, and while they do not."""
 
@@ -71,18 +67,13 @@ _FIRST_LOCKED, _LONGEST_LOCKED = 0.2, 2.0
 
 @dataclass
 class _Failure:
-    """A schedule that could not be fired."""
-
     failed_at: float
     retry_at: float
     times: int = 1
 
 
 class GroupState:
-    """What a process knows about the schedules in one pair of tables; a subscriber of the channel of schedules.
-
-    :param wake: wakes the routine while it waits.
-    """
+    """What a process knows about the schedules in one pair of tables; a subscriber of the channel of schedules."""
 
     def __init__(self, group: ScheduleGroup, wake: Callable[[], object]) -> None:
         self.group, self._wake = group, wake
@@ -106,10 +97,7 @@ class GroupState:
         self._sent_at: float | None = None
         self._woken = False
 
-    # -- a subscriber ----------------------------------------------------------------------------------------------
-
     def receive(self, payload: Payload) -> None:
-        """Wake up when a schedule was changed."""
         if payload == Signal.POLL:
             self._woken = True
             self._wake()
@@ -123,13 +111,10 @@ class GroupState:
         self._wake()
 
     def until_overdue(self) -> float:
-        """Return how long to wait for a notification: none is waited for."""
         return float("inf")
 
     def notification_overdue(self) -> None:
         """Do nothing: none is waited for."""
-
-    # -- notifications ---------------------------------------------------------------------------------------------
 
     def begin_look(self) -> str | None:
         """Return what to notify this process by, if it is time to check that notifications arrive."""
@@ -149,10 +134,7 @@ class GroupState:
         return self._received == self._sent
 
     def longest_sleep(self) -> float:
-        """Return the seconds until the next look at the latest."""
         return LONGEST_SLEEP if self.hears else POLL_INTERVAL
-
-    # -- failures --------------------------------------------------------------------------------------------------
 
     @property
     def failing(self) -> list[str]:
@@ -171,12 +153,10 @@ class GroupState:
         return is_new
 
     def moved(self, name: str) -> None:
-        """Record that a schedule was fired, or planned anew."""
         self._failures.pop(name, None)
         self._logged.pop(name, None)
 
     def until_retry(self) -> float:
-        """Return the seconds until a schedule is tried again; inf without one."""
         now = time.monotonic()
         waiting = [failure.retry_at - now for failure in self._failures.values() if failure.retry_at > now]
         return min(waiting, default=float("inf"))
@@ -188,7 +168,7 @@ class GroupState:
 
 
 class FiringProcess:
-    """The schedules that one process fires, and what it needs from the thread or task that does so.
+    """The schedules that one process fires, and what it needs from the thread or task that fires them.
 
     :param groups: the schedules.
     :param wake: wakes the routine while it waits.
@@ -210,13 +190,8 @@ class FiringProcess:
         self._wake = wake
 
     def stop(self) -> None:
-        """End the routine."""
         self.stopping = True
         self._wake()
-
-
-# -- limited transaction -----------------------------------------------------------------------------------------------
-# The transactions of a process that fires schedules: at READ COMMITTED, and limited in time.
 
 
 _LIMITS = {"lock_timeout": "500ms", "idle_in_transaction_session_timeout": "30s"}
@@ -236,20 +211,17 @@ def _execute(session: Session, state: GroupState, operation: Callable[..., Any])
 
 
 # -- log records -------------------------------------------------------------------------------------------------------
-# The log records about schedules.
 
 
 _LONGEST_ERROR = 2000
 
 
 def log_error(error: Exception) -> None:
-    """Log an error of the database; the process tries again."""
     extra = fields("schedules_error", error_kind=type(error).__name__)
     logger.warning("schedules: %s", failure_text(error), extra=extra)
 
 
 def log_declared(declared: Declaration) -> None:
-    """Log a definition of the program that was written, or was kept as it is."""
     if not declared.keeps:
         text = "schedule %r: written into the database"
         logger.info(text, declared.name, extra=fields("schedule_written", schedule=declared.name))
@@ -262,7 +234,6 @@ def log_declared(declared: Declaration) -> None:
 
 
 def log_moved(moved: Moved) -> None:
-    """Log a tick that an upgrade of the rules moves."""
     text = (
         "schedule %r: its next tick, %s, was computed by %s; by %s of this process it would be %s. The stored one is "
         "fired, and the ticks after it follow the new rules"
@@ -284,7 +255,6 @@ def log_unknown(state: GroupState, names: Sequence[str]) -> None:
 
 
 def log_firing(firing: Firing) -> None:
-    """Log the ticks of one transaction."""
     for name, first in firing.missed:
         text = "schedule %r: ticks from %s on were missed, and are passed over"
         logger.warning(text, name, first, extra=fields("ticks_missed", schedule=name))
@@ -295,7 +265,6 @@ def log_firing(firing: Firing) -> None:
 
 
 def log_failure(name: str, error: BaseException, text: str) -> None:
-    """Log why a schedule could not be fired."""
     extra = fields("schedule_failed", schedule=name, error_kind=type(error).__name__)
     logger.warning("the schedule %r cannot be fired and stays due: %s", name, text, extra=extra)
 
@@ -308,10 +277,6 @@ def failure_text(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - it has to be recorded all the same
         line = "its text could not be made"
     return f"{type(shown).__name__}: {line}".replace("\0", "").encode(errors="replace").decode()[:_LONGEST_ERROR]
-
-
-# -- fire due ----------------------------------------------------------------------------------------------------------
-# Fires the schedules of a group that are due, and finds those that cannot be fired.
 
 
 _MOST_ROUNDS = 20
@@ -374,7 +339,6 @@ def _fire_apart(process: FiringProcess, state: GroupState) -> Routine:
 
 
 def _record(state: GroupState, firing: Firing) -> Routine:
-    """Record what a transaction has done."""
     log_firing(firing)
     for name in firing.moved:
         state.moved(name)
@@ -398,14 +362,12 @@ def _fail(state: GroupState, name: str, error: Exception) -> Routine:
 
 
 # -- startup checks ----------------------------------------------------------------------------------------------------
-# Checks of the database before schedules are fired.
 
 
 def check_tables(session: Session, group: ScheduleGroup) -> tuple[sa.Engine, str | None]:
     """Refuse a database that lacks the tables of schedules, or privileges on them and on the tables of jobs.
 
     :return: the engine, and what is wrong with the trigger that announces changes; None if nothing is.
-    :raises ConfigurationError: naming the fix.
     """
     tables, connection = group.tables, session.connection(bind_arguments=group.bind)
     checks = checks_of(connection)
@@ -455,8 +417,6 @@ def _generated(table: sa.Table) -> list[sa.Column[Any]]:
 
 
 # -- fire schedules ----------------------------------------------------------------------------------------------------
-# The routine that fires schedules, again and again.
-#
 # It sleeps until the next schedule is due. A notification wakes it when a schedule is changed. From time to time it
 # sends itself one; while it does not receive that, it looks every two seconds.
 

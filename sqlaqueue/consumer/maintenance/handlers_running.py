@@ -15,7 +15,7 @@ from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.in_flight import CallGroup, RunningExecutor, has_waited, runs_in, runs_of
-from sqlaqueue.consumer.leased import Report, pass_on, release, report, settle_finished, settle_postponed
+from sqlaqueue.consumer.leased import Report, apply, pass_on, release, settle_finished, settle_postponed
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.outcomes import RELEASED, CancellationRequested, FinishedRun
 from sqlaqueue.consumer.pace import BLOCKED, LATE, LONGEST_IN_BUFFER
@@ -28,11 +28,9 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import with_plain_form
 
 # -- cancellations -----------------------------------------------------------------------------------------------------
-# Maintenance: find out which running jobs are to be cancelled.
 
 
 def cancel_requested(maintenance: Maintenance, now: float) -> Routine:
-    """Cancel the running jobs for which there is a request."""
     context, timers = maintenance.context, maintenance.timers
     # Reset before the state is read: a request that arrives later sets it again, and the next execution queries it.
     notified, context.polls.cancellation_requested = context.polls.cancellation_requested, False
@@ -115,8 +113,6 @@ def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
 
 
 # -- handler timeout ---------------------------------------------------------------------------------------------------
-# Handlers that exceed the Consumer's timeout: they are noticed, logged, and their runs ended if possible.
-#
 # A task of asyncio is cancelled by its runner. A thread cannot be interrupted, so its runs are ended under it, and
 # the result of the handler is refused when it returns.
 
@@ -141,7 +137,7 @@ def end_overdue(maintenance: Maintenance, now: float) -> Routine:
             text = "%s: job %s exceeded its timeout of %g s, and cannot be settled before its handler returns"
             logger.warning(text, context.name, key_text(key), timeout, extra=extra)
         settled = [one for one in finished if one not in [*result.lease_lost, *unsettled]]
-        report(context, Report(settled=settled, lease_lost=result.lease_lost))
+        apply(context, Report(settled=settled, lease_lost=result.lease_lost))
     if _all_timed_out(context) and not context.settings.holds_transaction:
         # No worker is left to run these, and their leases would be extended for as long as the handlers hang. The jobs
         # of a held batch run or return with its transaction, which may have deleted their rows.
@@ -149,7 +145,6 @@ def end_overdue(maintenance: Maintenance, now: float) -> Routine:
 
 
 def record_overdue(context: ConsumerContext, now: float) -> list[Run]:
-    """Record which handlers have just exceeded the timeout, and return their runs."""
     timeout = context.settings.timeout
     if timeout is None:
         return []
@@ -192,11 +187,9 @@ def _all_timed_out(context: ConsumerContext) -> bool:
 
 
 # -- release waiting jobs ----------------------------------------------------------------------------------------------
-# Maintenance tasks for jobs that wait in this process while every worker is busy: pass on, release or settle them.
 
 
 def pass_on_blocked(maintenance: Maintenance, now: float) -> Routine:
-    """Give other workers the jobs that wait behind a handler which takes longer than expected."""
     context = maintenance.context
     if context.settings.concurrency > 1 and not context.settings.holds_transaction:
         for executor in context.in_flight.busy():
@@ -260,5 +253,5 @@ def release_late(context: ConsumerContext, now: float) -> int:
             context.outcome_rules.outcome(cancelled, run) if run.key in context.cancelled else RELEASED for run in runs
         ]
         finished = [FinishedRun(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)]
-        report(context, Report(unsettled=finished))
+        apply(context, Report(unsettled=finished))
         return len(runs)

@@ -30,7 +30,7 @@ from sqlaqueue.consumer.core.errors import (
 from sqlaqueue.consumer.leased import RescuedJob, report_rescued, report_unclaimable
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.polls import notify_released, notify_settled
-from sqlaqueue.consumer.settle import BESIDE_ORM, MOMENT, SHORTEST_MOMENT
+from sqlaqueue.consumer.settle import BESIDE_ORM, LOCK_TIMEOUT, LOCK_TIMEOUT_ONE_BY_ONE
 from sqlaqueue.log import logger
 from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.postgresql.side_tables import as_json
@@ -47,14 +47,12 @@ from sqlaqueue.strategies.listing import has_history, without_history
 from sqlaqueue.strategies.twins import unique_key
 
 # -- extend leases -----------------------------------------------------------------------------------------------------
-# The maintenance task that extends the leases of live runs.
 
 
 _LONGEST_TIMEOUT = 2**31 - 1
 
 
 def extend(maintenance: Maintenance, now: float) -> Routine:
-    """Extend the leases of the runs that are here."""
     context, timers = maintenance.context, maintenance.timers
     if not context.settings.has_leases:
         return
@@ -109,7 +107,6 @@ def extend_leases(session: Session, context: ConsumerContext, runs: Sequence[Run
 
 
 def _extend(session: Session, context: ConsumerContext, claims: Sequence[tuple[Any, Sequence[Key]]]) -> list[Key]:
-    """Extend the leases of some claims in a transaction."""
     spec, settings = context.spec, context.settings
     verb = spec.strategy.extend(spec, ClaimedJobs(claims), sa.literal(settings.lease, sa.Interval()))
     limit_transaction(session, context)
@@ -133,8 +130,6 @@ def limit_transaction(session: Session, context: ConsumerContext, *others: sa.Co
 
 
 # -- missed notifications ----------------------------------------------------------------------------------------------
-# What notifications and claims miss.
-#
 # Notifications may not arrive: this is noticed, and the times of jobs that none has announced are queried. A claim
 # may miss a row without an error, since a trigger of the application leaves it as it is: the row is found and left
 # out, since it would take the place of another one in each claim.
@@ -243,8 +238,6 @@ def _look(session: Session, context: ConsumerContext, known: Sequence[Key]) -> t
 
 
 class RowUnchanged(Exception):
-    """A statement has left a row as it is, without an error."""
-
     def __str__(self) -> str:
         return "the database leaves its row as it is, without an error: a trigger returns NULL, or a policy hides it"
 
@@ -261,7 +254,6 @@ def upcoming_times(session: Session, context: ConsumerContext, limit: int) -> li
 
 
 # -- heartbeat ---------------------------------------------------------------------------------------------------------
-# The heartbeats of this consumer: its row in the table of consumers, and a notification of it.
 
 
 _MOST_SHOWN = 100
@@ -293,9 +285,6 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     maintenance.sent_changes = changes
     others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
     context.polls.heartbeat_sent(others, moment - time.monotonic())
-
-
-# -- operations ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -361,7 +350,6 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) 
 
 
 def deregister(session: Session, context: ConsumerContext) -> None:
-    """Delete this consumer from the table of consumers."""
     table = context.spec.side_tables[CONSUMERS]
     gone = sa.delete(table).where(table.c.id == context.id)
     if context.settings.notifies:
@@ -373,7 +361,6 @@ def deregister(session: Session, context: ConsumerContext) -> None:
 
 
 # -- rescue ------------------------------------------------------------------------------------------------------------
-# The maintenance task that rescues jobs whose lease has expired, as their worker died.
 
 
 _MOST_IN_PARTS, _LONGEST = 500, 1.0
@@ -495,7 +482,7 @@ def _rescue_jobs(
     unique = unique_key(spec)
     may_meet_twins = unique is not None and unique.returns_from_runs
     # The thread that rescues also extends leases, so it must not wait while the table of the history is locked.
-    limit = MOMENT if has_history(spec) or may_meet_twins else None
+    limit = LOCK_TIMEOUT if has_history(spec) or may_meet_twins else None
     try:
         return _rescue(session, context, _verb(spec, keys), lock_timeout=limit)
     except DBAPIError as error:
@@ -520,7 +507,7 @@ def _rescue_parts(
     if not keys or context.workers_ended or time.monotonic() > until:
         return []
     try:
-        return _rescue(session, context, spec.strategy.rescue_some(spec, keys), lock_timeout=SHORTEST_MOMENT)
+        return _rescue(session, context, spec.strategy.rescue_some(spec, keys), lock_timeout=LOCK_TIMEOUT_ONE_BY_ONE)
     except DBAPIError as error:
         session.rollback()
         meets_twin = _meets_twin(error, spec)

@@ -50,8 +50,8 @@ def maintain(context: ConsumerContext) -> Routine:
             try:
                 yield from _watched(context, task(maintenance, now))
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other tasks are due all the same
-                # Until a first claim has worked, a worker logs errors of the program; they would be logged twice.
-                # Until the start is checked, it finds out what the server does not support, and says what to do.
+                # Before the first claim the worker logs program errors; logging them here would repeat them. Before the
+                # start check, unsupported-feature errors are the check's to report.
                 is_explained = not context.start_logged and isinstance(error, NotSupportedError)
                 is_logged = may_recover(error) and not is_explained
                 if error is not context.error and (context.has_claimed or is_logged):

@@ -72,7 +72,6 @@ class Walk:
     """It has not come to its end yet."""
 
     def begin(self, now: float) -> None:
-        """Begin from the oldest."""
         self.since, self.begins_at, self.is_new = None, now + WALK, True
         self.skipped.clear()
 
@@ -123,12 +122,9 @@ class Retention:
         self._warned: set[str] = set()
 
     def _warn_once(self, subject: str, message: str, *arguments: object) -> None:
-        """Log a warning, unless there has been one on the same subject."""
         if subject not in self._warned:
             self._warned.add(subject)
             logger.warning(message, *arguments, extra=fields("retention_stopped", queue=self._spec.name))
-
-    # -- one batch ---------------------------------------------------------------------------------------------
 
     def inspect(self, session: Session, settings: ConsumerSettings) -> bool:
         """Query the index, and the foreign keys that forbid deletions; return whether to go on."""
@@ -205,8 +201,6 @@ class Retention:
         if walk.skipped:
             chosen = chosen.where(~spec.key_in(spec.keys, walk.skipped))
         return chosen.where(*(~refers for refers in self._references.values()))
-
-    # -- jobs that cannot be deleted ----------------------------------------------------------------------------------
 
     def first_untried(self, session: Session, settings: ConsumerSettings, walk: Walk, deleted: int) -> datetime | None:
         """Return up to when a batch has tried jobs that has deleted fewer than it might; None if it has tried all.
@@ -338,7 +332,6 @@ class Timers:
         self._due: dict[str, float] = {}
 
     def set(self, task: str, at: float) -> None:
-        """Make ``task`` due at the time ``at``."""
         self._due[task] = at
 
     def start(self, task: str, at: float) -> None:
@@ -346,11 +339,9 @@ class Timers:
         self._due.setdefault(task, at)
 
     def cancel(self, task: str) -> None:
-        """Stop the timer of ``task``."""
         self._due.pop(task, None)
 
     def is_due(self, task: str, now: float) -> bool:
-        """Return whether ``task`` is due."""
         return task in self._due and self._due[task] <= now
 
     def until_next(self, now: float) -> float:
@@ -359,8 +350,6 @@ class Timers:
 
 
 class Maintenance:
-    """The maintenance of a queue by one consumer."""
-
     def __init__(self, context: ConsumerContext) -> None:
         self.context, self.timers = context, Timers()
         self.retention = Retention(context.spec)

@@ -43,7 +43,6 @@ class AsyncListener:
         """How many connections in a row have failed before they proved to work."""
 
     def add(self, channel: str, subscriber: Subscriber) -> None:
-        """Deliver the notifications of ``channel`` to ``subscriber``."""
         if sends_in_process(self._engine.sync_engine):
             subscribe(self._engine.sync_engine, channel, subscriber, asyncio.get_running_loop())
             return
@@ -72,12 +71,10 @@ class AsyncListener:
             await asyncio.wait([task], timeout=_LONGEST_END)
 
     def reconnect(self) -> None:
-        """Replace the connection, as no notification arrives by it."""
         self._reconnects = True
         self.wake()
 
     def deliver(self, channel: str, text: str) -> None:
-        """Deliver a notification that the connection has received."""
         self._failures = 0
         self.subscriptions.deliver(channel, text)
 
@@ -143,10 +140,7 @@ class AsyncListener:
                 self._failures, silent_since = 0, time.monotonic()
 
     async def _reply(self, statement: Awaitable[object]) -> None:
-        """Wait for the reply to a statement.
-
-        :raises TimeoutError: if there is none, as on a connection that is half open.
-        """
+        """Wait for the reply to a statement: there is none on a connection that is half open."""
         try:
             async with asyncio.timeout(REPLY_TIMEOUT):
                 await statement
@@ -172,11 +166,9 @@ class _Asyncpg:
         self._driver, self._listener = driver, listener
 
     async def listen(self, channel: str) -> None:
-        """Begin to listen on a channel."""
         await self._driver.add_listener(channel, self._received)
 
     async def unlisten(self, channel: str) -> None:
-        """End listening on a channel."""
         await self._driver.remove_listener(channel, self._received)
 
     @contextlib.contextmanager
@@ -208,11 +200,9 @@ class _Psycopg:
         enable_keepalive(driver.fileno())
 
     async def listen(self, channel: str) -> None:
-        """Begin to listen on a channel."""
         await self._driver.execute(f"LISTEN {self._quote(channel)}")
 
     async def unlisten(self, channel: str) -> None:
-        """End listening on a channel."""
         await self._driver.execute(f"UNLISTEN {self._quote(channel)}")
 
     @contextlib.contextmanager
@@ -227,7 +217,6 @@ class _Psycopg:
             loop.remove_reader(descriptor)
 
     async def receive(self) -> None:
-        """Deliver the notifications that have arrived."""
         async for each in self._driver.notifies(timeout=0):
             self._listener.deliver(each.channel, each.payload)
 
@@ -238,7 +227,6 @@ _listeners: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[sa.Engine,
 
 
 def async_listener_of(engine: sa.Engine) -> AsyncListener:
-    """Return the listener for an engine in the running event loop."""
     listeners = _listeners.setdefault(asyncio.get_running_loop(), {})
     if engine not in listeners:
         listeners[engine] = AsyncListener(engine)

@@ -18,10 +18,6 @@ from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Payload, parse
 from sqlaqueue.sql.engine import engine_of
 
-# -- reconnect ---------------------------------------------------------------------------------------------------------
-# When a listener checks its connection, and how long it waits before it connects again.
-
-
 CHECK_INTERVAL = 60.0
 """Seconds of silence after which a listener checks its connection."""
 
@@ -55,10 +51,6 @@ def enable_keepalive(descriptor: int) -> None:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# -- subscriptions -----------------------------------------------------------------------------------------------------
-# Which subscriber receives the notifications of which channel.
-
-
 class Subscriber(Protocol):
     """Receives the notifications of one channel: the poll schedule of a Consumer, or the state of a waiting caller.
 
@@ -87,18 +79,15 @@ class Subscriptions:
         self._channels: dict[Subscriber, str] = {}
 
     def add(self, channel: str, subscriber: Subscriber) -> None:
-        """Deliver the notifications of ``channel`` to ``subscriber``."""
         with self._lock:
             self._channels[subscriber] = channel
 
     def remove(self, subscriber: Subscriber) -> None:
-        """Deliver nothing more to ``subscriber``."""
         with self._lock:
             self._channels.pop(subscriber, None)
 
     @property
     def channels(self) -> set[str]:
-        """The channels that have subscribers."""
         with self._lock:
             return set(self._channels.values())
 
@@ -110,16 +99,13 @@ class Subscriptions:
                 subscriber.receive(payload)
 
     def listening_lost(self, channels: set[str]) -> None:
-        """Report to the subscribers of ``channels`` that notifications may have been missed."""
         for subscriber in self._of(channels):
             subscriber.listening_lost()
 
     def until_overdue(self) -> float:
-        """Return the seconds until a notification is overdue that some subscriber expects."""
         return min([each.until_overdue() for each in self._of(self.channels)], default=float("inf"))
 
     def report_overdue(self) -> None:
-        """Report overdue notifications to the subscribers that expect them."""
         for subscriber in self._of(self.channels):
             if subscriber.until_overdue() <= 0:
                 subscriber.notification_overdue()
@@ -130,7 +116,6 @@ class Subscriptions:
 
 
 # -- in process --------------------------------------------------------------------------------------------------------
-# Notifications within this process, of a database that sends none to other processes.
 
 
 _ends: dict[Subscriber, Callable[[], None]] = {}
@@ -144,10 +129,7 @@ def sends_in_process(engine: sa.Engine) -> bool:
 def subscribe(
     engine: sa.Engine, channel: str, subscriber: Subscriber, loop: asyncio.AbstractEventLoop | None = None
 ) -> None:
-    """Deliver what transactions of this process send on ``channel`` to ``subscriber``.
-
-    :param loop: the event loop in which the subscriber is called; None if any thread may call it.
-    """
+    """Deliver what transactions of this process send on ``channel``; in ``loop``, unless any thread may do it."""
     other = engine_of(engine.dialect)
     if other is None:
         return
@@ -167,7 +149,6 @@ def subscribe(
 
 
 def unsubscribe(subscriber: Subscriber) -> None:
-    """Deliver nothing more to ``subscriber``."""
     end = _ends.pop(subscriber, None)
     if end is not None:
         end()
@@ -202,7 +183,6 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="sqlaqueue-listener", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def join(self) -> None:
@@ -210,12 +190,10 @@ class Listener:
         self._thread.join(timeout=2)
 
     def reconnect(self) -> None:
-        """Replace the connection, as no notification arrives by it."""
         self._reconnects = True
         self.wake()
 
     def wake(self) -> None:
-        """Make the thread read the subscriptions again."""
         self._waker.wake()
 
     def _run(self) -> None:
@@ -340,7 +318,6 @@ def unlisten(engine: sa.Engine, subscriber: Subscriber) -> None:
 
 
 def reconnect(engine: sa.Engine) -> None:
-    """Replace the connection of this process's listener for an engine."""
     with _lock:
         listener = _listeners.get(engine)
         if listener is not None:

@@ -29,10 +29,6 @@ from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 
-# -- peers -------------------------------------------------------------------------------------------------------------
-# Which other consumers of the queue are listening, and whether notifications arrive here. Pure, no I/O.
-
-
 PROOF_TIMEOUT = 5.0
 """Seconds within which a consumer receives its own heartbeat; else notifications do not arrive."""
 
@@ -73,7 +69,6 @@ class Peers:
 
     @property
     def listening(self) -> bool:
-        """Whether notifications are known to arrive."""
         return self._received_own_at is not None
 
     @property
@@ -97,10 +92,7 @@ class Peers:
             ring = sorted([*self._others, self._me])
         return (ring.index(self._me) - zlib.crc32(announcement.encode())) % len(ring)
 
-    # -- what is received ------------------------------------------------------------------------------------------
-
     def received(self) -> None:
-        """Record that a notification has arrived."""
         self._received_at = self._now()
 
     def received_heartbeat(self, consumer: str) -> bool:
@@ -118,7 +110,6 @@ class Peers:
             return first
 
     def deregistered(self, consumer: str) -> None:
-        """Record that a consumer has ended."""
         with self._lock:
             # Of others there may be any number of forged ones.
             if consumer in self._found or len(self._gone) < _MOST_GONE:
@@ -129,8 +120,6 @@ class Peers:
         with self._lock:
             self._received_own_at = self._notified_at = None
             self.wants_heartbeat = True
-
-    # -- heartbeats ------------------------------------------------------------------------------------------------
 
     def begin_heartbeat(self, *, news: bool) -> bool:
         """Record that a heartbeat is about to be sent, and return whether to notify the channel of it.
@@ -170,8 +159,6 @@ class Peers:
 
 
 # -- poll order --------------------------------------------------------------------------------------------------------
-# Which consumer polls first for an announcement of pending jobs, and when the others follow. Pure, no I/O.
-#
 # Every consumer receives each announcement, and one should poll. All agree on an order for it: the first consumer
 # polls at once, the next one a moment later unless the jobs have been claimed meanwhile. A consumer that is busy,
 # frozen or dead costs that moment. No notification decides anything: only a claim does.
@@ -299,15 +286,12 @@ class Announcements:
         return ids
 
     def next_poll(self) -> float:
-        """Return when the next poll for an announcement is due; inf for none."""
         later = [self._later[0].due] if self._later else []
         return min([*later, *(announcement.poll_at for announcement in self._open.values())], default=float("inf"))
 
 
 # -- rescue timer ------------------------------------------------------------------------------------------------------
-# When one consumer looks for expired leases. Pure, no I/O.
-#
-# One of the listening consumers does so for all of them, and notifies the others, which then postpone their own turn.
+# One of the listening consumers rescues for all of them, and notifies the others, which then postpone their own turn.
 # A fixed order, as by rank, would not do: the consumers that come first may have died, together with the workers
 # whose jobs are to be rescued.
 #
@@ -336,7 +320,6 @@ class RescueTimer:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to rescue."""
         return self._at <= self._now()
 
     def begin(self, rank: int) -> None:
@@ -371,12 +354,6 @@ class RescueTimer:
         self._is_overdue = True
 
 
-# -- waiter registry ---------------------------------------------------------------------------------------------------
-# The jobs for which callers of :func:`sqlaqueue.wait` wait, so that a Consumer notifies them and sends nothing else.
-#
-# No I/O. A lost entry delays a caller, who also reads the row now and then; it loses no result.
-
-
 RETENTION = 60.0
 """Seconds for which a job is kept after a caller announced that it waits for it."""
 
@@ -385,9 +362,9 @@ MAX_JOBS = 10_000
 
 
 class WaiterRegistry:
-    """The jobs for which callers wait, of one run of a Consumer.
+    """The jobs for which callers of :func:`sqlaqueue.wait` wait, so that a Consumer notifies them and sends nothing else.
 
-    :param now: the clock.
+    A lost entry delays a caller, who also reads the row now and then; it loses no result.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -399,10 +376,7 @@ class WaiterRegistry:
         return bool(self._until)
 
     def add(self, jobs: Sequence[str]) -> None:
-        """Keep jobs for which a caller waits.
-
-        :param jobs: the texts of their keys.
-        """
+        """Keep jobs for which a caller waits, by the texts of their keys."""
         now = self._now()
         with self._lock:
             for job in jobs:
@@ -417,10 +391,6 @@ class WaiterRegistry:
         now = self._now()
         with self._lock:
             return [job for job in jobs if self._until.pop(job, now) > now]
-
-
-# -- poll schedule -----------------------------------------------------------------------------------------------------
-# Decides when to poll next, from the notifications received. Pure, no I/O.
 
 
 LONGEST_POLL = 60.0
@@ -492,10 +462,7 @@ class PollSchedule:
         self.quarantined = True
         """There may be pending jobs that are quarantined and that no claim has searched for."""
 
-    # -- what is received ------------------------------------------------------------------------------------------
-
     def receive(self, payload: Payload) -> None:
-        """Process a notification."""
         self.peers.received()
         match payload:
             case Pending():
@@ -552,7 +519,6 @@ class PollSchedule:
         self._wake_maintenance()
 
     def until_overdue(self) -> float:
-        """Return the seconds until this consumer has to rescue, unless another one rescues before."""
         return self.rescues.until_overdue()
 
     def notification_overdue(self) -> None:
@@ -570,10 +536,7 @@ class PollSchedule:
         with self._lock:
             self._announcements.clock_ahead = clock_ahead
 
-    # -- when to poll ----------------------------------------------------------------------------------------------
-
     def next_poll(self) -> float:
-        """Return the time of the next poll."""
         with self._lock:
             unknown = self._announcements.open_due()
             self._check_open()
@@ -583,7 +546,6 @@ class PollSchedule:
         return next_poll
 
     def is_due(self) -> bool:
-        """Return whether it is time to poll."""
         return self.next_poll() <= self._now()
 
     def begin_poll(self) -> Poll:
@@ -615,12 +577,10 @@ class PollSchedule:
             self._next_poll = self._now() + shared
 
     def poll_within(self, delay: float) -> None:
-        """Make a poll due in ``delay`` seconds at the latest."""
         with self._lock:
             self._next_poll = min(self._next_poll, self._now() + delay)
 
     def poll_at_once(self) -> None:
-        """Make a poll due now."""
         with self._lock:
             self._poll_now()
         self._wake_poller()
@@ -632,8 +592,6 @@ class PollSchedule:
         if self._announcements.take_too_many():
             # One poll answers all of them.
             self._poll_now()
-
-    # -- when jobs will be due -------------------------------------------------------------------------------------
 
     def wants_upcoming(self) -> bool:
         """Return whether jobs may become due at times that were not announced, so that the database has to be asked."""
@@ -656,7 +614,6 @@ class PollSchedule:
 
 
 # -- notify ------------------------------------------------------------------------------------------------------------
-# Notifications of Consumers, sent by the transaction that makes them true.
 
 
 def notify_settled(session: Session, spec: QueueSpec, waiters: WaiterRegistry, keys: Iterable[Key]) -> None:
@@ -679,7 +636,7 @@ def notify_all_claimed(session: Session, settings: ConsumerSettings, poll: Poll)
 
 
 def notify_all_claimed_and_commit(session: Session, settings: ConsumerSettings, poll: Poll) -> None:
-    """Do the same in a transaction of its own."""
+    """Notify them in a transaction of its own."""
     notify_all_claimed(session, settings, poll)
     session.commit()
 

@@ -31,7 +31,7 @@ from sqlaqueue.consumer.settings import (
     make_settings,
     surround,
 )
-from sqlaqueue.consumer.statements import make_statements
+from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.options import Distribution
@@ -83,7 +83,7 @@ class ConsumerBase:
             distribution=distribution,
         )
         self._settings = settings
-        self._parts = ConsumerParts(settings, make_statements(settings))
+        self._parts = ConsumerParts(settings, ConsumerStatements(settings))
         self._handler: Any = handler if settings.dispatch is None else settings.dispatch
         self._around = check_middleware(around, type(self).__name__, is_async=self._is_async)
         self._factory = resolve_factory(session_factory, self._kind, is_async=self._is_async)

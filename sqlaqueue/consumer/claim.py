@@ -7,8 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -18,7 +17,7 @@ from sqlaqueue.consumer.pace import Cursor, ScanCursor, ShardTurns
 from sqlaqueue.consumer.quarantine import Quarantine
 from sqlaqueue.consumer.sessions import IsolationLevel
 from sqlaqueue.consumer.settings import ConsumerSettings
-from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, KEYS, LIMIT, ConsumerStatements, make_statements
+from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, KEYS, LIMIT, ConsumerStatements
 from sqlaqueue.mapping.runs import record_run, run_of
 from sqlaqueue.postgresql.claim_scan import cursor_at
 from sqlaqueue.queue.options import SHARD
@@ -34,8 +33,7 @@ def contended() -> float:
     return random.uniform(*_CONTENDED)  # noqa: S311 - only to spread claims over time
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBack:
+class HeldBack(NamedTuple):
     """Why a claim under flow control found nothing, and when the next one may find something.
 
     :param due: whether a job is due that was held back, so that the end of a run may let it begin.
@@ -61,7 +59,7 @@ class HeldBack:
         Where a claim's transaction holds slots, a claim takes those of one limit before it knows that another limit has
         none, and releases them then. A claim that looks meanwhile finds them taken, and no run ends that would wake it.
         """
-        return replace(self, retry_in=contended()) if self.due and self.retry_in is None else self
+        return self._replace(retry_in=contended()) if self.due and self.retry_in is None else self
 
 
 NOTHING = HeldBack()
@@ -91,8 +89,7 @@ Cause: TypeAlias = Literal["refused", "unchanged", "held up"]
 or something else keeps it from being claimed, rescued or settled, which would be told again."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnclaimableJob:
+class UnclaimableJob(NamedTuple):
     key: Key
     error: str
     """What is wrong, as text."""
@@ -102,15 +99,15 @@ class UnclaimableJob:
     quarantined: bool = False
 
 
-@dataclass(slots=True, eq=False)
 class Suspects:
-    """Jobs that are claimed together by their keys, since one of them could not be claimed."""
+    """Jobs that are claimed together by their keys, since one of them could not be claimed.
 
-    keys: Sequence[Key]
-    other_half: Suspects | None = None
-    """If these can be claimed, one of those cannot."""
-    quarantined: bool = False
-    """They are claimed one at a time, while no other quarantined job runs."""
+    :param other_half: if these can be claimed, one of those cannot.
+    :param quarantined: whether they are claimed one at a time, while no other quarantined job runs.
+    """
+
+    def __init__(self, keys: Sequence[Key], other_half: Suspects | None = None, *, quarantined: bool = False) -> None:
+        self.keys, self.other_half, self.quarantined = keys, other_half, quarantined
 
 
 class Unclaimable:
@@ -315,7 +312,7 @@ class Claimer:
     @functools.cached_property
     def _excluding(self) -> ConsumerStatements:
         # Not sooner: nearly all Consumers never need these.
-        return make_statements(self._settings, excluding=True)
+        return ConsumerStatements(self._settings, excluding=True)
 
     def claim(self, session: Session, limit: int, announcements: Sequence[str] = ()) -> tuple[list[Any], bool]:
         """Claim up to ``limit`` jobs, from the head of the queue or from the scan cursor.

@@ -460,8 +460,7 @@ def _settle_broken(context: ConsumerContext, jobs: Sequence[Any], broken: _Batch
         before = [one for one in broken.finished if one.run not in broken.runs]
         repaired = yield from _bring_back(context, jobs, before, entry)
     done: Report = yield from _settle_alone(context, broken.runs, broken.cause, entry)
-    done.settled = [*repaired, *done.settled]
-    return done
+    return done._replace(settled=[*repaired, *done.settled])
 
 
 def _bring_back(

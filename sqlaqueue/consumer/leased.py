@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,8 +53,7 @@ class RescuedJob(NamedTuple):
     max_attempts: int = 0
 
 
-@dataclass(slots=True)
-class Report:
+class Report(NamedTuple):
     """What a routine has done with some jobs."""
 
     settled: Sequence[FinishedRun] = ()

@@ -9,8 +9,8 @@ import traceback
 from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable
 from contextvars import copy_context
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
@@ -36,8 +36,7 @@ _STATES: dict[Ending, State] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How one run ends."""
 
     event: Ending
@@ -223,7 +222,7 @@ class OutcomeRules:
         outcome = outcome_of(error, run, self._settings.retry_policy, has_run_at=spec.has("run_at"))
         if outcome.event == "cancelled" and spec.config.states.cancelled is None:
             # The table has no value for it, and the run has to end: else it would be claimed again for ever.
-            return replace(outcome, event="failed")
+            return outcome._replace(event="failed")
         return outcome
 
     def disconnected(self, error: BaseException, run: Run, *, alone: bool) -> Outcome:
@@ -233,7 +232,7 @@ class OutcomeRules:
         runs by itself; if it did so already, the attempt counts.
         """
         outcome = self.outcome(error, run) if alone else Outcome("released", cause=error)
-        return replace(outcome, quarantine=outcome.state == "pending")
+        return outcome._replace(quarantine=outcome.state == "pending")
 
     def ran_alone(self, run: Run) -> bool:
         """Return whether a run under a lease that lost its connection is responsible for that, as far as is known."""
@@ -274,7 +273,7 @@ def outcome_of(error: BaseException | None, run: Run, policy: RetryPolicy, *, ha
         outcome = _outcome_of_error(mistaken, run, policy)
     if outcome.delay is None:
         return outcome
-    return replace(outcome, delay=min(outcome.delay, LONGEST_DELAY) if has_run_at else None)
+    return outcome._replace(delay=min(outcome.delay, LONGEST_DELAY) if has_run_at else None)
 
 
 def _outcome_of_error(error: BaseException, run: Run, policy: RetryPolicy) -> Outcome:  # noqa: PLR0911 - one for each outcome

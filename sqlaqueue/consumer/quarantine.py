@@ -14,7 +14,6 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -117,24 +116,23 @@ class Quarantine:
 _KEEP = timedelta(days=1)
 
 
-@dataclass(eq=False)
 class JournalEntry:
-    """The row of one batch, and what the journal says of its jobs once the row is written."""
+    """The row of one batch, and what the journal says of its jobs once the row is written.
 
-    names: tuple[str, ...]
-    solely_responsible: bool
-    """The entry has one job, and if the worker dies it can only have been this one."""
-    id: uuid.UUID = field(default_factory=uuid.uuid4)
-    quarantined: frozenset[str] = frozenset()
-    """The names of the jobs that are in rows which other batches left behind."""
-    died_again: frozenset[str] = frozenset()
-    """Of those the ones whose worker died more than once, or while they ran alone."""
-    deaths: int = 0
-    """How many starts of its only job ended in the death of the worker, with this job alone responsible."""
+    :param solely_responsible: the entry has one job, and if the worker dies it can only have been this one.
+    """
 
-    kept_names: tuple[str, ...] = ()
-    """The names of the jobs that stay in the journal when the entry is discarded."""
-    kept_starts: int = 0
+    def __init__(self, names: tuple[str, ...], *, solely_responsible: bool) -> None:
+        self.id, self.names, self.solely_responsible = uuid.uuid4(), names, solely_responsible
+        self.quarantined: frozenset[str] = frozenset()
+        """The names of the jobs that are in rows which other batches left behind."""
+        self.died_again: frozenset[str] = frozenset()
+        """Of those the ones whose worker died more than once, or while they ran alone."""
+        self.deaths = 0
+        """How many starts of its only job ended in the death of the worker, with this job alone responsible."""
+        self.kept_names: tuple[str, ...] = ()
+        """The names of the jobs that stay in the journal when the entry is discarded."""
+        self.kept_starts = 0
 
     def keep(self, keys: Sequence[Key], *, starts: int) -> None:
         """Have the journal keep some jobs as quarantined, with so many starts that count as attempts."""
@@ -156,7 +154,7 @@ class CrashJournal:
 
     def open(self, keys: Sequence[Key], *, solely_responsible: bool) -> JournalEntry:
         """Return the entry of a batch that is about to be written."""
-        entry = JournalEntry(tuple(key_text(key) for key in keys), solely_responsible)
+        entry = JournalEntry(tuple(key_text(key) for key in keys), solely_responsible=solely_responsible)
         with self._lock:
             self._open[entry.id] = entry
         return entry

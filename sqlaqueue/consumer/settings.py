@@ -6,10 +6,9 @@ import asyncio
 import concurrent.futures
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapper
@@ -200,8 +199,7 @@ class ConsumerOptions(TypedDict, total=False):
     distribution: Distribution | None
 
 
-@dataclass(frozen=True, eq=False)
-class ConsumerSettings:
+class ConsumerSettings(NamedTuple):
     """What a Consumer was given, with the defaults of its queue's config."""
 
     selection: JobSelection

@@ -6,7 +6,6 @@ import contextlib
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -521,8 +520,8 @@ class Settler:
             yield outcome
         if outcome.error is not None:
             if not outcome.error.isascii():
-                yield replace(outcome, error=ascii_text(outcome.error))
-            yield replace(outcome, error=None)
+                yield outcome._replace(error=ascii_text(outcome.error))
+            yield outcome._replace(error=None)
 
     def complete_and_commit(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
         """Commit a handler's writes together with the completion of its jobs, or neither.
@@ -558,7 +557,7 @@ def _by_outcome(finished: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
     for one in finished if len(usual) < len(finished) else ():
         outcome = one.outcome
         if not (outcome is COMPLETED and one.starts == 1):
-            groups.setdefault((replace(outcome, cause=None), one.starts), []).append(one)
+            groups.setdefault((outcome._replace(cause=None), one.starts), []).append(one)
     return [group for group in (usual, *groups.values()) if group]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,153 +32,125 @@ _ONE_AT_A_TIME = 3
 """With so many handlers or fewer, quarantined jobs run one at a time: half of the handlers are left to other jobs."""
 
 
-@dataclass(frozen=True, eq=False)
 class ConsumerStatements:
-    """What a Consumer executes again and again. Parameters are bound by the names above."""
-
-    claim: Any
-    """Claims up to ``LIMIT`` jobs that are not quarantined, nor among the keys bound as ``EXCEPT``."""
-    claim_and_notify: Any
-    """The same, and notifies the others that jobs of the announcements bound as ``ANNOUNCEMENTS`` are claimed."""
-    claim_from_cursor: Any
-    """As ``claim``, from a scan cursor on; None where the strategy has no such order."""
-    claim_from_cursor_and_notify: Any
-    """As ``claim_and_notify``, from a scan cursor on."""
-    claim_quarantined: Any
-    """Claims one quarantined job; None where rows cannot be marked."""
-    claim_quarantined_together: Any
-    """Claims up to ``LIMIT`` quarantined jobs that may run together; None where none may."""
-    select_quarantined: Any
-    """Selects the keys of two of them, for a single one is claimed by ``claim_quarantined``."""
-    claim_key: Any
-    """Claims the job with the key bound as ``KEYS``."""
-    claim_keys: Any
-    """Claims up to ``LIMIT`` jobs among those with the keys bound as ``KEYS``. This one and the next four are None in
-    statements that exclude no jobs."""
-    claim_locked: Any
-    """The same, though flow control may hold them back: for it, rows that this transaction has locked are running."""
-    candidates: Any
-    """Selects and locks the keys of up to ``LIMIT`` jobs that ``claim`` would take."""
-    candidates_among: Any
-    """The same among the jobs with the keys bound as ``KEYS``."""
-    candidates_quarantined: Any
-    """The same of quarantined jobs; None where rows cannot be marked."""
-    claim_to_settle: Any
-    """The same, though flow control may hold the job back: its run is to be settled, not to begin."""
-    quarantined_wait: Any
-    """Tells whether a quarantined job is pending; None without flow control, which may hold it back from a claim."""
-    held_back: Any
-    """Tells why a claim found nothing; None without flow control."""
-    reserve: tuple[Any, Sequence[Any]] | None
-    """Reserve the beginnings of the jobs bound as ``KEYS``, see ``reservation()``; None where a claim
-    records them itself, or without rates."""
-    load_rest: Any
-    """Loads what the mapping adds to the jobs bound as ``KEYS`` and a claim does not return: columns of other tables,
-    joined relationships, expressions. None where a claim returns everything."""
-    complete: Any
-    """Completes the runs of the jobs bound as ``KEYS``, if the token of their claim is the one bound as ``RUN_TOKEN``.
-    Returns one row with the number of completed runs if this is ``EXPECTED``; otherwise a row for each run, with the
-    number and the key. None if the statement needs the instances, or writes values that differ for each batch."""
-
-
-def make_statements(settings: ConsumerSettings, *, excluding: bool = False) -> ConsumerStatements:
-    """Build the statements of a Consumer.
+    """What a Consumer executes again and again. Parameters are bound by the names above.
 
     :param excluding: whether no claim takes a job among the keys bound as ``EXCEPT``, quarantined or not, and whether
         to build what searches for such jobs.
     """
-    selection, spec, spec_of_shard = settings.selection, settings.spec, settings.spec_of_shard
 
-    def claims(
-        narrowed: AnySelect,
-        limit: Any,
-        token: Callable[[], uuid.UUID] = alone_token,
-        *,
-        announced: Any = None,
-        scan_range: ScanRange | None = None,
-        few: bool = False,
-        admits_all: bool = False,
-    ) -> Any:
-        # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
-        worker = sa.bindparam(None, callable_=settings.worker, type_=sa.Text())
-        return claim_statement(
-            selection._replace(select=narrowed, spec=spec_of_shard),
-            limit,
-            lease=settings.lease,
-            worker=worker,
-            token=token,
-            announcements=announced,
-            scan_range=scan_range,
-            # A claim from the cursor follows a full one.
-            many_due=scan_range is not None and scan_range is cursor,
-            few=few,
-            admits_all=admits_all,
+    def __init__(self, settings: ConsumerSettings, *, excluding: bool = False) -> None:  # noqa: PLR0915 - one for each attribute
+        selection, spec, spec_of_shard = settings.selection, settings.spec, settings.spec_of_shard
+
+        def claims(
+            narrowed: AnySelect,
+            limit: Any,
+            token: Callable[[], uuid.UUID] = alone_token,
+            *,
+            announced: Any = None,
+            scan_range: ScanRange | None = None,
+            few: bool = False,
+            admits_all: bool = False,
+        ) -> Any:
+            # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
+            worker = sa.bindparam(None, callable_=settings.worker, type_=sa.Text())
+            return claim_statement(
+                selection._replace(select=narrowed, spec=spec_of_shard),
+                limit,
+                lease=settings.lease,
+                worker=worker,
+                token=token,
+                announcements=announced,
+                scan_range=scan_range,
+                # A claim from the cursor follows a full one.
+                many_due=scan_range is not None and scan_range is cursor,
+                few=few,
+                admits_all=admits_all,
+            )
+
+        def candidates(narrowed: AnySelect) -> Any:
+            return candidates_statement(selection._replace(select=narrowed), limit)
+
+        def is_among(parameter: str) -> sa.ColumnElement[bool]:
+            return spec.key_in(spec.keys, sa.bindparam(parameter, (), expanding=len(spec.keys) > 1))
+
+        flow = flow_control(spec)
+        # A cursor would pass over jobs that were held back.
+        head, cursor = (
+            (by_priority, from_cursor(spec)) if spec.strategy.supports_scan_range and flow is None else (None, None)
         )
+        if settings.distribution is not None:
+            # Its position is that of another value.
+            cursor = None
+        # Each execution passes its own values. The values given here serve hooks that print a statement with its
+        # values: SQLAlchemy warns about a parameter that has none.
+        limit, one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
+        quarantined = spec.strategy.quarantined(spec)
+        together = _may_run_together(spec, selection.select, settings.concurrency)
+        token = alone_token if settings.concurrency == 1 else shared_token
+        usual = selection.select.where(~(is_among(EXCEPT) if quarantined is None else quarantined))
+        marked = selection.select if quarantined is None else selection.select.where(quarantined)
+        if excluding and quarantined is not None:
+            usual, marked = usual.where(~is_among(EXCEPT)), marked.where(~is_among(EXCEPT))
+            together = None if together is None else together.where(~is_among(EXCEPT))
+        among = selection.select.where(is_among(KEYS))
+        announced = sa.bindparam(ANNOUNCEMENTS, "", sa.Text())
 
-    def is_among(parameter: str) -> sa.ColumnElement[bool]:
-        return spec.key_in(spec.keys, sa.bindparam(parameter, (), expanding=len(spec.keys) > 1))
-
-    flow = flow_control(spec)
-    # A cursor would pass over jobs that were held back.
-    head, cursor = (
-        (by_priority, from_cursor(spec)) if spec.strategy.supports_scan_range and flow is None else (None, None)
-    )
-    if settings.distribution is not None:
-        # Its position is that of another value.
-        cursor = None
-    # Each execution passes its own values. The values given here serve hooks that print a statement with its values:
-    # SQLAlchemy warns about a parameter that has none.
-    limit, one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
-    quarantined = spec.strategy.quarantined(spec)
-    together = _may_run_together(spec, selection.select, settings.concurrency)
-    token = alone_token if settings.concurrency == 1 else shared_token
-    usual = selection.select.where(~(is_among(EXCEPT) if quarantined is None else quarantined))
-    marked = selection.select if quarantined is None else selection.select.where(quarantined)
-    if excluding and quarantined is not None:
-        usual, marked = usual.where(~is_among(EXCEPT)), marked.where(~is_among(EXCEPT))
-        together = None if together is None else together.where(~is_among(EXCEPT))
-    among = selection.select.where(is_among(KEYS))
-    claim_key = claims(among, one, few=True)
-    claim_to_settle = claim_key
-    if flow is not None and spec.strategy.holds_transaction:
-        claim_to_settle = claims(among, one, few=True, admits_all=True)
-    announced = sa.bindparam(ANNOUNCEMENTS, "", sa.Text())
-    return ConsumerStatements(
-        claim=claims(usual, limit, token, scan_range=head),
-        claim_and_notify=claims(usual, limit, token, announced=announced, scan_range=head),
-        claim_from_cursor=cursor and claims(usual, limit, token, scan_range=cursor),
-        claim_from_cursor_and_notify=cursor and claims(usual, limit, token, announced=announced, scan_range=cursor),
-        claim_quarantined=None if quarantined is None else claims(marked, one, few=True),
-        claim_quarantined_together=(
+        self.claim: Any = claims(usual, limit, token, scan_range=head)
+        """Claims up to ``LIMIT`` jobs that are not quarantined, nor among the keys bound as ``EXCEPT``."""
+        self.claim_and_notify: Any = claims(usual, limit, token, announced=announced, scan_range=head)
+        """Claims, and notifies the others that jobs of the announcements bound as ``ANNOUNCEMENTS`` are claimed."""
+        self.claim_from_cursor: Any = cursor and claims(usual, limit, token, scan_range=cursor)
+        """As ``claim``, from a scan cursor on; None where the strategy has no such order."""
+        self.claim_from_cursor_and_notify: Any = cursor and claims(
+            usual, limit, token, announced=announced, scan_range=cursor
+        )
+        self.claim_quarantined: Any = None if quarantined is None else claims(marked, one, few=True)
+        """Claims one quarantined job; None where rows cannot be marked."""
+        self.claim_quarantined_together: Any = (
             None if together is None else claims(together, limit, several_quarantined_token, few=True)
-        ),
-        select_quarantined=None if together is None else _two_waiting(spec, together),
-        claim_key=claim_key,
-        claim_keys=claims(among, limit, token, few=True) if excluding else None,
-        claim_locked=claims(among, limit, token, few=True, admits_all=True) if excluding else None,
-        candidates=candidates_statement(selection._replace(select=usual), limit) if excluding else None,
-        candidates_among=candidates_statement(selection._replace(select=among), limit) if excluding else None,
-        candidates_quarantined=(
-            candidates_statement(selection._replace(select=marked), limit)
-            if excluding and quarantined is not None
-            else None
-        ),
-        quarantined_wait=None if flow is None or quarantined is None else _pending_exists(spec, marked),
-        claim_to_settle=claim_to_settle,
-        held_back=None if flow is None else held_back(flow),
-        reserve=_reservation(spec, is_among(KEYS)) if flow is not None and flow.rates else None,
-        load_rest=_load_rest(settings, is_among(KEYS)),
-        complete=_complete(spec),
-    )
+        )
+        """Claims up to ``LIMIT`` quarantined jobs that may run together; None where none may."""
+        self.select_quarantined: Any = None if together is None else _two_waiting(spec, together)
+        """Selects the keys of two of them, for a single one is claimed by ``claim_quarantined``."""
+        self.claim_key: Any = claims(among, one, few=True)
+        """Claims the job with the key bound as ``KEYS``."""
+        self.claim_to_settle: Any = self.claim_key
+        """Claims it though flow control may hold it back: its run is to be settled, not to begin."""
+        if flow is not None and spec.strategy.holds_transaction:
+            self.claim_to_settle = claims(among, one, few=True, admits_all=True)
+        self.claim_keys: Any = claims(among, limit, token, few=True) if excluding else None
+        """Claims up to ``LIMIT`` jobs among those with the keys bound as ``KEYS``. This one and the next four are None
+        in statements that exclude no jobs."""
+        self.claim_locked: Any = claims(among, limit, token, few=True, admits_all=True) if excluding else None
+        """Claims them though flow control may hold them back: for it, rows that this transaction has locked run."""
+        self.candidates: Any = candidates(usual) if excluding else None
+        """Selects and locks the keys of up to ``LIMIT`` jobs that ``claim`` would take."""
+        self.candidates_among: Any = candidates(among) if excluding else None
+        """Selects and locks them among the jobs with the keys bound as ``KEYS``."""
+        self.candidates_quarantined: Any = candidates(marked) if excluding and quarantined is not None else None
+        """Selects and locks those of quarantined jobs; None where rows cannot be marked."""
+        self.quarantined_wait: Any = None if flow is None or quarantined is None else _pending_exists(spec, marked)
+        """Tells whether a quarantined job is pending; None without flow control, which may hold it back."""
+        self.held_back: Any = None if flow is None else held_back(flow)
+        """Tells why a claim found nothing; None without flow control."""
+        reserves = flow is not None and flow.rates and spec.strategy.holds_transaction
+        self.reserve: tuple[Any, Sequence[Any]] | None = reservation(spec, is_among(KEYS)) if reserves else None
+        """Reserve the beginnings of the jobs bound as ``KEYS``, see ``reservation()``; None where a claim records them
+        itself, or without rates."""
+        self.load_rest: Any = _load_rest(settings, is_among(KEYS))
+        """Loads what the mapping adds to the jobs bound as ``KEYS`` and a claim does not return: columns of other
+        tables, joined relationships, expressions. None where a claim returns everything."""
+        self.complete: Any = _complete(spec)
+        """Completes the runs of the jobs bound as ``KEYS``, if the token of their claim is the one bound as
+        ``RUN_TOKEN``. Returns one row with the number of completed runs if this is ``EXPECTED``; otherwise a row for
+        each run, with the number and the key. None if the statement needs the instances, or writes values that differ
+        for each batch."""
 
 
 def _pending_exists(spec: QueueSpec, candidates: AnySelect) -> AnySelect:
     some: AnySelect = candidates.with_only_columns(sa.literal_column("1"), maintain_column_froms=True)
     return sa.select(some.where(spec.in_state("pending")).exists())
-
-
-def _reservation(spec: QueueSpec, chosen: sa.ColumnElement[bool]) -> tuple[Any, Sequence[Any]] | None:
-    return reservation(spec, chosen) if spec.strategy.holds_transaction else None
 
 
 def _load_rest(settings: ConsumerSettings, is_among: sa.ColumnElement[bool]) -> Any:

@@ -6,7 +6,6 @@ from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, get_args
@@ -29,7 +28,6 @@ from sqlaqueue.consumer.leased import (
     RescuedJob,
     WorkerTurn,
     claim_leased_batch,
-    report,
     report_rescued,
     run_leased,
     run_to_the_end,
@@ -40,7 +38,7 @@ from sqlaqueue.consumer.maintenance.leases import rescued_jobs
 from sqlaqueue.consumer.sessions import ends_transaction, has_lost_connection
 from sqlaqueue.consumer.settings import is_coroutine_function
 from sqlaqueue.consumer.settle import BESIDE_ORM
-from sqlaqueue.consumer.statements import make_statements
+from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.consumer.threads import ThreadRunner
 from sqlaqueue.exc import (
     ConfigurationError,
@@ -479,9 +477,8 @@ class WorkerInTest:
         consumer = _consumer(function, model, handler)
         self._is_async = not isinstance(consumer, Consumer)
         selection = consumer.settings.selection
-        settings = replace(
-            consumer.settings, concurrency=1, selection=selection._replace(select=narrow(selection.select))
-        )
+        narrowed = selection._replace(select=narrow(selection.select))
+        settings = consumer.settings._replace(concurrency=1, selection=narrowed)
         self.spec = settings.spec
         self.selection = settings.selection
         self.events: list[JobEvent] = []
@@ -492,7 +489,7 @@ class WorkerInTest:
         self._settings: tuple[str, ...] = ()
         self._in_async_code = False
         self._runs = Counter[Key]()
-        self._parts = ConsumerParts(settings, make_statements(settings))
+        self._parts = ConsumerParts(settings, ConsumerStatements(settings))
         for name in get_args(EventName):
             self._parts.events.add(name, self._record)
             self._parts.events.add(name, consumer.events.call_listeners)
@@ -702,7 +699,7 @@ def _turn(context: ConsumerContext) -> Routine:
         turn.end()
         if quarantined is not None:
             context.quarantine.end([quarantined.key])
-        report(context, done)
+        apply(context, done)
         return done.claimed
     claimed = yield WithSession(claim_leased_batch(context, turn, []))
     turn.end()

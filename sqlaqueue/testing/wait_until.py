@@ -21,7 +21,7 @@ from sqlaqueue.exc import ConfigurationError, JobResult, StatementError, WaitTim
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay
-from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Waiter, make_waiter, read_job
+from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Waiter, read_job
 from sqlaqueue.write_routing import execute, open_session
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ async def async_wait_until(
 
 
 def _waiter(function: str, job: Any, state: str, timeout: Delay) -> Waiter:
-    waiter = make_waiter(function, job, None, timeout, lambda: None, check=False)
+    waiter = Waiter(function, job, None, timeout, lambda: None, check=False)
     if state not in get_args(State):
         msg = f"{function}(..., {state!r}): there is no such state; give one of {', '.join(get_args(State))}"
         raise ConfigurationError(msg)

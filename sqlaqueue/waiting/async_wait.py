@@ -18,7 +18,7 @@ from sqlaqueue.consumer.tasks import wait_for_event
 from sqlaqueue.exc import JobResult
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.retry_policies import Delay
-from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Listen, Waiter, make_waiter, wait_for_end
+from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Listen, Waiter, wait_for_end
 from sqlaqueue.write_routing import execute, open_session, primary_bind
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ async def async_wait(
     :param session_factory: makes sessions of the primary, such as an ``async_sessionmaker(engine)``.
     """
     wake = asyncio.Event()
-    waiter = make_waiter("async_wait", job, key, timeout, wake.set, check=check)
+    waiter = Waiter("async_wait", job, key, timeout, wake.set, check=check)
     factory = resolve_factory(session_factory, "async_wait", is_async=True)
     engine = await _engine_of(factory, waiter)
     listener: AsyncListener | None = None

@@ -17,7 +17,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import sqlalchemy as sa
@@ -160,18 +159,44 @@ DEFAULT_TIMEOUT = 10.0
 """The default timeout in seconds: a job that no Consumer runs must not block the caller for ever."""
 
 
-@dataclass(eq=False)
 class Waiter:
-    """One call of ``wait()`` or ``async_wait()``."""
+    """One call of ``wait()`` or ``async_wait()``, with its arguments checked.
 
-    function: str
-    """The name of the called function, for errors."""
-    model: type[Any]
-    spec: QueueSpec
-    key: Key
-    state: WaitState
-    check: bool
-    timeout: float | None
+    :param function: the name of the called function, for errors.
+    :param job: an instance, its class, or a pair of its class and its key.
+    :param key: the job's key if ``job`` is a class, else None.
+    :param wake: called when a poll may be due.
+    :raises NotAQueueError: if the class is not a queue.
+    :raises StatementError: if the key is malformed, or the job has not been committed.
+    """
+
+    def __init__(
+        self, function: str, job: Any, key: Any, timeout: Delay | None, wake: Callable[[], object], *, check: bool
+    ) -> None:
+        self.function, self.check = function, check
+        self.timeout = None if timeout is None else seconds(timeout, f"{function}(timeout=...)")
+        if isinstance(job, QueueMixin):
+            if key is not None:
+                msg = (
+                    f"{function}(..., <{type(job).__name__}>, {key!r}): remove the key, as the instance has one; give "
+                    f"the timeout as {function}(..., timeout={key!r})"
+                )
+                raise StatementError(msg)
+            self.model: type[Any] = type(job)
+            self.spec = spec_of(self.model)
+            self.key = _committed_key(job, function)
+        else:
+            self.model, given = _class_and_key(function, job, key)
+            self.spec = spec_of(self.model)
+            self.key = given if isinstance(given, tuple) else (given,)
+            if len(self.key) != len(self.spec.keys) or any(part is None for part in self.key):
+                columns = ", ".join(column.key for column in self.spec.keys)
+                msg = (
+                    f"{function}(..., {self.model.__name__}, {given!r}): this is not a primary key, which is "
+                    f"({columns})"
+                )
+                raise StatementError(msg)
+        self.state = WaitState(key_text(self.key), wake, self.timeout)
 
     @property
     def bind(self) -> dict[str, Any]:
@@ -185,39 +210,6 @@ class Waiter:
 
     def __str__(self) -> str:
         return f"{self.model.__name__} {key_text(self.key)}"
-
-
-def make_waiter(
-    function: str, job: Any, key: Any, timeout: Delay | None, wake: Callable[[], object], *, check: bool
-) -> Waiter:
-    """Check the arguments of a call.
-
-    :param job: an instance, its class, or a pair of its class and its key.
-    :param key: the job's key if ``job`` is a class, else None.
-    :param wake: called when a poll may be due.
-    :raises NotAQueueError: if the class is not a queue.
-    :raises StatementError: if the key is malformed, or the job has not been committed.
-    """
-    limit = None if timeout is None else seconds(timeout, f"{function}(timeout=...)")
-    if isinstance(job, QueueMixin):
-        if key is not None:
-            msg = (
-                f"{function}(..., <{type(job).__name__}>, {key!r}): remove the key, as the instance has one; give the "
-                f"timeout as {function}(..., timeout={key!r})"
-            )
-            raise StatementError(msg)
-        model: type[Any] = type(job)
-        spec = spec_of(model)
-        key = _committed_key(job, function)
-    else:
-        model, given = _class_and_key(function, job, key)
-        spec = spec_of(model)
-        key = given if isinstance(given, tuple) else (given,)
-        if len(key) != len(spec.keys) or any(part is None for part in key):
-            columns = ", ".join(column.key for column in spec.keys)
-            msg = f"{function}(..., {model.__name__}, {given!r}): this is not a primary key, which is ({columns})"
-            raise StatementError(msg)
-    return Waiter(function, model, spec, key, WaitState(key_text(key), wake, limit), check, limit)
 
 
 def _class_and_key(function: str, job: Any, key: Any) -> tuple[type[Any], Any]:
@@ -269,7 +261,6 @@ def _flushed(transaction: SessionTransaction) -> set[Any]:
 _ENDS = (*FINISHED, "gone")
 
 
-@dataclass(frozen=True, slots=True)
 class Listen:
     """Subscribe the waiter's state to the queue's channel."""
 
@@ -446,7 +437,7 @@ def wait(
     :raises NotAQueueError: if the class is not a queue.
     """
     wake = threading.Event()
-    waiter = make_waiter("wait", job, key, timeout, wake.set, check=check)
+    waiter = Waiter("wait", job, key, timeout, wake.set, check=check)
     factory = resolve_factory(session_factory, "wait", is_async=False)
     engine, subscribed = _engine_of(factory, waiter), False
 

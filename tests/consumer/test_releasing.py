@@ -16,7 +16,7 @@ from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.in_flight import run_of_claimed
-from sqlaqueue.consumer.leased import Report, report
+from sqlaqueue.consumer.leased import Report, apply
 from sqlaqueue.consumer.maintenance.handlers_running import late_groups, release_late
 from sqlaqueue.consumer.pace import LATE, LONGEST_IN_BUFFER
 from sqlaqueue.mapping.runs import set_run
@@ -184,7 +184,7 @@ def test_the_jobs_of_a_failed_batch_are_not_released(calls: contextlib.ExitStack
     """They would be claimed as a batch again, and fail as a batch, before they are tried one by one."""
     context, failed = make_context(JOB, concurrency=1, duration=0.1), job(1)
     run_of_claimed(failed).handler_started_at = time.monotonic()
-    report(context, Report(retry_alone=[failed]))
+    apply(context, Report(retry_alone=[failed]))
     begin_call(calls, context, 2)
     assert not late_groups(context, time.monotonic() + 10 * LATE)
     assert context.buffer

@@ -139,7 +139,7 @@ def serving(walk: Walk) -> None:
     claimer, settler = context.claimer, context.settler
     walk.add(6)
     check_database(session, context)
-    beat = leases.Heartbeat("me", listening=True, running=(), waiting=0, unclaimable=(), expires_in=30.0, notify=True)
+    beat = leases.SentHeartbeat(listening=True, running=(), waiting=0, unclaimable=(), expires_in=30.0, notify=True)
     leases.send_heartbeat(session, context, beat)
     assert leases.upcoming_times(session, context, 5) == []
     reconcile_at_once(session, context)
@@ -168,7 +168,7 @@ def serving(walk: Walk) -> None:
         outcome = RELEASED if error is None else context.outcome_rules.outcome(error, run)
         assert settler.settle_and_commit(session, [FinishedRun(run, outcome, jobs[0])]) == []
     assert walk.states() == Counter(pending=2, completed=2, failed=2)
-    caller = wait.make_waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)
+    caller = wait.Waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)
     result = wait.first_poll(session, caller)
     assert result is not None
     assert (result.state, result.job.status) == ("completed", spec.config.states.completed)

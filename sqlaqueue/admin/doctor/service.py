@@ -26,7 +26,7 @@ from sqlaqueue.admin.explain_job import messages_of, unclaimable_jobs
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_schedules
 from sqlaqueue.consumer.settings import make_settings
-from sqlaqueue.consumer.statements import make_statements
+from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.catalog import sees_all
@@ -351,7 +351,7 @@ def claim_of(spec: QueueSpec) -> object | None:
         )
     except SqlaqueueError:
         return None
-    claim: object = make_statements(settings).claim
+    claim: object = ConsumerStatements(settings).claim
     return claim
 
 

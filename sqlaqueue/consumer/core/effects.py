@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 S = TypeVar("S")
 
@@ -36,15 +36,13 @@ class ExecuteInOwnSession(Execute):
     """Whether it may take long on a large table: once the server has cancelled it, it has longer the next time."""
 
 
-@dataclass(frozen=True, slots=True)
-class WithSession:
+class WithSession(NamedTuple):
     """Run a routine with a new session, close the session, and send what the routine returns."""
 
     routine: Routine
 
 
-@dataclass(frozen=True, slots=True)
-class CallHandler:
+class CallHandler(NamedTuple):
     """Call the handler for one call group of an executor after the other, until the routine has to look at a result."""
 
     executor: Any
@@ -54,8 +52,7 @@ class CallHandler:
 WaitFor = Literal["stop", "maintenance", "schedules", "poll", "change"]
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Wait until something happens, the consumer stops, or a number of seconds has passed.
 
     ``"stop"`` waits for the stop only, ``"maintenance"`` for a maintenance task that is due, ``"schedules"`` for a

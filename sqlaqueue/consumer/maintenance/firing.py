@@ -6,7 +6,6 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,11 +64,9 @@ _FIRST_LOCKED, _LONGEST_LOCKED = 0.2, 2.0
 """Seconds until the next look while what is due is locked by another process."""
 
 
-@dataclass
 class _Failure:
-    failed_at: float
-    retry_at: float
-    times: int = 1
+    def __init__(self, failed_at: float, retry_at: float, times: int) -> None:
+        self.failed_at, self.retry_at, self.times = failed_at, retry_at, times
 
 
 class GroupState:

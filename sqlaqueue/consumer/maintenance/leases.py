@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue import notify_payloads
 from sqlaqueue._typing import AnySelect
 from sqlaqueue._version import __version__
 from sqlaqueue.consumer.claim import TRY_AGAIN_AFTER, UnclaimableJob
@@ -32,7 +30,7 @@ from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.polls import notify_released, notify_settled
 from sqlaqueue.consumer.settle import BESIDE_ORM, LOCK_TIMEOUT, LOCK_TIMEOUT_ONE_BY_ONE
 from sqlaqueue.log import logger
-from sqlaqueue.notify_payloads import Signal
+from sqlaqueue.notify_payloads import Deregistered, Heartbeat, Signal
 from sqlaqueue.postgresql.side_tables import as_json
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
@@ -278,21 +276,16 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     maintenance.sent_listening, context.registered = peers.listening, True
     running, claimed = context.in_flight.running(), context.claimed_runs()
     waiting = max(0, len(claimed) - len(running))
-    beat = Heartbeat(
-        context.id, peers.listening, running, waiting, unclaimable.jobs(), expires_in=3 * pause, notify=notify
-    )
+    beat = SentHeartbeat(peers.listening, running, waiting, unclaimable.jobs(), expires_in=3 * pause, notify=notify)
     # Even if it fails: another try each moment would not help during an outage.
     maintenance.sent_changes = changes
     others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
     context.polls.heartbeat_sent(others, moment - time.monotonic())
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class SentHeartbeat(NamedTuple):
     """What a consumer writes about itself."""
 
-    consumer: str
-    """Its id."""
     listening: bool
     running: Sequence[Run]
     """The runs whose handler runs."""
@@ -306,7 +299,7 @@ class Heartbeat:
     """Whether to notify the queue's channel as well."""
 
 
-def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) -> tuple[list[str], float]:
+def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbeat) -> tuple[list[str], float]:
     """Write the heartbeat of a consumer, and query which consumers of the queue are listening.
 
     :return: the ids of the listening consumers, and the time of the database in seconds since the epoch.
@@ -328,7 +321,7 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) 
         "expires_at": clock() + sa.literal(timedelta(seconds=beat.expires_in), sa.Interval()),
     }
     own = {
-        "id": beat.consumer,
+        "id": context.id,
         "queue": spec.name,
         "name": settings.worker(),
         "host": host,
@@ -337,7 +330,7 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) 
     }
     upsert: sa.Insert = insert_or_replace(table, {**own, **seen}, replaced=list(seen))
     if settings.notifies and beat.notify:
-        upsert = upsert.returning(notification(spec, notify_payloads.Heartbeat(beat.consumer)))
+        upsert = upsert.returning(notification(spec, Heartbeat(context.id)))
     alive = sa.and_(table.c.queue == spec.name, table.c.listening, table.c.expires_at > clock())
     others = sa.func.coalesce(
         sa.func.array_agg(table.c.id), sa.cast([], sa.ARRAY(sa.Text())), type_=sa.ARRAY(sa.Text())
@@ -353,7 +346,7 @@ def deregister(session: Session, context: ConsumerContext) -> None:
     table = context.spec.side_tables[CONSUMERS]
     gone = sa.delete(table).where(table.c.id == context.id)
     if context.settings.notifies:
-        statement = gone.returning(notification(context.spec, notify_payloads.Deregistered(context.id)))
+        statement = gone.returning(notification(context.spec, Deregistered(context.id)))
         session.execute(statement, bind_arguments=context.settings.bind_arguments)
     else:
         session.execute(gone, bind_arguments=context.settings.bind_arguments)

@@ -7,7 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -176,19 +176,16 @@ MOST_OPEN = 1_000
 _CLOCK_SKEW = 0.5
 
 
-@dataclass(order=True, slots=True)
-class _Later:
+class _Later(NamedTuple):
     due: float
     id: str
-    count: int
+    jobs: int
     more: bool
 
 
-@dataclass(slots=True)
 class _Open:
-    count: int
-    due: float
-    poll_at: float
+    def __init__(self, jobs: int, due: float, poll_at: float) -> None:
+        self.jobs, self.due, self.poll_at = jobs, due, poll_at
 
 
 class Announcements:
@@ -237,7 +234,7 @@ class Announcements:
 
     def _add_open(self, id_: str, count: int, due: float, *, more: bool) -> bool:
         known = self._open.get(id_)
-        count += known.count if known else 0
+        count += known.jobs if known else 0
         place = self._peers.place_for(id_)
         self._open[id_] = _Open(count, due, due + place // max(-(-count // self._share()), 1) * STAGGER)
         if more:
@@ -253,7 +250,7 @@ class Announcements:
         now, unknown = self._now(), False
         while self._later and self._later[0].due <= now + ahead:
             later = heapq.heappop(self._later)
-            unknown |= self._add_open(later.id, later.count, later.due, more=later.more)
+            unknown |= self._add_open(later.id, later.jobs, later.due, more=later.more)
         return unknown
 
     def claimed(self, count: int, ids: Sequence[str]) -> bool:
@@ -263,8 +260,8 @@ class Announcements:
             announcement = self._open.get(id_)
             if announcement is None:
                 continue
-            count, announcement.count = count - announcement.count, announcement.count - count
-            if announcement.count <= 0:
+            count, announcement.jobs = count - announcement.jobs, announcement.jobs - count
+            if announcement.jobs <= 0:
                 del self._open[id_]
             if count <= 0:
                 break
@@ -362,7 +359,7 @@ MAX_JOBS = 10_000
 
 
 class WaiterRegistry:
-    """The jobs for which callers of :func:`sqlaqueue.wait` wait, so that a Consumer notifies them and sends nothing else.
+    """The jobs for which callers of :func:`sqlaqueue.wait` wait: a Consumer notifies them and nobody else.
 
     A lost entry delays a caller, who also reads the row now and then; it loses no result.
     """
@@ -403,8 +400,7 @@ MOST_IDS = 20
 """How many announcements one notification may name: it has at most 8,000 bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Poll:
+class Poll(NamedTuple):
     """A poll that answers announcements."""
 
     announcements: Sequence[str] = ()

@@ -27,6 +27,7 @@ from sqlaqueue.consumer.held import run_held_batch
 from sqlaqueue.consumer.leased import (
     RescuedJob,
     WorkerTurn,
+    apply,
     claim_leased_batch,
     report_rescued,
     run_leased,

@@ -205,12 +205,7 @@ class ConsumerBase:
         return "AsyncConsumer" if self._is_async else "Consumer"
 
     def _check_maker(self, session: Any) -> None:
-        """Refuse a factory that makes the other kind of sessions, or returns the same session twice.
-
-        A Consumer uses several sessions at once, which are committed and closed separately.
-
-        :raises ConfigurationError: if it does.
-        """
+        """Refuse a factory that makes the other kind of sessions, or returns one twice: several are used at once."""
         check_session_class(type(session), self._factory, self._kind, is_async=self._is_async)
         if self._factory() is session:
             msg = (
@@ -220,10 +215,7 @@ class ConsumerBase:
             raise ConfigurationError(msg)
 
     def _engine_of(self, session: Session) -> sa.Engine:
-        """Return the engine to which a session writes the queue's jobs.
-
-        :raises ConfigurationError: for sessions, engines and pools that a Consumer cannot work with.
-        """
+        """Return the engine to which a session writes the queue's jobs, if a Consumer can work with it."""
         spec, name = self._settings.spec, type(self).__name__
         engine = check_engine(session, spec.mapper, f"{name}({spec.model.__name__}, ...)", spec)
         if self._settings.notifies:
@@ -245,10 +237,7 @@ _pools_lock = threading.Lock()
 
 
 class _Background:
-    """One run in the background.
-
-    :param on_start_known: called when the first claim has succeeded, the run has failed, or the claim is tried again.
-    """
+    """A run in the background; ``on_start_known`` is called when its first claim has worked, failed, or is repeated."""
 
     def __init__(self, on_start_known: Callable[[], object]) -> None:
         self.on_start_known = on_start_known

@@ -100,22 +100,13 @@ class UnclaimableJob(NamedTuple):
 
 
 class Suspects:
-    """Jobs that are claimed together by their keys, since one of them could not be claimed.
-
-    :param other_half: if these can be claimed, one of those cannot.
-    :param quarantined: whether they are claimed one at a time, while no other quarantined job runs.
-    """
+    """Jobs that are claimed together by their keys. If those of ``other_half`` can be claimed, one of these cannot."""
 
     def __init__(self, keys: Sequence[Key], other_half: Suspects | None = None, *, quarantined: bool = False) -> None:
         self.keys, self.other_half, self.quarantined = keys, other_half, quarantined
 
 
 class Unclaimable:
-    """The unclaimable jobs of one run of a Consumer.
-
-    :param now: the clock.
-    """
-
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._lock = now, threading.Lock()
         self._jobs: dict[Key, UnclaimableJob] = {}
@@ -174,8 +165,6 @@ class Unclaimable:
 
         They belong to the caller until it calls :meth:`end`. Between two tries of known jobs there is a usual claim, so
         that many of them do not keep the others waiting.
-
-        :param quarantined: whether they may be quarantined jobs.
         """
         with self._lock:
             found = next((one for one in reversed(self._waiting) if quarantined or not one.quarantined), None)
@@ -274,11 +263,6 @@ class Unclaimable:
 
 
 class ClaimFailed(Exception):
-    """A claim has failed; its cause is the error.
-
-    :param suspects: the jobs that it has claimed by their keys; None if it has taken those that are due.
-    """
-
     def __init__(self, limit: int, suspects: Suspects | None = None, *, quarantined: bool = False) -> None:
         super().__init__("a claim has failed")
         self.limit, self.suspects, self.quarantined = limit, suspects, quarantined

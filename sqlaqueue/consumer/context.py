@@ -347,10 +347,7 @@ class ConsumerContext:
         return not (self.buffer or self.plenty or self.completions.is_settling)
 
     def request_cancellation(self, requested: Iterable[tuple[Key, float]], now: float) -> None:
-        """Cancel runs; a request that is older than the run was meant for an earlier one.
-
-        :param requested: keys with the ages of the requests in seconds.
-        """
+        """Cancel runs, by their keys; a request that is older than the run was meant for an earlier one."""
         ages = dict(requested)
         with self.lock:
             meant = [

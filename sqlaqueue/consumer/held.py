@@ -109,12 +109,7 @@ def begin_batch(
     keys: Sequence[Key],
     announcements: Sequence[str] = (),
 ) -> set[Key]:
-    """Write the journal entry of a batch that is about to run, reserve its beginnings, and commit.
-
-    :param keys: the keys of the jobs of the batch.
-    :param announcements: the announcements that the claim answered; the others are notified of it with this commit.
-    :return: the keys of the jobs that may begin.
-    """
+    """Write a batch's journal entry, reserve its beginnings, and commit; return the keys of the jobs that may begin."""
     admitted = reserve_rates(session, context, keys)
     if admitted:
         quarantine_module.write_entry(session, context.spec, entry, context.settings.worker(), announcements)
@@ -157,12 +152,10 @@ class EndRefused(Exception):
 def settle_alone(
     session: Session, context: ConsumerContext, finished: FinishedRun, entry: JournalEntry
 ) -> FinishedRun | None:
-    """Claim one job of a held batch that was rolled back, and settle its run, all in one transaction.
+    """Claim one job of a batch that was rolled back, and settle its run, all in one transaction.
 
     If the database refuses the outcome of the run, another one is written.
-
     :return: the settled run; None when another worker has claimed the job by now.
-    :raises EndRefused: if the database refuses each outcome.
     """
     refused: Exception | None = None
     outcomes = [finished.outcome, *context.settler.other_outcomes(finished, finished.outcome.cause)]
@@ -250,11 +243,7 @@ JOURNAL_DEADLINE = 2.0
 def run_held_batch(
     context: ConsumerContext, turn: WorkerTurn, quarantined: QuarantinedJob | None, suspects: Suspects | None = None
 ) -> Routine:
-    """Claim a batch, run it and settle it in the one transaction that holds it.
-
-    :param quarantined: the one job to claim.
-    :param suspects: the jobs to claim; None, without a quarantined job, for those that are due.
-    """
+    """Claim, run and settle a batch in one transaction: one quarantined job, the suspects, or jobs that are due."""
     claimer, quarantine, ended_before = context.claimer, context.quarantine, context.runs_ended
     began = time.monotonic()
     poll = context.polls.begin_poll() if quarantined is None else NO_ANNOUNCEMENT
@@ -539,10 +528,7 @@ def _settle_alone(
     entry: JournalEntry,
     ended: Outcome = COMPLETED,
 ) -> Routine:
-    """Count the attempt of the runs responsible for the loss of a batch; its other jobs are free as they were.
-
-    :param ended: the outcome of the only run, if it was no success, and only settling it has failed.
-    """
+    """Count the attempt of those responsible for a lost batch. ``ended``: only settling this outcome has failed."""
     rules, settled, counted, is_refused = context.outcome_rules, list[FinishedRun](), list[Key](), False
     for run in runs:
         lost_alone = run.isolated and is_connection_lost(cause)

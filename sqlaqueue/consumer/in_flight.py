@@ -188,10 +188,7 @@ class CompletionBuffer:
             return finished
 
     def put_back(self, finished: Sequence[FinishedRun]) -> bool:
-        """Take runs back that could not be settled, to try again, and return whether there are any.
-
-        Runs that were settled before the error stay settled.
-        """
+        """Take back runs that could not be settled, except those that are; return whether there are any."""
         with self._lock:
             unsettled = [one for one in finished if one in self._settling]
             self._settling.difference_update(unsettled)

@@ -427,11 +427,7 @@ _LATE_AGAIN = 5.0
 def claim_leased_batch(
     context: ConsumerContext, turn: WorkerTurn, finished: Sequence[FinishedRun], suspects: Suspects | None = None
 ) -> Routine:
-    """Settle finished runs and claim, in one transaction; run jobs at once whose handlers end in a moment.
-
-    :param suspects: the jobs to claim; None for those that are due.
-    :return: how many jobs were claimed.
-    """
+    """Settle finished runs and claim, in one transaction; run quick jobs at once. Return how many were claimed."""
     limit, poll, ended_before = context.claim_size(), context.polls.begin_poll(), context.runs_ended
     began = time.monotonic()
     try:
@@ -539,10 +535,7 @@ def pass_on(context: ConsumerContext, executor: Executor) -> Routine:
 
 
 def _end_runs(context: ConsumerContext, executor: Executor) -> Generator[Effect, Any, tuple[Report, bool]]:
-    """End the runs of jobs whose handler has raised, or has used its session.
-
-    :return: what has been done, and whether the session is unused and can be used again.
-    """
+    """End runs whose handler has raised or used its session; return whether the session can be used again, too."""
     rules, jobs, error = context.outcome_rules, executor.group, executor.error
     if error is None:
         done = yield from _commit(context, executor)
@@ -577,10 +570,7 @@ def _undo(session: Session) -> tuple[bool, bool]:
 
 
 def _commit(context: ConsumerContext, executor: Executor) -> Generator[Effect, Any, Report | BaseException]:
-    """Commit a handler's writes with the completion of its jobs.
-
-    :return: a report, or the database's error about the handler's writes.
-    """
+    """Commit a handler's writes with the completion of its jobs; return the database's error about these writes."""
     finished = [FinishedRun(run_of_claimed(job), COMPLETED, job) for job in executor.group]
     try:
         lost = yield Execute(context.settler.complete_and_commit, (finished,), executor.variables)

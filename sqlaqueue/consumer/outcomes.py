@@ -200,10 +200,7 @@ LONGEST_DELAY = 100 * 365 * 86400.0
 
 
 class OutcomeRules:
-    """Turns the results of handlers into outcomes.
-
-    :param marks_rows: whether a quarantined job is marked in its row.
-    """
+    """Turns the results of handlers into outcomes; ``marks_rows`` if a quarantined job is marked in its row."""
 
     def __init__(self, settings: ConsumerSettings, conflicts: ConflictDelays, *, marks_rows: bool) -> None:
         self._settings, self._conflicts, self._marks_rows = settings, conflicts, marks_rows

@@ -165,11 +165,6 @@ Cursor = Mapping[str, Any]
 
 
 class ScanCursor:
-    """The cursor of one consumer's claims.
-
-    :param now: a monotonic clock, in seconds.
-    """
-
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._lock = now, threading.Lock()
         self._cursor: Cursor | None = None
@@ -293,12 +288,9 @@ def longest_wait(lease: float) -> float:
 
 
 class Intervals:
-    """How long a consumer waits before it polls, tries again or runs a maintenance task.
+    """How long a consumer waits before it polls, tries again or runs a maintenance task, with jitter.
 
-    Every interval has jitter, so that consumers that started together do not run in step.
-
-    :param poll_interval: seconds between polls of an empty queue.
-    :param draw: returns numbers from [0, 1), for jitter.
+    So consumers that started together do not run in step.
     """
 
     def __init__(self, poll_interval: float, draw: Callable[[], float] = random.random) -> None:

@@ -131,12 +131,7 @@ def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa
 
 
 def _lock(connection: sa.Connection, spec: QueueSpec, level: Any, runs: Sequence[Run]) -> list[str]:
-    """Lock the rows of runs whose lease is held, in a snapshot that includes their last change.
-
-    Their locations are read in a transaction of its own at READ COMMITTED.
-
-    :return: the locations of the locked rows.
-    """
+    """Lock the rows of runs whose lease is held, in a snapshot with their last change; return their locations."""
     dialect = connection.dialect
     driver: Any = connection.connection.dbapi_connection
     mine = spec.strategy.fence(spec, ClaimedJobs(list(keys_by_token(runs).items())))
@@ -190,13 +185,7 @@ class PoolUser(Protocol):
 
 
 def check_engine(session: Session, mapper: Any, who: str, spec: QueueSpec | None = None) -> sa.Engine:
-    """Return the engine to which a session writes the rows of ``mapper``.
-
-    :param who: the Consumer, as the errors name it.
-    :param spec: its queue.
-    :raises ConfigurationError: if the session is bound to one connection, the database is none that the library
-        supports or lacks what the queue needs, or sessions of this engine share connections.
-    """
+    """Return the engine to which a session writes the rows of ``mapper``; each session needs its own connection."""
     bind = primary_bind(session, mapper)
     if isinstance(bind, sa.Connection):
         msg = (
@@ -270,9 +259,6 @@ def check_writable(session: Session, model: str, bind: dict[str, Any]) -> None:
     """Refuse a session class that routes even writes to a read-only server.
 
     A session without routing of its own is not checked: its server may be a standby that is about to be promoted.
-
-    :param bind: the bind arguments of the queue.
-    :raises ConfigurationError: if the server is read-only.
     """
     if has_own_routing(session):
         read_only = sa.func.current_setting("transaction_read_only")
@@ -289,8 +275,6 @@ def check_transactions(session: Session, spec: QueueSpec, isolation: IsolationLe
     """Refuse sessions without transactions, and sessions that write to a read-only server; read the isolation level.
 
     Under AUTOCOMMIT other Consumers could claim the jobs of a held batch, and writes could not be rolled back.
-
-    :raises ConfigurationError: if a Consumer cannot work with these sessions.
     """
     name, bind = spec.model.__name__, {"mapper": spec.mapper}
     check_writable(session, name, bind)
@@ -454,11 +438,9 @@ class RowsChanged(HandlerMisuseError):
 
 
 def refuse_missing_rows(spec: QueueSpec, missing: Iterable[tuple[Run, Any]]) -> None:
-    """Refuse to commit a held batch if the rows of some jobs were not found when they were settled.
+    """Refuse to commit a held batch if rows of jobs are missing that no handler has deleted by the session.
 
     The batch has locked these rows, so only its handlers can have changed them.
-
-    :raises RowsChanged: unless the jobs were deleted through the session.
     """
     keys = [run.key for run, job in missing if job is None or not is_deleted(job)]
     if keys:
@@ -483,11 +465,7 @@ def refuse_changed_rows(session: Session, spec: QueueSpec, lost: Sequence[Run]) 
 
 
 def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
-    """Return the factory of new sessions; of a scoped_session, the factory that it uses.
-
-    :param what: the class or function that was given the factory, for error messages.
-    :raises ConfigurationError: for an engine, a session or a URL, and for a factory of the other kind of sessions.
-    """
+    """Return the factory of new sessions; of a scoped_session, the one that it uses. ``what`` was given it."""
     given: Any = getattr(session_factory, "session_factory", session_factory)
     maker = "async_sessionmaker" if is_async else "sessionmaker"
     of_async = is_of_asyncio(given, "AsyncEngine", "AsyncConnection", "AsyncSession")

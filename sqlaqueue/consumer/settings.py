@@ -100,11 +100,7 @@ def refused_result(result: Any, *, is_async: bool) -> HandlerMisuseError | None:
 
 
 class Dispatch:
-    """Calls the handler of a job's class: that of the class itself, or else of the nearest class that it inherits from.
-
-    :param chosen: the jobs that the Consumer serves.
-    :raises ConfigurationError: if a key of ``handlers`` is not a mapped class of these jobs, or a class has no handler.
-    """
+    """Calls the handler of a job's class: that of the class itself, or of the nearest one that it inherits from."""
 
     def __init__(self, kind: str, chosen: JobSelection, handlers: Mapping[Any, Callable[..., Any]]) -> None:
         self._kind, self._chosen = kind, chosen
@@ -306,13 +302,7 @@ def make_settings(
     schedules: Sequence[Any] = (),
     distribution: Distribution | None = None,
 ) -> ConsumerSettings:
-    """Check and resolve the arguments of a Consumer.
-
-    :param handlers: the handler of each class, where there are several.
-    :raises ConfigurationError: for a value that no consumer can work with.
-    :raises NotAQueueError: when ``model`` is no queue.
-    :raises StatementError: when ``model`` is a select that cannot be claimed from.
-    """
+    """Check and resolve the arguments of a Consumer; ``handlers`` are those of each class, where there are several."""
     for argument, number in (("concurrency", concurrency), ("batch_size", BATCH if batch_size is None else batch_size)):
         if not is_count(number):
             msg = f"Consumer({argument}={number!r}): give an integer from 1 on"
@@ -517,10 +507,7 @@ class _Call:
             self._left = True
 
     def checked_result(self) -> Any:
-        """Return what the handler has returned, which the Consumer checks.
-
-        :raises HandlerMisuseError: if it was not called, or has not ended: the job would count as completed.
-        """
+        """Return what the handler has returned. If it was not called, or goes on, the job would count as completed."""
         self._over = True
         if not self._begun:
             msg = (

@@ -180,11 +180,7 @@ _LIMIT_LOCKS: Any = sa.select(
 
 
 def _insert(spec: QueueSpec, *, with_errors: bool, leased: bool) -> Any:
-    """Return the INSERT of attempts whose values are given as arrays.
-
-    :param with_errors: False if all of them are completed.
-    :param leased: whether it restores the timeout of locks that was set for it.
-    """
+    """Return the INSERT of attempts given as arrays; if ``leased``, it restores the timeout of locks set for it."""
     keys = [f"key_{number}" for number in range(len(spec.keys))]
     columns: dict[str, tuple[Any, None]] = {
         **{name: (key.type, None) for name, key in zip(keys, spec.keys, strict=True)},
@@ -290,10 +286,7 @@ def commit_settlements(session: Session, finished: Sequence[FinishedRun]) -> Non
 def really_lost(
     session: Session, spec: QueueSpec, lost: Sequence[FinishedRun], bind_arguments: dict[str, Any]
 ) -> list[FinishedRun]:
-    """Return those of ``lost`` whose lease was lost indeed, without those that a commit without a reply has settled.
-
-    :param lost: runs that could not be settled, as they are not claimed any more.
-    """
+    """Return those of ``lost`` whose lease was lost indeed, not settled by a commit without a reply."""
     keys = [one.run.key for one in lost]
     attempts = spec.columns.get("attempts", sa.null())
     statement = sa.select(spec.columns["status"], attempts, *spec.keys).where(spec.key_in(spec.keys, keys))

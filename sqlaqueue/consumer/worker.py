@@ -224,10 +224,7 @@ _SLOW = 0.5
 
 
 def search_unclaimable(context: ConsumerContext, failed: ClaimFailed) -> Routine:
-    """Take the next step of the search after a claim has failed, so that the next claim continues it.
-
-    :raises Exception: the error of the claim, if no job is its cause.
-    """
+    """Take the next step of the search after a claim has failed; raise its error if no job is the cause."""
     error, unclaimable = failed.__cause__ or failed, context.claimer.unclaimable
     # On a distributed table a claim goes from shard to shard, and leaves out one that fails.
     if not may_be_of_a_row(error) or context.settings.distribution is not None:
@@ -367,12 +364,7 @@ def _check_name(connection: sa.Connection, context: ConsumerContext) -> None:
 
 
 def check_ready(connection: sa.Connection, spec: QueueSpec) -> str | None:
-    """Refuse a database that lacks tables, triggers, functions or privileges of the queue.
-
-    :return: a warning if row-level security hides every row of the queue.
-    :raises ConfigurationError: if it cannot carry an option of the queue.
-    :raises DatabaseNotReadyError: if something is missing; the message names the fix.
-    """
+    """Refuse a database that lacks what the queue needs; return a warning if row-level security hides every row."""
     other = engine_of(connection.dialect)
     if other is not None:
         other.check_supported(spec)

@@ -96,11 +96,6 @@ _NANOSECONDS = 1_000_000_000
 
 
 class ConsumerSpans:
-    """Makes the spans of Consumers.
-
-    :param tracer: the tracer of OpenTelemetry.
-    """
-
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
 
@@ -208,11 +203,6 @@ def _is_no_error(error: BaseException) -> bool:
 
 
 class ConsumerMetrics:
-    """Measures Consumers.
-
-    :param meter: the meter of OpenTelemetry.
-    """
-
     def __init__(self, meter: Meter) -> None:
         def seconds(name: str, description: str) -> Any:
             return meter.create_histogram(
@@ -231,7 +221,6 @@ class ConsumerMetrics:
 
     @contextmanager
     def call(self, jobs: Sequence[Any]) -> Iterator[None]:
-        """Measure a handler's call."""
         queue, error = attempt_of(jobs[0]).queue, None
         destination = {"messaging.destination.name": queue}
         for waited in waits_of(jobs):
@@ -249,7 +238,6 @@ class ConsumerMetrics:
             self._process.record(took, attributes(queue, "process", "process", error__type=error))
 
     def polled(self, event: PollEvent) -> None:
-        """Measure a poll."""
         destination = {"messaging.destination.name": event.queue}
         self._polls.add(1, {**destination, "sqlaqueue.poll.result": "found" if event.jobs else "empty"})
         self._operations.record(event.duration, attributes(event.queue, "receive", "receive"))
@@ -257,7 +245,6 @@ class ConsumerMetrics:
             self._consumed.add(event.jobs, attributes(event.queue, "receive", "receive"))
 
     def ended(self, event: JobEvent) -> None:
-        """Count the end of an attempt."""
         destination = {"messaging.destination.name": event.queue}
         if event.name == "rescued":
             self._rescued.add(1, destination)
@@ -326,8 +313,6 @@ def _event_target(sessions: Any) -> Any:
 
 @dataclass
 class _Send:
-    """The jobs of one queue in a flush."""
-
     span: Span
     queue: str
     jobs: int
@@ -382,7 +367,6 @@ class _Sender:
                     send.traced.append(job)
 
     def after_flush(self, session: Session, *_: object) -> None:
-        """End the spans of a flush."""
         if self._is_for(session):
             for send in session.info.pop(_SENDS, ()):
                 self._end(send.span, send.queue, send.jobs)

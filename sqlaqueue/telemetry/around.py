@@ -130,11 +130,7 @@ def surround(consumer: ConsumerBase, manager: Callable[[Any], AbstractContextMan
 
 
 def check_consumer(consumer: object, what: str) -> None:
-    """Refuse anything but a Consumer or an AsyncConsumer.
-
-    :param what: the name of the function to which it was given, for the error.
-    :raises ConfigurationError: for anything else.
-    """
+    """Refuse anything but a Consumer or an AsyncConsumer; ``what`` is the function to which it was given."""
     if not isinstance(consumer, ConsumerBase):
         msg = f"{what}({consumer!r}): give a Consumer or an AsyncConsumer"
         raise ConfigurationError(msg)

@@ -49,10 +49,7 @@ def health_app(*consumers: ConsumerBase) -> AsgiApp:
 def healths_of(
     consumers: Iterable[ConsumerBase], health: Callable[[ConsumerBase], Health] = ConsumerBase.health
 ) -> dict[str, Health]:
-    """Return the health of each Consumer by the name of its queue, with a number if several serve one queue.
-
-    :param health: returns the health of one.
-    """
+    """Return the health of each Consumer by the name of its queue, with a number if several serve one queue."""
     healths: dict[str, Health] = {}
     for number, consumer in enumerate(consumers, start=1):
         name = consumer.queue if consumer.queue not in healths else f"{consumer.queue} {number}"
@@ -61,10 +58,7 @@ def healths_of(
 
 
 def health_response(path: str, healths: Mapping[str, Health]) -> tuple[int, dict[str, Any]]:
-    """Return the status and the content of a response.
-
-    :param healths: the health of each Consumer, or of each process of workers, by name.
-    """
+    """Return the status and the content of a response about Consumers, or processes of workers, by name."""
     if path not in {LIVE, READY}:
         return 404, {"error": f"there is nothing here; ask for {LIVE} or {READY}"}
     alive = all(each.alive for each in healths.values())

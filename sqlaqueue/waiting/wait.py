@@ -109,7 +109,7 @@ class WaitState:
         return float("inf")
 
     def notification_overdue(self) -> None:
-        """Never called."""
+        """Nothing is waited for."""
 
     def _wake_up(self) -> None:
         self._is_woken = True
@@ -316,10 +316,7 @@ def _failure(waiter: Waiter, result: JobResult[Any]) -> JobFailed:
 
 
 def first_poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
-    """Check the database, and poll.
-
-    :raises ConfigurationError: if it is not PostgreSQL, or a replica.
-    """
+    """Check that the database is a primary that the library supports, and poll."""
     engine = session.get_bind(waiter.spec.mapper).engine
     check_dialect(engine.dialect, f"{waiter.function}({waiter.model.__name__})")
     if session.scalar(sa.select(sa.func.pg_is_in_recovery()), bind_arguments=waiter.bind):
@@ -340,10 +337,7 @@ def poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
 
 
 def read_job(session: Session, waiter: Waiter, *, load_in: Collection[str]) -> JobResult[Any]:
-    """Return the state of the job.
-
-    :param load_in: the states in which the job itself is loaded.
-    """
+    """Return the state of the job, which itself is loaded in some states."""
     spec, job = waiter.spec, None
     state, error, has_row = read_state(session, spec, waiter.key)
     if state in load_in and has_row and spec.has("status"):

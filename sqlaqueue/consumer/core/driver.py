@@ -15,10 +15,7 @@ R = TypeVar("R")
 
 
 def drive(routine: Generator[E, Any, R], perform: Callable[[E], Any]) -> R:
-    """Run a routine to its end and return what it returns.
-
-    :param perform: carries one effect out and returns its result.
-    """
+    """Run a routine to its end and return what it returns; ``perform`` carries one effect out."""
     result: Any = None
     raised: Exception | None = None
     while True:

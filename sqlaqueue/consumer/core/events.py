@@ -107,10 +107,7 @@ class EventEmitter:
         self._worker = worker
 
     def add(self, name: str, listener: Callable[[Any], object]) -> None:
-        """Call ``listener`` with each event of this name.
-
-        :raises ConfigurationError: if there is no event of this name, or the listener cannot be called.
-        """
+        """Call ``listener`` with each event of this name, which must exist."""
         if name not in self._listeners:
             msg = f"on({name!r}): there is no such event; give one of {', '.join(self._listeners)}"
             raise ConfigurationError(msg)

@@ -169,11 +169,7 @@ _STANDARD_ERROR = 2
 
 
 class ForkGuard:
-    """Ends a forked child that returns from a handler, for one run of a Consumer.
-
-    :param queue: the queue's name.
-    :param sessions: returns the sessions that handlers are using.
-    """
+    """Ends a forked child that returns from a handler, for one run; ``sessions`` returns those that handlers use."""
 
     def __init__(self, queue: str, sessions: Callable[[], Iterable[Session]]) -> None:
         self.is_child = False
@@ -207,10 +203,7 @@ class ForkGuard:
                 ready.rotate(1)
 
     def end_child(self, raised: BaseException | None = None) -> NoReturn:
-        """End this process, which is a child, without exit handlers and finalizers: they would use the connections.
-
-        :param raised: what the handler raised; None if it returned.
-        """
+        """End this process, a child, without exit handlers and finalizers: they would use the connections."""
         names = " or ".join(str(getattr(each, "__qualname__", each)) for each in self.handlers)
         code, how = _exit_code(raised)
         lines = [] if raised is None or isinstance(raised, SystemExit) else traceback.format_exception(raised)

@@ -59,10 +59,7 @@ class Waker:
                 self._sender.send(b"!")
 
     def wait(self, seconds: float, *descriptors: int) -> bool:
-        """Wait until :meth:`wake` is called or a descriptor can be read; return False if the time passed instead.
-
-        :raises HandlerMisuseError: if its sockets were closed.
-        """
+        """Wait until :meth:`wake` is called or a descriptor can be read; return False if the time passed instead."""
         self.check()
         with _Selector() as selector:
             for descriptor in (self._receiver.fileno(), *descriptors):
@@ -74,10 +71,7 @@ class Waker:
         return ready
 
     def check(self) -> None:
-        """Refuse to go on without the sockets.
-
-        :raises HandlerMisuseError: if they were closed, and with them probably the connections to the database.
-        """
+        """Refuse to go on if the sockets were closed, and with them probably the connections to the database."""
         if not self.is_intact:
             msg = (
                 "a handler has closed file descriptors that it had not opened, as os.closerange() does; this process "

@@ -113,10 +113,7 @@ def reconcile_messages(maintenance: Maintenance, now: float) -> Routine:
 
 
 def reconcile_all(context: ConsumerContext) -> Generator[Effect, Any, int]:
-    """Find the jobs that claims have missed, log them, and return how many.
-
-    Those without a message get one; those that claims leave as they are will be left out.
-    """
+    """Find the jobs that claims have missed, give each a message or leave it out of claims, and return how many."""
     keys: Sequence[Key] = yield ExecuteInOwnSession(reconcile_at_once, (context,), slow=True)
     _log_repaired(context, keys)
     return len(keys) + (yield from look_for_unchanged(context))

@@ -167,10 +167,8 @@ class GroupState:
 class FiringProcess:
     """The schedules that one process fires, and what it needs from the thread or task that fires them.
 
-    :param groups: the schedules.
     :param wake: wakes the routine while it waits.
     :param listen: begins to deliver the notifications of an engine's channel of schedules to a :class:`GroupState`.
-    :param reset: write the program's definitions even where they were changed at run time.
     """
 
     def __init__(
@@ -362,10 +360,7 @@ def _fail(state: GroupState, name: str, error: Exception) -> Routine:
 
 
 def check_tables(session: Session, group: ScheduleGroup) -> tuple[sa.Engine, str | None]:
-    """Refuse a database that lacks the tables of schedules, or privileges on them and on the tables of jobs.
-
-    :return: the engine, and what is wrong with the trigger that announces changes; None if nothing is.
-    """
+    """Refuse a database that lacks tables or privileges; return its engine, and what is wrong with the trigger."""
     tables, connection = group.tables, session.connection(bind_arguments=group.bind)
     checks = checks_of(connection)
     try:
@@ -426,10 +421,7 @@ _MOST_LOCKED = 10
 
 
 def fire_schedules(process: FiringProcess) -> Routine:
-    """Write the schedules of the program, and fire all that are due, until the process stops.
-
-    :raises ConfigurationError: if the database lacks what schedules need.
-    """
+    """Write the schedules of the program, and fire all that are due, until the process stops."""
     while not process.stopping:
         for state in process.states:
             if not process.stopping:

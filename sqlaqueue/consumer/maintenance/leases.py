@@ -193,12 +193,7 @@ def find_unchanged(maintenance: Maintenance, now: float) -> Routine:
 
 
 def look_for_unchanged(context: ConsumerContext) -> Generator[Effect, Any, int]:
-    """Find the jobs that claims should take and do not: their UPDATE or DELETE leaves the row as it is.
-
-    Due jobs are claimed, and the claim is rolled back.
-
-    :return: how many were found that were not known, or that the next claim may take.
-    """
+    """Claim due jobs and roll back, to find those that stay as they are; return how many are new or can be claimed."""
     unclaimable = context.claimer.unclaimable
     # On a distributed table a claim goes from shard to shard, and cannot look at chosen jobs.
     if context.settings.distribution is not None:
@@ -300,10 +295,7 @@ class SentHeartbeat(NamedTuple):
 
 
 def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbeat) -> tuple[list[str], float]:
-    """Write the heartbeat of a consumer, and query which consumers of the queue are listening.
-
-    :return: the ids of the listening consumers, and the time of the database in seconds since the epoch.
-    """
+    """Write the heartbeat; return the ids of the listening consumers, and the database's time since the epoch."""
     spec, settings = context.spec, context.settings
     table = spec.side_tables[CONSUMERS]
     host, _, pid = worker_name().rpartition(":")
@@ -416,11 +408,9 @@ def _specs(context: ConsumerContext) -> list[QueueSpec]:
 
 
 def rescue_jobs(session: Session, context: ConsumerContext, keys: Sequence[Key] | None = None) -> list[RescuedJob]:
-    """Rescue jobs whose lease has expired, of any worker; the other consumers are notified of it.
+    """Rescue jobs whose lease has expired, of any worker, and notify the others.
 
-    If the attempt history cannot be written, they are rescued without it.
-
-    :param keys: the jobs, of which some may have ended; None for all.
+    If the attempt history cannot be written, they are rescued without it. None for ``keys`` means all.
     """
     spec = context.spec
     if context.settings.distribution is not None:
@@ -442,10 +432,7 @@ def rescue_jobs(session: Session, context: ConsumerContext, keys: Sequence[Key] 
 
 
 def _rescue_shards(session: Session, context: ConsumerContext, keys: Sequence[Key] | None) -> list[RescuedJob]:
-    """Rescue jobs of one shard after the other; a shard whose server does not answer is left to the next time.
-
-    :raises DBAPIError: if one has failed, and no job of another one was rescued.
-    """
+    """Rescue jobs of one shard after the other; a shard whose server does not answer is left to the next time."""
     rescued, failed = list[RescuedJob](), None
     for shard in _specs(context):
         try:
@@ -465,13 +452,7 @@ def _verb(spec: QueueSpec, keys: Sequence[Key] | None) -> Verb:
 def _rescue_jobs(
     session: Session, context: ConsumerContext, spec: QueueSpec, keys: Sequence[Key] | None
 ) -> list[RescuedJob]:
-    """Rescue jobs.
-
-    If the database refuses one of them, or a twin of one is being enqueued, they are rescued in parts, so that the
-    others need not wait for that.
-
-    :param spec: the queue, with its attempt history or without.
-    """
+    """Rescue jobs; in parts if the database refuses one of them, or a twin of one is being enqueued."""
     unique = unique_key(spec)
     may_meet_twins = unique is not None and unique.returns_from_runs
     # The thread that rescues also extends leases, so it must not wait while the table of the history is locked.
@@ -524,10 +505,7 @@ def _meets_twin(error: DBAPIError, spec: QueueSpec) -> bool:
 
 
 def expired_keys(spec: QueueSpec, most: int = _MOST_IN_PARTS) -> AnySelect:
-    """Return a SELECT of the keys of jobs whose lease has expired.
-
-    :param most: how many; by default as many as are rescued in parts.
-    """
+    """Return a SELECT of the keys of jobs whose lease has expired."""
     expires = spec.column("lease_expires_at", "rescue()")
     expired = sa.select(*spec.keys).where(spec.in_state("processing"), expires <= clock())
     # In any order, so that the same ones are not tried each time.

@@ -81,12 +81,7 @@ class Walk:
         return was_new
 
     def record_batch(self, reached: datetime | None, bound: datetime | None, took: float, *, more: bool) -> None:
-        """Record what a batch has deleted.
-
-        :param reached: up to when all jobs have been processed, where that is known.
-        :param bound: the time before which a job had to end.
-        :param more: whether there may be more.
-        """
+        """Record a batch: up to when all jobs are processed, if known, and before when a job had to end."""
         self.since = (reached if more else bound) or self.since
         if took > _LONG:
             self.limit = max(1, self.limit // 2)

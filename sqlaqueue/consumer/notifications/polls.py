@@ -189,11 +189,7 @@ class _Open:
 
 
 class Announcements:
-    """The announcements that one consumer has received and no consumer has answered. Methods need the caller's lock.
-
-    :param share: returns how many jobs one consumer claims at once.
-    :param now: the clock.
-    """
+    """The announcements that this consumer has received and no one has answered. Methods need the caller's lock."""
 
     def __init__(self, peers: Peers, share: Callable[[], int], now: Callable[[], float]) -> None:
         self._peers, self._share, self._now = peers, share, now
@@ -213,11 +209,6 @@ class Announcements:
         return self._add_later(_Later(announcement.due - self.clock_ahead, id_, announcement.number, announcement.more))
 
     def add_upcoming(self, times: Sequence[float], *, complete: bool) -> None:
-        """Add the times at which jobs will be due.
-
-        :param times: in seconds of the database's clock since the epoch, in order.
-        :param complete: whether there are no others.
-        """
         for moment in times:
             self._add_later(_Later(moment - self.clock_ahead, f"@{moment:.3f}", 1, more=False))
         self.known_until = float("inf") if complete or not times else times[-1] - self.clock_ahead
@@ -243,10 +234,7 @@ class Announcements:
         return more
 
     def open_due(self, ahead: float = 0.0) -> bool:
-        """Open the announcements whose jobs are due; return whether there may be jobs whose time is unknown.
-
-        :param ahead: seconds, for clocks that differ.
-        """
+        """Open the announcements whose jobs are due, or will be; return whether there may be jobs of unknown time."""
         now, unknown = self._now(), False
         while self._later and self._later[0].due <= now + ahead:
             later = heapq.heappop(self._later)
@@ -302,12 +290,7 @@ _LONGEST, _MOST_INTERVALS = 60.0, 10
 
 
 class RescueTimer:
-    """The turns of one consumer.
-
-    :param interval: returns the seconds until the turn of a consumer of this rank, if no other one rescues before; None
-        where there are no leases.
-    :param now: the clock.
-    """
+    """The turns of one consumer; ``interval`` is None where there are no leases."""
 
     def __init__(self, interval: Callable[[int], float] | None, now: Callable[[], float]) -> None:
         self._interval, self._now = interval, now
@@ -523,11 +506,6 @@ class PollSchedule:
         self._wake_maintenance()
 
     def heartbeat_sent(self, listening: Iterable[str], clock_ahead: float) -> None:
-        """Record what a heartbeat has found.
-
-        :param listening: the consumers of the queue that are listening.
-        :param clock_ahead: by how many seconds the database's clock is ahead of this one.
-        """
         self.peers.heartbeat_sent(listening)
         with self._lock:
             self._announcements.clock_ahead = clock_ahead
@@ -555,10 +533,6 @@ class PollSchedule:
         return Poll(ids[-MOST_IDS:], self.peers.count)
 
     def polled(self, *, more: bool) -> None:
-        """Record that a poll has been executed.
-
-        :param more: whether there may be more jobs than it has claimed.
-        """
         if not self.has_polled:
             self.has_polled = True
             self._wake_maintenance()
@@ -598,11 +572,7 @@ class PollSchedule:
         return self._announcements.known_until - self._now() if self.peers.listening else float("inf")
 
     def add_upcoming(self, times: Sequence[float], *, complete: bool) -> None:
-        """Record when jobs will be due.
-
-        :param times: in seconds of the database's clock since the epoch, in order.
-        :param complete: whether there are no others.
-        """
+        """Record when jobs will be due, by the database's clock and in order."""
         with self._lock:
             self._announcements.add_upcoming(times, complete=complete)
         # Jobs that have become due before the query are not among them.

@@ -37,23 +37,12 @@ class Runner(Protocol):
     can_interrupt: bool
     """Whether a handler can be interrupted."""
 
-    def wake_workers(self, number: int) -> None:
-        """Wake some of the workers that wait for a change."""
-
-    def wake_poller(self) -> None:
-        """Wake the worker that waits for the next poll."""
-
-    def wake_maintenance(self) -> None:
-        """Wake the maintenance loop."""
-
-    def stop(self) -> None:
-        """Wake everything that waits, as the consumer takes on no more work."""
-
-    def listen(self) -> None:
-        """Begin to listen for notifications."""
-
-    def reconnect(self) -> None:
-        """Listen on another connection."""
+    def wake_workers(self, number: int) -> None: ...
+    def wake_poller(self) -> None: ...
+    def wake_maintenance(self) -> None: ...
+    def stop(self) -> None: ...
+    def listen(self) -> None: ...
+    def reconnect(self) -> None: ...
 
 
 class ConsumerParts:

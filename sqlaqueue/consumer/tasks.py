@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
+from sqlaqueue.consumer.context import ConsumerParts
 from sqlaqueue.consumer.core.driver import adrive, await_in
 from sqlaqueue.consumer.core.effects import (
     CallHandler,
@@ -25,18 +25,17 @@ from sqlaqueue.consumer.core.effects import (
     require_session,
 )
 from sqlaqueue.consumer.core.signals import signal_handlers
-from sqlaqueue.consumer.core.waker import Deadlines, limit_connects
+from sqlaqueue.consumer.core.waker import limit_connects
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.maintenance.cleanup import reconcile_all
-from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
+from sqlaqueue.consumer.maintenance.firing import GroupState, fire_schedules
 from sqlaqueue.consumer.maintenance.handlers_running import record_timeout
 from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.notifications.listener import woken_by
 from sqlaqueue.consumer.outcomes import handler_exception
-from sqlaqueue.consumer.pace import longest_wait
 from sqlaqueue.consumer.settings import refused_result
-from sqlaqueue.consumer.threads import HURRY, LONGEST_END, SHUTDOWN, GracePeriod, not_stopped_error, shut_down
+from sqlaqueue.consumer.threads import HURRY, LONGEST_END, SHUTDOWN, BaseRunner, shut_down
 from sqlaqueue.consumer.worker import work
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.postgresql.triggers import channel_of
@@ -47,32 +46,22 @@ _CANCELLATION = 5.0
 """Seconds that a handler has for its clean-up when it is cancelled."""
 
 
-class TaskRunner:
+class TaskRunner(BaseRunner):
     """Runs the routines of one ``run()`` or ``drain()`` in tasks."""
 
-    can_interrupt = True
+    can_interrupt = _in_loop = True
 
     def __init__(
         self, name: str, parts: ConsumerParts, factory: Any, handler: Callable[..., Any], *, draining: bool
     ) -> None:
-        self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._poll, self._stopped, self._maintenance = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._schedules = asyncio.Event()
-        self._schedule_subscribers: list[tuple[sa.Engine, GroupState]] = []
         self._waiting: dict[asyncio.Event, None] = {}
         """What wakes the workers that wait for a change; the first one has waited longest."""
         self._left: list[Executor] = []
         """The executors whose handlers go on, although they were cancelled."""
-        context = self.context = ConsumerContext(name, parts, factory, self, draining=draining)
-        lease = parts.settings.lease.total_seconds()
-        self._deadlines = context.deadlines = Deadlines(longest_wait(lease), name, context.log_fields, in_loop=True)
-        self._grace = GracePeriod(self.context)
-        self._firing: FiringProcess | None = None
-        """Fires the schedules; None without any, and while a queue is drained."""
-        schedules = parts.settings.schedules
-        if schedules and not draining:
-            self._firing = FiringProcess(schedules, self._schedules.set, self._listen_to_schedules)
+        super().__init__(name, parts, factory, handler, draining=draining)
 
     def listen(self) -> None:
         context = self.context
@@ -86,12 +75,6 @@ class TaskRunner:
         for changed in [*itertools.islice(self._waiting, number)]:
             del self._waiting[changed]
             changed.set()
-
-    def wake_poller(self) -> None:
-        self._poll.set()
-
-    def wake_maintenance(self) -> None:
-        self._maintenance.set()
 
     def stop(self) -> None:
         """Wake everything that waits; may be called from any thread."""
@@ -145,12 +128,7 @@ class TaskRunner:
                 for engine, state in self._schedule_subscribers:
                     await async_listener_of(engine).remove(state)
                 self._grace.log_stopped()
-        left = not_stopped_error(context, self._left)
-        if left is not None:
-            # Also after an error: the caller must not wait for what goes on.
-            raise left from context.error
-        if context.error is not None:
-            raise context.error
+        self._raise_error(self._left)
 
     async def execute(self, routine: Routine) -> Any:
         """Run one routine in the caller's task, as a worker does, and return what it returns."""
@@ -233,11 +211,8 @@ class TaskRunner:
         finally:
             await self._deadlines.end_in_task(wait, session)
 
+    @own_work()
     def _execute_in(self, session: Session, effect: ExecuteInOwnSession) -> Any:
-        with own_work():
-            return self._execute_own(session, effect)
-
-    def _execute_own(self, session: Session, effect: ExecuteInOwnSession) -> Any:
         self.context.isolation.begin(session)
         return execute(session, effect.operation, effect.arguments)
 

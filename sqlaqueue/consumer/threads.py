@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
+from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts, Runner
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import (
     CallHandler,
@@ -76,7 +76,29 @@ class GracePeriod:
             context = self._context
             self._deadline = time.monotonic() + self._seconds
             self._ended_before, self._released_before = context.runs_ended, context.runs_released
-            _log_shutdown(context, self._seconds)
+            self._log_shutdown()
+
+    def _log_shutdown(self) -> None:
+        """Log how many jobs the shutdown waits for, and how long; nothing after a completed ``drain()``."""
+        context, grace = self._context, self._seconds
+        if context.drained:
+            return
+        running = len(context.in_flight.running())
+        waiting = max(0, len(context.claimed_runs()) - running)
+        # Without handling signals, this run was not stopped by the one that was received.
+        signal = signal_handlers.received if context.handles_signals else None
+        logger.info(
+            "queue %s: %s: stopping, %s to finish within %g s, %s to release%s",
+            context.spec.name,
+            signal or ("stop requested" if context.error is None else type(context.error).__name__),
+            _running(running),
+            grace,
+            _jobs(waiting),
+            "; a second signal aborts" if signal and signal_handlers.next_signal_aborts else "",
+            extra=context.log_fields(
+                "shutdown_started", signal=signal, count=running, running=running, waiting=waiting, grace=grace
+            ),
+        )
 
     def left(self) -> float:
         """Return the seconds until it ends; inf before it begins."""
@@ -84,8 +106,16 @@ class GracePeriod:
 
     def end(self) -> None:
         """Abandon the handlers that still run: they are interrupted if that is possible, and their results refused."""
-        _log_grace_period_over(self._context, self._seconds)
-        for executor in self._context.in_flight.busy():
+        context, running = self._context, len(self._context.in_flight.running())
+        if running:
+            logger.warning(
+                "queue %s: the grace period of %g s has passed, releasing %s",
+                context.spec.name,
+                self._seconds,
+                _running(running),
+                extra=context.log_fields("grace_period_over", count=running, running=running, grace=self._seconds),
+            )
+        for executor in context.in_flight.busy():
             executor.abandoned = True
             executor.interrupt()
 
@@ -106,6 +136,10 @@ class GracePeriod:
             "was" if released == 1 else "were",
             extra=context.log_fields("consumer_stopped", count=finished, finished=finished, released=released),
         )
+
+
+def _deregister(context: ConsumerContext) -> Routine:
+    yield ExecuteInOwnSession(deregister, (context,))
 
 
 def shut_down(context: ConsumerContext) -> Routine:
@@ -160,45 +194,6 @@ def not_stopped_error(context: ConsumerContext, left: Sequence[RunningExecutor])
     return HandlerNotStopped(msg, names)
 
 
-def _deregister(context: ConsumerContext) -> Routine:
-    yield ExecuteInOwnSession(deregister, (context,))
-
-
-def _log_shutdown(context: ConsumerContext, grace: float) -> None:
-    """Log how many jobs the shutdown waits for, and how long; nothing after a completed ``drain()``."""
-    running = len(context.in_flight.running())
-    waiting = max(0, len(context.claimed_runs()) - running)
-    if context.drained:
-        return
-    # Without handling signals, this run was not stopped by the one that was received.
-    signal = signal_handlers.received if context.handles_signals else None
-    reason = signal or ("stop requested" if context.error is None else type(context.error).__name__)
-    logger.info(
-        "queue %s: %s: stopping, %s to finish within %g s, %s to release%s",
-        context.spec.name,
-        reason,
-        _running(running),
-        grace,
-        _jobs(waiting),
-        "; a second signal aborts" if signal and signal_handlers.next_signal_aborts else "",
-        extra=context.log_fields(
-            "shutdown_started", signal=signal, count=running, running=running, waiting=waiting, grace=grace
-        ),
-    )
-
-
-def _log_grace_period_over(context: ConsumerContext, grace: float) -> None:
-    running = len(context.in_flight.running())
-    if running:
-        logger.warning(
-            "queue %s: the grace period of %g s has passed, releasing %s",
-            context.spec.name,
-            grace,
-            _running(running),
-            extra=context.log_fields("grace_period_over", count=running, running=running, grace=grace),
-        )
-
-
 def _jobs(number: int) -> str:
     return "1 job" if number == 1 else f"{number} jobs"
 
@@ -217,7 +212,53 @@ LONGEST_WAIT = 10.0
 wake it after a handler has closed its descriptors."""
 
 
-class ThreadRunner:
+class BaseRunner(Runner):
+    """What the threads and the tasks of one run share."""
+
+    _in_loop = False
+    _poll: Any
+    """An event of threading or of asyncio, as the next two."""
+    _maintenance: Any
+    _schedules: Any
+
+    def __init__(
+        self, name: str, parts: ConsumerParts, factory: Any, handler: Callable[..., Any], *, draining: bool
+    ) -> None:
+        self._handler = handler
+        self._schedule_subscribers: list[tuple[sa.Engine, GroupState]] = []
+        context = self.context = ConsumerContext(name, parts, factory, self, draining=draining)
+        longest = longest_wait(parts.settings.lease.total_seconds())
+        self._deadlines = context.deadlines = Deadlines(longest, name, context.log_fields, in_loop=self._in_loop)
+        self._grace = GracePeriod(context)
+        self._firing: FiringProcess | None = None
+        """Fires the schedules; None without any, and while a queue is drained."""
+        schedules = parts.settings.schedules
+        if schedules and not draining:
+            self._firing = FiringProcess(schedules, self._schedules.set, self._listen_to_schedules)
+
+    def wake_poller(self) -> None:
+        self._poll.set()
+
+    def wake_maintenance(self) -> None:
+        self._maintenance.set()
+
+    def _listen_to_schedules(self, engine: sa.Engine, state: GroupState) -> None:
+        raise NotImplementedError
+
+    def _raise_error(self, going_on: Sequence[RunningExecutor]) -> None:
+        """Raise the error with which the run ends, if any.
+
+        :param going_on: the executors whose handlers go on.
+        """
+        left, error = not_stopped_error(self.context, going_on), self.context.error
+        if left is not None:
+            # Also after an error: the caller must not wait for what goes on.
+            raise left from error
+        if error is not None:
+            raise error
+
+
+class ThreadRunner(BaseRunner):
     """Runs the routines of one ``run()`` or ``drain()`` in threads."""
 
     can_interrupt = False
@@ -225,22 +266,12 @@ class ThreadRunner:
     def __init__(
         self, name: str, parts: ConsumerParts, factory: Any, handler: Callable[..., Any], *, draining: bool
     ) -> None:
-        self._handler = handler
         self._changed = threading.Condition()
         self._poll, self._stopped, self._maintenance = threading.Event(), threading.Event(), threading.Event()
         self._schedules = threading.Event()
-        self._schedule_subscribers: list[tuple[sa.Engine, GroupState]] = []
         self._waker = Waker()
         self._working: set[threading.Thread] = set()
-        context = self.context = ConsumerContext(name, parts, factory, self, draining=draining)
-        lease = parts.settings.lease.total_seconds()
-        self._deadlines = context.deadlines = Deadlines(longest_wait(lease), name, context.log_fields)
-        self._grace = GracePeriod(self.context)
-        self._firing: FiringProcess | None = None
-        """Fires the schedules; None without any, and while a queue is drained."""
-        schedules = parts.settings.schedules
-        if schedules and not draining:
-            self._firing = FiringProcess(schedules, self._schedules.set, self._listen_to_schedules)
+        super().__init__(name, parts, factory, handler, draining=draining)
 
     def listen(self) -> None:
         context = self.context
@@ -253,12 +284,6 @@ class ThreadRunner:
     def wake_workers(self, number: int) -> None:
         with self._changed:
             self._changed.notify(number)
-
-    def wake_poller(self) -> None:
-        self._poll.set()
-
-    def wake_maintenance(self) -> None:
-        self._maintenance.set()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -297,12 +322,7 @@ class ThreadRunner:
                 context.stop()
                 if self._waker.is_intact:
                     self._end(workers, beside)
-        left = not_stopped_error(context, context.in_flight.busy())
-        if left is not None:
-            # Also after an error: the caller must not wait for what goes on.
-            raise left from context.error
-        if context.error is not None:
-            raise context.error
+        self._raise_error(context.in_flight.busy())
 
     def _end(self, workers: Sequence[threading.Thread], beside: Sequence[threading.Thread]) -> None:
         """Wait for the threads that are not in a handler, and shut down; whatever the database does, not for long."""

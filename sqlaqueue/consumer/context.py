@@ -25,7 +25,7 @@ from sqlaqueue.consumer.sessions import IsolationLevel
 from sqlaqueue.consumer.settings import ConsumerSettings, function_of
 from sqlaqueue.consumer.settle import Settler
 from sqlaqueue.consumer.statements import ConsumerStatements
-from sqlaqueue.log import fields
+from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.run import Key, Run
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.write_routing import open_session
@@ -160,6 +160,11 @@ class ConsumerContext:
 
     def log_fields(self, event: str, **values: Any) -> dict[str, Any]:
         return fields(event, queue=self.spec.name, worker=self.settings.worker(), **values)
+
+    def log_error(self, event: str, text: str, error: Exception) -> None:
+        """Log an error that the run survives; the text has places for the consumer, the error's class and its text."""
+        kind = type(error).__name__
+        logger.warning(text, self.name, kind, error, extra=self.log_fields(event, error_kind=kind))
 
     def _noticed(self) -> None:
         self.runner.wake_maintenance()

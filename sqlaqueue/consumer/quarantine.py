@@ -249,14 +249,10 @@ def discard_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> Non
     It has a lock timeout: as in :func:`write_entry`, the server could not detect a deadlock.
     """
     _execute(session, spec, sa.select(sa.func.set_config("lock_timeout", "2s", sa.true())))
-    if entry.kept_names:
-        _reduce_entry(session, spec, entry)
-    else:
+    if not entry.kept_names:
         delete_entry(session, spec, entry)
-
-
-def _reduce_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
-    """Reduce the row of a batch to the jobs that it keeps; a crash of the server may have lost it."""
+        return
+    # A crash of the server may have lost the row.
     names = as_json(sa.literal(json.dumps(entry.kept_names), sa.Text()))
     kept = {"keys": names, "starts": entry.kept_starts}
     row = {"id": entry.id, "queue": spec.name, "worker": worker_name(), **kept}

@@ -287,16 +287,13 @@ def check_transactions(session: Session, spec: QueueSpec, isolation: IsolationLe
         )
         raise ConfigurationError(msg)
     session.rollback()
-    _check_level(session, spec, isolation, first[1])
-
-
-def _check_level(session: Session, spec: QueueSpec, isolation: IsolationLevel, level: str) -> None:
-    """Store the default isolation level, and refuse a strict one that the Consumer cannot override."""
+    level: str = first[1]
     isolation.default = level.upper()
     if not isolation.is_strict:
         return
+    # A strict one must give way to that of the Consumer.
     isolation.begin(session)
-    kept = session.scalar(sa.select(SETTING), bind_arguments={"mapper": spec.mapper})
+    kept = session.scalar(sa.select(SETTING), bind_arguments=bind)
     session.rollback()
     if kept == level:
         msg = (

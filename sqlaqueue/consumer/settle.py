@@ -468,26 +468,23 @@ class Settler:
                     continue
                 if not may_be_of_a_run(error):
                     raise
-                self._log_refused(one, error)
+                run = one.run
+                extra = fields(
+                    "settling_refused",
+                    queue=self._spec.name,
+                    worker=self._settings.worker(),
+                    job_key=key_value(run.key),
+                    attempt=run.attempt,
+                    max_attempts=run.max_attempts,
+                )
+                text = "job %s of queue %s cannot be settled as %s: %s"
+                logger.warning(text, key_text(run.key), self._spec.name, one.outcome.event, error, extra=extra)
                 lost = self._settle_otherwise(session, one, error) if wait else None
                 if lost is None:
                     result.refused.append(one)
                 else:
                     result.lease_lost.extend(lost)
         return result
-
-    def _log_refused(self, one: FinishedRun, error: Exception) -> None:
-        run, queue = one.run, self._spec.name
-        extra = fields(
-            "settling_refused",
-            queue=queue,
-            worker=self._settings.worker(),
-            job_key=key_value(run.key),
-            attempt=run.attempt,
-            max_attempts=run.max_attempts,
-        )
-        text = "job %s of queue %s cannot be settled as %s: %s"
-        logger.warning(text, key_text(run.key), queue, one.outcome.event, error, extra=extra)
 
     def _settle_otherwise(self, session: Session, one: FinishedRun, error: Exception) -> list[FinishedRun] | None:
         """Settle a run whose outcome is refused; return it if its lease was lost, None if that is impossible."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -36,7 +37,7 @@ from sqlaqueue.consumer.leased import (
 from sqlaqueue.consumer.notifications.polls import notify_settled
 from sqlaqueue.consumer.sessions import check_transactions, driver_connection, shared_connection_error
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
-from sqlaqueue.log import database_text, fields, logger
+from sqlaqueue.log import database_text, logger
 from sqlaqueue.postgresql.checks_of import checks_of, checks_of_error
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -197,9 +198,7 @@ def _run(context: ConsumerContext, executor: Executor) -> Generator[Effect, obje
     try:
         return bool((yield from run_to_the_end(context, executor, run_leased(context, executor))))
     except Exception as error:  # noqa: BLE001 - such as a database that does not answer
-        kind = type(error).__name__
-        extra = context.log_fields("run_error", error_kind=kind)
-        logger.warning("%s: %s: %s", context.name, kind, error, extra=extra)
+        context.log_error("run_error", "%s: %s: %s", error)
         return False
 
 
@@ -208,9 +207,7 @@ def _reconciled(context: ConsumerContext, reconcile: Reconcile) -> Generator[Eff
     try:
         return bool((yield from reconcile(context)))
     except Exception as error:  # noqa: BLE001 - the queue has been drained all the same
-        kind = type(error).__name__
-        extra = context.log_fields("maintenance_error", error_kind=kind)
-        logger.warning("%s: maintenance: %s: %s", context.name, kind, error, extra=extra)
+        context.log_error("maintenance_error", "%s: maintenance: %s: %s", error)
         return False
 
 
@@ -232,7 +229,8 @@ def search_unclaimable(context: ConsumerContext, failed: ClaimFailed) -> Routine
     unclaimable.settles_apart = True
     if failed.suspects is None:
         try:
-            keys = yield ExecuteInOwnSession(_candidates, (context, failed))
+            look = partial(context.claimer.candidates, quarantined=failed.quarantined)
+            keys = yield ExecuteInOwnSession(look, (failed.limit,))
         except Exception:  # noqa: BLE001 - then the error is none of a row, and it says more than this one
             raise error from None
         if not (unclaimable.suspect(keys, quarantined=failed.quarantined) or unclaimable.is_searching):
@@ -246,10 +244,6 @@ def search_unclaimable(context: ConsumerContext, failed: ClaimFailed) -> Routine
     if unclaimable.slows_down:
         yield Wait("stop", _SLOW)
     return True
-
-
-def _candidates(session: Session, context: ConsumerContext, failed: ClaimFailed) -> list[Key]:
-    return context.claimer.candidates(session, failed.limit, quarantined=failed.quarantined)
 
 
 def _fail(context: ConsumerContext, key: Key, error: BaseException) -> Routine:
@@ -332,20 +326,19 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
             distribution.check(context.spec.mapper.columns[distribution.attribute])
         hidden = check_ready(connection, context.settings.spec_of_shard)
         _check_name(connection, context)
-        outdated = checks_of(connection).outdated_triggers(connection, context.spec)
-        old = checks_of(connection).outdated_functions(connection, context.spec)
-        slow = checks_of(connection).missing_index_advice(connection, context.spec)
+        checks = checks_of(connection)
+        outdated = checks.outdated_triggers(connection, context.spec)
+        warnings = {
+            "rows_hidden": hidden,
+            "triggers_outdated": outdated,
+            "functions_outdated": checks.outdated_functions(connection, context.spec),
+            "indexes_missing": checks.missing_index_advice(connection, context.spec),
+        }
     finally:
         session.rollback()
-    names = {"queue": context.spec.name, "worker": context.settings.worker()}
-    if hidden is not None:
-        logger.warning("%s", hidden, extra=fields("rows_hidden", **names))
-    if outdated is not None:
-        logger.warning("%s", outdated, extra=fields("triggers_outdated", **names))
-    if old is not None:
-        logger.warning("%s", old, extra=fields("functions_outdated", **names))
-    if slow is not None:
-        logger.warning("%s", slow, extra=fields("indexes_missing", **names))
+    for name, text in warnings.items():
+        if text is not None:
+            logger.warning("%s", text, extra=context.log_fields(name))
     return context.settings.notifies and outdated is None and engine_of(connection.dialect) is None
 
 
@@ -368,23 +361,14 @@ def check_ready(connection: sa.Connection, spec: QueueSpec) -> str | None:
     other = engine_of(connection.dialect)
     if other is not None:
         other.check_supported(spec)
-    _check_objects(connection, spec)
-    return _check_privileges(connection, spec)
-
-
-def _check_objects(connection: sa.Connection, spec: QueueSpec) -> None:
-    name = spec.model.__name__
-    _refuse(name, checks_of(connection).missing_schema_grants(connection, spec))
-    checks_of(connection).check_complete(connection, spec)
-    apart = checks_of(connection).split_schemas(connection, spec)
+    checks, name = checks_of(connection), spec.model.__name__
+    _refuse(name, checks.missing_schema_grants(connection, spec))
+    checks.check_complete(connection, spec)
+    apart = checks.split_schemas(connection, spec)
     if apart is not None:
         raise DatabaseNotReadyError(apart)
-
-
-def _check_privileges(connection: sa.Connection, spec: QueueSpec) -> str | None:
-    name = spec.model.__name__
-    _refuse(name, checks_of(connection).missing_grants(connection, spec))
-    policies, hidden = checks_of(connection).row_security(connection, spec)
+    _refuse(name, checks.missing_grants(connection, spec))
+    policies, hidden = checks.row_security(connection, spec)
     if policies:
         msg = (
             f"row-level security hides every row from the role of this Consumer of {name}; let the owner of the table "

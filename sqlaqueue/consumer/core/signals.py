@@ -68,7 +68,9 @@ class SignalHandlers:
                 if self._in_main == 0:
                     self._restore()
         if in_main and self._in_main == 0:
-            self._raise()
+            error, self._raised = self._raised, None
+            if error is not None:
+                raise error
 
     def _install_all(self) -> None:
         # Not by the event loop, which keeps one handler per signal: two Consumers may share a loop.
@@ -110,11 +112,6 @@ class SignalHandlers:
             if signal.getsignal(number) == self._installed[number]:
                 # None: the handler was not installed by Python, which cannot install it again.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def _raise(self) -> None:
-        error, self._raised = self._raised, None
-        if error is not None:
-            raise error
 
     def before_fork(self) -> None:
         """Block signals: Python would lose one that reaches the child before it is initialized."""

@@ -138,7 +138,8 @@ def end_overdue(maintenance: Maintenance, now: float) -> Routine:
             logger.warning(text, context.name, key_text(key), timeout, extra=extra)
         settled = [one for one in finished if one not in [*result.lease_lost, *unsettled]]
         apply(context, Report(settled=settled, lease_lost=result.lease_lost))
-    if _all_timed_out(context) and not context.settings.holds_transaction:
+    all_timed_out = sum(one.timed_out for one in context.in_flight.busy()) >= context.settings.concurrency
+    if all_timed_out and not context.settings.holds_transaction:
         # No worker is left to run these, and their leases would be extended for as long as the handlers hang. The jobs
         # of a held batch run or return with its transaction, which may have deleted their rows.
         release(context, context.forget_waiting())
@@ -157,33 +158,24 @@ def record_overdue(context: ConsumerContext, now: float) -> list[Run]:
 
 def record_timeout(context: ConsumerContext, executor: RunningExecutor) -> None:
     """Record and log that a handler has exceeded the timeout; the second time, that it ignores its cancellation."""
+    runs, timeout = runs_of(executor.group), context.settings.timeout
     if executor.timed_out:
-        _log_ignored(context, executor)
-        return
-    executor.timed_out = True
-    keys = [run.key for run in runs_of(executor.group)]
-    context.quarantine.end(keys)
-    # The outcome of a leased run is logged in a moment; that of a held one, not before its handler returns.
-    level = logging.WARNING if context.settings.holds_transaction else logging.DEBUG
-    for key in keys:
-        text = "job %s of queue %s exceeded its timeout of %g s; the result of its handler is refused"
-        extra = context.log_fields("timed_out", job_key=key_value(key))
-        logger.log(level, text, key_text(key), context.spec.name, context.settings.timeout, extra=extra)
-
-
-def _log_ignored(context: ConsumerContext, executor: RunningExecutor) -> None:
-    for run in runs_of(executor.group):
         text = (
             "job %s of queue %s was cancelled at its timeout of %g s, and its handler goes on; it is cancelled again, "
             "and the job stays claimed until it ends"
         )
-        extra = context.log_fields("cancellation_ignored", job_key=key_value(run.key), attempt=run.attempt)
-        logger.warning(text, key_text(run.key), context.spec.name, context.settings.timeout, extra=extra)
-
-
-def _all_timed_out(context: ConsumerContext) -> bool:
-    """Return whether every handler that may run at once has exceeded the timeout, and goes on."""
-    return sum(one.timed_out for one in context.in_flight.busy()) >= context.settings.concurrency
+        for run in runs:
+            extra = context.log_fields("cancellation_ignored", job_key=key_value(run.key), attempt=run.attempt)
+            logger.warning(text, key_text(run.key), context.spec.name, timeout, extra=extra)
+        return
+    executor.timed_out = True
+    context.quarantine.end([run.key for run in runs])
+    # The outcome of a leased run is logged in a moment; that of a held one, not before its handler returns.
+    level = logging.WARNING if context.settings.holds_transaction else logging.DEBUG
+    text = "job %s of queue %s exceeded its timeout of %g s; the result of its handler is refused"
+    for run in runs:
+        extra = context.log_fields("timed_out", job_key=key_value(run.key))
+        logger.log(level, text, key_text(run.key), context.spec.name, timeout, extra=extra)
 
 
 # -- release waiting jobs ----------------------------------------------------------------------------------------------

@@ -336,12 +336,10 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbe
 
 def deregister(session: Session, context: ConsumerContext) -> None:
     table = context.spec.side_tables[CONSUMERS]
-    gone = sa.delete(table).where(table.c.id == context.id)
+    gone: Any = sa.delete(table).where(table.c.id == context.id)
     if context.settings.notifies:
-        statement = gone.returning(notification(context.spec, Deregistered(context.id)))
-        session.execute(statement, bind_arguments=context.settings.bind_arguments)
-    else:
-        session.execute(gone, bind_arguments=context.settings.bind_arguments)
+        gone = gone.returning(notification(context.spec, Deregistered(context.id)))
+    session.execute(gone, bind_arguments=context.settings.bind_arguments)
     session.commit()
 
 
@@ -415,13 +413,11 @@ def rescue_jobs(session: Session, context: ConsumerContext, keys: Sequence[Key] 
     spec = context.spec
     if context.settings.distribution is not None:
         return _rescue_shards(session, context, keys)
-    if not has_history(spec):
-        return _rescue_jobs(session, context, spec, keys)
     try:
         return _rescue_jobs(session, context, spec, keys)
     except DBAPIError as error:
         session.rollback()
-        if is_transient(error):
+        if is_transient(error) or not has_history(spec):
             raise
         failed = error
     rescued = _rescue_jobs(session, context, without_history(spec), keys)

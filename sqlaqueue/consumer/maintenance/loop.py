@@ -17,7 +17,6 @@ from sqlaqueue.consumer.core.effects import Routine, Wait
 from sqlaqueue.consumer.core.errors import may_recover
 from sqlaqueue.consumer.maintenance import cleanup, handlers_running, leases
 from sqlaqueue.consumer.maintenance.state import Maintenance
-from sqlaqueue.log import logger
 
 _AFTER_ERROR = 0.25
 
@@ -55,9 +54,7 @@ def maintain(context: ConsumerContext) -> Routine:
                 is_explained = not context.start_logged and isinstance(error, NotSupportedError)
                 is_logged = may_recover(error) and not is_explained
                 if error is not context.error and (context.has_claimed or is_logged):
-                    kind = type(error).__name__
-                    extra = context.log_fields("maintenance_error", error_kind=kind)
-                    logger.warning("%s: maintenance: %s: %s", context.name, kind, error, extra=extra)
+                    context.log_error("maintenance_error", "%s: maintenance: %s: %s", error)
                 pause = _AFTER_ERROR
         yield Wait("maintenance", max(maintenance.until_next(), pause))
 

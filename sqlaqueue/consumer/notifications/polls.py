@@ -458,7 +458,11 @@ class PollSchedule:
                 if unknown:
                     self._wake_maintenance()
             case Heartbeat(consumer):
-                self._receive_heartbeat(consumer)
+                was_listening = self.peers.listening
+                if self.peers.received_heartbeat(consumer):
+                    # Earlier notifications may have been missed.
+                    self.quarantined = self.quarantined or not was_listening
+                    self._wake_maintenance()
             case Deregistered(consumer):
                 self.peers.deregistered(consumer)
             case WaitRequest(_, jobs):
@@ -479,13 +483,6 @@ class PollSchedule:
             case Signal.CANCEL_REQUESTED:
                 self.cancellation_requested = True
                 self._wake_maintenance()
-
-    def _receive_heartbeat(self, consumer: str) -> None:
-        was_listening = self.peers.listening
-        if self.peers.received_heartbeat(consumer):
-            # Earlier notifications may have been missed.
-            self.quarantined = self.quarantined or not was_listening
-            self._wake_maintenance()
 
     def listening_lost(self) -> None:
         """Poll, since notifications may have been missed: the connection that they come by is lost, or a new one."""

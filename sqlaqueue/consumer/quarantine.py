@@ -122,17 +122,18 @@ class JournalEntry:
     :param solely_responsible: the entry has one job, and if the worker dies it can only have been this one.
     """
 
+    quarantined: frozenset[str] = frozenset()
+    """The names of the jobs that are in rows which other batches left behind."""
+    died_again: frozenset[str] = frozenset()
+    """Of those the ones whose worker died more than once, or while they ran alone."""
+    deaths = 0
+    """How many starts of its only job ended in the death of the worker, with this job alone responsible."""
+    kept_names: tuple[str, ...] = ()
+    """The names of the jobs that stay in the journal when the entry is discarded."""
+    kept_starts = 0
+
     def __init__(self, names: tuple[str, ...], *, solely_responsible: bool) -> None:
         self.id, self.names, self.solely_responsible = uuid.uuid4(), names, solely_responsible
-        self.quarantined: frozenset[str] = frozenset()
-        """The names of the jobs that are in rows which other batches left behind."""
-        self.died_again: frozenset[str] = frozenset()
-        """Of those the ones whose worker died more than once, or while they ran alone."""
-        self.deaths = 0
-        """How many starts of its only job ended in the death of the worker, with this job alone responsible."""
-        self.kept_names: tuple[str, ...] = ()
-        """The names of the jobs that stay in the journal when the entry is discarded."""
-        self.kept_starts = 0
 
     def keep(self, keys: Sequence[Key], *, starts: int) -> None:
         """Have the journal keep some jobs as quarantined, with so many starts that count as attempts."""

@@ -458,11 +458,7 @@ class PollSchedule:
                 if unknown:
                     self._wake_maintenance()
             case Heartbeat(consumer):
-                was_listening = self.peers.listening
-                if self.peers.received_heartbeat(consumer):
-                    # Earlier notifications may have been missed.
-                    self.quarantined = self.quarantined or not was_listening
-                    self._wake_maintenance()
+                self._receive_heartbeat(consumer)
             case Deregistered(consumer):
                 self.peers.deregistered(consumer)
             case WaitRequest(_, jobs):
@@ -471,6 +467,13 @@ class PollSchedule:
                 self._waiters.take(jobs)
             case Signal():
                 self._receive_signal(payload)
+
+    def _receive_heartbeat(self, consumer: str) -> None:
+        was_listening = self.peers.listening
+        if self.peers.received_heartbeat(consumer):
+            # Earlier notifications may have been missed.
+            self.quarantined = self.quarantined or not was_listening
+            self._wake_maintenance()
 
     def _receive_signal(self, signal: Signal) -> None:
         match signal:

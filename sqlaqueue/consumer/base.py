@@ -42,7 +42,6 @@ class ConsumerBase:
     """The part of a Consumer that needs no I/O."""
 
     _is_async = False
-    """Whether its sessions are AsyncSessions."""
 
     def __init__(
         self,
@@ -243,7 +242,6 @@ class _Background:
         self.on_start_known = on_start_known
         self.entered, self.stopping = False, False
         self.worker: Any = None
-        """The thread or task of the run."""
 
 
 class _InBackground(ConsumerBase):

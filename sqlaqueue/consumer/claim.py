@@ -92,7 +92,6 @@ or something else keeps it from being claimed, rescued or settled, which would b
 class UnclaimableJob(NamedTuple):
     key: Key
     error: str
-    """What is wrong, as text."""
     next_try: float
     """By the monotonic clock. A job that is held up is left out of claims until then."""
     cause: Cause = "refused"
@@ -115,7 +114,6 @@ class Unclaimable:
         """Suspects that a worker claims at the moment."""
         self._in_row, self._tried_again = 0, False
         self.changes = 0
-        """How many times a job was added or removed."""
         self.settles_apart = False
         """A claim has failed, so the next ones are executed without settlements, which may be what failed."""
 
@@ -283,7 +281,6 @@ class Claimer:
         self.quarantine, self._cursor = quarantine, ScanCursor()
         self.unclaimable = Unclaimable()
         self.held_back = NOTHING
-        """What held jobs back from the last claim."""
         self.was_short = False
         """Whether the last claim of due jobs has found fewer than it might take."""
         self._has_looked_again = False

@@ -35,7 +35,6 @@ class Runner(Protocol):
     """The threads or tasks of one run, as the routines see them."""
 
     can_interrupt: bool
-    """Whether a handler can be interrupted."""
 
     def wake_workers(self, number: int) -> None: ...
     def wake_poller(self) -> None: ...
@@ -79,16 +78,13 @@ class ConsumerContext:
     variables: Context
     """The context variables of the program, of which each call of a handler gets a copy."""
     engine: sa.Engine
-    """The engine of its sessions."""
     deadlines: Deadlines | None = None
-    """What its threads or tasks wait for."""
     waits_for_database_since: float | None = None
     """When the maintenance loop began to wait for the database; None while it does not."""
 
     def __init__(self, name: str, parts: ConsumerParts, factory: Any, runner: Runner, *, draining: bool) -> None:
         self.name, self.runner, self.draining = name, runner, draining
         self.id = uuid.uuid4().hex
-        """Its id among the consumers of the queue."""
         self.settings, self.statements, self.events = parts.settings, parts.statements, parts.events
         self.intervals, self.sizer, self.journal = parts.intervals, parts.sizer, parts.journal
         self._factory = factory
@@ -142,9 +138,7 @@ class ConsumerContext:
         self.drained = False
         """A run that drains its queue has come to its end."""
         self.registered = False
-        """The consumer is in the table of consumers."""
         self.error: BaseException | None = None
-        """The error with which the run ends."""
         self.handles_signals, self.start_logged = True, False
         self.on_start_known: Callable[[], object] | None = None
         """Called when a first claim has worked or will be tried again; None when no caller waits for it."""

@@ -113,11 +113,9 @@ class Executor:
         self.error: BaseException | None = None
         """The result of that call; None for success."""
         self.session: Session | None = None
-        """The session of the handler."""
         self.savepoint: Savepoint | None = None
         """By which the handler's writes are undone, where the transaction holds more than its own jobs."""
         self.used_session = False
-        """Whether that call has used its session."""
         self.variables = context.variables
         """The context variables of that call. What a handler sets, such as its tenant, must not reach the next job;
         listeners that flush the handler's changes see it."""
@@ -126,7 +124,6 @@ class Executor:
         self._calls = self._jobs = 0
         self.timed_out = self.abandoned = False
         self.cancelled: set[Key] = set()
-        """The jobs of the call whose cancellation was requested."""
         self.interrupt: Callable[[], object] = lambda: None
         """Ends the call early, where that is possible: it cancels the task of an AsyncConsumer."""
 

@@ -399,7 +399,6 @@ class _BatchBroken(Exception):
         super().__init__(str(cause))
         self.runs, self.cause, self.disconnected, self.past_session = runs, cause, disconnected, past_session
         self.finished: Sequence[FinishedRun] = ()
-        """The runs of the batch that had ended before."""
 
 
 # -- to settle -------------------------------------------------------------------------------------------------

@@ -57,11 +57,9 @@ class Report(NamedTuple):
     """What a routine has done with some jobs."""
 
     settled: Sequence[FinishedRun] = ()
-    """Runs whose settlement is committed."""
     unsettled: Sequence[FinishedRun] = ()
     """Runs that ended without a commit of their own, to be settled together with others."""
     lease_lost: Sequence[FinishedRun] = ()
-    """Runs whose result was refused."""
     retry_alone: Sequence[Any] = ()
     """Jobs of a batch that failed as a whole, detached, each to be tried by itself."""
     claimed: int = 0
@@ -189,7 +187,6 @@ class SettleAndClaimResult(NamedTuple):
     jobs: list[Any]
     lease_lost: list[FinishedRun]
     more: bool
-    """Whether there may be more to claim."""
 
 
 @own_work()
@@ -330,7 +327,6 @@ class WorkerTurn:
         self.version = context.version
         """The version of the state on which the decisions of this turn are based."""
         self.claims_alone = False
-        """Whether no other worker claims meanwhile."""
         self.clean = True
         """Whether the session of its worker is unused and can be used again."""
         self._claims = False

@@ -40,11 +40,9 @@ class Outcome(NamedTuple):
     """How one run ends."""
 
     event: Ending
-    """The name of the event that reports it."""
     delay: float | None = None
     """Seconds until the job is due again; None leaves its ``run_at``."""
     error: str | None = None
-    """The text for ``last_error``."""
     cause: BaseException | None = None
     """The handler's exception, for events and the log."""
     quarantine: bool = False

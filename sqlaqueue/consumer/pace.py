@@ -170,7 +170,6 @@ class ScanCursor:
         self._cursor: Cursor | None = None
         self._head_due = 0.0
         self._head_scan_took = 0.0
-        """The seconds of the last scan from the head."""
         self._found = 0
         """How many jobs the last claim found, when it found as many as it might take."""
         self._usual = 0.0
@@ -297,7 +296,6 @@ class Intervals:
         self.poll_interval = poll_interval
         self._draw = draw
         self.failures = 0
-        """How many tries in a row have failed since the database answered."""
 
     def poll(self) -> float:
         return self.poll_interval * (0.9 + 0.2 * self._draw())

@@ -30,7 +30,6 @@ from sqlaqueue.write_routing import has_own_routing, primary_bind, routing_to_pr
 
 READ_COMMITTED: Final = "READ COMMITTED"
 SETTING = sa.func.current_setting("transaction_isolation", type_=sa.Text())
-"""The isolation level of the current transaction."""
 
 _STRICT = {"REPEATABLE READ", "SERIALIZABLE"}
 _CALL, _LOCATIONS = "sqlaqueue_call", "sqlaqueue_row_locations"

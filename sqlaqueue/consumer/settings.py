@@ -105,7 +105,6 @@ class Dispatch:
     def __init__(self, kind: str, chosen: JobSelection, handlers: Mapping[Any, Callable[..., Any]]) -> None:
         self._kind, self._chosen = kind, chosen
         self.by_class = dict(handlers)
-        """The handler of each class."""
         model = chosen.entity
         for cls in self.by_class:
             if not (isinstance(cls, type) and issubclass(cls, model)):
@@ -199,22 +198,18 @@ class ConsumerSettings(NamedTuple):
     """What a Consumer was given, with the defaults of its queue's config."""
 
     selection: JobSelection
-    """The jobs that it serves."""
     worker: Callable[[], str]
     """Returns the name of the worker, as ``claimed_by`` and the log have it."""
     retry_policy: RetryPolicy
     lease: timedelta
     timeout: float | None
     batch: bool
-    """The handler takes a list of jobs."""
     batch_size: int
     fixed_batch_size: bool
-    """The caller has given ``batch_size``."""
     concurrency: int
     poll_interval: float
     grace: float
     schedules: Sequence[ScheduleGroup] = ()
-    """The schedules that it fires."""
     distribution: Distribution | None = None
     """The shards that it serves in turn, of a distributed table."""
     dispatch: Dispatch | None = None

@@ -64,7 +64,6 @@ class AttemptHistory:
     def __init__(self, settings: ConsumerSettings) -> None:
         self._settings, self._spec, self._bind = settings, settings.spec, settings.bind_arguments
         self.is_kept = ATTEMPT in settings.spec.side_tables
-        """Whether the queue has a history."""
         # Nearly all runs are completed, and have no error.
         leased = settings.has_leases
         self._completed = _insert(self._spec, with_errors=False, leased=leased) if self.is_kept else None
@@ -317,7 +316,6 @@ class SettledEach(NamedTuple):
 
     lease_lost: list[FinishedRun]
     refused: list[FinishedRun]
-    """Runs that the database refuses to settle."""
     later: list[FinishedRun]
     """Runs whose rows another transaction has locked; they are settled later."""
 
@@ -337,7 +335,6 @@ class Settler:
         self._waiters, self._isolation = waiters, isolation
         self._spec, self._bind = settings.spec, settings.bind_arguments
         self.history = AttemptHistory(settings)
-        """The attempt history of the queue, if it has one."""
         unique = unique_key(self._spec)
         self._may_meet_twins = unique is not None and unique.returns_from_runs
         """Whether a run that becomes pending may meet a twin, and may have to wait for one that is not committed."""

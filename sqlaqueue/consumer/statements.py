@@ -114,7 +114,6 @@ class ConsumerStatements:
         self.select_quarantined: Any = None if together is None else _two_waiting(spec, together)
         """Selects the keys of two of them, for a single one is claimed by ``claim_quarantined``."""
         self.claim_key: Any = claims(among, one, few=True)
-        """Claims the job with the key bound as ``KEYS``."""
         self.claim_to_settle: Any = self.claim_key
         """Claims it though flow control may hold it back: its run is to be settled, not to begin."""
         if flow is not None and spec.strategy.holds_transaction:
@@ -133,7 +132,6 @@ class ConsumerStatements:
         self.quarantined_wait: Any = None if flow is None or quarantined is None else _pending_exists(spec, marked)
         """Tells whether a quarantined job is pending; None without flow control, which may hold it back."""
         self.held_back: Any = None if flow is None else held_back(flow)
-        """Tells why a claim found nothing; None without flow control."""
         reserves = flow is not None and flow.rates and spec.strategy.holds_transaction
         self.reserve: tuple[Any, Sequence[Any]] | None = reservation(spec, is_among(KEYS)) if reserves else None
         """Reserve the beginnings of the jobs bound as ``KEYS``, see ``reservation()``; None where a claim records them

@@ -14,6 +14,12 @@ A queue with the attribute ``traceparent`` continues the trace of the transactio
 
 from __future__ import annotations
 
+try:
+    import opentelemetry.trace  # noqa: F401 - all modules of this package need it
+except ModuleNotFoundError as missing:
+    msg = f"sqlaqueue.otel needs {missing.name}: pip install 'sqlaqueue[otel]'"
+    raise ImportError(msg, name=missing.name) from None
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -26,13 +32,6 @@ from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.otel.spans import SCHEMA_URL, SCOPE, ConsumerMetrics, ConsumerSpans, instrument_sessions
 from sqlaqueue.telemetry.around import check_consumer, surround
-
-try:
-    import opentelemetry.trace  # noqa: F401 - all modules of this package need it
-except ModuleNotFoundError as missing:
-    msg = f"sqlaqueue.otel needs {missing.name}: pip install 'sqlaqueue[otel]'"
-    raise ImportError(msg, name=missing.name) from None
-
 
 __all__ = ["instrument", "instrument_sessions"]
 

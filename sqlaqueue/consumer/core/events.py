@@ -18,7 +18,6 @@ from sqlaqueue.queue.run import Key, Run, key_text, key_value
 from sqlaqueue.statements.claim import worker_name
 
 EventName = Literal["claimed", "completed", "retried", "failed", "cancelled", "released", "rescued", "lease_lost"]
-"""The events of jobs."""
 
 _NO_NOTES: Mapping[str, Any] = MappingProxyType({})
 

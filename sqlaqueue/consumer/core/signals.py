@@ -34,12 +34,10 @@ class SignalHandlers:
         self._stops: list[Callable[[], None]] = []
         self._in_main = 0
         self._before: dict[signal.Signals, Any] = {}
-        """The handlers that were installed before."""
         self._installed: dict[signal.Signals, Any] = {}
         """The handlers that this object installed last."""
         self._forking = threading.local()
         self._raised: BaseException | None = None
-        """What a handler of the program has raised."""
         self.received: str | None = None
         """The name of the signal that has stopped the Consumers; None if there was none."""
         self.next_signal_aborts = True

@@ -79,7 +79,6 @@ def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> tu
 
 
 RANGE = 20_000
-"""How many jobs are compared with their messages at once."""
 
 _KEEP = timedelta(days=1)
 _MOST_LOGGED = 20

@@ -79,12 +79,9 @@ class GroupState:
         self.declared = False
         """Whether all schedules of the program have been written, or were kept."""
         self.started = False
-        """Whether the database has been checked."""
         self.look_at = 0.0
-        """When the next look is due, on a monotonic clock."""
         self.intervals = Intervals(POLL_INTERVAL)
         self.reported: set[str] = set()
-        """The schedules that were reported as unknown."""
         self.clean_up_at = time.monotonic() + CLEAN_UP * random.random()  # noqa: S311 - no secret depends on it
         self._failures: dict[str, _Failure] = {}
         self._logged: dict[str, str] = {}

@@ -140,7 +140,6 @@ _LOOKED_AT = 100
 """How many due jobs a look for unchanged rows claims at most."""
 
 _UPCOMING = 50
-"""How many times are queried at once."""
 
 
 def check_received(maintenance: Maintenance) -> None:
@@ -283,7 +282,6 @@ class SentHeartbeat(NamedTuple):
 
     listening: bool
     running: Sequence[Run]
-    """The runs whose handler runs."""
     waiting: int
     """How many jobs it has claimed besides, which have not begun."""
     unclaimable: Sequence[UnclaimableJob]
@@ -291,7 +289,6 @@ class SentHeartbeat(NamedTuple):
     expires_in: float
     """The seconds after which it counts as dead without another heartbeat."""
     notify: bool
-    """Whether to notify the queue's channel as well."""
 
 
 def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbeat) -> tuple[list[str], float]:
@@ -350,7 +347,6 @@ _MOST_IN_PARTS, _LONGEST = 500, 1.0
 """How many jobs are rescued in parts, and for how many seconds; the rest is left to the next time."""
 
 _MOST = 5_000
-"""How many jobs are rescued together."""
 
 
 def rescue_expired(maintenance: Maintenance, now: float) -> Routine:

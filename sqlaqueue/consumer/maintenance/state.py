@@ -38,7 +38,6 @@ from sqlaqueue.strategies.attach import index_name
 
 
 BATCH = 500
-"""How many jobs are deleted at once, at most."""
 
 WALK = 3600.0
 """Seconds between two beginnings of a walk."""
@@ -66,7 +65,6 @@ class Walk:
     skipped: list[Key] = field(default_factory=list)
     """Jobs that could not be deleted, and are not older than ``since``."""
     begins_at: float = float("-inf")
-    """When the next walk is due."""
 
     is_new: bool = True
     """It has not come to its end yet."""
@@ -367,7 +365,6 @@ class Maintenance:
         self.reconciling_took = 0.0
         """The seconds of this round so far."""
         self._busy_at = time.monotonic()
-        """When there were claimed jobs last."""
         optional = {"retention": self.retention.walks, "history": self.history}
         for task in ("heartbeat", "reconcile", "unchanged", *(name for name, needed in optional.items() if needed)):
             self.timers.set(task, time.monotonic())

@@ -396,7 +396,6 @@ class Poll(NamedTuple):
 
 
 NO_ANNOUNCEMENT = Poll()
-"""A poll that answers no announcement."""
 
 
 class PollSchedule:

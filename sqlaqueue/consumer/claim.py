@@ -257,9 +257,6 @@ class Unclaimable:
         self.changes += self._jobs.pop(key, None) is not None
 
 
-# -- claim jobs --------------------------------------------------------------------------------------------------------
-
-
 class ClaimFailed(Exception):
     def __init__(self, limit: int, suspects: Suspects | None = None, *, quarantined: bool = False) -> None:
         super().__init__("a claim has failed")

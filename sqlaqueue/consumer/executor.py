@@ -26,8 +26,6 @@ from sqlaqueue.queue.run import Key, Run, keys_by_token
 from sqlaqueue.statements.selection import without_criteria
 from sqlaqueue.strategies import ClaimedJobs
 
-# -- job instances -----------------------------------------------------------------------------------------------------
-
 
 def attach(session: Session, jobs: Sequence[Any]) -> list[Any]:
     """Return claimed, detached jobs as members of ``session``.

@@ -99,9 +99,6 @@ def _pairs(values: Sequence[Any]) -> zip[tuple[Any, Any]]:
     return zip(values[::2], values[1::2], strict=True)
 
 
-# -- held operations ---------------------------------------------------------------------------------------------------
-
-
 def begin_batch(
     session: Session,
     context: ConsumerContext,

@@ -41,8 +41,6 @@ from sqlaqueue.queue.run import Key, Run, key_text, key_value
 from sqlaqueue.sql.engine import own_work
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 
-# -- report ------------------------------------------------------------------------------------------------------------
-
 
 class RescuedJob(NamedTuple):
     """A job whose lease had expired, and that is pending or failed by now."""
@@ -183,12 +181,6 @@ class ReplyLost(Exception):
         self.runs = runs
 
 
-class SettleAndClaimResult(NamedTuple):
-    jobs: list[Any]
-    lease_lost: list[FinishedRun]
-    more: bool
-
-
 @own_work()
 def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
     session: Session,
@@ -198,7 +190,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
     poll: Poll,
     alone: bool,  # noqa: FBT001 - an effect passes arguments by position
     suspects: Suspects | None,
-) -> SettleAndClaimResult:
+) -> tuple[list[Any], list[FinishedRun], bool]:
     """Settle runs, claim up to ``limit`` jobs, or quarantined ones, and commit: all in one transaction.
 
     The jobs stay in the session as they were loaded: ``expire_on_commit`` would have each read again.
@@ -206,6 +198,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
     :param poll: the announcements that this answers.
     :param alone: whether no other worker of this process claims meanwhile, which might take a quarantined job as well.
     :param suspects: the jobs to claim; None for those that are due.
+    :return: the jobs, the runs whose lease was lost, and whether there may be more to claim.
     """
     claimer, settler = context.claimer, context.settler
     context.isolation.begin(session)
@@ -230,7 +223,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
         context.quarantine.claimed_last = quarantined
     if quarantined:
         claimer.began(jobs)
-    return SettleAndClaimResult(jobs, lost, more)
+    return jobs, lost, more
 
 
 def _claim(  # noqa: PLR0917 - as its caller
@@ -427,24 +420,22 @@ def claim_leased_batch(
     limit, poll, ended_before = context.claim_size(), context.polls.begin_poll(), context.runs_ended
     began = time.monotonic()
     try:
-        claimed: SettleAndClaimResult = yield Execute(
-            settle_and_claim, (context, finished, limit, poll, turn.claims_alone, suspects)
-        )
+        arguments = (context, finished, limit, poll, turn.claims_alone, suspects)
+        jobs, lease_lost, more = yield Execute(settle_and_claim, arguments)
     except ReplyLost as lost:
         # If the server has committed them, they are this consumer's: they have not run, and no attempt is counted.
         with context.lock:
             context.completions.add([FinishedRun(run, RELEASED, claim_committed=False) for run in lost.runs])
         raise (lost.__cause__ or lost) from None
-    jobs = claimed.jobs
     if context.settings.timeout is not None and (late := context.left_running()):
         jobs = _release_late(context, jobs, late)
     context.intervals.succeeded()
     took = time.monotonic() - began
     context.sizer.record_claim(took)
-    context.polls.polled(more=claimed.more)
+    context.polls.polled(more=more)
     context.poll_when_admitted(ended_before)
     if finished:
-        report_settled(context, finished, claimed.lease_lost)
+        report_settled(context, finished, lease_lost)
     emit_polled(context, jobs, took, settled=len(finished))
     emit_claimed(context, jobs)
     groups = context.settings.call_groups(jobs)
@@ -452,11 +443,11 @@ def claim_leased_batch(
     if time_limit is None:
         yield Execute(expunge)
         context.add_jobs(groups)
-        turn.claimed(found=bool(jobs), more=claimed.more)
+        turn.claimed(found=bool(jobs), more=more)
         return len(jobs)
     executor = turn.keep_jobs(groups, time_limit)
-    turn.claimed(found=bool(jobs), more=claimed.more)
-    yield from run_to_the_end(context, executor, run_leased(context, executor))
+    turn.claimed(found=bool(jobs), more=more)
+    yield from run_leased(context, executor)
     return len(jobs)
 
 
@@ -478,18 +469,17 @@ def _release_late(context: ConsumerContext, jobs: Sequence[Any], late: Collectio
 # -- to run ----------------------------------------------------------------------------------------------------
 
 
-def run_to_the_end(context: ConsumerContext, executor: Executor, routine: Routine) -> Routine:
-    """Run a routine that works on an executor's jobs; whatever the error, their runs end."""
+def run_leased(context: ConsumerContext, executor: Executor) -> Routine:
+    """Run an executor's jobs, whose claim is committed; return whether the session can be reused for other jobs."""
     try:
-        return (yield from routine)
+        return (yield from _run(context, executor))
     except Exception:
         # Else they would stay claimed until their leases expire.
         release(context, executor.runs())
         raise
 
 
-def run_leased(context: ConsumerContext, executor: Executor) -> Routine:
-    """Run an executor's jobs, whose claim is committed; return whether the session can be reused for other jobs."""
+def _run(context: ConsumerContext, executor: Executor) -> Routine:
     quarantine, clean = context.quarantine, True
     begun = {run.key for run in executor.runs()} if quarantine.is_running else set()
     while clean:

@@ -255,9 +255,6 @@ class ShardTurns:
         self._away[value] = self._now() + pause, pause
 
 
-# -- intervals ---------------------------------------------------------------------------------------------------------
-
-
 EXTENSIONS_PER_LEASE = 3
 """How many times a lease is extended within its duration, so that one failed extension does no harm."""
 

@@ -168,9 +168,6 @@ def _scan_tables(connection: sa.Connection, setting: str) -> None:
     connection.execute(sa.select(sa.func.set_config("enable_seqscan", setting, sa.true())))
 
 
-# -- connection checks -------------------------------------------------------------------------------------------------
-
-
 _SHARED_CONNECTION_POOLS = (StaticPool, SingletonThreadPool, AssertionPool)
 
 

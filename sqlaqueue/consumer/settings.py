@@ -26,8 +26,6 @@ from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.statements.verbs import storable
 
-# -- handlers ----------------------------------------------------------------------------------------------------------
-
 
 def check_handler(handler: Any, consumer: str, *, batch: bool) -> None:
     """Refuse a handler that cannot be called with a session and a job, or a list of jobs."""

@@ -270,9 +270,6 @@ def traceback_text(error: BaseException) -> str | None:
     return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out)\n{text[-half:]}"
 
 
-# -- uncertain commits -------------------------------------------------------------------------------------------------
-
-
 def commit_settlements(session: Session, finished: Sequence[FinishedRun]) -> None:
     """Commit what settles runs. If the connection drops before the reply, their settlement is uncertain."""
     # Not earlier: a run whose statements failed before the commit is not settled here, and another worker may have

@@ -27,7 +27,6 @@ from sqlaqueue.consumer.core.effects import (
 from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.core.waker import limit_connects
 from sqlaqueue.consumer.executor import Executor
-from sqlaqueue.consumer.maintenance.cleanup import reconcile_all
 from sqlaqueue.consumer.maintenance.firing import GroupState, fire_schedules
 from sqlaqueue.consumer.maintenance.handlers_running import record_timeout
 from sqlaqueue.consumer.maintenance.loop import maintain
@@ -94,9 +93,7 @@ class TaskRunner(BaseRunner):
         """Run until the workers have ended, or are abandoned."""
         context = self.context
         context.fork_guard.watch(context.engine, self._loop)
-        workers = [
-            asyncio.create_task(self._task(work(context, reconcile_all))) for _ in range(context.settings.concurrency)
-        ]
+        workers = [asyncio.create_task(self._task(work(context))) for _ in range(context.settings.concurrency)]
         limit_connects(context.engine)
         self._deadlines.engine = context.engine
         beside = [asyncio.create_task(self._task(maintain(context)))]

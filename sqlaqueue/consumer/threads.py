@@ -30,7 +30,6 @@ from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.held import discard_entries
 from sqlaqueue.consumer.in_flight import RunningExecutor, runs_of
 from sqlaqueue.consumer.leased import release, settle_finished, settle_postponed
-from sqlaqueue.consumer.maintenance.cleanup import reconcile_all
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
 from sqlaqueue.consumer.maintenance.leases import deregister
 from sqlaqueue.consumer.maintenance.loop import maintain
@@ -47,9 +46,6 @@ from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.sql.engine import own_work
 from sqlaqueue.write_routing import execute
-
-# -- shutdown ----------------------------------------------------------------------------------------------------------
-
 
 HURRY = 5.0
 """Seconds for which anything waits for the database once the grace period is over, or all handlers have ended."""
@@ -202,9 +198,6 @@ def _running(number: int) -> str:
     return "1 running job" if number == 1 else f"{number} running jobs"
 
 
-# -- thread runner -----------------------------------------------------------------------------------------------------
-
-
 _MOMENT = 0.02
 
 LONGEST_WAIT = 10.0
@@ -297,10 +290,7 @@ class ThreadRunner(BaseRunner):
         """Run until the workers have ended, or are abandoned."""
         context = self.context
         name = f"sqlaqueue-{context.spec.name}"
-        workers = [
-            self._thread(work(context, reconcile_all), f"{name}-{number}")
-            for number in range(context.settings.concurrency)
-        ]
+        workers = [self._thread(work(context), f"{name}-{number}") for number in range(context.settings.concurrency)]
         beside = [self._thread(maintain(context), f"{name}-maintenance")]
         if self._firing is not None:
             beside.append(self._thread(fire_schedules(self._firing), f"{name}-schedules"))

@@ -31,9 +31,9 @@ from sqlaqueue.consumer.leased import (
     claim_leased_batch,
     report_unclaimable,
     run_leased,
-    run_to_the_end,
     settle_finished,
 )
+from sqlaqueue.consumer.maintenance.cleanup import reconcile_all
 from sqlaqueue.consumer.notifications.polls import notify_settled
 from sqlaqueue.consumer.sessions import check_transactions, driver_connection, shared_connection_error
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
@@ -51,27 +51,20 @@ MOST_FAILURES = 8
 """How many tries in a row may fail before a run that drains its queue ends, if none has succeeded: about ten seconds.
 A run without end waits for its database; the end of this one is waited for."""
 
-TakeTurn = Callable[[ConsumerContext, WorkerTurn], Routine]
-Reconcile = Callable[[ConsumerContext], Routine]
 
-
-def work(context: ConsumerContext, reconcile: Reconcile) -> Routine:
-    """Claim and run jobs until the consumer stops.
-
-    :param reconcile: looks, before a run that drains its queue ends, for jobs that its claims have missed; returns how
-        many it has found.
-    """
+def work(context: ConsumerContext) -> Routine:
+    """Claim and run jobs until the consumer stops."""
     if context.settings.holds_transaction:
-        yield from _take_turns(context, _held_turn, reconcile)
+        yield from _take_turns(context, _held_turn)
         return
     while not context.stopping:
         try:
-            yield WithSession(_take_turns(context, _leased_turn, reconcile))
+            yield WithSession(_take_turns(context, _leased_turn))
         except Exception as error:  # noqa: BLE001 - whatever the error, the worker goes on
             yield from _try_again_later(context, error)
 
 
-def _take_turns(context: ConsumerContext, take_turn: TakeTurn, reconcile: Reconcile) -> Routine:
+def _take_turns(context: ConsumerContext, take_turn: Callable[[ConsumerContext, WorkerTurn], Routine]) -> Routine:
     """Take one turn after the other, until a turn has used the routine's session."""
     clean = True
     while clean and not context.stopping:
@@ -87,7 +80,7 @@ def _take_turns(context: ConsumerContext, take_turn: TakeTurn, reconcile: Reconc
             turn.end()
         elif context.draining:
             turn.end()
-            is_over = turn.takes_the_last() and not (yield from _reconciled(context, reconcile))
+            is_over = turn.takes_the_last() and not (yield from _has_missed_jobs(context))
             turn.end()
             # Read after turn.end(): the change that end() reports must not wake this worker at once.
             seen = context.version
@@ -196,16 +189,16 @@ def _claim(context: ConsumerContext, turn: WorkerTurn) -> Routine:
 def _run(context: ConsumerContext, executor: Executor) -> Generator[Effect, object, bool]:
     """Run one job after the other, or one batch, until the runs end; return whether the session can be used again."""
     try:
-        return bool((yield from run_to_the_end(context, executor, run_leased(context, executor))))
+        return bool((yield from run_leased(context, executor)))
     except Exception as error:  # noqa: BLE001 - such as a database that does not answer
         context.log_error("run_error", "%s: %s: %s", error)
         return False
 
 
-def _reconciled(context: ConsumerContext, reconcile: Reconcile) -> Generator[Effect, object, bool]:
-    """Return whether jobs were found that claims have missed, so that another one may find more than the last."""
+def _has_missed_jobs(context: ConsumerContext) -> Generator[Effect, object, bool]:
+    """Return whether a drain has found jobs that its claims have missed, so that another one may find more."""
     try:
-        return bool((yield from reconcile(context)))
+        return bool((yield from reconcile_all(context)))
     except Exception as error:  # noqa: BLE001 - the queue has been drained all the same
         context.log_error("maintenance_error", "%s: maintenance: %s: %s", error)
         return False

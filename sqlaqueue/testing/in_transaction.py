@@ -31,7 +31,6 @@ from sqlaqueue.consumer.leased import (
     claim_leased_batch,
     report_rescued,
     run_leased,
-    run_to_the_end,
     settle_finished,
 )
 from sqlaqueue.consumer.maintenance.cleanup import reconcile_all
@@ -705,7 +704,7 @@ def _turn(context: ConsumerContext) -> Routine:
     claimed = yield WithSession(claim_leased_batch(context, turn, []))
     turn.end()
     while (executor := turn.take_jobs()) is not None:
-        yield WithSession(run_to_the_end(context, executor, run_leased(context, executor)))
+        yield WithSession(run_leased(context, executor))
         turn.end()
     yield from settle_finished(context)
     return claimed

@@ -51,7 +51,7 @@ MAX_DELAY, MAX_DELAY_NOT_LISTENING = 5.0, 1.0
 """Maximum seconds between two polls, if notifications arrive and if not."""
 
 
-class WaitState:
+class WaitState(listener.Subscriber):
     """Decides when to notify Consumers and when to poll.
 
     It is a subscriber of the queue's channel, and safe for use by several threads.
@@ -104,12 +104,6 @@ class WaitState:
         self.listening = False
         self._notify_at, self._unanswered = self._now(), 0
         self._wake()
-
-    def until_overdue(self) -> float:
-        return float("inf")
-
-    def notification_overdue(self) -> None:
-        """Nothing is waited for."""
 
     def _wake_up(self) -> None:
         self._is_woken = True
@@ -253,9 +247,6 @@ def _committed_key(job: Any, function: str) -> Key:
 def _flushed(transaction: SessionTransaction) -> set[Any]:
     # SQLAlchemy has no public attribute for the objects that a transaction has flushed.
     return {*transaction._new, *transaction._dirty, *transaction._deleted}  # noqa: SLF001 - see above
-
-
-# -- job end -----------------------------------------------------------------------------------------------------------
 
 
 _ENDS = (*FINISHED, "gone")

@@ -156,9 +156,6 @@ def _is_driver_error(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] == "asyncpg"
 
 
-# -- error text --------------------------------------------------------------------------------------------------------
-
-
 def kind_of(error: BaseException) -> str:
     """Return the kind of an error, by which failed jobs are counted: its class, or that of ``Fail(kind=...)``."""
     return error.kind if isinstance(error, Fail) else type(error).__name__

@@ -30,8 +30,6 @@ from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.statements.verbs import reconcile
 from sqlaqueue.strategies import KeyRange
 
-# -- history retention -------------------------------------------------------------------------------------------------
-
 
 def delete_old_attempts(maintenance: Maintenance, now: float) -> Routine:
     """Delete old attempts: a batch each time, with pauses while there are more."""

@@ -21,6 +21,7 @@ from sqlaqueue.consumer.core.errors import (
     may_be_of_a_row,
     may_recover,
 )
+from sqlaqueue.consumer.notifications.listener import Subscriber
 from sqlaqueue.consumer.pace import Intervals
 from sqlaqueue.consumer.sessions import IsolationLevel, check_transactions
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
@@ -69,7 +70,7 @@ class _Failure:
         self.failed_at, self.retry_at, self.times = failed_at, retry_at, times
 
 
-class GroupState:
+class GroupState(Subscriber):
     """What a process knows about the schedules in one pair of tables; a subscriber of the channel of schedules."""
 
     def __init__(self, group: ScheduleGroup, wake: Callable[[], object]) -> None:
@@ -103,12 +104,6 @@ class GroupState:
         self._received, self._sent_at = -1, None
         self._woken = True
         self._wake()
-
-    def until_overdue(self) -> float:
-        return float("inf")
-
-    def notification_overdue(self) -> None:
-        """Do nothing: none is waited for."""
 
     def begin_look(self) -> str | None:
         """Return what to notify this process by, if it is time to check that notifications arrive."""
@@ -202,15 +197,7 @@ def _execute(session: Session, state: GroupState, operation: Callable[..., Any])
     return operation(session, state.group)
 
 
-# -- log records -------------------------------------------------------------------------------------------------------
-
-
 _LONGEST_ERROR = 2000
-
-
-def log_error(error: Exception) -> None:
-    extra = fields("schedules_error", error_kind=type(error).__name__)
-    logger.warning("schedules: %s", failure_text(error), extra=extra)
 
 
 def log_declared(declared: Declaration) -> None:
@@ -225,15 +212,6 @@ def log_declared(declared: Declaration) -> None:
     logger.warning(text, declared.name, extra=fields("schedule_kept", schedule=declared.name))
 
 
-def log_moved(moved: Moved) -> None:
-    text = (
-        "schedule %r: its next tick, %s, was computed by %s; by %s of this process it would be %s. The stored one is "
-        "fired, and the ticks after it follow the new rules"
-    )
-    extra = fields("schedule_moved", schedule=moved.schedule)
-    logger.warning(text, moved.schedule, moved.next_tick, moved.before, moved.rules, moved.computed, extra=extra)
-
-
 def log_unknown(state: GroupState, names: Sequence[str]) -> None:
     """Log once which overdue schedules the process cannot fire."""
     for name in names:
@@ -244,16 +222,6 @@ def log_unknown(state: GroupState, names: Sequence[str]) -> None:
             )
             logger.warning(text, name, extra=fields("schedule_unknown", schedule=name))
     state.reported = set(names)
-
-
-def log_firing(firing: Firing) -> None:
-    for name, first in firing.missed:
-        text = "schedule %r: ticks from %s on were missed, and are passed over"
-        logger.warning(text, name, first, extra=fields("ticks_missed", schedule=name))
-    for fired in firing.fired:
-        text = "schedule %r fired for %s" if fired.key is not None else "schedule %r: no job for %s, as one is there"
-        extra = fields("schedule_fired", schedule=fired.schedule, delay=fired.late.total_seconds())
-        logger.debug(text, fired.schedule, fired.tick, extra=extra)
 
 
 def log_failure(name: str, error: BaseException, text: str) -> None:
@@ -331,7 +299,13 @@ def _fire_apart(process: FiringProcess, state: GroupState) -> Routine:
 
 
 def _record(state: GroupState, firing: Firing) -> Routine:
-    log_firing(firing)
+    for name, first in firing.missed:
+        text = "schedule %r: ticks from %s on were missed, and are passed over"
+        logger.warning(text, name, first, extra=fields("ticks_missed", schedule=name))
+    for fired in firing.fired:
+        text = "schedule %r fired for %s" if fired.key is not None else "schedule %r: no job for %s, as one is there"
+        extra = fields("schedule_fired", schedule=fired.schedule, delay=fired.late.total_seconds())
+        logger.debug(text, fired.schedule, fired.tick, extra=extra)
     for name in firing.moved:
         state.moved(name)
     for name, error in firing.failed:
@@ -351,9 +325,6 @@ def _fail(state: GroupState, name: str, error: Exception) -> Routine:
                 raise
         else:
             return
-
-
-# -- startup checks ----------------------------------------------------------------------------------------------------
 
 
 def check_tables(session: Session, group: ScheduleGroup) -> tuple[sa.Engine, str | None]:
@@ -388,7 +359,12 @@ def _required_privileges(group: ScheduleGroup) -> Sequence[RequiredPrivilege]:
         *(RequiredPrivilege(each, ticks) for each in ("SELECT", "INSERT", "DELETE")),
         *(RequiredPrivilege("SELECT", table, _read(group, table)) for table in dict.fromkeys(jobs)),
         *(
-            RequiredPrivilege("INSERT", table, list(table.c), generated=_generated(table))
+            RequiredPrivilege(
+                "INSERT",
+                table,
+                list(table.c),
+                generated=[column for column in table.c if column is table.autoincrement_column],
+            )
             for table in dict.fromkeys(jobs)
         ),
     ]
@@ -398,11 +374,6 @@ def _read(group: ScheduleGroup, table: sa.Table) -> list[sa.Column[Any]]:
     """Return the columns that an INSERT returns to the ORM, and those that say whether a job is finished."""
     states = {spec.columns["status"] for spec in group.specs if spec.has("status")}
     return [column for column in table.c if column.primary_key or column.server_default is not None or column in states]
-
-
-def _generated(table: sa.Table) -> list[sa.Column[Any]]:
-    column = table.autoincrement_column
-    return [] if column is None else [column]
 
 
 # -- fire schedules ----------------------------------------------------------------------------------------------------
@@ -439,7 +410,8 @@ def _turn(process: FiringProcess, state: GroupState) -> Routine:
     except Exception as error:
         if not (state.started or (is_database_error(error) and may_recover(error))):
             raise
-        log_error(error)
+        extra = fields("schedules_error", error_kind=type(error).__name__)
+        logger.warning("schedules: %s", failure_text(error), extra=extra)
         pause = state.intervals.failed()
     state.look_at = time.monotonic() + pause
 
@@ -453,8 +425,14 @@ def _start(process: FiringProcess, state: GroupState) -> Routine:
     if warning is not None:
         logger.warning("%s", warning, extra=fields("triggers_outdated"))
     yield from _declare(process, state)
-    for moved in (yield limited(state, moved_ticks)):
-        log_moved(moved)
+    text = (
+        "schedule %r: its next tick, %s, was computed by %s; by %s of this process it would be %s. The stored one is "
+        "fired, and the ticks after it follow the new rules"
+    )
+    found: Sequence[Moved] = yield limited(state, moved_ticks)
+    for each in found:
+        extra = fields("schedule_moved", schedule=each.schedule)
+        logger.warning(text, each.schedule, each.next_tick, each.before, each.rules, each.computed, extra=extra)
 
 
 def _declare(process: FiringProcess, state: GroupState) -> Routine:

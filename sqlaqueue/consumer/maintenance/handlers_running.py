@@ -27,8 +27,6 @@ from sqlaqueue.queue.run import Key, Run, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import with_plain_form
 
-# -- cancellations -----------------------------------------------------------------------------------------------------
-
 
 def cancel_requested(maintenance: Maintenance, now: float) -> Routine:
     context, timers = maintenance.context, maintenance.timers
@@ -176,9 +174,6 @@ def record_timeout(context: ConsumerContext, executor: RunningExecutor) -> None:
     for run in runs:
         extra = context.log_fields("timed_out", job_key=key_value(run.key))
         logger.log(level, text, key_text(run.key), context.spec.name, timeout, extra=extra)
-
-
-# -- release waiting jobs ----------------------------------------------------------------------------------------------
 
 
 def pass_on_blocked(maintenance: Maintenance, now: float) -> Routine:

@@ -44,9 +44,6 @@ from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.listing import has_history, without_history
 from sqlaqueue.strategies.twins import unique_key
 
-# -- extend leases -----------------------------------------------------------------------------------------------------
-
-
 _LONGEST_TIMEOUT = 2**31 - 1
 
 

@@ -65,10 +65,11 @@ class Subscriber(Protocol):
 
     def until_overdue(self) -> float:
         """Return the seconds until a notification that it expects is overdue; inf if it expects none."""
-        ...
+        return float("inf")
 
     def notification_overdue(self) -> None:
         """Handle that this time has passed."""
+        return
 
 
 class Subscriptions:
@@ -113,9 +114,6 @@ class Subscriptions:
     def _of(self, channels: set[str]) -> list[Subscriber]:
         with self._lock:
             return [subscriber for subscriber, channel in self._channels.items() if channel in channels]
-
-
-# -- in process --------------------------------------------------------------------------------------------------------
 
 
 _ends: dict[Subscriber, Callable[[], None]] = {}
@@ -180,14 +178,7 @@ class Listener:
         self._reconnects = False
         self._failures = 0
         """How many connections in a row have failed before they proved to work."""
-        self._thread = threading.Thread(target=self._run, name="sqlaqueue-listener", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait until the thread has closed its connection; two seconds at most, as the database may not answer."""
-        self._thread.join(timeout=2)
+        self.thread = threading.Thread(target=self._run, name="sqlaqueue-listener", daemon=True)
 
     def reconnect(self) -> None:
         self._reconnects = True
@@ -296,7 +287,7 @@ def listen(engine: sa.Engine, channel: str, subscriber: Subscriber) -> None:
         if listener is None:
             limit_connects(engine)
             listener = Listener(engine)
-            listener.start()
+            listener.thread.start()
             _listeners[engine] = listener
         listener.subscriptions.add(channel, subscriber)
         listener.wake()
@@ -313,8 +304,8 @@ def unlisten(engine: sa.Engine, subscriber: Subscriber) -> None:
             listener.subscriptions.remove(subscriber)
             listener.wake()
     if listener is not None and not listener.subscriptions.channels:
-        # The caller may drop the database next.
-        listener.join()
+        # Until its connection is closed, as the caller may drop the database next; it may not answer.
+        listener.thread.join(timeout=2)
 
 
 def reconnect(engine: sa.Engine) -> None:

@@ -70,7 +70,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
     def __init__(
         self: AsyncConsumer[Any],
         model: AnySelect,
-        handler: Callable[[S, Any], Awaitable[object]],
+        handler: Callable[[S, Any], Awaitable[object]] | Mapping[Any, Callable[[S, Any], Awaitable[object]]],
         session_factory: Callable[[], S],
         *,
         batch: bool = False,
@@ -81,16 +81,6 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         self: AsyncConsumer[T],
         model: type[T],
         handler: Mapping[type[T], Callable[[S, Any], Awaitable[object]]],
-        session_factory: Callable[[], S],
-        *,
-        batch: bool = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: AsyncConsumer[Any],
-        model: AnySelect,
-        handler: Mapping[Any, Callable[[S, Any], Awaitable[object]]],
         session_factory: Callable[[], S],
         *,
         batch: bool = False,

@@ -202,7 +202,7 @@ class Consumer(RunsInThread, Generic[T]):
     def __init__(
         self: Consumer[Any],
         model: AnySelect,
-        handler: Callable[[S, Any], object],
+        handler: Callable[[S, Any], object] | Mapping[Any, Callable[[S, Any], object]],
         session_factory: Callable[[], S],
         *,
         batch: bool = False,
@@ -213,16 +213,6 @@ class Consumer(RunsInThread, Generic[T]):
         self: Consumer[T],
         model: type[T],
         handler: Mapping[type[T], Callable[[S, Any], object]],
-        session_factory: Callable[[], S],
-        *,
-        batch: bool = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: Consumer[Any],
-        model: AnySelect,
-        handler: Mapping[Any, Callable[[S, Any], object]],
         session_factory: Callable[[], S],
         *,
         batch: bool = False,

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError, PendingRollbackError, ResourceClosedError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer import quarantine as quarantine_module
+from sqlaqueue.consumer import quarantine
 from sqlaqueue.consumer.claim import Suspects, contended
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine, Wait
@@ -109,15 +109,9 @@ def begin_batch(
     """Write a batch's journal entry, reserve its beginnings, and commit; return the keys of the jobs that may begin."""
     admitted = reserve_rates(session, context, keys)
     if admitted:
-        quarantine_module.write_entry(session, context.spec, entry, context.settings.worker(), announcements)
+        quarantine.write_entry(session, context.spec, entry, context.settings.worker(), announcements)
         session.commit()
     return admitted
-
-
-def discard_entry(session: Session, context: ConsumerContext, entry: JournalEntry) -> None:
-    """Discard the entry of a batch whose transaction was rolled back while its worker lives, and commit."""
-    quarantine_module.discard_entry(session, context.spec, entry)
-    session.commit()
 
 
 def settle_held(
@@ -140,10 +134,6 @@ def is_refusal(error: Exception) -> bool:
 
 class EndRefused(Exception):
     """The database refuses to settle a run, in whatever way; the cause is its error."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(f"the database refuses to settle the run of job {key_text(run.key)}")
-        self.run = run
 
 
 def settle_alone(
@@ -175,7 +165,8 @@ def settle_alone(
             refused = failed
         else:
             return again
-    raise EndRefused(finished.run) from refused
+    msg = f"the database refuses to settle the run of job {key_text(finished.run.key)}"
+    raise EndRefused(msg) from refused
 
 
 def settle_committed(
@@ -204,7 +195,7 @@ def settle_committed(
     ).scalars()
     back = set(keys_from(found, len(context.spec.keys)))
     again = [_settle_anew(session, context, one) for one in finished if one.run.key in back]
-    quarantine_module.delete_entry(session, context.spec, entry)
+    quarantine.delete_entry(session, context.spec, entry)
     context.settler.commit(session)
     return [one for one in again if one is not None]
 
@@ -227,9 +218,9 @@ def _close_journal_entry(
 ) -> None:
     # A released run counts no attempt, so entries that other batches left behind for its job must stay.
     if any(one.outcome.event == "released" or one.outcome.quarantine for one in finished):
-        quarantine_module.delete_entry(session, context.spec, entry)
+        quarantine.delete_entry(session, context.spec, entry)
     else:
-        quarantine_module.close_entry(session, context.spec, entry)
+        quarantine.close_entry(session, context.spec, entry)
 
 
 JOURNAL_DEADLINE = 2.0
@@ -241,7 +232,7 @@ def run_held_batch(
     context: ConsumerContext, turn: WorkerTurn, quarantined: QuarantinedJob | None, suspects: Suspects | None = None
 ) -> Routine:
     """Claim, run and settle a batch in one transaction: one quarantined job, the suspects, or jobs that are due."""
-    claimer, quarantine, ended_before = context.claimer, context.quarantine, context.runs_ended
+    claimer, ended_before = context.claimer, context.runs_ended
     began = time.monotonic()
     poll = context.polls.begin_poll() if quarantined is None else NO_ANNOUNCEMENT
     jobs, more = yield from _claim(context, quarantined, suspects)
@@ -268,8 +259,8 @@ def run_held_batch(
         found = entry.quarantined_among([run.key for run in runs])
         died_again = entry.quarantined_among([run.key for run in runs], died_again=True)
         if not sole and (died_again or (found and quarantined is None)):
-            quarantine.add(died_again)
-            quarantine.add(found, together=True)
+            context.quarantine.add(died_again)
+            context.quarantine.add(found, together=True)
             yield from _discard(context, entry)
             return Report(claimed=len(found))
         for run in runs:
@@ -568,7 +559,7 @@ def discard_entries(context: ConsumerContext) -> Routine:
     """Delete the journal entries of batches that were given up."""
     while (entry := context.journal.take_discarded()) is not None:
         try:
-            yield ExecuteInOwnSession(discard_entry, (context, entry))
+            yield ExecuteInOwnSession(quarantine.discard_entry, (context.spec, entry))
         except Exception:
             context.journal.discard(entry)
             raise

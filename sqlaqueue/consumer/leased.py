@@ -21,7 +21,7 @@ from sqlaqueue.consumer.core.errors import (
 )
 from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, make_event
 from sqlaqueue.consumer.executor import Executor, expunge, load_again, reload
-from sqlaqueue.consumer.in_flight import CallGroup, run_of_claimed, runs_in, runs_of
+from sqlaqueue.consumer.in_flight import run_of_claimed, runs_in, runs_of
 from sqlaqueue.consumer.notifications.polls import Poll, notify_all_claimed
 from sqlaqueue.consumer.outcomes import (
     COMPLETED,
@@ -335,12 +335,6 @@ class WorkerTurn:
             context.assign(self, executor.runs)
             return executor
 
-    def keep_jobs(self, groups: Sequence[CallGroup], time_limit: float) -> Executor:
-        """Return an executor for the jobs of this turn's claim, which begins them within ``time_limit`` seconds."""
-        executor = Executor(self._context, groups, self._context.completions.add, time_limit=time_limit)
-        self._context.assign(self, executor.runs)
-        return executor
-
     def hold(self, runs: list[Run]) -> None:
         self._context.assign(self, lambda: runs)
 
@@ -445,7 +439,8 @@ def claim_leased_batch(
         context.add_jobs(groups)
         turn.claimed(found=bool(jobs), more=more)
         return len(jobs)
-    executor = turn.keep_jobs(groups, time_limit)
+    executor = Executor(context, groups, context.completions.add, time_limit=time_limit)
+    context.assign(turn, executor.runs)
     turn.claimed(found=bool(jobs), more=more)
     yield from run_leased(context, executor)
     return len(jobs)

@@ -250,9 +250,14 @@ def discard_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> Non
     It has a lock timeout: as in :func:`write_entry`, the server could not detect a deadlock.
     """
     _execute(session, spec, sa.select(sa.func.set_config("lock_timeout", "2s", sa.true())))
-    if not entry.kept_names:
+    if entry.kept_names:
+        _reduce_entry(session, spec, entry)
+    else:
         delete_entry(session, spec, entry)
-        return
+    session.commit()
+
+
+def _reduce_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
     # A crash of the server may have lost the row.
     names = as_json(sa.literal(json.dumps(entry.kept_names), sa.Text()))
     kept = {"keys": names, "starts": entry.kept_starts}

@@ -327,7 +327,13 @@ def listen(connection: sa.Connection, name: str, listener: Listener) -> None:
         names = _engines.setdefault(connection.engine, set())
         if name not in names:
             names.add(name)
-            event.listen(connection.engine, name, _caller(name))
+
+            def call(connection: sa.Connection, *arguments: Any) -> None:
+                for of_name, each in [*_listeners.get(connection, ())]:
+                    if of_name == name:
+                        each(connection, *arguments)
+
+            event.listen(connection.engine, name, call)
 
 
 def remove(connection: sa.Connection, name: str, listener: Listener) -> None:
@@ -337,15 +343,6 @@ def remove(connection: sa.Connection, name: str, listener: Listener) -> None:
         of_connection.remove((name, listener))
     else:
         event.remove(connection, name, listener)
-
-
-def _caller(name: str) -> Listener:
-    def call(connection: sa.Connection, *arguments: Any) -> None:
-        for of_name, listener in [*_listeners.get(connection, ())]:
-            if of_name == name:
-                listener(connection, *arguments)
-
-    return call
 
 
 # -- handler misuse ----------------------------------------------------------------------------------------------------
@@ -565,7 +562,8 @@ class Savepoint:
             _guard(session)
 
         def execute(_: sa.Connection, __: Any, statement: str, *___: Any) -> None:
-            if _is_open(session) and ends_transaction(statement):
+            savepoint: Savepoint | None = session.info.get(_GUARD)
+            if savepoint is not None and savepoint.is_open and ends_transaction(statement):
                 raise transaction_ended_error()
 
         listen(connection, "commit", commit)
@@ -625,11 +623,6 @@ class Savepoint:
         # Cancelling a task invalidates its connection; without this check only the commit of the batch would fail.
         if self._session.connection(bind_arguments=self._bind).invalidated:
             raise BatchLost
-
-
-def _is_open(session: Session) -> bool:
-    savepoint: Savepoint | None = session.info.get(_GUARD)
-    return savepoint is not None and savepoint.is_open
 
 
 def _guard(session: Session) -> None:

@@ -27,6 +27,10 @@ from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.statements.verbs import storable
 
 
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def check_handler(handler: Any, consumer: str, *, batch: bool) -> None:
     """Refuse a handler that cannot be called with a session and a job, or a list of jobs."""
     call = f"(session, {'jobs' if batch else 'job'})"
@@ -40,13 +44,14 @@ def check_handler(handler: Any, consumer: str, *, batch: bool) -> None:
     try:
         signature.bind(None, None)
     except TypeError as error:
-        name = str(getattr(handler, "__name__", type(handler).__name__))
+        name = _name_of(handler)
         msg = f"{consumer}: the handler {name}{signature} is called as {name}{call}: {error}"
         raise ConfigurationError(msg) from None
     kind = kind_of_function(handler)
     if kind is not None and kind != COROUTINE_FUNCTION:
-        name = str(getattr(handler, "__name__", type(handler).__name__))
-        msg = f"{consumer}: the handler {name} is {kind}, and a call of it runs nothing; remove its `yield`"
+        msg = (
+            f"{consumer}: the handler {_name_of(handler)} is {kind}, and a call of it runs nothing; remove its `yield`"
+        )
         raise ConfigurationError(msg)
 
 
@@ -401,13 +406,12 @@ def check_middleware(around: object, consumer: str, *, is_async: bool) -> tuple[
 
 
 def _check(each: Any, consumer: str, *, is_async: bool) -> None:
-    name = str(getattr(each, "__name__", type(each).__name__))
+    name = _name_of(each)
     if not callable(each):
         msg = f"{consumer}(around=[{each!r}]): a middleware is a callable, middleware(job, call)"
         raise ConfigurationError(msg)
     try:
-        signature = inspect.signature(each)
-        signature.bind(None, None)
+        inspect.signature(each).bind(None, None)
     except ValueError:
         pass  # some built-in callables have no signature
     except TypeError as error:
@@ -434,7 +438,7 @@ def surround(
     outwards = around[::-1]
 
     def call(session: Any, argument: Any) -> Any:
-        innermost = _Call(handler, session, argument)
+        innermost = _HandlerCall(handler, session, argument)
         inner: Callable[[], Any] = innermost
         for each in outwards:
             inner = partial(each, argument, inner)
@@ -442,7 +446,7 @@ def surround(
         return innermost.checked_result()
 
     async def call_async(session: Any, argument: Any) -> Any:
-        innermost = _Call(handler, session, argument)
+        innermost = _HandlerCall(handler, session, argument)
         inner: Callable[[], Any] = innermost.awaited
         for each in outwards:
             inner = partial(each, argument, inner)
@@ -456,7 +460,7 @@ def surround(
     return call_async if is_async else call
 
 
-class _Call:
+class _HandlerCall:
     """One call of the handler, which each middleware makes once, or raises."""
 
     def __init__(self, handler: Callable[..., Any], session: Any, argument: Any) -> None:

@@ -130,7 +130,7 @@ _committing: dict[Any, Any] = {}
 """The connections whose transactions are committed, by the thread or task that waits."""
 
 
-class Wait:
+class DatabaseWait:
     """What one thread or task waits for."""
 
     __slots__ = ("canceller", "deadline", "given_up", "loop", "owner", "session", "since", "slow", "transaction")
@@ -189,7 +189,7 @@ class Deadlines:
         self, longest: float, who: str, log_fields: Callable[..., dict[str, Any]] = fields, *, in_loop: bool = False
     ) -> None:
         self.longest, self._who, self._log_fields, self._in_loop = longest, who, log_fields, in_loop
-        self._open: dict[int, Wait] = {}
+        self._open: dict[int, DatabaseWait] = {}
         self._wake, self._ended = threading.Event(), False
         self._used, self._next_check = float("-inf"), 0.0
         self._patience: dict[object, float] = {}
@@ -198,7 +198,7 @@ class Deadlines:
         self.is_stuck = False
         """Whether something has waited for far longer than it may, although a new connection is answered."""
 
-    def begin(self, session: Session, deadline: float | None = None, slow: object = None) -> Wait:
+    def begin(self, session: Session, deadline: float | None = None, slow: object = None) -> DatabaseWait:
         """Return a new wait of this thread or task; the caller ends it.
 
         It executes nothing and takes no lock, as each run of a job comes here.
@@ -206,7 +206,7 @@ class Deadlines:
         :param deadline: seconds after which the statements are cancelled, if that is to be earlier than usual.
         :param slow: names what may take long: after the server has cancelled it, it has twice as long the next time.
         """
-        wait = Wait(session, asyncio.current_task() if self._in_loop else threading.get_ident(), deadline, slow)
+        wait = DatabaseWait(session, asyncio.current_task() if self._in_loop else threading.get_ident(), deadline, slow)
         self._open[id(wait)] = wait
         if deadline is not None:
             self._used = wait.since
@@ -214,21 +214,21 @@ class Deadlines:
                 self._wake.set()
         return wait
 
-    def end(self, wait: Wait) -> None:
+    def end(self, wait: DatabaseWait) -> None:
         """End a wait of this thread."""
         if self._close(wait):
             # The request may arrive late, and would cancel a statement of this connection's next user.
             wait.canceller.join(1)
             _invalidate(wait)
 
-    async def end_in_task(self, wait: Wait, session: Any) -> None:
+    async def end_in_task(self, wait: DatabaseWait, session: Any) -> None:
         """End a wait of this task for a statement of an AsyncSession."""
         if self._close(wait):
             await asyncio.wait([wait.canceller], timeout=1)
             wait.canceller.cancel()
             await session.run_sync(lambda _: _invalidate(wait))
 
-    def _close(self, wait: Wait) -> bool:
+    def _close(self, wait: DatabaseWait) -> bool:
         """Forget a wait; return whether its statements have been cancelled."""
         del self._open[id(wait)]
         if wait.canceller is None:
@@ -238,7 +238,7 @@ class Deadlines:
         return True
 
     @contextlib.contextmanager
-    def limit(self, session: Session, deadline: float | None = None, slow: object = None) -> Iterator[Wait]:
+    def limit(self, session: Session, deadline: float | None = None, slow: object = None) -> Iterator[DatabaseWait]:
         """Limit how long the block waits; a thread checks it, also for a session of asyncio in ``run_sync()``."""
         wait = self.begin(session, deadline, slow)
         with contextlib.suppress(RuntimeError):
@@ -323,7 +323,7 @@ class Deadlines:
                 logger.warning(text, self._who, self.longest * _GIVE_UP, number, extra=extra)
             self._said_at = now
 
-    def _check(self, wait: Wait, now: float) -> int:
+    def _check(self, wait: DatabaseWait, now: float) -> int:
         """Do what is due about one wait; return how many connections have been given up."""
         wait.look(now)
         longest = min(self.longest * _CANCEL, wait.deadline or self.longest) * self._patience.get(wait.slow, 1.0)
@@ -347,7 +347,7 @@ class Deadlines:
                 wait.loop.call_soon_threadsafe(shut_down, driver)
         return len(drivers)
 
-    def _cancel(self, driver: Any, wait: Wait) -> Any:
+    def _cancel(self, driver: Any, wait: DatabaseWait) -> Any:
         engine = wait.connections()[0].engine
         if self._in_loop:
             return asyncio.ensure_future(_cancel_in_task(driver, engine))
@@ -374,7 +374,7 @@ class Deadlines:
             self._probe = None
 
 
-def _invalidate(wait: Wait) -> None:
+def _invalidate(wait: DatabaseWait) -> None:
     for connection in wait.connections():
         connection.invalidate()
 

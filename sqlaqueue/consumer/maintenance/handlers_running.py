@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from sqlaqueue.consumer.settle import SettledEach
 from sqlaqueue.log import logger
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import CONTROL
-from sqlaqueue.queue.run import Key, Run, key_text, key_value
+from sqlaqueue.queue.run import Key, Run, key_text, key_value, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import with_plain_form
 
@@ -52,18 +52,12 @@ def take_requests(session: Session, context: ConsumerContext, runs: Sequence[Run
     if CONTROL not in spec.side_tables or not runs:
         return []
     # All runs of one claim are on one shard, and a statement locks rows on one shard only.
-    groups = [runs] if settings.distribution is None else [*_by_claim(runs)]
-    statements = [_take(spec, [run.key for run in group]) for group in groups]
+    one_shard = settings.distribution is None
+    groups = [[run.key for run in runs]] if one_shard else [*keys_by_token(runs).values()]
+    statements = [_take(spec, keys) for keys in groups]
     rows = [row for each in statements for row in session.execute(each, bind_arguments=settings.bind_arguments)]
     session.commit()
     return [(tuple(row[:-1]), float(row[-1])) for row in rows]
-
-
-def _by_claim(runs: Sequence[Run]) -> Iterable[list[Run]]:
-    claims: dict[Any, list[Run]] = {}
-    for run in runs:
-        claims.setdefault(run.token, []).append(run)
-    return claims.values()
 
 
 def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:

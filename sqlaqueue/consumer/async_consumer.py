@@ -44,7 +44,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
     :raises ConfigurationError: for an invalid argument.
     """
 
-    _is_async = True
+    is_async = True
 
     @overload
     def __init__(

@@ -41,7 +41,8 @@ from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
 class ConsumerBase:
     """The part of a Consumer that needs no I/O."""
 
-    _is_async = False
+    is_async = False
+    """Whether its handlers and middleware are coroutine functions."""
 
     def __init__(
         self,
@@ -84,8 +85,8 @@ class ConsumerBase:
         self._settings = settings
         self._parts = ConsumerParts(settings, ConsumerStatements(settings))
         self._handler: Any = handler if settings.dispatch is None else settings.dispatch
-        self._around = check_middleware(around, type(self).__name__, is_async=self._is_async)
-        self._factory = resolve_factory(session_factory, self._kind, is_async=self._is_async)
+        self._around = check_middleware(around, type(self).__name__, is_async=self.is_async)
+        self._factory = resolve_factory(session_factory, self._kind, is_async=self.is_async)
         self.handles_signals = signals
         self._context: ConsumerContext | None = None
         self.stop_requested: Callable[[], bool] | None = None
@@ -116,7 +117,7 @@ class ConsumerBase:
 
         :raises ConfigurationError: if it cannot be called with a job and a callable, or is of the other kind.
         """
-        self._around = (*check_middleware([middleware], type(self).__name__, is_async=self._is_async), *self._around)
+        self._around = (*check_middleware([middleware], type(self).__name__, is_async=self.is_async), *self._around)
 
     def stop(self) -> None:
         """Claim no more jobs, and make ``run()`` or ``drain()`` return after the grace period at the latest.
@@ -133,11 +134,6 @@ class ConsumerBase:
     def health(self) -> Health:
         """Return whether it is alive and ready. It reads no database, and can be called from any thread."""
         return health_of(self._context)
-
-    @property
-    def is_async(self) -> bool:
-        """Whether its handlers and middleware are coroutine functions."""
-        return self._is_async
 
     @property
     def queue(self) -> str:
@@ -168,7 +164,7 @@ class ConsumerBase:
     @property
     def handler_call(self) -> Callable[..., Any]:
         """The callable that runs a job, inside the middleware."""
-        return surround(self._handler, self._around, is_async=self._is_async)
+        return surround(self._handler, self._around, is_async=self.is_async)
 
     @property
     def events(self) -> EventEmitter:
@@ -201,11 +197,11 @@ class ConsumerBase:
 
     @property
     def _kind(self) -> str:
-        return "AsyncConsumer" if self._is_async else "Consumer"
+        return "AsyncConsumer" if self.is_async else "Consumer"
 
     def _check_maker(self, session: Any) -> None:
         """Refuse a factory that makes the other kind of sessions, or returns one twice: several are used at once."""
-        check_session_class(type(session), self._factory, self._kind, is_async=self._is_async)
+        check_session_class(type(session), self._factory, self._kind, is_async=self.is_async)
         if self._factory() is session:
             msg = (
                 f"{type(self).__name__}({self._settings.spec.model.__name__}, ...): {self._factory!r} returns the same "

@@ -107,7 +107,7 @@ class Suspects:
 
 class Unclaimable:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._lock = now, threading.Lock()
+        self._now, self._lock = now, threading.RLock()
         self._jobs: dict[Key, UnclaimableJob] = {}
         self._waiting: list[Suspects] = []
         self._taken: list[Suspects] = []
@@ -185,7 +185,7 @@ class Unclaimable:
                     return job
             elif job.next_try + TRY_AGAIN_AFTER <= now:
                 # Otherwise it would have been added again.
-                self._remove(job.key)
+                self.remove(job.key)
         return None
 
     def end(self, suspects: Suspects | None) -> None:
@@ -208,7 +208,7 @@ class Unclaimable:
         with self._lock:
             self._taken.remove(suspects)
             for key in suspects.keys:
-                self._remove(key)
+                self.remove(key)
             other = suspects.other_half
             if found and other in self._waiting and len(other.keys) > 1:
                 self._waiting.remove(other)
@@ -222,28 +222,25 @@ class Unclaimable:
             if len(suspects.keys) > 1:
                 self._divide(suspects.keys)
                 return None
-            job = self._add(suspects.keys[0], error, quarantined=suspects.quarantined)
+            job = self.add(suspects.keys[0], error, "refused", quarantined=suspects.quarantined)
             self._in_row += job is not None
             return job
 
-    def add(self, key: Key, error: str, cause: Cause = "held up") -> UnclaimableJob | None:
+    def add(
+        self, key: Key, error: str, cause: Cause = "held up", *, quarantined: bool = False
+    ) -> UnclaimableJob | None:
         """Record that a job cannot be claimed, rescued or settled; return it if it was not known."""
         with self._lock:
-            return self._add(key, error, cause)
-
-    def _add(
-        self, key: Key, error: str, cause: Cause = "refused", *, quarantined: bool = False
-    ) -> UnclaimableJob | None:
-        known = self._jobs.pop(key, None)
-        if len(self._jobs) * len(key) >= _MOST:
-            del self._jobs[next(iter(self._jobs))]
-        next_try = self._now() + TRY_AGAIN_AFTER * (1 + len(self._jobs) // _FEW)
-        # The order is that of the next tries.
-        job = self._jobs[key] = UnclaimableJob(key, error, next_try, cause, quarantined)
-        if known is not None and known.error == error:
-            return None
-        self.changes += 1
-        return job
+            known = self._jobs.pop(key, None)
+            if len(self._jobs) * len(key) >= _MOST:
+                del self._jobs[next(iter(self._jobs))]
+            next_try = self._now() + TRY_AGAIN_AFTER * (1 + len(self._jobs) // _FEW)
+            # The order is that of the next tries.
+            job = self._jobs[key] = UnclaimableJob(key, error, next_try, cause, quarantined)
+            if known is not None and known.error == error:
+                return None
+            self.changes += 1
+            return job
 
     def unchanged(self) -> list[Key]:
         with self._lock:
@@ -251,10 +248,7 @@ class Unclaimable:
 
     def remove(self, key: Key) -> None:
         with self._lock:
-            self._remove(key)
-
-    def _remove(self, key: Key) -> None:
-        self.changes += self._jobs.pop(key, None) is not None
+            self.changes += self._jobs.pop(key, None) is not None
 
 
 class ClaimFailed(Exception):
@@ -341,7 +335,6 @@ class Claimer:
         The rows are locked before they are claimed, so no other transaction is the reason.
 
         :param known: jobs of which this was known; they are looked at again.
-        :param limit: how many others are looked at.
         :return: the keys of all these jobs, and those whose rows did not change.
         """
         try:

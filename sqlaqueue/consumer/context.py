@@ -199,9 +199,6 @@ class ConsumerContext:
     def wants_poll(self) -> bool:
         return self.draining or self.polls.is_due() or bool(self.quarantine.waiting())
 
-    def until_poll(self) -> float:
-        return max(0.0, self.polls.next_poll() - time.monotonic())
-
     def poll_when_admitted(self, ended_before: int) -> None:
         """Make a poll due when flow control may admit a job that it has held back from a claim.
 
@@ -258,10 +255,6 @@ class ConsumerContext:
             self.in_flight.assign(owner, runs)
             self._work_begins()
 
-    def unassign(self, owner: object) -> None:
-        """Record that ``owner`` has finished its jobs, if it had any; the lock is held."""
-        self.finished_turns += self.in_flight.release(owner)
-
     def _work_begins(self) -> None:
         if self.busy_since is None:
             self.busy_since = time.monotonic()
@@ -275,7 +268,6 @@ class ConsumerContext:
             return not (self.buffer or self.in_flight or self.completions)
 
     def check_idle(self) -> bool:
-        """Return :attr:`is_idle`, and end the busy time if it is."""
         with self.lock:
             if self.is_idle:
                 self.busy_since = None

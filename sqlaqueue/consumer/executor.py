@@ -86,7 +86,6 @@ class Executor:
     The maintenance loop reads them and takes some away meanwhile. So attributes that both use are changed under the
     lock of the context.
 
-    :param groups: the jobs, in call groups.
     :param finished: called with the runs whose handler did not use its session.
     :param time_limit: the seconds after which no further group is begun.
     :param next_group: for jobs that are in no session yet: returns one more call group, or an empty one.
@@ -270,7 +269,6 @@ class Executor:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time limit for beginning groups is over."""
         return self._until is not None and time.monotonic() > self._until
 
     @property
@@ -278,5 +276,4 @@ class Executor:
         return not self._groups
 
     def blocks(self, now: float, limit: float) -> bool:
-        """Return whether groups wait behind a call that has run for longer than ``limit`` seconds."""
         return bool(self.group and self._groups) and now - self.started > limit

@@ -291,9 +291,6 @@ def _claim(context: ConsumerContext, quarantined: QuarantinedJob | None, suspect
     return jobs, more
 
 
-# -- to run ----------------------------------------------------------------------------------------------------
-
-
 def _run(
     context: ConsumerContext, jobs: Sequence[Any], entry: JournalEntry
 ) -> Generator[Effect, Any, list[FinishedRun]]:
@@ -387,9 +384,6 @@ class _BatchBroken(Exception):
         super().__init__(str(cause))
         self.runs, self.cause, self.disconnected, self.past_session = runs, cause, disconnected, past_session
         self.finished: Sequence[FinishedRun] = ()
-
-
-# -- to settle -------------------------------------------------------------------------------------------------
 
 
 def _settle(context: ConsumerContext, finished: Sequence[FinishedRun], entry: JournalEntry) -> Routine:

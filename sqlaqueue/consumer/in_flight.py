@@ -7,14 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.outcomes import FinishedRun
 from sqlaqueue.consumer.pace import FLUSH_AFTER
 from sqlaqueue.mapping.runs import run_of
-from sqlaqueue.queue.run import Key, Run
+from sqlaqueue.queue.run import Run
 
 CallGroup = Sequence[Any]
 """The jobs of one call of the handler: one, or all of a batch."""
@@ -72,38 +72,19 @@ class JobBuffer:
             self._groups = groups_except(self._groups, groups)
 
     def clear(self) -> list[Run]:
-        """Forget all jobs, and return their runs."""
         with self._lock:
             runs = runs_in(self._groups)
             self._groups.clear()
             return runs
 
 
-class RunningExecutor(Protocol):
-    """What is asked of an :class:`~sqlaqueue.consumer.executor.Executor` from outside."""
-
-    group: CallGroup
-    started: float
-    session: Session | None
-    timed_out: bool
-    abandoned: bool
-    cancelled: set[Key]
-    interrupt: Callable[[], object]
-
-    def record_pace(self, now: float) -> None: ...
-    def waiting_groups(self) -> list[CallGroup]: ...
-    def remove(self, groups: Sequence[CallGroup]) -> None: ...
-    def take_waiting(self) -> list[CallGroup]: ...
-    def waiting_taken(self) -> None: ...
-
-
 class InFlight:
-    """The jobs in the hands of workers, and the executors that call handlers."""
+    """The jobs in the hands of workers, and the Executors that call handlers."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._runs: dict[object, Callable[[], list[Run]]] = {}
-        self._executors: set[RunningExecutor] = set()
+        self._executors: set[Any] = set()
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -125,7 +106,7 @@ class InFlight:
             return [run for runs in self._runs.values() for run in runs()]
 
     @contextlib.contextmanager
-    def calling(self, executor: RunningExecutor) -> Iterator[None]:
+    def calling(self, executor: Any) -> Iterator[None]:
         with self._lock:
             self._executors.add(executor)
             executor.record_pace(time.monotonic())
@@ -136,12 +117,11 @@ class InFlight:
                 self._executors.discard(executor)
                 executor.record_pace(time.monotonic())
 
-    def executors(self) -> list[RunningExecutor]:
-        """Return the executors that call handlers, between two calls as well."""
+    def executors(self) -> list[Any]:
         with self._lock:
             return list(self._executors)
 
-    def busy(self) -> list[RunningExecutor]:
+    def busy(self) -> list[Any]:
         with self._lock:
             return [one for one in self._executors if one.group]
 

@@ -379,7 +379,7 @@ class WorkerTurn:
             claimed, self._claims = self._claims, False
             if claimed:
                 context.claiming -= 1
-            context.unassign(self)
+            context.finished_turns += context.in_flight.release(self)
         # A worker that has only run jobs takes the next turn itself.
         if claimed:
             context.changed()
@@ -403,8 +403,6 @@ class WorkerTurn:
 
 _LATE_AGAIN = 5.0
 """Seconds after which a job is claimed again whose thread has exceeded its timeout and goes on here."""
-
-# -- to claim --------------------------------------------------------------------------------------------------
 
 
 def claim_leased_batch(
@@ -459,9 +457,6 @@ def _release_late(context: ConsumerContext, jobs: Sequence[Any], late: Collectio
             context.claimer.unclaimable.add(run.key, "its handler goes on here after its timeout")
     apply(context, Report(unsettled=[FinishedRun(run, Outcome("released", delay)) for run in again]))
     return [job for job in jobs if run_of_claimed(job).key not in late]
-
-
-# -- to run ----------------------------------------------------------------------------------------------------
 
 
 def run_leased(context: ConsumerContext, executor: Executor) -> Routine:
@@ -551,7 +546,7 @@ def _undo(session: Session) -> tuple[bool, bool]:
 
 
 def _commit(context: ConsumerContext, executor: Executor) -> Generator[Effect, Any, Report | BaseException]:
-    """Commit a handler's writes with the completion of its jobs; return the database's error about these writes."""
+    """Commit a handler's writes with the completion of its jobs; return an error about these writes."""
     finished = [FinishedRun(run_of_claimed(job), COMPLETED, job) for job in executor.group]
     try:
         lost = yield Execute(context.settler.complete_and_commit, (finished,), executor.variables)

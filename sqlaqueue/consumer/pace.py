@@ -48,8 +48,6 @@ _SLOW_HANDLERS_PER_BUFFERED_JOB = 10
 class BatchSizer:
     """The sizes of one consumer's claims.
 
-    :param batch_size: the most jobs to claim at once.
-    :param concurrency: how many handlers run at once.
     :param fixed: whether each claim has the full size, however long its jobs take.
     :param cautious: whether claimed jobs cannot be released while a handler runs.
     :param prompt: whether claimed jobs have to begin at once, as they count as running.
@@ -71,9 +69,8 @@ class BatchSizer:
         Before the first job has ended nothing is known, and one job for each handler is a safe start.
 
         :param plenty: whether many jobs may be pending. If not, the claim stays small, so that the server may reuse its
-            plan; see :mod:`sqlaqueue.postgresql.claim_scan`.
+        plan; see :mod:`sqlaqueue.postgresql.claim_scan`.
         :param idle: how many handlers are idle; None for all.
-        :param slow_handlers: how many handlers will not take another job soon, see :meth:`is_slower_than_usual`.
         """
         if self._fixed:
             return self._batch_size
@@ -91,7 +88,6 @@ class BatchSizer:
         return size if plenty else min(size, max(few, self._concurrency))
 
     def is_slower_than_usual(self, seconds: float) -> bool:
-        """Return whether a handler that has run for so many seconds takes longer than usual."""
         return seconds > max(LONGEST_IN_BUFFER, 2 * (self._duration or 0.0))
 
     def time_in_transaction(self) -> float | None:
@@ -132,7 +128,6 @@ class BatchSizer:
 
     @property
     def is_quick(self) -> bool:
-        """Whether handlers take so little time that claiming is most of the work."""
         return self._duration is not None and self._duration * self._batch_size <= _IN_ROW_ALONE
 
     @property
@@ -187,13 +182,7 @@ class ScanCursor:
             return None
 
     def claimed(self, began_at: Cursor | None, cursor: Cursor | None, found: int, took: float) -> None:
-        """Record the result of a claim.
-
-        :param began_at: what :meth:`begin` returned.
-        :param cursor: the position of its last job; None when it found fewer jobs than it might take.
-        :param found: how many jobs it found.
-        :param took: its seconds.
-        """
+        """Record that a claim has found jobs up to ``cursor``; None if there were fewer than it might take."""
         with self._lock:
             if began_at is None:
                 self._head_scan_took = took
@@ -223,8 +212,6 @@ class ShardTurns:
     A claim begins with the value after the last one that had jobs, and leaves out those whose server is away: their
     errors would end each claim. Threads may claim at once: each change is atomic, and two claims that begin with the
     same value leave each other's jobs alone.
-
-    :param now: the clock.
     """
 
     def __init__(self, distribution: Distribution, now: Callable[[], float] = time.monotonic) -> None:

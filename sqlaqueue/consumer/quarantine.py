@@ -72,7 +72,6 @@ class Quarantine:
         return bool(self._running)
 
     def begin(self, keys: Iterable[Key]) -> None:
-        """Record that quarantined jobs have been claimed: several that run together, or one that runs alone."""
         with self._lock:
             self._running.update(keys)
 
@@ -154,7 +153,6 @@ class CrashJournal:
         self._lock = threading.Lock()
 
     def open(self, keys: Sequence[Key], *, solely_responsible: bool) -> JournalEntry:
-        """Return the entry of a batch that is about to be written."""
         entry = JournalEntry(tuple(key_text(key) for key in keys), solely_responsible=solely_responsible)
         with self._lock:
             self._open[entry.id] = entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
@@ -73,7 +73,10 @@ class IsolationLevel:
 
     def begin(self, session: Session) -> None:
         """Begin a transaction at READ COMMITTED. It sends no statement: the driver sends the level with BEGIN."""
-        if self.is_strict and not _is_connected(session):
+        if not self.is_strict:
+            return
+        transaction = session.get_transaction()
+        if transaction is None or not transaction._connections:  # noqa: SLF001 - session.connection() would begin one
             options = {"isolation_level": READ_COMMITTED}
             with routing_to_primary(session):
                 session.connection(bind_arguments=self._bind, execution_options=options)
@@ -107,11 +110,6 @@ class IsolationLevel:
         _scan_tables(connection, "off")
         in_place = returning_keys(spec, verb.where(_is_at(locations)))
         return keys_from(session.execute(in_place, execution_options=_QUIET).scalars().all(), len(spec.keys))
-
-
-def _is_connected(session: Session) -> bool:
-    transaction = session.get_transaction()
-    return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - session.connection() would begin a transaction
 
 
 def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
@@ -171,15 +169,6 @@ def _scan_tables(connection: sa.Connection, setting: str) -> None:
 _SHARED_CONNECTION_POOLS = (StaticPool, SingletonThreadPool, AssertionPool)
 
 
-class PoolUser(Protocol):
-    """A Consumer, as far as its engine's pool is concerned."""
-
-    @property
-    def connections(self) -> int:
-        """The most connections it uses at once."""
-        ...
-
-
 def check_engine(session: Session, mapper: Any, who: str, spec: QueueSpec | None = None) -> sa.Engine:
     """Return the engine to which a session writes the rows of ``mapper``; each session needs its own connection."""
     bind = primary_bind(session, mapper)
@@ -221,7 +210,7 @@ def check_two_phase(session: Session, model: str) -> None:
         raise ConfigurationError(msg)
 
 
-def check_pool(pool: Pool, consumer: PoolUser, who: str) -> None:
+def check_pool(pool: Pool, consumer: Any, who: str) -> None:
     """Refuse a pool with fewer connections than one Consumer uses at once."""
     needed, limit = consumer.connections, pool_limit(pool)
     if limit is not None and limit < needed:
@@ -233,7 +222,7 @@ def check_pool(pool: Pool, consumer: PoolUser, who: str) -> None:
         raise ConfigurationError(msg)
 
 
-def check_shared_pool(engine: sa.Engine, consumers: Sequence[PoolUser], who: str) -> None:
+def check_shared_pool(engine: sa.Engine, consumers: Sequence[Any], who: str) -> None:
     """Refuse an engine whose pool has fewer connections than all Consumers that share it use at once."""
     limit, needed = pool_limit(engine.pool), sum(consumer.connections for consumer in consumers)
     if limit is not None and limit < needed:
@@ -373,7 +362,6 @@ def transaction_ended_error() -> HandlerMisuseError:
 
 
 def is_deleted(job: Any) -> bool:
-    """Return whether a job was deleted through its session."""
     state = sa.inspect(job)
     return bool(state.deleted or state.was_deleted)
 

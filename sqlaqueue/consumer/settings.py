@@ -172,7 +172,6 @@ class Dispatch:
         return handler
 
     def __call__(self, session: Any, argument: Any) -> Any:
-        """Call the handler for a job, or for a list of jobs of one group."""
         return self.handler_of(argument[0] if isinstance(argument, list) else argument)(session, argument)
 
 
@@ -266,7 +265,6 @@ class ConsumerSettings(NamedTuple):
         return JobTimeout(f"the handler ran for longer than {self.timeout:g} seconds")
 
     def call_groups(self, jobs: Sequence[Any]) -> list[list[Any]]:
-        """Return claimed jobs in lists for one call of a handler each."""
         if not self.batch:
             return [[job] for job in jobs]
         if self.dispatch is not None:

@@ -153,7 +153,8 @@ class AttemptHistory:
             f"key_{number}": list(part) for number, part in enumerate(zip(*(run.key for run in runs), strict=True))
         }
         values |= {
-            "attempt": [_number(one) for one in attempts],
+            # The run of a job whose worker died has counted its own start, which is none.
+            "attempt": [one.run.attempt - _died(one) for one in attempts],
             "started_ago": [_ago(now, run.handler_started_at) for run in runs],
             "ended_ago": [_ago(now, _ended_at(run.handler_started_at, run.duration, now)) for run in runs],
             _WORKER: self._settings.worker(),
@@ -224,11 +225,6 @@ def _is_attempt(one: FinishedRun) -> bool:
 def _died(one: FinishedRun) -> bool:
     """Return whether a run stands for earlier ones whose worker died: its own handler is not called."""
     return one.run.handler_started_at is None and isinstance(one.outcome.cause, WorkerDied)
-
-
-def _number(one: FinishedRun) -> int:
-    # The run of such a job has counted its own start, which is none.
-    return one.run.attempt - 1 if _died(one) else one.run.attempt
 
 
 def _ended_at(started_at: float | None, duration: float | None, now: float) -> float:

@@ -90,7 +90,6 @@ class TaskRunner(BaseRunner):
         self.wake_workers(self.context.settings.concurrency)
 
     async def run(self) -> None:
-        """Run until the workers have ended, or are abandoned."""
         context = self.context
         context.fork_guard.watch(context.engine, self._loop)
         workers = [asyncio.create_task(self._task(work(context))) for _ in range(context.settings.concurrency)]
@@ -200,7 +199,6 @@ class TaskRunner(BaseRunner):
         return None
 
     async def _close(self, session: AsyncSession) -> None:
-        """Close a session; the rollback of its transaction has a deadline as well."""
         wait = self._deadlines.begin(session.sync_session)
         try:
             # close() is not shielded from a cancellation, by which the pool would lose the connection.

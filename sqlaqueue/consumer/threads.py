@@ -28,7 +28,7 @@ from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.core.waker import Deadlines, Waker, limit_connects
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.held import discard_entries
-from sqlaqueue.consumer.in_flight import RunningExecutor, runs_of
+from sqlaqueue.consumer.in_flight import runs_of
 from sqlaqueue.consumer.leased import release, settle_finished, settle_postponed
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
 from sqlaqueue.consumer.maintenance.leases import deregister
@@ -83,18 +83,12 @@ class GracePeriod:
         waiting = max(0, len(context.claimed_runs()) - running)
         # Without handling signals, this run was not stopped by the one that was received.
         signal = signal_handlers.received if context.handles_signals else None
-        logger.info(
-            "queue %s: %s: stopping, %s to finish within %g s, %s to release%s",
-            context.spec.name,
-            signal or ("stop requested" if context.error is None else type(context.error).__name__),
-            _running(running),
-            grace,
-            _jobs(waiting),
-            "; a second signal aborts" if signal and signal_handlers.next_signal_aborts else "",
-            extra=context.log_fields(
-                "shutdown_started", signal=signal, count=running, running=running, waiting=waiting, grace=grace
-            ),
-        )
+        reason = signal or ("stop requested" if context.error is None else type(context.error).__name__)
+        aborts = "; a second signal aborts" if signal and signal_handlers.next_signal_aborts else ""
+        numbers = {"count": running, "running": running, "waiting": waiting}
+        extra = context.log_fields("shutdown_started", signal=signal, grace=grace, **numbers)
+        values = (context.spec.name, reason, _running(running), grace, _jobs(waiting), aborts)
+        logger.info("queue %s: %s: stopping, %s to finish within %g s, %s to release%s", *values, extra=extra)
 
     def left(self) -> float:
         """Return the seconds until it ends; inf before it begins."""
@@ -104,13 +98,9 @@ class GracePeriod:
         """Abandon the handlers that still run: they are interrupted if that is possible, and their results refused."""
         context, running = self._context, len(self._context.in_flight.running())
         if running:
-            logger.warning(
-                "queue %s: the grace period of %g s has passed, releasing %s",
-                context.spec.name,
-                self._seconds,
-                _running(running),
-                extra=context.log_fields("grace_period_over", count=running, running=running, grace=self._seconds),
-            )
+            text, grace = "queue %s: the grace period of %g s has passed, releasing %s", self._seconds
+            extra = context.log_fields("grace_period_over", count=running, running=running, grace=grace)
+            logger.warning(text, context.spec.name, grace, _running(running), extra=extra)
         for executor in context.in_flight.busy():
             executor.abandoned = True
             executor.interrupt()
@@ -124,14 +114,10 @@ class GracePeriod:
         # A transaction that a handler keeps open releases its jobs when it ends, at the latest with the process.
         held = len(context.claimed_runs()) if context.settings.holds_transaction else 0
         released = context.runs_released - self._released_before + held
-        logger.info(
-            "queue %s: stopped; during the stop %s ended, and %s %s released",
-            context.spec.name,
-            "1 run" if finished == 1 else f"{finished} runs",
-            _jobs(released),
-            "was" if released == 1 else "were",
-            extra=context.log_fields("consumer_stopped", count=finished, finished=finished, released=released),
-        )
+        runs, were = "1 run" if finished == 1 else f"{finished} runs", "was" if released == 1 else "were"
+        text = "queue %s: stopped; during the stop %s ended, and %s %s released"
+        extra = context.log_fields("consumer_stopped", count=finished, finished=finished, released=released)
+        logger.info(text, context.spec.name, runs, _jobs(released), were, extra=extra)
 
 
 def _deregister(context: ConsumerContext) -> Routine:
@@ -170,7 +156,7 @@ def shut_down(context: ConsumerContext) -> Routine:
             )
 
 
-def not_stopped_error(context: ConsumerContext, left: Sequence[RunningExecutor]) -> HandlerNotStopped | None:
+def not_stopped_error(context: ConsumerContext, left: Sequence[Executor]) -> HandlerNotStopped | None:
     """Return the error of a run that ends although these handlers go on; None if all have ended."""
     calls = [(list(one.group), time.monotonic() - one.started) for one in left]
     names = [
@@ -238,7 +224,7 @@ class BaseRunner(Runner):
     def _listen_to_schedules(self, engine: sa.Engine, state: GroupState) -> None:
         raise NotImplementedError
 
-    def _raise_error(self, going_on: Sequence[RunningExecutor]) -> None:
+    def _raise_error(self, going_on: Sequence[Executor]) -> None:
         """Raise the error with which the run ends, if any.
 
         :param going_on: the executors whose handlers go on.
@@ -342,7 +328,6 @@ class ThreadRunner(BaseRunner):
         return self._drive(routine)
 
     def close(self) -> None:
-        """Free what only a running consumer needs."""
         self._waker.close()
 
     def _listen_to_schedules(self, engine: sa.Engine, state: GroupState) -> None:

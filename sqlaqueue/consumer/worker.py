@@ -92,7 +92,7 @@ def _take_turns(context: ConsumerContext, take_turn: Callable[[ConsumerContext, 
                 yield Wait("change", _PAUSE_DRAINING, seen)
         else:
             # The turn to claim is kept meanwhile: one poll of an empty queue is enough for all workers.
-            yield Wait("poll", context.until_poll())
+            yield Wait("poll", max(0.0, context.polls.next_poll() - time.monotonic()))
             turn.end()
 
 
@@ -391,20 +391,7 @@ def log_started(context: ConsumerContext, *, notified: bool) -> None:
     mode = "draining" if context.draining else "listening" if notified else "polling"
     how = {"draining": "until no job is due", "listening": f"listening for notifications, {poll}", "polling": poll}
     strategy = context.spec.strategy.name
-    logger.info(
-        "queue %s: started, %s, serves %s with %d worker %s%s, %s",
-        context.spec.name,
-        strategy,
-        where,
-        settings.concurrency,
-        worker_kind,
-        "" if settings.concurrency == 1 else "s",
-        how[mode],
-        extra=context.log_fields(
-            "consumer_started",
-            strategy=strategy,
-            database=where,
-            concurrency=settings.concurrency,
-            mode=mode,
-        ),
-    )
+    number = settings.concurrency
+    extra = context.log_fields("consumer_started", strategy=strategy, database=where, concurrency=number, mode=mode)
+    values = (context.spec.name, strategy, where, number, worker_kind, "" if number == 1 else "s", how[mode])
+    logger.info("queue %s: started, %s, serves %s with %d worker %s%s, %s", *values, extra=extra)

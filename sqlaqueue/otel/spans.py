@@ -372,7 +372,6 @@ class _Sender:
                 self._end(send.span, send.queue, send.jobs)
 
     def after_rollback(self, session: Session, *_: object) -> None:
-        """End the spans of a flush that has failed."""
         if self._is_for(session):
             for send in session.info.pop(_SENDS, ()):
                 send.fail()
@@ -456,5 +455,4 @@ def _counting(state: ORMExecuteState, table: Any) -> Iterator[list[int]]:
 
 
 def _number_of_rows(parameters: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) -> int:
-    """Return the number of rows for which there are parameters; 1 for a statement that contains its values."""
     return len(parameters) if isinstance(parameters, Sequence) else 1

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Generator
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, SessionTransaction, object_session
+from sqlalchemy.orm import Session, object_session
 
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
@@ -58,9 +58,6 @@ class WaitState(listener.Subscriber):
 
     :param job: the text of the job's key.
     :param wake: called when a poll may be due.
-    :param timeout: seconds; None for no limit.
-    :param now: the clock.
-    :param draw: returns random numbers from [0, 1).
     """
 
     def __init__(
@@ -229,7 +226,8 @@ def _committed_key(job: Any, function: str) -> Key:
     transaction = None if session is None else session.get_nested_transaction() or session.get_transaction()
     uncommitted = session is not None and (job in session.deleted or session.is_modified(job))
     while transaction is not None and not uncommitted:
-        uncommitted = state in _flushed(transaction)
+        # SQLAlchemy has no public attribute for the objects that a transaction has flushed.
+        uncommitted = any(state in each for each in (transaction._new, transaction._dirty, transaction._deleted))  # noqa: SLF001 - see above
         transaction = transaction.parent
     run = run_of(job)
     if run is not None and run.transaction is not None and run.transaction.is_active:
@@ -242,11 +240,6 @@ def _committed_key(job: Any, function: str) -> Key:
         )
         raise StatementError(msg)
     return key
-
-
-def _flushed(transaction: SessionTransaction) -> set[Any]:
-    # SQLAlchemy has no public attribute for the objects that a transaction has flushed.
-    return {*transaction._new, *transaction._dirty, *transaction._deleted}  # noqa: SLF001 - see above
 
 
 _ENDS = (*FINISHED, "gone")
@@ -284,7 +277,14 @@ def wait_for_end(waiter: Waiter) -> WaitRoutine:
                 raise
             state.not_settled()
     if waiter.check and result.state != "completed":
-        raise _failure(waiter, result)
+        outcomes = {
+            "failed": "has failed",
+            "cancelled": "was cancelled",
+            "gone": "does not exist, or is no longer a job",
+        }
+        error_text = f": {result.error}" if result.error else ""
+        msg = f"{waiter} {outcomes[result.state]}{error_text}"
+        raise JobFailed(msg, result)
     return result
 
 
@@ -298,12 +298,6 @@ def _first_look(waiter: Waiter) -> Generator[ExecuteInOwnSession, Any, JobResult
         # That of the pool may have been lost long before, and the next one is new.
         found = yield look
     return cast("JobResult[Any] | None", found)
-
-
-def _failure(waiter: Waiter, result: JobResult[Any]) -> JobFailed:
-    outcomes = {"failed": "has failed", "cancelled": "was cancelled", "gone": "does not exist, or is no longer a job"}
-    error = f": {result.error}" if result.error else ""
-    return JobFailed(f"{waiter} {outcomes[result.state]}{error}", result)
 
 
 def first_poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
@@ -353,11 +347,10 @@ class JobState(NamedTuple):
 def read_state(session: Session, spec: QueueSpec, key: Key) -> JobState:
     state = spec.strategy.job_state(spec, key)
     row: Any = session.execute(state, bind_arguments={"mapper": spec.mapper}).one_or_none()
-    return JobState(_state_without_row(spec), None, False) if row is None else JobState(row[0] or "gone", row[1], True)  # noqa: FBT003 - a field
-
-
-def _state_without_row(spec: QueueSpec) -> str:
-    return "completed" if spec.config.on_complete == "delete" or not spec.has("status") else "gone"
+    if row is not None:
+        return JobState(row[0] or "gone", row[1], has_row=True)
+    vanishes = spec.config.on_complete == "delete" or not spec.has("status")
+    return JobState("completed" if vanishes else "gone", None, has_row=False)
 
 
 def notify_consumers(session: Session, waiter: Waiter) -> None:

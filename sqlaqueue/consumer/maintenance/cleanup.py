@@ -32,7 +32,6 @@ from sqlaqueue.strategies import KeyRange
 
 
 def delete_old_attempts(maintenance: Maintenance, now: float) -> Routine:
-    """Delete old attempts: a batch each time, with pauses while there are more."""
     context, timers, walk = maintenance.context, maintenance.timers, maintenance.history
     if walk is None or not (context.has_claimed and timers.is_due("history", now)):
         return
@@ -190,7 +189,6 @@ def _delete_old(session: Session, context: ConsumerContext) -> None:
 
 
 def delete_old(maintenance: Maintenance, now: float) -> Routine:
-    """Delete old finished jobs: a batch each time, with pauses while there are more."""
     context, timers, retention = maintenance.context, maintenance.timers, maintenance.retention
     if not (retention.walks and context.has_claimed and timers.is_due("retention", now)):
         return

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executor import Executor
-from sqlaqueue.consumer.in_flight import CallGroup, RunningExecutor, has_waited, runs_in, runs_of
+from sqlaqueue.consumer.in_flight import CallGroup, has_waited, runs_in, runs_of
 from sqlaqueue.consumer.leased import Report, apply, pass_on, release, settle_finished, settle_postponed
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.outcomes import RELEASED, CancellationRequested, FinishedRun
@@ -148,7 +148,7 @@ def record_overdue(context: ConsumerContext, now: float) -> list[Run]:
         return [run for one in late for run in runs_of(one.group)]
 
 
-def record_timeout(context: ConsumerContext, executor: RunningExecutor) -> None:
+def record_timeout(context: ConsumerContext, executor: Executor) -> None:
     """Record and log that a handler has exceeded the timeout; the second time, that it ignores its cancellation."""
     runs, timeout = runs_of(executor.group), context.settings.timeout
     if executor.timed_out:
@@ -174,12 +174,11 @@ def pass_on_blocked(maintenance: Maintenance, now: float) -> Routine:
     context = maintenance.context
     if context.settings.concurrency > 1 and not context.settings.holds_transaction:
         for executor in context.in_flight.busy():
-            if isinstance(executor, Executor) and executor.blocks(now, BLOCKED):
+            if executor.blocks(now, BLOCKED):
                 yield from pass_on(context, executor)
 
 
 def release_waiting(maintenance: Maintenance, now: float) -> Routine:
-    """Release the jobs that would wait here for too long before they begin, for other consumers."""
     context = maintenance.context
     if context.settings.holds_transaction:
         return
@@ -195,7 +194,6 @@ def release_waiting(maintenance: Maintenance, now: float) -> Routine:
 
 
 def settle_overdue(maintenance: Maintenance, now: float) -> Routine:
-    """Settle the finished runs that wait while every worker is busy with a long handler."""
     context = maintenance.context
     # Without waiting: a locked row must not keep the leases of all others from being extended.
     if context.completions.is_overdue(now):

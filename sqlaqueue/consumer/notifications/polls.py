@@ -47,9 +47,6 @@ class Peers:
     Every role of the database can send notifications. So a heartbeat adds no consumer that the own look into the table
     has not found: with many more of them this one would poll once a minute, and wait for others that do not exist. It
     makes this one look again.
-
-    :param me: the id of this consumer.
-    :param now: the clock.
     """
 
     def __init__(self, me: str, now: Callable[[], float] = time.monotonic) -> None:
@@ -313,7 +310,6 @@ class RescueTimer:
             self._at = self._now() + self._interval(rank)
 
     def received(self, rank: int) -> None:
-        """Record the notification that a consumer rescues."""
         if self._interval is not None:
             interval = self._interval(rank)
             # Any role of the database can send it, and whoever did may have found nothing by a mistake of its own.
@@ -356,7 +352,6 @@ class WaiterRegistry:
         return bool(self._until)
 
     def add(self, jobs: Sequence[str]) -> None:
-        """Keep jobs for which a caller waits, by the texts of their keys."""
         now = self._now()
         with self._lock:
             for job in jobs:
@@ -401,14 +396,8 @@ NO_ANNOUNCEMENT = Poll()
 class PollSchedule:
     """When one consumer polls. It receives notifications, and wakes the worker that polls next.
 
-    :param me: the id of this consumer.
-    :param interval: returns the seconds until the next poll without an announcement.
-    :param wake_poller: called when a notification may make a poll due.
-    :param wake_maintenance: called when a notification may make a maintenance task due.
     :param share: returns how many jobs one consumer claims at once.
-    :param waiters: receives which jobs callers of ``wait()`` wait for.
     :param rescue: returns the seconds between rescues, see :class:`RescueTimer`; None where there are no leases.
-    :param now: the clock.
     """
 
     def __init__(
@@ -563,7 +552,6 @@ class PollSchedule:
             self._poll_now()
 
     def wants_upcoming(self) -> bool:
-        """Return whether jobs may become due at times that were not announced, so that the database has to be asked."""
         return self.until_upcoming() <= 0
 
     def until_upcoming(self) -> float:

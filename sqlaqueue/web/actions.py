@@ -41,7 +41,6 @@ _TIMEOUT = 10.0
 
 
 async def confirm(context: Context) -> Response:
-    """Show what an action would do, with the button that does it."""
     pairs = context.request.query_params.multi_items()
     action = bulk_action(context.request.query_params.get("action", ""))
     queue = context.queue
@@ -76,17 +75,12 @@ async def confirm(context: Context) -> Response:
 
 
 def bulk_action(name: str) -> BulkAction:
-    """Return the action of this name.
-
-    :raises BadRequest: if there is none.
-    """
     if name not in BULK_ACTIONS:
         raise BadRequest(f"action: use one of {', '.join(BULK_ACTIONS)}.")
     return BULK_ACTIONS[BULK_ACTIONS.index(name)]
 
 
 def back_url(context: Context, chosen: object, came_from: ListRequest | None) -> str:
-    """Return the URL of the list from which jobs were chosen."""
     if came_from is None and isinstance(chosen, ByFilter):
         came_from = ListRequest(chosen.wanted)
     return list_url(context, came_from)
@@ -109,7 +103,6 @@ _STATUS = {"wrong": 422, "changed": 409, "refused": 409}
 
 
 async def edit(context: Context) -> Response:
-    """Show the form."""
     context.require("edit", context.queue)
     key = key_in(context, context.request.query_params.get("key"))
     with bad_parameters():
@@ -263,7 +256,6 @@ _OF_SCHEDULES: dict[str, tuple[Any, str]] = {
 
 
 async def act_on_schedule(context: Context) -> Response:
-    """Run, pause or resume a schedule."""
     action = context.request.path_params["action"]
     if action not in _OF_SCHEDULES:
         raise NotFound("There is no such action.", "Go back to the list of schedules.")

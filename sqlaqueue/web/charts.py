@@ -43,8 +43,6 @@ _SCALE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One bar, of one or several parts."""
-
     label: str
     """When it was, for the table and the tooltip."""
     parts: Mapping[str, int]

@@ -40,8 +40,6 @@ SCHEDULES_READ_FOR = 10.0
 
 @dataclass(frozen=True)
 class Attention:
-    """What is known about some queues."""
-
     critical: int = 0
     """The number of critical findings of the doctor."""
     schedules: int = 0
@@ -60,18 +58,15 @@ def attention_of(state: dict[str, Any], queues: Iterable[Queue]) -> Attention:
 
 
 def remember_findings(state: dict[str, Any], queues: Iterable[Queue], findings: Sequence[Finding]) -> None:
-    """Remember the result of an examination."""
     critical = sum(finding.severity == "critical" for finding in findings)
     state.setdefault(_ATTENTION, {})["critical", _names(queues)] = (critical, time.monotonic())
 
 
 def remember_schedules(state: dict[str, Any], queues: Iterable[Queue], number: int) -> None:
-    """Remember how many schedules are late or cannot be fired."""
     state.setdefault(_ATTENTION, {})["schedules", _names(queues)] = (number, time.monotonic())
 
 
 def needs_schedules(state: dict[str, Any], queues: Iterable[Queue]) -> bool:
-    """Return whether the schedules were read too long ago."""
     _, made_at = state.get(_ATTENTION, {}).get(("schedules", _names(queues)), (0, float("-inf")))
     return bool(time.monotonic() - made_at >= SCHEDULES_READ_FOR)
 
@@ -113,8 +108,6 @@ Query = Mapping[str, str | int] | Sequence[tuple[str, str | int]]
 
 @dataclass
 class Context:
-    """One request."""
-
     request: Request
     access: Access
     settings: Settings
@@ -125,12 +118,10 @@ class Context:
 
     @property
     def user(self) -> str:
-        """The name of the user, for the audit."""
         return self.access.user
 
     @cached_property
     def queues(self) -> list[Queue]:
-        """The queues that the user sees."""
         return [queue for queue in self.settings.queues.values() if self.access.reads(queue.name)]
 
     @cached_property
@@ -146,11 +137,9 @@ class Context:
 
     @property
     def attention(self) -> Attention:
-        """How many things need a look on other pages, as far as is known."""
         return attention_of(self.state, self.queues)
 
     def may(self, action: Action, queue: Queue) -> bool:
-        """Return whether the user may carry out an action in a queue."""
         return self.access.may(action, queue.name)
 
     def require(self, action: Action, queue: Queue) -> None:
@@ -165,11 +154,9 @@ class Context:
             )
 
     async def form(self) -> FormData:
-        """Return the form of a POST."""
         return await read_form(self.request)
 
     def audit(self, action: str, queue: Queue, *, count: int | None = None, **facts: Any) -> None:
-        """Log an action of the user."""
         write_audit(self.user, action, queue.name, count=count, **facts)
 
     @contextmanager
@@ -204,7 +191,6 @@ class Context:
         return "../" * depth or "./"
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> Response:
-        """Return a page."""
         text = self.renderer.render(
             template,
             context=self,
@@ -290,8 +276,6 @@ _LOCKS: RunVar[dict[Any, anyio.Lock]] = RunVar("sqlaqueue_dashboard_locks")
 
 @dataclass(frozen=True)
 class SharedResult(Generic[T]):
-    """A result, and when it was made."""
-
     value: T
     made_at: datetime
     until: float

@@ -80,7 +80,6 @@ class Viewer:
         self._event = asyncio.Event()
 
     def add(self, queue: str) -> None:
-        """Record that a queue has changed."""
         self._changed.add(queue)
         self._event.set()
 
@@ -92,7 +91,6 @@ class Viewer:
         return bool(self._changed)
 
     def take(self) -> list[str]:
-        """Return the names of the queues that have changed, and forget them."""
         changed = sorted(self._changed)
         self._changed.clear()
         self._event.clear()
@@ -124,11 +122,10 @@ class Channel:
                 self._loop.call_soon_threadsafe(self._loop.call_later, _GATHER, self._tell)
 
     def until_overdue(self) -> float:
-        """Expect no notification."""
         return float("inf")
 
     def notification_overdue(self) -> None:
-        """Do nothing, as none is expected."""
+        pass
 
     def _tell(self) -> None:
         self._is_gathering = False
@@ -146,11 +143,9 @@ class Broadcaster:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further window is served at the moment."""
         return self._windows.total() >= MOST_VIEWERS
 
     def has_enough(self, reader: Reader) -> bool:
-        """Whether no further window of this reader is served at the moment."""
         return self._windows[reader] >= MOST_OF_A_READER
 
     @contextlib.asynccontextmanager
@@ -221,7 +216,6 @@ LIFETIME = 300.0
 """Seconds after which the stream ends. The browser opens another one, for which access is checked again."""
 
 _LOOK = 0.5
-"""Seconds between two looks at whether the server stops."""
 
 
 class EventStream(Response):
@@ -366,10 +360,8 @@ GET: dict[str, Page] = {
     "edit": edit,
     "confirm": confirm,
 }
-"""The pages by the names of their paths."""
 
 POST: dict[str, Page] = {"act": act_on_queue, "act_on_schedule": act_on_schedule}
-"""The actions by the names of their paths."""
 
 ORIGINAL = "sqlaqueue.scope"
 """The key of the scope that the application has given."""
@@ -431,7 +423,6 @@ class Dashboard:
         self._router = Router(self._routes(), redirect_slashes=False, default=self._not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
         elif scope["type"] == "http":

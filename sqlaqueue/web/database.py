@@ -49,11 +49,9 @@ class _Failures:
 
     @property
     def are_expected(self) -> bool:
-        """Whether one is expected to fail."""
         return time.monotonic() < self._until
 
     def expect(self) -> None:
-        """Expect some for a while."""
         self._until = time.monotonic() + _FAILURES_EXPECTED
 
 

@@ -25,8 +25,6 @@ class BadRequest(PageError):
 
 
 class Forbidden(PageError):
-    """The user may not do this."""
-
     status, title = 403, "Not allowed"
 
 
@@ -37,20 +35,14 @@ class NotFound(PageError):
 
 
 class Conflict(PageError):
-    """Something has changed since the page was shown."""
-
     status, title = 409, "Changed meanwhile"
 
 
 class TooLarge(PageError):
-    """A form is too large."""
-
     status, title = 413, "Too large"
 
 
 class TooSlow(PageError):
-    """A form does not arrive."""
-
     status, title = 408, "Too slow"
 
 

@@ -58,8 +58,6 @@ class Tab:
 
 @dataclass(frozen=True)
 class Header:
-    """The head of a column."""
-
     label: str
     url: str | None
     """Sorts by the column; None if no index gives that order."""
@@ -70,48 +68,37 @@ class Header:
 
 @dataclass(frozen=True)
 class Chip:
-    """A condition of the filter, with the URL of the list without it."""
-
     text: str
     url: str
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field of the form of the filter."""
-
     name: str
     label: str
     value: str
     choices: Sequence[tuple[str, str]] = ()
-    """Values with their texts, if it is a list to choose from."""
     hint: str = ""
 
 
 @dataclass(frozen=True)
 class ListView:
-    """A list of jobs, as the template shows it."""
-
     context: Context
     request: ListRequest
     counts: Mapping[str | None, Count] | None
 
     def url(self, pairs: Sequence[tuple[str, str]]) -> str:
-        """Return the URL of a list of this queue."""
         return self.context.url("jobs", queue=self.context.queue, query=pairs)
 
     def job_url(self, key: str) -> str:
-        """Return the URL of a job."""
         return self.context.url("job", queue=self.context.queue, query={"key": key})
 
     @property
     def is_of_other(self) -> bool:
-        """Whether it lists the jobs whose status is none of the queue's values."""
         return self.request.wanted.state == OTHER
 
     @property
     def name(self) -> str:
-        """What the list is called."""
         return (self.request.wanted.listed or "all").capitalize()
 
     def order_note(self, page: JobPage) -> str:
@@ -127,7 +114,6 @@ class ListView:
         return ""
 
     def tabs(self) -> list[Tab]:
-        """Return the lists by state."""
         counts = self.counts or {}
         return [
             Tab(
@@ -153,7 +139,6 @@ class ListView:
         return "The 1 matching job" if count.number == 1 else f"All {count.number:,} matching jobs"
 
     def headers(self, page: JobPage) -> list[Header]:
-        """Return the heads of the columns beside the key."""
         return [self._header(page, each, each.name) for each in page.columns]
 
     def key_header(self, page: JobPage) -> Header:
@@ -174,7 +159,6 @@ class ListView:
         return Header(label, url, direction, column.kind in {"integer", "number"} and not column.is_key)
 
     def chips(self, page: JobPage | None) -> list[Chip]:
-        """Return the conditions of the filter."""
         wanted = self.request.wanted
         found = [Chip(_condition_text(each), self._without(each.parameter, page)) for each in wanted.conditions]
         if wanted.key is not None:
@@ -197,14 +181,12 @@ class ListView:
         return sort if page is not None and sort and sort.removeprefix("-") in page.lasting_sorts else None
 
     def page_url(self, name: str, cursor: str | None) -> str | None:
-        """Return the URL of the page after or before a cursor."""
         return None if cursor is None else self.url([*self.request.parameters(), (name, cursor)])
 
     def _parameters(self, **changed: str | None) -> list[tuple[str, str]]:
         return self.request.parameters(**changed)
 
     def hidden(self, page: JobPage | None) -> list[tuple[str, str]]:
-        """Return the parameters that the form of the filter keeps."""
         own = [("state", self.request.wanted.listed), ("columns", self.request.columns), ("sort", self.kept_sort(page))]
         return [(name, value) for name, value in own if value]
 
@@ -213,7 +195,6 @@ class ListView:
         return list_fields(self.request)
 
     def first_fields(self) -> list[Field]:
-        """Return the fields that are always there."""
         wanted = self.request.wanted
         names = ",".join(each.name for each in wanted.columns.of_key)
         found = [Field("job", f"Key ({names})", wanted.key or "")]
@@ -223,7 +204,6 @@ class ListView:
         return found
 
     def groups(self) -> list[tuple[JobColumn, list[Field]]]:
-        """Return the fields of each column that can be filtered."""
         given = {each.parameter: each.text for each in self.request.wanted.conditions}
         return [
             (column, [self._field(column, operator, given) for operator in _operators(column)])
@@ -244,7 +224,6 @@ class ListView:
         return Field(name, _NAMES[operator], given.get(name, ""), choices, hints.get(column.kind, ""))
 
     def actions(self) -> list[Action]:
-        """Return the actions that the user may carry out on jobs of this list."""
         offered = ACTIONS.get(self.request.wanted.state, ("requeue", "purge"))
         return [each for each in offered if self.context.may(each, self.context.queue)]
 
@@ -257,7 +236,6 @@ class ListView:
 
 
 def size_text(size: int) -> str:
-    """Write a number of bytes."""
     if size < _KILO * _KILO:
         return f"{size / _KILO:.0f} kB"
     return f"{size / _KILO / _KILO:.1f} MB"
@@ -301,7 +279,6 @@ EMPTY = {
 
 
 async def jobs(context: Context) -> Response:
-    """Show a page of the jobs of a queue."""
     columns = columns_of(context.queue.spec, context.settings.is_redacted)
     pairs = context.request.query_params.multi_items()
     try:
@@ -350,18 +327,14 @@ _IS_LOST = "Its lease has expired. It can be edited when it was rescued."
 
 @dataclass(frozen=True)
 class Button:
-    """An action that a page offers."""
-
     action: str
     label: str
     why_not: str = ""
-    """Why it cannot be carried out."""
     is_asked: bool = False
     """Whether the user is asked before."""
 
 
 async def job(context: Context) -> Response:
-    """Show one job."""
     key = key_in(context, context.request.query_params.get("key"))
     with bad_parameters():
         # To learn whether another transaction has locked the job, it is locked for a moment.

@@ -29,7 +29,6 @@ Pairs = Sequence[tuple[str, str]]
 
 
 def columns_in(context: Context) -> JobColumns:
-    """Return the columns of the queue in the path."""
     return columns_of(context.queue.spec, context.settings.is_redacted)
 
 
@@ -43,7 +42,6 @@ def bad_parameters() -> Iterator[None]:
 
 
 def key_in(context: Context, given: str | None) -> str:
-    """Return the key that a request names."""
     if given is None:
         raise BadRequest("key: it is missing.", f"Choose a job from the list of {context.queue.name}.")
     return given

@@ -80,7 +80,6 @@ class _Measured:
 
 
 async def claim(context: Context) -> Response:
-    """Show the plan of a claim with its buffers, and the state of the tables that it reads."""
     shown = context.queue
 
     async def measure() -> _Measured:
@@ -135,7 +134,6 @@ _HIDDEN = "(hidden)"
 
 
 async def health(context: Context) -> Response:
-    """Show the findings about the queues that the user sees, and about their server."""
     is_deep = _is_deep(context)
     found = await examined(context, is_deep=is_deep)
     findings = [_shown(context, finding) for finding in found.value]
@@ -204,7 +202,6 @@ _NEXT_TICKS = 3
 
 
 async def schedules(context: Context) -> Response:
-    """Show when schedules tick, and which are late, paused or wrong."""
     found, problems = await schedules_of(context)
     return context.render(
         "schedules.html",
@@ -267,7 +264,6 @@ class Row:
 
 
 async def overview(context: Context) -> Response:
-    """Show all queues that the user sees."""
     found: dict[str, Part[QueueOverview]] = {}
     # Each in a session of its own: a queue that waits for a lock does not delay the others.
     async with anyio.create_task_group() as group:
@@ -295,7 +291,6 @@ async def overview(context: Context) -> Response:
 
 
 def memory_of(context: Context) -> Memory:
-    """Return what is remembered of the queues from one page to the next."""
     memory: Memory = context.state.setdefault(_MEMORY, {})
     return memory
 
@@ -364,7 +359,6 @@ _QUARTERS = 4
 
 
 async def queue(context: Context) -> Response:
-    """Show one queue."""
     shown, span = context.queue, _span(context)
     present, past = await _read_queue(context, shown, span)
     consumers = present.state.consumers.value

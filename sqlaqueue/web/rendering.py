@@ -38,7 +38,6 @@ def number(value: int | None) -> str:
 
 
 def capped(value: int | None, limit: int) -> str:
-    """Write a number that was counted up to a limit."""
     return f"{limit:,}+" if value is not None and value >= limit else number(value)
 
 
@@ -64,7 +63,6 @@ def duration(value: float | timedelta | None) -> str:
 
 
 def size(value: int) -> str:
-    """Write a number of bytes with its largest unit."""
     amount, units = float(value), ["bytes", "kB", "MB", "GB", "TB"]
     while amount >= 1024 and len(units) > 1:  # noqa: PLR2004 - as PostgreSQL counts
         amount, units = amount / 1024, units[1:]
@@ -82,7 +80,6 @@ def moment(value: datetime | None) -> str | Markup:
 
 
 def short(text: str, length: int = SHORT) -> str:
-    """Cut a text, with an ellipsis."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
@@ -128,8 +125,6 @@ STATIC = _FOLDER / "static"
 
 
 class Renderer:
-    """Renders the templates of the dashboard."""
-
     def __init__(self) -> None:
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
@@ -148,7 +143,6 @@ class Renderer:
         """Changes with their contents, so that browsers can keep them for ever."""
 
     def render(self, template: str, **values: Any) -> str:
-        """Return a page as text."""
         return self._environment.get_template(template).render(**values)
 
 

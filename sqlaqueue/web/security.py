@@ -69,11 +69,9 @@ class FormData:
     fields: tuple[tuple[str, str], ...]
 
     def get(self, name: str, default: str = "") -> str:
-        """Return the first value of a field."""
         return next((value for field, value in self.fields if field == name), default)
 
     def all(self, name: str) -> list[str]:
-        """Return all values of a field."""
         return [value for field, value in self.fields if field == name]
 
 
@@ -188,7 +186,6 @@ def check_host(host: str, origins: Collection[str]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a Host header names this machine."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -241,7 +238,6 @@ class Secrets:
 
     @property
     def has_token(self) -> bool:
-        """Whether there is a token that can still be used."""
         return self._token is not None and self._token[1] > self._now()
 
     def new_token(self) -> str:

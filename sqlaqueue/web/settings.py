@@ -29,19 +29,14 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue that the dashboard shows."""
-
     name: str
     model: type[Any]
     spec: QueueSpec
     slug: str
-    """Its name in URLs."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The checked arguments of a dashboard."""
-
     queues: Mapping[str, Queue]
     """By name, in the order in which they were given."""
     origins: frozenset[str] = frozenset()
@@ -77,7 +72,6 @@ class Settings:
         return cls(queues, frozenset(map(_origin, _listed(origins, "origins"))), frozenset(redacted), checked)
 
     def by_slug(self, slug: str) -> Queue | None:
-        """Return the queue with this name in URLs."""
         return next((queue for queue in self.queues.values() if queue.slug == slug), None)
 
     def is_redacted(self, spec: QueueSpec, column: str) -> bool:

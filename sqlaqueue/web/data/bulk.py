@@ -66,8 +66,6 @@ _EFFECTS: dict[tuple[BulkAction, str], str] = {
 
 @dataclass(frozen=True)
 class ByKeys:
-    """The jobs of some keys."""
-
     columns: JobColumns
     keys: tuple[str, ...]
     """As :func:`sqlaqueue.queue.run.key_text` writes them."""
@@ -87,7 +85,6 @@ class ByFilter:
 
     @property
     def columns(self) -> JobColumns:
-        """The columns of the queue."""
         return self.wanted.columns
 
 
@@ -96,8 +93,6 @@ Selection = ByKeys | ByFilter
 
 @dataclass(frozen=True)
 class PreviewedJob:
-    """One of the jobs that an action concerns."""
-
     key: str
     state: str
     effect: str
@@ -106,8 +101,6 @@ class PreviewedJob:
 
 @dataclass(frozen=True)
 class Effect:
-    """What an action does to the jobs of one state."""
-
     state: str
     count: Count
     text: str
@@ -116,8 +109,6 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What an action would do."""
-
     jobs: Part[Sequence[PreviewedJob]]
     """The first of the jobs."""
     effects: Part[Sequence[Effect]]
@@ -136,8 +127,6 @@ class Preview:
 
 @dataclass
 class Done:
-    """What an action has done."""
-
     changed: int = 0
     twins: int = 0
     left: int = 0
@@ -165,7 +154,6 @@ def by_filter(wanted: JobsWanted, action: BulkAction, **bounds: Any) -> ByFilter
 
 
 def effect_of(spec: QueueSpec, action: BulkAction, state: str) -> str:
-    """Return what an action does to jobs of a state."""
     text = _EFFECTS.get((action, state), "left alone: the queue does not use this status")
     if action == "cancel" and state == "pending" and spec.strategy.holds_transaction:
         text += "; what a worker is running will be asked to stop"

@@ -38,8 +38,6 @@ Element = sa.Constraint | sa.Index
 
 @dataclass(frozen=True)
 class Violation:
-    """A constraint that values of a row violate."""
-
     columns: Sequence[sa.Column[Any]]
     text: str
 
@@ -143,8 +141,6 @@ class WrongValue(ValueError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Field:
-    """A column that can be edited."""
-
     column: JobColumn
     attribute: str
     kind: FieldKind
@@ -152,23 +148,19 @@ class Field:
 
     @property
     def name(self) -> str:
-        """The name of the column, as lists show it."""
         return self.column.name
 
     @property
     def hint(self) -> str:
-        """What to write."""
         return _HINTS.get(self.kind, "")
 
     @property
     def is_long(self) -> bool:
-        """Whether the field has several lines."""
         stored = self.column.stored_type
         return self.kind == "json" or (self.kind == "text" and getattr(stored, "length", None) is None)
 
 
 def fields_of(columns: JobColumns, mapper: Mapper[Any]) -> list[Field]:
-    """Return the columns of a class that an operator may edit."""
     spec = columns.spec
     fixed = {mapper.version_id_col, mapper.polymorphic_on}
     found: list[Field] = []
@@ -372,8 +364,6 @@ _ONLY_REQUEUED = "It is a dead letter, which is a copy of a deleted row: it can 
 
 @dataclass(frozen=True)
 class EditField:
-    """One field of the form."""
-
     field: Field
     text: str | None
     """The value; None for NULL."""
@@ -389,8 +379,6 @@ class EditField:
 
 @dataclass(frozen=True)
 class EditForm:
-    """The form of one job."""
-
     job: StoredJob
     fields: Sequence[EditField]
     refused: str = ""
@@ -400,7 +388,6 @@ class EditForm:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the job runs again only if it is requeued."""
         return self.job.state in FINISHED
 
 

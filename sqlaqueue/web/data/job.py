@@ -49,8 +49,6 @@ _TEXTS = ("claimed_by", "last_error", "lease_token", "traceparent")
 
 @dataclass(frozen=True, kw_only=True)
 class ShownValue:
-    """The value of one column."""
-
     column: JobColumn
     text: str | None
     """The value as the database writes it, at most :data:`LONGEST` characters; None for NULL and redacted ones, and for
@@ -307,8 +305,6 @@ _NOT_READ: Part[Any] = Part()
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The lease of a running job."""
-
     expires_at: datetime
     seconds: float
     """The seconds until it expires; negative if it has expired."""
@@ -316,14 +312,11 @@ class Lease:
 
     @property
     def has_expired(self) -> bool:
-        """Whether its worker has died or lost the database."""
         return self.seconds <= 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uniqueness:
-    """By what a job is unique."""
-
     values: Sequence[ShownValue]
     twin: str | None
     """The key of the job that counts in its place; None if there is none."""
@@ -331,8 +324,6 @@ class Uniqueness:
 
 @dataclass(frozen=True, kw_only=True)
 class JobLife:
-    """All that is known about one job."""
-
     key: str
     state: str
     """The name of its state; ``other`` for a status that the queue does not use, and :data:`DELETED`."""
@@ -344,12 +335,10 @@ class JobLife:
     """What holds it back, or what else there is to say about its state."""
     tick: Part[Tick] = _NOT_READ
     cancellation: Part[datetime | None] = _NOT_READ
-    """When its cancellation was requested."""
     uniqueness: Part[Uniqueness] = _NOT_READ
 
     @property
     def lease(self) -> Lease | None:
-        """Its lease, while it runs."""
         row = self.row
         expires = None if row is None or self.state != "processing" else row.roles["lease_expires_at"]
         if row is None or expires is None:
@@ -365,7 +354,6 @@ class JobLife:
 
     @property
     def trace(self) -> str | None:
-        """The id of its trace."""
         header = None if self.row is None else self.row.roles["traceparent"]
         parts = (header or "").split("-")
         return parts[1] if len(parts) == len(("version", "trace", "span", "flags")) else None
@@ -445,7 +433,6 @@ def _with_buttons(text: str) -> str:
 
 
 def _redacted_reasons(columns: JobColumns) -> set[str]:
-    """Return the codes of reasons whose texts may contain redacted values."""
     spec = columns.spec
     redacted = {each.column for each in columns.values() if each.is_redacted}
     flow = flow_control(spec)
@@ -488,8 +475,6 @@ Kind = Literal["enqueued", "due", "attempt", "running", "asked", "finished"]
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that has happened to a job, or will happen."""
-
     kind: Kind
     at: datetime | None
     text: str

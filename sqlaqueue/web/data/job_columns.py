@@ -55,10 +55,7 @@ _FURTHER: dict[str, tuple[str, ...]] = {"due": ("priority",), "expired": ("lease
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JobColumn:
-    """A column of the jobs of a queue."""
-
     name: str
-    """The name of its attribute."""
     column: sa.Column[Any]
     kind: Kind
     role: str | None
@@ -70,7 +67,6 @@ class JobColumn:
 
     @property
     def form(self) -> Form:
-        """How its values become texts."""
         if self.kind == "text" or self.kind == "bytes":  # noqa: PLR1714 - a type checker then knows which they are
             return self.kind
         if self.kind in {"moment", "naive_moment", "date"}:
@@ -102,12 +98,10 @@ class JobColumns(Mapping[str, JobColumn]):
         return len(self._columns)
 
     def stored_as(self, name: str) -> JobColumn | None:
-        """Return the column that has this name in the database."""
         return self._by_column.get(name)
 
     @property
     def of_key(self) -> list[JobColumn]:
-        """The columns of the primary key, in its order."""
         found = [self.stored_as(column.name) for column in self.spec.keys]
         return [each for each in found if each is not None]
 
@@ -185,7 +179,6 @@ def state_of(spec: QueueSpec, status: sa.ColumnElement[Any]) -> sa.ColumnElement
 
 
 def stored_type(type_: TypeEngine[Any]) -> TypeEngine[Any]:
-    """Return the type of the database behind a type of the application."""
     # Interval is one that stores moments, but for databases that have intervals.
     while isinstance(type_, sa.types.TypeDecorator) and not isinstance(type_, sa.Interval):
         type_ = type_.impl_instance
@@ -193,7 +186,6 @@ def stored_type(type_: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 def kind_of_type(type_: TypeEngine[Any]) -> Kind:
-    """Return the kind of the values of a type."""
     stored = stored_type(type_)
     kinds: tuple[tuple[type[Any], Kind], ...] = (
         (sa.Enum, "enum"),

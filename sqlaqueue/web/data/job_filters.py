@@ -85,8 +85,6 @@ _YEARS = range(2, 9999)
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on one column."""
-
     column: JobColumn
     operator: str
     """One of :data:`OPERATORS`."""
@@ -95,7 +93,6 @@ class Condition:
 
     @property
     def parameter(self) -> str:
-        """The name of its parameter."""
         return parameter_of(self.column, self.operator)
 
     @property
@@ -123,8 +120,6 @@ class Condition:
 
 @dataclass(frozen=True)
 class JobsWanted:
-    """The filter of a list of jobs: all of its conditions have to be met."""
-
     columns: JobColumns
     conditions: tuple[Condition, ...] = ()
     state: str | None = None
@@ -153,7 +148,6 @@ class JobsWanted:
 
     @property
     def moment(self) -> sa.ColumnElement[Any]:
-        """:attr:`at` as an expression."""
         return clock() if self.at is None else sa.literal(self.at, sa.DateTime(timezone=True))
 
     def parameters(self, *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -167,7 +161,6 @@ class JobsWanted:
         return [(name, value) for name, value in pairs if value is not None and name not in left_out]
 
     def key_values(self) -> list[sa.ColumnElement[Any]]:
-        """Return the parts of the key, typed, if the filter has one."""
         if self.key is None:
             return []
         keys = self.columns.of_key
@@ -239,12 +232,10 @@ def _only(listed: str | None) -> Only | None:
 
 
 def filterable(columns: JobColumns) -> list[JobColumn]:
-    """Return the columns that can be filtered."""
     return [each for each in columns.values() if OPERATORS[each.kind] and not each.is_redacted]
 
 
 def parameter_of(column: JobColumn, operator: str) -> str:
-    """Return the name of the parameter for a condition on a column."""
     return f"{PREFIX}{column.name}.{operator}" if operator else f"{PREFIX}{column.name}"
 
 

@@ -53,7 +53,6 @@ _SPECIAL_MOMENTS = re.compile(
 
 
 def cursor_text(order: Order, position: Texts) -> str:
-    """Return a position as a cursor."""
     content = json.dumps([_signature(order), *position], ensure_ascii=False, separators=(",", ":"))
     return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
 
@@ -119,7 +118,6 @@ def _check_moment(text: str, parameter: str) -> None:
 
 
 PAGE = 50
-"""The number of jobs on a page."""
 
 _INVALID_VALUE = "22"
 """The class of SQLSTATEs for values that a type does not have."""
@@ -166,8 +164,6 @@ class ListRequest:
 
 @dataclass(frozen=True)
 class JobPage:
-    """One page of a list of jobs."""
-
     request: ListRequest
     columns: Sequence[JobColumn]
     """The columns that are shown, in the order of the cells of a job."""
@@ -305,15 +301,12 @@ CAP = 10_000
 
 @dataclass(frozen=True)
 class Count:
-    """A number of jobs."""
-
     number: int
     is_complete: bool
     """Whether there are no more: neither the limit nor the end of the window was reached."""
 
     @classmethod
     def of(cls, number: int, *, is_complete: bool) -> Count:
-        """Return a count that is not above the limit."""
         return cls(min(number, CAP), is_complete and number <= CAP)
 
     @property
@@ -324,8 +317,6 @@ class Count:
 
 @dataclass(frozen=True, eq=False)
 class _Counted:
-    """The jobs of one state that are to be counted."""
-
     state: str | None
     source: Source
     orders: Orders

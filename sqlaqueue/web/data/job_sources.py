@@ -27,19 +27,14 @@ Rows = Mapping[str, sa.ColumnElement[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Exposed:
-    """Rows of a source as jobs."""
-
     rows: sa.FromClause
     values: Mapping[str, sa.ColumnElement[Any]]
-    """The values by the names of the columns."""
     keys: Sequence[sa.ColumnElement[Any]]
     state: sa.ColumnElement[str]
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One condition of a filter."""
-
     holds: Callable[[Exposed], sa.ColumnElement[bool]]
     """Returns the condition on jobs."""
     column: sa.Column[Any] | None = None
@@ -72,12 +67,10 @@ class Source:
 
     @property
     def table(self) -> sa.Table:
-        """The table that is read."""
         return self.spec.table
 
     @property
     def keys(self) -> Sequence[sa.Column[Any]]:
-        """The columns of the table that identify a job."""
         return self.spec.keys
 
     @property
@@ -86,7 +79,6 @@ class Source:
         return [each.column for each in self.columns.values()]
 
     def fixed(self) -> list[Part]:
-        """Return the conditions without which rows are not of this queue."""
         return []
 
     def expose(self, rows: sa.FromClause, stored: Rows) -> Exposed:
@@ -101,7 +93,6 @@ class Source:
         return Exposed(rows, values, [values[each.name] for each in self.columns.of_key], state)
 
     def parts(self) -> list[Part]:
-        """Return the conditions of the filter."""
         wanted, found = self.wanted, self.fixed()
         for each in wanted.conditions:
             serves = each.is_equality or each.is_range
@@ -146,7 +137,6 @@ class Source:
         ]
 
     def _of_only(self) -> list[Part]:
-        """Return the condition on which jobs of the state are wanted."""
         wanted, spec = self.wanted, self.spec
         if wanted.only is None:
             return []
@@ -179,7 +169,6 @@ class Source:
         return self.wanted.state is not None and self.wanted.state in states.get(index, ())
 
     def few(self, limit: int) -> Few | None:
-        """Return the keys of the jobs of the list, up to ``limit``, if the claim's index or the messages have them."""
         spec, strategy, wanted = self.spec, self.spec.strategy, self.wanted
         if wanted.state != "pending":
             return None
@@ -201,7 +190,6 @@ class Source:
         return Few(sa.select(*messages.jobs).where(*messages.waits).limit(limit))
 
     def is_among(self, keys: AnySelect) -> sa.ColumnElement[bool]:
-        """Return the condition that the key of a row is one of ``keys``."""
         own: Any = sa.tuple_(*self.keys) if len(self.keys) > 1 else self.keys[0]
         among: sa.ColumnElement[bool] = own.in_(keys)
         return among
@@ -224,7 +212,6 @@ class DeadLetters(Source):
 
     @property
     def table(self) -> sa.Table:
-        """The table of dead letters."""
         return self.spec.side_tables[DEAD_LETTER]
 
     @property
@@ -234,7 +221,6 @@ class DeadLetters(Source):
 
     @property
     def read(self) -> Sequence[sa.Column[Any]]:
-        """The columns of the table that :meth:`expose` needs."""
         return list(self.table.c)
 
     def fixed(self) -> list[Part]:
@@ -243,7 +229,6 @@ class DeadLetters(Source):
         return [Part(lambda _: sa.true(), queue, queue == self.spec.name, is_equality=True)]
 
     def expose(self, rows: sa.FromClause, stored: Rows) -> Exposed:
-        """Return the stored rows of dead letters as rows of the queue's table."""
         letter = stored_rows(stored["row"], stored_columns(self.spec))
         values: dict[str, sa.ColumnElement[Any]] = {}
         for name, each in self.columns.items():
@@ -290,7 +275,6 @@ class DeadLetters(Source):
 
 
 def source_of(columns: JobColumns, wanted: JobsWanted) -> Source:
-    """Return where the wanted jobs are stored."""
     if not columns.spec.has("status") and wanted.state in {"failed", "cancelled"}:
         return DeadLetters(columns, wanted)
     return Source(columns, wanted)

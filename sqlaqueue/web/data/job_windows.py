@@ -47,19 +47,15 @@ _known: weakref.WeakKeyDictionary[sa.Engine, dict[int, tuple[float, Sequence[Ord
 
 @dataclass(frozen=True, eq=False)
 class OrderColumn:
-    """A column by which jobs are sorted."""
-
     column: sa.Column[Any]
     is_descending: bool
     nulls_first: bool
     is_nullable: bool
 
     def reversed(self) -> OrderColumn:
-        """Return the opposite order."""
         return replace(self, is_descending=not self.is_descending, nulls_first=not self.nulls_first)
 
     def by(self, value: sa.ColumnElement[Any]) -> sa.UnaryExpression[Any]:
-        """Return the element of ORDER BY for the values of the column."""
         direction = value.desc() if self.is_descending else value.asc()
         if not self.is_nullable:
             return direction
@@ -68,8 +64,6 @@ class OrderColumn:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """An order in which an index gives the jobs of a list."""
-
     name: str
     """The column that it is named after."""
     is_descending: bool
@@ -82,7 +76,6 @@ class Order:
 
     @property
     def is_total(self) -> bool:
-        """Whether the index leaves no order of two jobs open."""
         return not self.rest
 
     @property
@@ -96,14 +89,11 @@ class Order:
         return f"-{self.name}" if self.is_descending else self.name
 
     def reversed(self) -> Order:
-        """Return the opposite order, in which the page before is read."""
         parts = (tuple(each.reversed() for each in some) for some in (self.prefix, self.columns, self.rest))
         return Order(self.name, not self.is_descending, *parts)
 
 
 class Orders:
-    """The orders in which the jobs of a source can be read."""
-
     def __init__(self, source: Source, parts: Sequence[Part], indexes: Sequence[OrderedIndex]) -> None:
         self.source, self.parts = source, parts
         self.indexes = [each for each in indexes if not each.is_partial or source.implies(each.name)]
@@ -122,7 +112,6 @@ class Orders:
         return list(found)
 
     def by_key(self, *, is_descending: bool) -> Order:
-        """Return the order of the keys."""
         keys = _keys(self.source.keys, is_descending=is_descending)
         prefix: tuple[OrderColumn, ...] = ()
         for index in self.indexes:
@@ -273,7 +262,6 @@ class Cell:
 
     @property
     def is_redacted(self) -> bool:
-        """Whether the value must not be shown."""
         return self.column.is_redacted
 
     @property
@@ -292,8 +280,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class JobRow:
-    """One job in a list."""
-
     key: str
     """Its key as a text, see :func:`sqlaqueue.queue.run.key_text`."""
     state: str
@@ -326,7 +312,6 @@ class Results:
         return found
 
     def job(self, row: Any) -> JobRow:
-        """Return the job of a row of the statement."""
         keys = [getattr(row, name) for name in row._fields if name.startswith("key_")]
         position = [getattr(row, name) for name in row._fields if name.startswith("position_")]
         cells = [self._cell(row, number, column) for number, column in enumerate(self.shown)]
@@ -360,8 +345,6 @@ Texts = Sequence[str | None]
 
 @dataclass(frozen=True, eq=False)
 class Examined:
-    """Rows of the source's table in a subquery."""
-
     rows: sa.FromClause
     stored: dict[str, sa.ColumnElement[Any]]
     """Their columns by the names in the database."""
@@ -370,7 +353,6 @@ class Examined:
 
 
 def value_of(column: sa.Column[Any], text: str) -> sa.ColumnElement[Any]:
-    """Return the value of a column that is given as a text of a cursor."""
     if kind_of_type(column.type) == "integer":
         return sa.literal(int(text), sa.BigInteger())
     return sa.cast(sa.literal(text, sa.Text()), stored_type(column.type))
@@ -410,7 +392,6 @@ def after(
 
 
 def _plain(column: sa.Column[Any], value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return a value without conversions by the application."""
     return sa.type_coerce(value, stored_type(column.type))
 
 
@@ -538,7 +519,6 @@ class Windows:
         return statement.order_by(*(each.by(value) for each, value in zip(by, values, strict=True))).limit(need)
 
     def count(self, clauses: Sequence[sa.ColumnElement[bool]], limit: int) -> AnySelect:
-        """Return how many rows meet ``clauses``, counted up to ``limit``."""
         some: AnySelect = sa.select(sa.literal_column("1").label("one")).select_from(self.source.table).where(*clauses)
         return sa.select(sa.func.count()).select_from(some.limit(limit).subquery("sqlaqueue_some"))
 
@@ -559,8 +539,6 @@ FEW = 1000
 
 @dataclass(frozen=True)
 class Found:
-    """The jobs that were found."""
-
     jobs: list[JobRow]
     stop: tuple[str | None, ...] | None = None
     """The position up to which rows were examined, if that was not the end of the list."""
@@ -568,8 +546,6 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class JobReader:
-    """Reads the jobs of one source."""
-
     session: Session
     windows: Windows
     orders: Orders
@@ -599,7 +575,6 @@ class JobReader:
         return self._grouped(order, position, need)
 
     def first_of_few(self, candidates: Sequence[list[Part]]) -> list[Part] | None:
-        """Return the first of some conditions that few rows meet."""
         return next((some for some in candidates if self.has_few(clauses_of(some))), None)
 
     def has_few(self, clauses: Sequence[sa.ColumnElement[bool]]) -> bool:
@@ -699,7 +674,6 @@ class JobReader:
 
 
 def count_of(some: AnySelect) -> AnySelect:
-    """Return a SELECT of the number of rows of another."""
     return sa.select(sa.func.count()).select_from(some.subquery("sqlaqueue_some"))
 
 

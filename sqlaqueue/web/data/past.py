@@ -33,8 +33,6 @@ _ANY_TIME = timedelta(hours=1)
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedJobs:
-    """Where the finished jobs of a queue are read."""
-
     spec: QueueSpec
     source: Literal["attempts", "jobs"]
     """The attempt history, or the rows of the jobs."""
@@ -47,7 +45,6 @@ class FinishedJobs:
 
     @property
     def knows_starts(self) -> bool:
-        """Whether it knows when a run began."""
         return self.source == "attempts" or self.spec.has("started_at")
 
     def newest(self, span: timedelta, limit: int) -> AnySelect:
@@ -95,7 +92,6 @@ class FinishedJobs:
 
 
 def find_finished_jobs(reader: QueueReader) -> FinishedJobs | Unavailable:
-    """Return where the finished jobs of a queue can be read at a bounded cost."""
     spec = reader.spec
     if ATTEMPT in spec.side_tables:
         states = ("completed", "retried", "failed", "cancelled")
@@ -172,8 +168,6 @@ _LAST_RUNS = ("completed", "failed", "cancelled")
 
 @dataclass(frozen=True, kw_only=True)
 class Percentiles:
-    """Durations in seconds."""
-
     p50: float
     p95: float
     p99: float
@@ -291,8 +285,6 @@ _COUNTED_AS = {"rescued": "retried"}
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """What a chart shows."""
-
     name: str
     length: timedelta
     buckets: Sequence[timedelta]
@@ -316,22 +308,17 @@ DAY = Span(name="day", length=timedelta(days=1), buckets=_lengths(300, 900), bar
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """What has finished within one period."""
-
     begins: datetime
     counts: Mapping[str, int]
     """By outcome, without those that have none."""
 
     @property
     def total(self) -> int:
-        """The number of all of them."""
         return sum(self.counts.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """The result of :func:`read_throughput`."""
-
     span: Span
     counts_attempts: bool
     """Whether attempts were counted, from the attempt history; otherwise jobs."""
@@ -352,12 +339,10 @@ class Throughput:
 
     @property
     def totals(self) -> dict[str, int]:
-        """The number of each outcome."""
         return {each: sum(bucket.counts.get(each, 0) for bucket in self.buckets) for each in self.outcomes}
 
     @property
     def total(self) -> int:
-        """The number of all of them."""
         return sum(bucket.total for bucket in self.buckets)
 
     @property
@@ -433,8 +418,6 @@ _SHOWN = 300
 
 @dataclass(frozen=True, kw_only=True)
 class CappedCount:
-    """A number that was counted up to a limit."""
-
     number: int
     is_capped: bool
     """Whether there may be more."""
@@ -442,8 +425,6 @@ class CappedCount:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureKind:
-    """The failed jobs with one kind of error."""
-
     kind: str
     """As in :class:`~sqlaqueue.admin.FailureGroup`."""
     number: int
@@ -454,8 +435,6 @@ class FailureKind:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureKinds:
-    """The result of :func:`read_failure_kinds`."""
-
     kinds: Sequence[FailureKind]
     """The most frequent first."""
     number: int
@@ -467,7 +446,6 @@ class FailureKinds:
 
 
 def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
-    """Return the number of failed jobs, counted up to a limit."""
     spec = reader.spec
     if not spec.has("status"):
         letters = _letters(spec, COUNTED + 1).subquery("sqlaqueue_letters")

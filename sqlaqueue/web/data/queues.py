@@ -53,8 +53,6 @@ _LOCK_TIMEOUT = "200ms"
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimPlan:
-    """The plan of a claim."""
-
     plan: StatementPlan
     is_measured: bool
     """Whether the claim was executed, and rolled back."""
@@ -77,7 +75,6 @@ def read_index_findings(session: Session, spec: QueueSpec) -> list[Finding]:
 
 
 def plan_claim(session: Session, spec: QueueSpec) -> ClaimPlan | Unavailable:
-    """Return the plan of a claim, which is not executed."""
     return _read(session, spec, execute=False)
 
 
@@ -155,8 +152,6 @@ class LiveConsumer:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueState:
-    """What a queue holds now, and who works on it."""
-
     depth: Part[Depth]
     failed: Part[CappedCount | Unavailable]
     paused: Part[bool]
@@ -166,8 +161,6 @@ class QueueState:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOverview:
-    """One queue in the list of all."""
-
     queue: str
     strategy: str
     state: QueueState
@@ -186,7 +179,6 @@ def read_overview(session: Session, spec: QueueSpec, memory: Memory | None = Non
 
 
 def read_state(reader: QueueReader) -> QueueState:
-    """Return what a queue holds now."""
     session, spec = reader.session, reader.spec
     return QueueState(
         depth=reader.part(lambda: depth(session, spec.model, limit=COUNT_LIMIT)),
@@ -251,16 +243,12 @@ def one_of_each_table(specs: Iterable[QueueSpec]) -> list[QueueSpec]:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePresent:
-    """The result of :func:`read_present`."""
-
     state: QueueState
     schedules: Part[list[ScheduleInfo]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePast:
-    """The result of :func:`read_past`."""
-
     throughput: Part[Throughput | Unavailable]
     durations: Part[Durations]
     failures: Part[FailureKinds | Unavailable]
@@ -336,7 +324,6 @@ class Horizon:
 
 
 def read_tables(session: Session, spec: QueueSpec) -> list[QueueTable]:
-    """Return the tables of a queue."""
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
     tables = [spec.table, *spec.strategy.locked_tables(spec)]
     tables += [spec.side_tables[name] for name in _GROWING if name in spec.side_tables]

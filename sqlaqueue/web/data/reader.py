@@ -165,11 +165,9 @@ class QueueReader:
 
     @property
     def connection(self) -> sa.Connection:
-        """The connection to the queue's database."""
         return self.session.connection(bind_arguments=bind_arguments(self.spec.model))
 
     def execute(self, statement: Any) -> Any:
-        """Execute a statement in the queue's database."""
         return self.session.execute(statement, bind_arguments=bind_arguments(self.spec.model))
 
     @property
@@ -218,8 +216,6 @@ HISTORY = "attempt_history=timedelta(days=14)"
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """One way to make a number available."""
-
     what: str
     """A sentence."""
     code: str

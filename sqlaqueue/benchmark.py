@@ -26,18 +26,7 @@ from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.queue.config import ROLES, QueueConfig
 from sqlaqueue.queue.options import States
 
-# -- benchmark ---------------------------------------------------------------------------------------------------------
-# Benchmark a copy of your queue in your own database: ``sqlaqueue bench``, or :func:`run_benchmark` for programs.
-#
-# The copy is a table with the same types of columns as your model's, in a schema of its own; it is filled, drained
-# and dropped. It uses none of your tables, sequences, types or defaults.
-
-
 __all__ = ["Benchmark", "BenchmarkError", "Shape", "run_benchmark", "shape_of"]
-
-
-# -- shape -------------------------------------------------------------------------------------------------------------
-# The shape of a queue: its columns and configuration, without the objects that they refer to.
 
 
 _MAX_TEXT = 20
@@ -208,8 +197,6 @@ def _key(field: Field, count: int) -> Any:
 
 
 # -- run ---------------------------------------------------------------------------------------------------------------
-# Fill a queue, drain it, and measure the latency of single jobs, in a temporary schema of the user's database.
-
 
 PREFIX = "sqlaqueue_bench_"
 """The prefix of the schema's name."""
@@ -442,7 +429,6 @@ def _running(workers: Sequence[Any]) -> Iterator[None]:
 
 
 def _start_together(start: Any, workers: Sequence[Any]) -> None:
-    """Wait until all workers are ready, and let them start."""
     deadline = time.monotonic() + _TIMEOUT
     while start.n_waiting < len(workers):
         _check(workers, may_end=False)

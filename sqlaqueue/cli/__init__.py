@@ -24,10 +24,6 @@ from sqlaqueue.cli.schedules import schedules
 from sqlaqueue.cli.web import web
 from sqlaqueue.cli.worker import scheduler, worker
 
-# -- settings ----------------------------------------------------------------------------------------------------------
-# Defaults of options from ``[tool.sqlaqueue]`` in the nearest pyproject.toml.
-
-
 _OWN_DATABASE = ("demo",)
 """Commands that the settings of all commands do not apply to: the demo must not run in an application's database."""
 

@@ -137,10 +137,6 @@ def _report(result: Benchmark) -> str:
     )
 
 
-# -- demo --------------------------------------------------------------------------------------------------------------
-# The commands ``demo`` and ``alembic-template``.
-
-
 @click.command(short_help="Run real jobs, kill a worker, check the result.")
 @click.option(
     "--path",

@@ -36,8 +36,6 @@ _ACTIVE = ("pending", "processing")
 
 @dataclass(frozen=True)
 class _BulkChange:
-    """A change, and the jobs to change."""
-
     infinitive: str
     participle: str
     change: Change
@@ -255,10 +253,6 @@ def _by_state(counts: dict[str, int], limit: int | None) -> str:
 def _print(text: str, *, json: bool) -> None:
     if not json:
         echo(text)
-
-
-# -- pause resume ------------------------------------------------------------------------------------------------------
-# The commands for whole queues: ``pause`` and ``resume``.
 
 
 @click.command(short_help="Stop claiming jobs of queues.")

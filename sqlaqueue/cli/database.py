@@ -29,10 +29,6 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.scheduler import SchedulerBase
 from sqlaqueue.sqlite import prepare as prepare_sqlite
 
-# -- mariadb -----------------------------------------------------------------------------------------------------------
-# Engines for the option ``--url`` with a server of MariaDB.
-
-
 BACKENDS = {"mariadb", "mysql"}
 _MARIADB_EXAMPLE = "mariadb+pymysql://user:password@host/database"
 _MARIADB_SYNC, _MARIADB_ASYNC = "pymysql", "asyncmy"
@@ -76,8 +72,6 @@ def engine_for_server(url: sa.URL, *, needs_async: bool | None, connections: int
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
-# Import what the command line names: queue classes, Consumers and handlers of an application.
-
 
 _TARGET_EXAMPLE = "give module:attribute, such as app.models:Email"
 
@@ -96,7 +90,6 @@ class Target:
 
     @property
     def spec(self) -> QueueSpec:
-        """The queue."""
         return spec_of(self.model)
 
 
@@ -301,12 +294,6 @@ def _other_engine(url: sa.URL, *, needs_async: bool | None, connections: int | N
 
 
 def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int | None = None) -> Any:
-    """Return an Engine or AsyncEngine.
-
-    :param needs_async: whether to return an AsyncEngine; None to let the URL's driver decide.
-    :param connections: the size of the pool; None for SQLAlchemy's default.
-    :raises InputError: if no driver is installed for it.
-    """
     if url.get_backend_name() != "postgresql":
         return _other_engine(url, needs_async=needs_async, connections=connections)
     known = _ASYNC if needs_async else _SYNC if needs_async is False else (*_SYNC, "asyncpg")

@@ -109,7 +109,6 @@ def doctor(
 
 
 def _by_database(targets: Sequence[Target], url: str | None) -> list[list[Target]]:
-    """Return the targets in groups that one session can reach."""
     groups: dict[Any, list[Target]] = {}
     for target in targets:
         user = target.consumer or target.scheduler
@@ -186,10 +185,6 @@ def _threshold(text: str) -> tuple[str, Any]:
         raise InputError(f"--threshold {text}: {error.message}") from None
 
 
-# -- worst finding -----------------------------------------------------------------------------------------------------
-# The worst finding of the doctor in one line, for commands that do something else.
-
-
 _HURRIED = admin.Thresholds(statement_timeout=timedelta(seconds=0.25), lock_timeout=timedelta(seconds=0.1))
 
 
@@ -211,7 +206,6 @@ def worst_of(findings: Iterable[tuple[admin.Finding | None, type[Any]]]) -> tupl
 
 
 def worst_finding_text(finding: admin.Finding, model: type[Any]) -> str:
-    """Return a finding in one line, with the command that tells the rest."""
     return (
         f"doctor: {finding.severity}: {finding.summary.rstrip('.')}; run `sqlaqueue doctor {target_of(spec_of(model))}`"
     )

@@ -252,8 +252,6 @@ def _server(address: tuple[str, int], read: Callable[[str], Answer]) -> Threadin
 
 
 # -- health ------------------------------------------------------------------------------------------------------------
-# The command ``health``: whether a worker is alive and ready, and whether queues are served.
-
 
 _LARGEST_ANSWER = 1_000_000
 
@@ -328,7 +326,6 @@ def _worker(url: str, path: str, timeout: float) -> list[dict[str, Any]]:
 
 
 def _queue(text: str, url: str | None, *, live: bool) -> list[dict[str, Any]]:
-    """Check the queues of a target."""
     if live:
         raise InputError(f"--live: {text} is a queue; give the address of a worker, as in its option --http")
     rows = []
@@ -354,8 +351,6 @@ def _live_consumers(session: Session, model: type[Any], spec: QueueSpec) -> int:
 
 
 # -- worker metrics ----------------------------------------------------------------------------------------------------
-# The metrics of worker processes, if prometheus_client is installed.
-
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 """The variable by which prometheus_client keeps the metrics of a process in files, for another process to add up."""
@@ -368,7 +363,6 @@ _reading = threading.Lock()
 
 
 def is_available() -> bool:
-    """Return whether prometheus_client is installed."""
     return find_spec("prometheus_client") is not None
 
 
@@ -382,7 +376,6 @@ def instrument_all(consumers: Sequence[ConsumerBase]) -> None:
 
 
 def of_this_process() -> ReadMetrics | None:
-    """Return a function that reads the metrics of this process; None without prometheus_client."""
     if not is_available():
         return None
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415 - optional

@@ -101,7 +101,6 @@ def _stats(target: Target, database: Database, *, active: bool) -> admin.Stats:
 
 
 def _worst_finding(targets: Sequence[Target], databases: Sequence[Database]) -> str | None:
-    """Return the worst that is wrong with any of the queues or their server."""
     models = [target.spec.model for target in targets]
     worst = worst_of(
         (database.run(worst_finding, model), model) for model, database in zip(models, databases, strict=True)
@@ -242,10 +241,6 @@ def _consumers(session: Session, model: type[Any], *, here: bool) -> list[dict[s
     return [dict(row._mapping) for row in found if not here or row.host == host]  # noqa: SLF001 - SQLAlchemy's public name
 
 
-# -- jobs --------------------------------------------------------------------------------------------------------------
-# The commands that show single jobs: ``jobs`` and ``job``.
-
-
 @click.command(short_help="List jobs.")
 @target_argument
 @url_option
@@ -353,7 +348,6 @@ def _json(info: admin.JobInfo) -> dict[str, Any]:
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
-# The command ``metrics``: an exporter for Prometheus, its dashboard and its alert rules.
 
 
 @click.command(short_help="Export gauges of queues to Prometheus.")
@@ -498,10 +492,6 @@ def _serve(collector: ScrapeCollector, host: str, port: int) -> None:
         logger.info("metrics: stopped", extra=fields("exporter_stopped"))
 
 
-# -- why ---------------------------------------------------------------------------------------------------------------
-# The command that says why a job, or a queue, does not run: ``why``.
-
-
 @click.command(short_help="Say why a job, or a queue, does not run.")
 @target_argument
 @click.argument("key", required=False)
@@ -531,7 +521,6 @@ def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
 
 
 def _queue(session: Session, model: type[Any]) -> tuple[admin.Stats, datetime | None]:
-    """Return the statistics of a queue, and when its next job will be due."""
     spec = spec_of(model)
     moment = None
     if spec.has("run_at"):

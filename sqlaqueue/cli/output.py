@@ -38,7 +38,6 @@ _WIDE_TERMINAL = 100
 
 
 def console() -> Console:
-    """Return the console to which tables are printed."""
     return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
@@ -74,7 +73,6 @@ def echo(*lines: str) -> None:
 
 
 def echo_json(value: object, *, one_line: bool = False) -> None:
-    """Print a value as JSON."""
     click.echo(json.dumps(value, default=_to_json, indent=None if one_line else 2))
 
 
@@ -93,13 +91,10 @@ def ago(moment: datetime | None) -> str:
 
 
 def jobs_text(number: int) -> str:
-    """Return a number of jobs, such as ``1 job`` or ``2 jobs``."""
     return "1 job" if number == 1 else f"{number} jobs"
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
-# The errors of commands: one line on standard error, and an exit code.
-
 
 FAILED, WRONG_INPUT, NO_DATABASE, NOT_STOPPED = 1, 2, 3, 4
 
@@ -113,14 +108,10 @@ class _PlainError(click.ClickException):
 
 
 class FailedError(_PlainError):
-    """The command failed while it ran."""
-
     exit_code = FAILED
 
 
 class InputError(_PlainError):
-    """An argument, option or setting is wrong."""
-
     exit_code = WRONG_INPUT
 
 
@@ -227,15 +218,10 @@ def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickExcept
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of an error in one line."""
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {os.fspath(error.filename)!r}"
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-# -- interrupt ---------------------------------------------------------------------------------------------------------
-# Let a command clean up when a signal interrupts it.
 
 
 @contextmanager
@@ -257,8 +243,6 @@ def clean_interrupt() -> Iterator[None]:
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
-# The options that several commands share, and their types.
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -282,7 +266,6 @@ class DurationType(_ParamType):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Return the duration that a text or a number of seconds stands for."""
         if isinstance(value, timedelta):
             return value
         text = str(value).strip().lower()
@@ -346,10 +329,6 @@ def filter_options(
 
 
 def job_filter(options: dict[str, Any], age_from: Any) -> admin.JobFilter:
-    """Return the filter that the options of :func:`filter_options` describe.
-
-    :param age_from: the attribute from which the age of a job is counted.
-    """
     return admin.JobFilter(
         states=tuple(dict.fromkeys(options["state"])) or None,
         older_than=options["older_than"],

@@ -69,15 +69,12 @@ class PlainFormatter(logging.Formatter):
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
-        """Return the first line."""
         return printable(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - as above
-        """Return the traceback."""
         return _indented(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 - as above
-        """Return the stack."""
         return _indented(super().formatStack(stack_info))
 
 
@@ -122,8 +119,6 @@ def tune_interpreter() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """The options of ``sqlaqueue worker``."""
-
     targets: list[str]
     handlers: list[str] = field(default_factory=list)
     """``--handler``: the handlers of the queue classes among the targets, in order."""
@@ -141,12 +136,10 @@ class WorkerOptions:
     log_level: str | None = None
 
     def to_json(self) -> str:
-        """Return the options as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the options that :meth:`to_json` wrote."""
         return cls(**json.loads(text))
 
 
@@ -487,7 +480,6 @@ def health_report(healths: Mapping[str, Health]) -> bytes:
 
 
 def read_report(line: bytes) -> Health:
-    """Return the health that a line of :func:`health_report` tells."""
     values = json.loads(line)
     return Health(alive=values["alive"], ready=values["ready"], problems=tuple(values["problems"]))
 
@@ -537,7 +529,6 @@ class _KilledError(Exception):
 
 
 def restart_delay(deaths: int) -> float:
-    """Return the seconds to wait after a number of deaths in a row."""
     return float(min(LONGEST_RESTART_DELAY, FIRST_RESTART_DELAY * 2 ** min(deaths - 1, 20)))
 
 
@@ -560,7 +551,6 @@ class WorkerSlot:
         self._socket: socket.socket | None = None
 
     def start_if_due(self) -> None:
-        """Start a process if there is none and its delay is over."""
         if self.closed or self._process is not None or time.monotonic() < self._next_start:
             return
         if self._metrics is not None:
@@ -612,10 +602,6 @@ class WorkerSlot:
         return self._report or Health(alive=True, ready=False, problems=("it is starting",))
 
     def schedule_restart(self, code: int) -> None:
-        """Set the time of the next start.
-
-        :param code: the exit code of the process that has ended.
-        """
         self._deaths = 1 if time.monotonic() - self._started_at >= STABLE_AFTER else self._deaths + 1
         delay = restart_delay(self._deaths)
         self._next_start = time.monotonic() + delay
@@ -624,27 +610,22 @@ class WorkerSlot:
         logger.warning(text, self.number, exit_reason(code), delay, extra=extra)
 
     def stop(self) -> None:
-        """Let the process stop its Consumers and exit."""
         self.closed = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
     def kill(self) -> None:
-        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process."""
         return self._process is not None
 
 
 class Supervisor:
-    """The worker processes of one command."""
-
     def __init__(self, options: WorkerOptions, processes: int, metrics: str | None = None) -> None:
         self.signals: list[int] = []
         """The signals received so far."""
@@ -654,17 +635,14 @@ class Supervisor:
         self._exit_code = 0
 
     def healths(self) -> dict[str, Health]:
-        """Return the health of each process."""
         return {f"worker {slot.number}": slot.health() for slot in self._slots}
 
     def stop(self) -> None:
-        """Stop all processes."""
         self._stopping = True
         for slot in self._slots:
             slot.stop()
 
     def run(self) -> int:
-        """Start and restart processes until all slots are closed; return the exit code."""
         first = self._slots[0]
         while any(slot.is_running or not slot.closed for slot in self._slots):
             self._handle_signals()
@@ -725,7 +703,6 @@ def _die_by(number: int) -> NoReturn:
 
 
 def exit_reason(code: int) -> str:
-    """Return how a process ended, for the log."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

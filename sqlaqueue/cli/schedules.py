@@ -29,9 +29,6 @@ from sqlaqueue.scheduler import SchedulerBase
 from sqlaqueue.schedules.schedule import Schedule, from_json, schedule_groups
 from sqlaqueue.texts import duration_text, moment_text
 
-# -- schedule targets --------------------------------------------------------------------------------------------------
-# Import what the commands for schedules name: Schedules and Schedulers, beside queue classes and Consumers.
-
 
 def load_schedule_targets(texts: Sequence[str]) -> list[Target]:
     """Return a queue for each pair of tables with schedules that the targets name.

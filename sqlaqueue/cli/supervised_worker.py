@@ -20,7 +20,6 @@ from sqlaqueue.cli.processes import REPORT_INTERVAL, STARTED, WorkerOptions, Wor
 
 
 def main() -> int:
-    """Run the worker and return its exit code."""
     connection = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     # A handler that reads standard input must not read from the supervisor's socket.

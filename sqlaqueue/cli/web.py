@@ -126,10 +126,6 @@ def _connect(session: Session, model: type[Any]) -> None:
 
 
 def _check_one_database(targets: Sequence[Target]) -> None:
-    """Refuse Consumers of several databases.
-
-    :raises InputError: if there are.
-    """
     users = [target.consumer or target.scheduler for target in targets]
     if len({id(user.session_factory) for user in users if user is not None}) > 1:
         raise InputError(
@@ -172,8 +168,6 @@ def _user() -> str:
 
 @dataclass
 class _Service:
-    """What is served, and where."""
-
     app: Any
     host: str
     port: int

@@ -113,10 +113,6 @@ def worker(context: click.Context, /, *, processes: int | None, verbose: bool, *
     context.exit(supervise(worker_options, processes))
 
 
-# -- scheduler ---------------------------------------------------------------------------------------------------------
-# The command ``scheduler``.
-
-
 @click.command(short_help="Fire schedules.")
 @targets_argument
 @url_option

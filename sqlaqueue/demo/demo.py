@@ -31,27 +31,10 @@ from sqlaqueue import texts
 from sqlaqueue.demo.models import MODELS, PAUSE_AT, URL, CannotRunError, FileJob, demo_database
 from sqlaqueue.texts import printable
 
-# -- demo --------------------------------------------------------------------------------------------------------------
-# ``sqlaqueue demo``: a job for every file of a directory, several worker processes, one of which is killed.
-#
-# Read it in this order:
-#
-# * :mod:`~sqlaqueue.demo.models`: the job and its handler, as an application writes them.
-# * :mod:`~sqlaqueue.demo.models`: a worker process, which runs a Consumer.
-# * :mod:`~sqlaqueue.demo.demo`: enqueues the jobs, starts the workers, kills one and waits.
-# * :mod:`~sqlaqueue.demo.demo`: reads all files again, and compares them with the table.
-# * :mod:`~sqlaqueue.demo.models`: the database, embedded or your own.
-
-
 # -- check -------------------------------------------------------------------------------------------------------------
-# List the files, and compare the table with them after the run.
-#
-# This module shares no code with the handler, as a common mistake would go unnoticed.
 
 
 class Content(NamedTuple):
-    """The result of reading a file."""
-
     sha256: str
     size: int
     lines: int
@@ -59,8 +42,6 @@ class Content(NamedTuple):
 
 @dataclass
 class Findings:
-    """The result of the check."""
-
     completed: int = 0
     unreadable: list[bytes] = field(default_factory=list)
     """Files that neither a worker nor the check could read; their jobs failed, as they should."""
@@ -99,7 +80,6 @@ def regular_files(root: Path, exclude: Collection[str] = ()) -> tuple[list[bytes
 
 
 def content(path: bytes) -> Content | None:
-    """Read a file; return None if that fails."""
     try:
         with Path(os.fsdecode(path)).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -163,7 +143,6 @@ def check(
 
 
 def _problem(status: str, runs: int, found: Content | None, expected: Content | None) -> str | None:
-    """Return the problem of one job, None if there is none."""
     if status == "failed" and runs == 0:
         return None if expected is None else "its job failed, but the file can be read"
     if status != "completed":
@@ -178,13 +157,10 @@ def _problem(status: str, runs: int, found: Content | None, expected: Content | 
 
 
 def printable_path(path: bytes) -> str:
-    """Return a path with unprintable characters escaped."""
     return texts.printable(os.fsdecode(path))
 
 
 # -- display -----------------------------------------------------------------------------------------------------------
-# The output of the demo: a progress bar on a terminal, a line each second elsewhere.
-
 
 _RATE_WINDOW = 2.0
 """Seconds over which the rate is measured."""
@@ -196,11 +172,6 @@ _MAX_LISTED = 20
 
 
 class Display:
-    """Prints messages and progress.
-
-    :param console: prints them.
-    """
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = console.is_terminal and not console.is_dumb_terminal
@@ -217,7 +188,6 @@ class Display:
         console.print(Text("\n".join(map(printable, text.split("\n"))), style), soft_wrap=True)
 
     def print_list(self, lines: Sequence[str]) -> None:
-        """Print indented lines, up to a maximum."""
         for line in lines[:_MAX_LISTED]:
             self.print(f"    {line}")
         if len(lines) > _MAX_LISTED:
@@ -225,7 +195,6 @@ class Display:
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[None]:
-        """Show progress during the block."""
         self._total, self._printed_at = total, time.monotonic()
         self._samples.clear()
         if not self._live:
@@ -241,7 +210,6 @@ class Display:
                 self._progress = None
 
     def update(self, done: int, failed: int, running: int) -> None:
-        """Show how many jobs are in each state."""
         now = time.monotonic()
         pending = max(0, self._total - done - failed - running)
         rate = self._rate(now, done + failed)
@@ -261,15 +229,9 @@ class Display:
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
-# The worker processes: starting, stopping, and the jobs that each holds.
 
 
 class WorkerProcess:
-    """A worker process of the demo.
-
-    :param number: its number, from 1.
-    """
-
     def __init__(self, number: int, strategy: str, batch: int, environment: Mapping[str, str]) -> None:
         self.number = number
         self.holds: set[int] = set()
@@ -301,12 +263,10 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the process runs."""
         return self._process.poll() is None
 
     def _read_events(self) -> None:
@@ -352,10 +312,6 @@ class WorkerProcess:
         return code
 
 
-# -- report ------------------------------------------------------------------------------------------------------------
-# Print the result of the demo.
-
-
 _MAX_STDERR_LINES = 20
 
 
@@ -368,7 +324,6 @@ def report(
     started_at: datetime,
     workers: Sequence[WorkerProcess],
 ) -> None:
-    """Print the findings, and the output of the workers if there are problems."""
     if not findings.problems:
         display.print(
             f"  {findings.completed} files: every one stored exactly once, none lost; "
@@ -410,8 +365,6 @@ def _rate(session: Session, model: type[FileJob], started_at: datetime, rescued:
 
 
 # -- run ---------------------------------------------------------------------------------------------------------------
-# Enqueue a job for every file, start workers, kill one of them in the middle, and check the result.
-
 
 _CHECK_INTERVAL = 0.05
 """Minimum seconds between two checks of the workers and the table."""

@@ -97,17 +97,11 @@ def read_file(session: Session, job: FileJob) -> None:  # noqa: ARG001 - the job
     job.runs = type(job).runs + 1
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-# The error that keeps the demo from starting.
-
-
 class CannotRunError(Exception):
     """The demo cannot start with these options, on this machine, or with this database."""
 
 
 # -- database ----------------------------------------------------------------------------------------------------------
-# The database of the demo, embedded or the user's own, with a schema that is dropped afterwards.
-
 
 _DRIVER = "postgresql+psycopg"
 _DUPLICATE_SCHEMA = "42P06"
@@ -223,7 +217,6 @@ def print_line(line: str) -> None:
 
 
 def print_event(event: JobEvent) -> None:
-    """Print an event and the key of its job."""
     print_line(f"{event.name} {event.key[0]}")
 
 
@@ -236,7 +229,6 @@ def read_input(consumer: Consumer[FileJob]) -> None:
 
 
 def main() -> None:
-    """Run jobs until SIGTERM."""
     strategy, batch = sys.argv[1:]
     engine = connect(os.environ[URL])
     consumer = Consumer(

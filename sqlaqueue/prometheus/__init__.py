@@ -34,10 +34,6 @@ from sqlaqueue.prometheus.worker_metrics import instrument
 __all__ = ["MetricsApp", "QueueCollector", "alerts", "dashboard", "instrument", "metrics_app"]
 
 
-# -- shipped files -----------------------------------------------------------------------------------------------------
-# The Grafana dashboard and the alert rules that are installed with the package.
-
-
 _HERE = Path(__file__).parent
 
 

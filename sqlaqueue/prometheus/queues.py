@@ -36,14 +36,9 @@ from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.session_types import makes_async
 from sqlaqueue.write_routing import execute, open_session
 
-# -- gauges ------------------------------------------------------------------------------------------------------------
-# The gauges of queues: their names, labels and meanings.
-
 
 @dataclass(frozen=True)
 class Gauge:
-    """A gauge."""
-
     name: str
     meaning: str
     labels: tuple[str, ...] = ("queue",)
@@ -106,8 +101,6 @@ GAUGES = (
 
 @dataclass(frozen=True)
 class Sample:
-    """A value of a gauge, with the values of its labels."""
-
     gauge: Gauge
     labels: tuple[str, ...]
     value: float
@@ -122,8 +115,6 @@ def families(samples: Iterable[Sample]) -> Iterator[GaugeMetricFamily]:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
-# What is read of one queue for its gauges, in a read-only transaction with a statement timeout.
-
 
 _PLANS = {"enable_bitmapscan": "off", "enable_sort": "off"}
 """Without statistics the server expects few jobs, and would read and sort all of them to find the first ones."""
@@ -131,8 +122,6 @@ _PLANS = {"enable_bitmapscan": "off", "enable_sort": "off"}
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How queues are read."""
-
     statement_timeout: float
     count_limit: int
     finished: bool
@@ -203,7 +192,6 @@ class QueueReader:
         session.execute(sa.select(*calls), bind_arguments=bind_arguments(self.spec.model))
 
     def sample(self, gauge: Gauge, value: float, *labels: str) -> Sample:
-        """Return a value of a gauge of this queue."""
         return Sample(gauge, (self.spec.name, *labels), float(value))
 
 
@@ -282,8 +270,6 @@ _PARTS: tuple[Callable[[QueueReader, Session], Iterator[Sample]], ...] = (
 
 
 # -- scrape ------------------------------------------------------------------------------------------------------------
-# A scrape of several queues, as a routine for threads and tasks, and its last result.
-
 
 DEFAULT_TIMEOUT = 2.0
 """Seconds after which the server cancels a statement of a scrape by default."""
@@ -381,10 +367,6 @@ class Scrape:
             logger.warning("queue %s: its gauges cannot be read: %s: %s", spec.name, kind, what, extra=extra)
 
 
-# -- queue collector ---------------------------------------------------------------------------------------------------
-# Collectors of the gauges of queues, for registries of prometheus_client.
-
-
 class ScrapeCollector(Collector):
     """Collects the gauges of a scrape, one call at a time; a call that waited gets the result of the other one.
 
@@ -400,7 +382,6 @@ class ScrapeCollector(Collector):
         return families([])
 
     def collect(self) -> Iterable[Metric]:
-        """Return the gauges with their values."""
         with self._lock:
             cached = self._scrape.cached
             return drive(self._scrape.routine(), self._perform) if cached is None else cached

@@ -41,8 +41,6 @@ def instrument(consumer: ConsumerBase, *, registry: CollectorRegistry = REGISTRY
 
 
 class WorkerMetrics:
-    """The metrics of one registry."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"sqlaqueue_worker_{name}", text, ["queue", *labels], registry=registry)
@@ -68,7 +66,6 @@ class WorkerMetrics:
         self._consumers: WeakSet[ConsumerBase] = WeakSet()
 
     def add(self, consumer: ConsumerBase) -> None:
-        """Measure a Consumer, unless it is measured already."""
         if consumer in self._consumers:
             return
         self._consumers.add(consumer)

@@ -76,10 +76,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(msg)
 
 
-# -- async versions ----------------------------------------------------------------------------------------------------
-# The functions for an AsyncSession whose sync form is an operation on a Session.
-
-
 T = TypeVar("T")
 
 

@@ -49,9 +49,6 @@ from sqlaqueue.write_routing import execute
 if TYPE_CHECKING:
     from sqlaqueue.testing.in_transaction import AnyAsyncSession, AsyncHandler
 
-# -- crash -------------------------------------------------------------------------------------------------------------
-# Let a worker die while it runs a job: :func:`crash`.
-
 
 def crash(session: AnySession, job: Any) -> None:
     """Leave a job in the state in which a dead worker leaves it.
@@ -119,10 +116,6 @@ def _expire_lease(session: Session, spec: QueueSpec, key: Key) -> None:
     session.execute(ended, bind_arguments={"mapper": spec.mapper})
 
 
-# -- fire schedules ----------------------------------------------------------------------------------------------------
-# Fire schedules in a test's transaction: :func:`fire_schedules`.
-
-
 def fire_schedules(session: AnySession, schedules: Sequence[Schedule[Any] | type[Any]]) -> list[Any]:
     """Do once what a process with these schedules does: store them if they are new, and fire what is due.
 
@@ -156,10 +149,6 @@ def _fire(session: Session, group: ScheduleGroup) -> list[tuple[Any, type[Any], 
         found += [(each.tick, type(each.job), each.key) for each in firing.fired if each.key is not None]
         if not firing.more:
             return found
-
-
-# -- run result --------------------------------------------------------------------------------------------------------
-# What one run made of a job: :class:`RunResult`.
 
 
 T = TypeVar("T")
@@ -337,10 +326,6 @@ def _delays(session: Session, spec: QueueSpec, wait: AnySelect) -> Iterator[time
     delay: timedelta | None = session.execute(wait, bind_arguments={"mapper": spec.mapper}).scalar_one()
     if delay is not None:
         yield delay
-
-
-# -- run job -----------------------------------------------------------------------------------------------------------
-# Run one job in a test's transaction: :func:`run_job`.
 
 
 def run_job(session: AnySession, job: T, handler: Handler[T], *, check: bool = False) -> RunResult[T]:

@@ -89,10 +89,6 @@ def _jobs(session: Session, selection: JobSelection) -> list[Any]:
     return list(session.scalars(fresh).unique()) if keys else []
 
 
-# -- travel ------------------------------------------------------------------------------------------------------------
-# Let time pass for the queues of a test's transaction: :func:`travel`.
-
-
 _TIMES = ("run_at", "created_at", "started_at", "finished_at", "lease_expires_at")
 """The roles whose columns are moved."""
 

@@ -153,7 +153,6 @@ def _held_back(session: Session, spec: QueueSpec, key: Key) -> str:
 
 
 def queue_is_paused(session: Session, spec: QueueSpec) -> bool:
-    """Return whether a queue is paused."""
     if CONTROL not in spec.side_tables:
         return False
     paused = sa.select(is_paused(spec))
@@ -165,7 +164,6 @@ def queue_is_paused(session: Session, spec: QueueSpec) -> bool:
 
 
 def existing_keys(session: Session, spec: QueueSpec, keys: Collection[Key]) -> set[Key]:
-    """Return those of some keys whose rows exist."""
     found = sa.select(*spec.keys).where(spec.key_in(spec.keys, list(keys)))
     rows = session.execute(found, bind_arguments={"mapper": spec.mapper}).all()
     return set(keys_from((row if len(row) > 1 else row[0] for row in rows), len(spec.keys)))
@@ -324,7 +322,6 @@ class TransactionGuard:
         self._watched: dict[sa.Connection, tuple[sa.RootTransaction | None, Any, Any]] = {}
 
     def watch(self, connection: sa.Connection) -> None:
-        """Guard a connection from now on."""
         if connection in self._watched:
             return
 
@@ -349,13 +346,11 @@ class TransactionGuard:
             raise _refusal("the object of the connection's transaction")
 
     def __enter__(self) -> Self:
-        """Begin with no connection."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the connections as they were."""
         for connection, (_, execute, info) in self._watched.items():
             info.pop(OF_TEST, None)
             sessions.remove(connection, "before_cursor_execute", execute)
@@ -429,12 +424,10 @@ def joined_session(session: Session, guard: TransactionGuard) -> Session:
 
 
 def joined_factory(session: Session, guard: TransactionGuard) -> Callable[[], Session]:
-    """Return a session factory for a Consumer that works in the transaction of ``session``."""
     return lambda: joined_session(session, guard)
 
 
 def joined_async_factory(session: AsyncSession, guard: TransactionGuard) -> Callable[[], AsyncSession]:
-    """Return the same for an AsyncConsumer."""
     from sqlalchemy.ext.asyncio import AsyncSession as Base  # noqa: PLC0415 - it needs greenlet, which sync code may lack
 
     cls = type(session)
@@ -522,7 +515,6 @@ class WorkerInTest:
             self.end(session)
 
     def run(self, session: Session, routine: Callable[[ConsumerContext], Routine]) -> Any:
-        """Run a routine in the transaction of ``session``."""
 
         def handler(own: Session, argument: Any) -> Any:
             try:

@@ -135,10 +135,6 @@ def _refuse(waiter: Waiter, wanted: str, found: JobResult[Any]) -> NoReturn:
     raise AssertionError(msg)
 
 
-# -- check handlers ----------------------------------------------------------------------------------------------------
-# Check that each queue of an application has a handler that can run its jobs: :func:`check_handlers`.
-
-
 def check_handlers(base: Any, handlers: Mapping[type[Any], Any] | Iterable[Any]) -> None:
     """Check that each queue mapped by ``base`` has a handler, and that each handler can be called with its jobs.
 

@@ -30,10 +30,6 @@ from sqlaqueue.web.links import (
 )
 from sqlaqueue.web.security import FormData
 
-# -- confirm -----------------------------------------------------------------------------------------------------------
-# Before an action: how many jobs it concerns, the first of them, and what happens to each state.
-
-
 LABELS: dict[BulkAction, str] = {"requeue": "Requeue", "cancel": "Cancel", "purge": "Delete"}
 
 _TIMEOUT = 10.0
@@ -92,8 +88,6 @@ def count_text(count: Count) -> str:
 
 
 # -- edit --------------------------------------------------------------------------------------------------------------
-# The form with the columns of a job that can be edited, and what becomes of it.
-
 
 _MISSING = ("There is no such job any more.", "It may have been deleted; look at the list again.")
 _VALUE, _NULL, _WAS_NULL = "v.", "null.", "was_null."

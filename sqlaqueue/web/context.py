@@ -234,10 +234,6 @@ def _segment(value: str | Queue) -> str:
     return value.slug if isinstance(value, Queue) else value
 
 
-# -- concurrency -------------------------------------------------------------------------------------------------------
-# Waits for several things at the same time.
-
-
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -261,10 +257,6 @@ async def both(one: Awaitable[A], other: Awaitable[B]) -> tuple[A, B]:
     if errors:
         raise errors[0]
     return ones[0], others[0]
-
-
-# -- shared results ----------------------------------------------------------------------------------------------------
-# Results that are expensive to make, and that several viewers share for some seconds.
 
 
 T = TypeVar("T")

@@ -282,10 +282,6 @@ def server_stops() -> bool:
     return getattr(server, "should_exit", False) is True
 
 
-# -- events ------------------------------------------------------------------------------------------------------------
-# The stream of events that keeps the open windows up to date.
-
-
 _KEY = "broadcasters"
 _ADVICE = "Close some, or reload this page now and then."
 
@@ -323,10 +319,6 @@ def _queues(context: Context) -> list[Queue]:
     if len(found) < len(set(slugs)):
         raise NotFound("There is no such queue, or you have no access to it.", "Choose a queue from the overview.")
     return found
-
-
-# -- static ------------------------------------------------------------------------------------------------------------
-# The stylesheet, the script and the icon.
 
 
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

@@ -24,10 +24,6 @@ from sqlaqueue.web.errors import BadRequest, NotFound
 from sqlaqueue.web.links import bad_parameters, columns_in, key_in, list_fields
 from sqlaqueue.web.settings import Action
 
-# -- job list ----------------------------------------------------------------------------------------------------------
-# What the template of a list of jobs shows, made from the page that was read.
-
-
 _NAMES = {"": "is", "min": "from", "max": "to", "starts": "starts with", "null": "is null"}
 """What the fields of the filter are called, by their operators."""
 
@@ -314,8 +310,6 @@ def _read(session: Session, request: ListRequest) -> tuple[Part[JobPage], Part[M
 
 
 # -- job ---------------------------------------------------------------------------------------------------------------
-# The page of one job: what it is, what has happened to it, what holds it back, and what can be done.
-
 
 _LONG = 120
 """The number of characters from which a value has a block of its own."""

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from sqlaqueue.web.context import Context
     from sqlaqueue.web.settings import Queue
 
-# -- selection ---------------------------------------------------------------------------------------------------------
-# Which jobs a request means: those of some keys, or those of a filter.
-
-
 Pairs = Sequence[tuple[str, str]]
 
 
@@ -107,8 +103,6 @@ def _most(text: str | None) -> int:
 
 
 # -- list link ---------------------------------------------------------------------------------------------------------
-# The list from which jobs were chosen: carried by the forms, so that the user comes back to it.
-
 
 FIELD = "list"
 """The field that has the query of the list's URL."""

@@ -59,10 +59,6 @@ from sqlaqueue.web.links import listed_url
 from sqlaqueue.web.rendering import duration, plain, short
 from sqlaqueue.web.settings import Queue
 
-# -- claim -------------------------------------------------------------------------------------------------------------
-# What a claim of a queue costs, and what makes it cost more: its plan, dead rows, and who keeps them.
-
-
 CLAIM_SHARED_FOR = 5.0
 """Seconds for which a measured claim is shown, so that many viewers do not claim many times."""
 
@@ -121,8 +117,6 @@ def _read_server(session: Session, spec: QueueSpec) -> tuple[Part[Sequence[Queue
 
 
 # -- health ------------------------------------------------------------------------------------------------------------
-# What the doctor finds.
-
 
 FINDINGS_SHARED_FOR = 10.0
 """Seconds for which findings are shown, so that many viewers do not each send a hundred statements."""
@@ -195,8 +189,6 @@ def _shown(context: Context, finding: Finding) -> Finding:
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
-# The schedules of all queues that the user sees.
-
 
 _NEXT_TICKS = 3
 
@@ -247,8 +239,6 @@ def _error(context: Context, schedule: ScheduleInfo) -> str:
 
 
 # -- overview ----------------------------------------------------------------------------------------------------------
-# The first page: all queues.
-
 
 _MEMORY = "queue_memory"
 
@@ -351,8 +341,6 @@ def _sum(numbers: Iterable[int]) -> str:
 
 
 # -- queue -------------------------------------------------------------------------------------------------------------
-# One queue.
-
 
 _SPANS = {"hour": HOUR, "day": DAY}
 _QUARTERS = 4

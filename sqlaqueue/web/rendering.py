@@ -15,10 +15,6 @@ import jinja2
 from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 
-# -- formats -----------------------------------------------------------------------------------------------------------
-# How values are written: numbers, durations, moments and values of any column.
-
-
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 SHORT = 200
 """The number of characters of a value in a list."""
@@ -116,10 +112,6 @@ def shown(value: Any) -> str | Markup:
     return Markup('<span class="null">empty</span>') if text == "" else escape(short(text))
 
 
-# -- environment -------------------------------------------------------------------------------------------------------
-# The templates: Jinja2 with autoescape, so that a value is never HTML.
-
-
 _FOLDER = Path(__file__).parent
 STATIC = _FOLDER / "static"
 
@@ -144,10 +136,6 @@ class Renderer:
 
     def render(self, template: str, **values: Any) -> str:
         return self._environment.get_template(template).render(**values)
-
-
-# -- notices -----------------------------------------------------------------------------------------------------------
-# The texts that a page shows after an action; URLs name them by code, so that a link cannot show another text.
 
 
 _TEXTS = {

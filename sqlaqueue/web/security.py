@@ -21,10 +21,6 @@ from sqlaqueue.asgi import AsgiApp, Message, Receive, Scope, Send
 from sqlaqueue.log import fields
 from sqlaqueue.web.errors import BadRequest, Forbidden, Misdirected, TooLarge, TooSlow
 
-# -- audit -------------------------------------------------------------------------------------------------------------
-# The audit: one log record for each action, who did what in which queue, and to how many jobs.
-
-
 audit_logger = logging.getLogger("sqlaqueue.audit")
 """A logger of its own, so that an application can keep these records apart."""
 
@@ -48,8 +44,6 @@ def write_audit(user: str, action: str, queue: str, *, count: int | None, **fact
 
 
 # -- forms -------------------------------------------------------------------------------------------------------------
-# The forms that browsers send: parsed within limits, so that a large one costs no memory.
-
 
 MOST_BYTES = 2_000_000
 """The largest form. An argument of this size can be edited elsewhere."""
@@ -120,10 +114,6 @@ def _too_large() -> TooLarge:
     return TooLarge(
         f"The form is larger than {MOST_BYTES // 1_000_000} MB.", "Change such a value in a program instead."
     )
-
-
-# -- headers -----------------------------------------------------------------------------------------------------------
-# The headers of every response, whichever part of the dashboard or of Starlette has made it.
 
 
 CONTENT_SECURITY_POLICY = (

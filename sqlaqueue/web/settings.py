@@ -214,10 +214,6 @@ def _origin(origin: Any) -> str:
     raise ConfigurationError(msg)
 
 
-# -- access ------------------------------------------------------------------------------------------------------------
-# What a request may see and do: the :class:`Access` that the application's access rule returns.
-
-
 Action = Literal["requeue", "cancel", "edit", "purge", "pause", "schedule"]
 """What a user can do: requeue finished jobs, cancel unfinished ones, edit arguments, delete finished jobs, pause and
 resume a queue, and run, pause and resume its schedules."""

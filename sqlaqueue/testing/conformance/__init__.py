@@ -56,10 +56,6 @@ pytest.register_assert_rewrite(f"{__name__}.suite", f"{__name__}.queue_under_tes
 __all__ = ["Gate", "QueueUnderTest", "StrategyConformance"]
 
 
-# -- strategy conformance ----------------------------------------------------------------------------------------------
-# The suite as one class.
-
-
 class StrategyConformance(
     ClaimConformance,
     LockConformance,

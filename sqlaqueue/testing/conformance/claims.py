@@ -219,8 +219,6 @@ def _claim_within(queue: QueueUnderTest, session: Session, scan_range: ScanRange
 
 
 # -- concurrency -------------------------------------------------------------------------------------------------------
-# Concurrent transactions: no job is claimed twice, and none is lost.
-
 
 CLAIMERS = 4
 RACING_JOBS = 200

@@ -19,9 +19,6 @@ from sqlaqueue.queue.options import STATES
 from sqlaqueue.strategies.listing import OTHER, SHOWN, key_labels
 from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
 
-# -- enqueue -----------------------------------------------------------------------------------------------------------
-# Claims see every way to insert a pending row and to edit it.
-
 
 def _columns(queue: QueueUnderTest) -> str:
     return ", ".join(queue.values(0))
@@ -231,7 +228,6 @@ def _copy(queue: QueueUnderTest, command: str, lines: str) -> None:
 
 
 # -- job listing -------------------------------------------------------------------------------------------------------
-# The list of jobs that operators see.
 
 
 def _listing(
@@ -351,8 +347,6 @@ class ListingConformance:
 
 
 # -- maintenance -------------------------------------------------------------------------------------------------------
-# Verbs for operators: cancel, requeue, purge, reconcile, rescue.
-
 
 Verb = Callable[[Any], Any]
 

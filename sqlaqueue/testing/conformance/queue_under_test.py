@@ -46,9 +46,7 @@ class EngineUnderTest:
     """One kind of database."""
 
     dialect: ClassVar[str]
-    """The name of SQLAlchemy's dialect."""
     title: ClassVar[str]
-    """The name for people."""
     reasons: ClassVar[Mapping[str, Reason]] = {}
     """The tests that cannot hold: names of tests, or ``name[value]`` for one value of their parameters."""
 
@@ -100,8 +98,6 @@ _OWN_CLOCK = Reason(
 
 
 class SQLiteUnderTest(EngineUnderTest):
-    """A file, in write-ahead logging."""
-
     dialect = "sqlite"
     title = "SQLite"
     reasons = {  # noqa: RUF012 - declared by the base class
@@ -132,7 +128,6 @@ class SQLiteUnderTest(EngineUnderTest):
     }
 
     def lock_timeout(self, seconds: float) -> str:
-        """Return the setting of the connection."""
         return f"PRAGMA busy_timeout = {round(seconds * 1000)}"
 
     def end_transactions(self, engine: sa.Engine, tables: Sequence[sa.Table]) -> None:
@@ -227,8 +222,6 @@ _MARIADB_OTHERS = sa.text(
 
 
 class MariaDBUnderTest(EngineUnderTest):
-    """A server of MariaDB."""
-
     dialect = "mariadb"
     title = "MariaDB"
     reasons = {  # noqa: RUF012 - declared by the base class
@@ -255,17 +248,14 @@ class MariaDBUnderTest(EngineUnderTest):
     }
 
     def lock_timeout(self, seconds: float) -> str:
-        """Return the setting of the connection, in whole seconds."""
         return f"SET SESSION innodb_lock_wait_timeout = {max(1, round(seconds))}"
 
     def end_transactions(self, engine: sa.Engine, tables: Sequence[sa.Table]) -> None:
-        """Kill the connections that have a transaction."""
         with engine.connect() as connection:
             for number in connection.scalars(_MARIADB_OTHERS).all():
                 connection.execute(sa.text(f"KILL {number}"))
 
     def kill(self, session: Session, engine: sa.Engine) -> None:
-        """Kill the connection, and wait until it is gone."""
         number = session.scalar(sa.text("SELECT CONNECTION_ID()"))
         with engine.connect() as connection:
             connection.execute(sa.text(f"KILL {number}"))
@@ -287,22 +277,17 @@ _ALIVE = sa.text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
 
 
 class PostgreSQLUnderTest(EngineUnderTest):
-    """A server of PostgreSQL."""
-
     dialect = "postgresql"
     title = "PostgreSQL"
 
     def lock_timeout(self, seconds: float) -> str:
-        """Return the setting of the transaction."""
         return f"SET LOCAL lock_timeout = '{round(seconds * 1000)}ms'"
 
     def end_transactions(self, engine: sa.Engine, tables: Sequence[sa.Table]) -> None:
-        """Terminate the connections that have locks on the tables."""
         with engine.begin() as connection:
             connection.execute(_OTHERS, {"names": [table.name for table in tables]})
 
     def kill(self, session: Session, engine: sa.Engine) -> None:
-        """Terminate the server process, and wait until it is gone."""
         pid = session.scalar(sa.select(sa.func.pg_backend_pid()))
         with engine.connect() as connection:
             connection.execute(sa.select(sa.func.pg_terminate_backend(pid)))
@@ -311,7 +296,6 @@ class PostgreSQLUnderTest(EngineUnderTest):
 
     @contextmanager
     def without_triggers(self, session: Session, table: sa.Table) -> Iterator[None]:
-        """Disable the triggers of users on the table, within the transaction."""
         session.execute(sa.text(f"ALTER TABLE {table.name} DISABLE TRIGGER USER"))
         yield
         session.execute(sa.text(f"ALTER TABLE {table.name} ENABLE TRIGGER USER"))
@@ -322,7 +306,6 @@ class PostgreSQLUnderTest(EngineUnderTest):
 
 
 ENGINES: tuple[EngineUnderTest, ...] = (PostgreSQLUnderTest(), SQLiteUnderTest(), MariaDBUnderTest())
-"""One for each dialect."""
 
 
 def engine_under_test(engine: sa.Engine) -> EngineUnderTest:

@@ -17,10 +17,6 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
 
-# -- leases ------------------------------------------------------------------------------------------------------------
-# Which worker holds a job: leases and their tokens, held transactions, and workers that die.
-
-
 LEASE_VERBS: dict[str, Callable[[Any], Any]] = {
     "complete": complete,
     "retry": retry,
@@ -304,8 +300,6 @@ class LeaseConformance:
 
 
 # -- settlement --------------------------------------------------------------------------------------------------------
-# The settlement of runs: the effect of each verb, on one job and on many, and in one transaction with other writes.
-
 
 Verb = Callable[[Any], Any]
 

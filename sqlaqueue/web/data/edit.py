@@ -100,8 +100,6 @@ def _text(element: Element, name: str) -> str:
 
 
 # -- edit fields -------------------------------------------------------------------------------------------------------
-# The columns of a job that can be edited, and how their values become texts of a form, and values again.
-
 
 FieldKind = Literal["text", "integer", "number", "boolean", "moment", "naive_moment", "date", "enum", "uuid", "json"]
 

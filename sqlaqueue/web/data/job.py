@@ -29,10 +29,6 @@ from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
 from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.reader import ParameterError, Part, attempt_part
 
-# -- stored job --------------------------------------------------------------------------------------------------------
-# The stored row of one job: in the queue's table, or in the table of dead letters, with values cut by the database.
-
-
 LONGEST = 100_000
 """The number of characters of a value that are read; the database leaves out the rest."""
 
@@ -287,8 +283,6 @@ def _in_utc(value: Any) -> Any:
 
 
 # -- job life ----------------------------------------------------------------------------------------------------------
-# The life of one job: its row, its attempts, and what holds it back.
-
 
 DELETED = "deleted"
 """The state of a job whose row is gone, and of which the attempt history tells."""

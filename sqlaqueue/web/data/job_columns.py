@@ -228,10 +228,6 @@ def _is_short(column: JobColumn) -> bool:
     )
 
 
-# -- json text ---------------------------------------------------------------------------------------------------------
-# JSON as indented text, with every number and string exactly as it was written.
-
-
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _INDENT = "  "
 _DEEPEST = 20

@@ -292,8 +292,6 @@ def _page(request: ListRequest, shown: Sequence[JobColumn], order: Order, found:
 
 
 # -- job counts --------------------------------------------------------------------------------------------------------
-# How many jobs of each state a filter selects, counted up to a limit and within a window of rows.
-
 
 CAP = 10_000
 """The number up to which jobs are counted."""

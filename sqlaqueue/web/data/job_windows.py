@@ -240,10 +240,6 @@ def _until_unmapped(index: OrderedIndex, mapped: set[str]) -> OrderedIndex:
     return index if length == len(index.columns) else replace(index, columns=index.columns[:length], is_whole=False)
 
 
-# -- job rows ----------------------------------------------------------------------------------------------------------
-# One job in a list, and the columns of a statement that return it.
-
-
 SHOWN = 200
 """The number of characters that a list shows of a value. The database cuts it."""
 

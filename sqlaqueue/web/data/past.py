@@ -147,8 +147,6 @@ def _deleted(reader: QueueReader) -> Unavailable | None:
 
 
 # -- durations ---------------------------------------------------------------------------------------------------------
-# For how long jobs waited, and for how long they ran: percentiles of the newest ones.
-
 
 SAMPLE = 2_000
 """The number of runs from which percentiles are computed, the newest ones."""
@@ -269,8 +267,6 @@ def _add_role(spec: QueueSpec, role: str) -> Fix:
 
 
 # -- throughput --------------------------------------------------------------------------------------------------------
-# How many jobs have finished in each minute, or a shorter or longer period, by outcome.
-
 
 LIMIT = 20_000
 """The number of entries that are read at most, which takes about ten milliseconds."""
@@ -403,8 +399,6 @@ def _moments(since: datetime, until: datetime, bucket: timedelta) -> list[dateti
 
 
 # -- failed jobs -------------------------------------------------------------------------------------------------------
-# Failed jobs: how many there are, and their kinds of errors, at a bounded cost.
-
 
 COUNTED = 10_000
 """The number up to which failed jobs are counted."""

@@ -43,10 +43,6 @@ from sqlaqueue.web.data.past import (
 )
 from sqlaqueue.web.data.reader import Memory, Part, QueueReader, Unavailable
 
-# -- claim -------------------------------------------------------------------------------------------------------------
-# The plan of the claim that Consumers of a queue execute, and what a claim costs at this moment.
-
-
 _LOCK_TIMEOUT = "200ms"
 """A claim passes over locked rows. What it may still wait for is a lock of the whole table."""
 
@@ -122,8 +118,6 @@ def _distinct(names: Iterable[str | None]) -> list[str]:
 
 
 # -- overview ----------------------------------------------------------------------------------------------------------
-# All queues at a glance: what waits, runs and fails, and who works on it.
-
 
 COUNT_LIMIT = 10_000
 """The number up to which pending, due and running jobs are counted."""
@@ -210,10 +204,6 @@ def _consumer(row: Any) -> LiveConsumer:
     )
 
 
-# -- schedules ---------------------------------------------------------------------------------------------------------
-# The schedules of the queues that a user sees.
-
-
 def read_schedules(session: Session, spec: QueueSpec, queues: Iterable[str]) -> list[ScheduleInfo]:
     """Return the schedules of some queues, by name, from the tables that the queue of ``spec`` shares with others.
 
@@ -238,7 +228,6 @@ def one_of_each_table(specs: Iterable[QueueSpec]) -> list[QueueSpec]:
 
 
 # -- queue page --------------------------------------------------------------------------------------------------------
-# Everything about one queue: its depth, who works on it and its schedules; what has finished, and how long it took.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +272,6 @@ def read_past(session: Session, spec: QueueSpec, span: Span, memory: Memory, *, 
 
 
 # -- server ------------------------------------------------------------------------------------------------------------
-# What VACUUM has to do with the tables of a queue, how large they are, and who keeps it from removing dead rows.
-
 
 _GROWING = (ATTEMPT, DEAD_LETTER)
 """The side tables that grow with the number of jobs, beside those that a claim locks."""

@@ -24,9 +24,6 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.sql.types import object_name
 
-# -- parameters --------------------------------------------------------------------------------------------------------
-# Errors about the parameters of a request.
-
 
 class ParameterError(ValueError):
     """A parameter of a request that is malformed, unknown or contradictory.
@@ -38,10 +35,6 @@ class ParameterError(ValueError):
     def __init__(self, parameter: str, problem: str) -> None:
         super().__init__(f"{parameter}: {problem}")
         self.parameter, self.problem = parameter, problem
-
-
-# -- parts -------------------------------------------------------------------------------------------------------------
-# Parts of a page that are read one by one, so that one that fails does not hide the others.
 
 
 T = TypeVar("T")
@@ -101,10 +94,6 @@ def problem_text(error: Exception) -> str:
         return _PROBLEMS[state]
     # Not the text of the error: it may contain values of redacted columns.
     return f"This cannot be read (SQLSTATE {state})." if state else "This cannot be read; the log says why."
-
-
-# -- queue reader ------------------------------------------------------------------------------------------------------
-# Reads one queue in the transaction of a page, by indexes only unless a table is small.
 
 
 _LOCK_TIMEOUT = "500ms"
@@ -204,10 +193,6 @@ class QueueReader:
             if node.kind in _SORTS:
                 return False
         return True
-
-
-# -- unavailable -------------------------------------------------------------------------------------------------------
-# Numbers that cannot be read at a bounded cost: why, and what to configure.
 
 
 HISTORY = "attempt_history=timedelta(days=14)"

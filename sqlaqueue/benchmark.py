@@ -1,4 +1,8 @@
-"""Benchmark a copy of your queue in your own database: ``sqlaqueue bench``, or :func:`run_benchmark` for programs."""
+"""Benchmark a copy of your queue in your own database: ``sqlaqueue bench``, or :func:`run_benchmark` for programs.
+
+The copy is a table with columns of the types of your model's, in a schema of its own; it is filled, drained and
+dropped. It uses none of your tables, sequences, types or defaults.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ _MAX_TEXT = 20
 
 
 @dataclass(frozen=True)
-class Field:
+class CopiedColumn:
     """A column of a model that is not a queue attribute.
 
     :param value: its value in all rows; None for a key, which is numbered.
@@ -51,7 +55,7 @@ class Field:
 class Shape:
     """The columns and the configuration of a copy."""
 
-    fields: tuple[Field, ...]
+    fields: tuple[CopiedColumn, ...]
     config: QueueConfig
 
     def model(self, schema: str) -> type[Any]:
@@ -80,7 +84,7 @@ class Shape:
         for count in range(first, first + number):
             yield fixed | {field.name: _key(field, count) for field in numbered}
 
-    def _fields_with_serial(self) -> Iterator[tuple[Field, bool]]:
+    def _fields_with_serial(self) -> Iterator[tuple[CopiedColumn, bool]]:
         """Yield each field, and whether the database numbers it."""
         keys = [field for field in self.fields if field.is_key]
         for field in self.fields:
@@ -89,8 +93,8 @@ class Shape:
 
 PLAIN = Shape(
     (
-        Field("id", sa.BigInteger(), nullable=False, is_key=True, value=None),
-        Field("payload", sa.String(), nullable=False, is_key=False, value="x" * _MAX_TEXT),
+        CopiedColumn("id", sa.BigInteger(), nullable=False, is_key=True, value=None),
+        CopiedColumn("payload", sa.String(), nullable=False, is_key=False, value="x" * _MAX_TEXT),
     ),
     QueueConfig(),
 )
@@ -123,7 +127,7 @@ def shape_of(model: type[Any]) -> Shape:
     return Shape(fields, replace(config, columns=left_out, adopt=None, states=States()))
 
 
-def _field(model: type[Any], number: int, column: sa.Column[Any]) -> Field:
+def _field(model: type[Any], number: int, column: sa.Column[Any]) -> CopiedColumn:
     kind = _plain(column.type)
     value = None if column.primary_key else _value(kind)
     if column.primary_key and _kind(kind) not in {int, str, uuid.UUID}:
@@ -136,7 +140,7 @@ def _field(model: type[Any], number: int, column: sa.Column[Any]) -> Field:
         )
         raise ConfigurationError(msg)
     # Not the original name, which may be that of a queue attribute.
-    return Field(f"column_{number}", kind, bool(column.nullable), column.primary_key, value)
+    return CopiedColumn(f"column_{number}", kind, bool(column.nullable), column.primary_key, value)
 
 
 def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
@@ -186,7 +190,7 @@ def _value(kind: TypeEngine[Any]) -> Any:
     return None if python is None else _VALUES.get(python)
 
 
-def _key(field: Field, count: int) -> Any:
+def _key(field: CopiedColumn, count: int) -> Any:
     match _kind(field.type):
         case kind if kind is int:
             return count

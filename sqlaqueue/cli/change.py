@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.admin.changes import Change, preview_rescue
-from sqlaqueue.cli.database import Database, Target, load_targets
+from sqlaqueue.cli.database import Target, TargetDatabase, load_targets
 from sqlaqueue.cli.output import (
     command_errors,
     dry_run_option,
@@ -147,7 +147,7 @@ def _change_jobs(
     """Count the jobs, ask for confirmation, and change them in batches."""
     execute, rows = execute or _execute_change, []
     for target in load_targets([text]):
-        with Database.of(target, url) as database, command_errors(target.spec):
+        with TargetDatabase.of(target, url) as database, command_errors(target.spec):
             counts = database.run(admin.count, target.model, change.job_filter)
             total = sum(counts.values())
             number = total if change.limit is None else min(change.limit, total)
@@ -229,7 +229,7 @@ def _execute_verb(
 ) -> None:
     rows = []
     for target in load_targets([text]):
-        with Database.of(target, url) as database, command_errors(target.spec):
+        with TargetDatabase.of(target, url) as database, command_errors(target.spec):
             number = database.run(preview if dry_run else run, target.model)
         _print(f"{target.spec.name}: {jobs_text(number)} {'would be ' if dry_run else ''}{participle}", json=json)
         rows.append({"queue": target.spec.name, "found": number, "changed": 0 if dry_run else number})
@@ -278,7 +278,7 @@ def _execute(
 ) -> None:
     rows = []
     for target in load_targets(targets):
-        with Database.of(target, url) as database, command_errors(target.spec):
+        with TargetDatabase.of(target, url) as database, command_errors(target.spec):
             paused = database.run(_call, target.model, call)
         rows.append({"queue": target.spec.name, "paused": paused})
         if not json:

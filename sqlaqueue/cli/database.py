@@ -46,11 +46,7 @@ def checked_url(url: sa.URL) -> sa.URL:
 
 
 def engine_for_server(url: sa.URL, *, needs_async: bool | None, connections: int | None, timeout: int) -> Any:
-    """Return an Engine or AsyncEngine that is prepared.
-
-    :param timeout: how many seconds to wait for a connection.
-    :raises InputError: if the driver is not installed.
-    """
+    """Return a prepared Engine or AsyncEngine, whose ``timeout`` for a connection is in seconds."""
     is_async = url.drivername.endswith(_MARIADB_ASYNC) if needs_async is None else needs_async
     driver = _MARIADB_ASYNC if is_async else _MARIADB_SYNC
     if importlib.util.find_spec(driver) is None:
@@ -326,7 +322,7 @@ def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int
         return create_async_engine(url, **options)
 
 
-class Database:
+class TargetDatabase:
     """Runs functions on a Session, whether the session factory is sync or async.
 
     :param sessions: the session factory.

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import admin
 from sqlaqueue.admin.doctor.doctor import CHEAP, COMPLETE, examine
 from sqlaqueue.admin.doctor.examination import SEVERITIES, Severity, target_of
-from sqlaqueue.cli.database import Database, Target, load_targets, parse_url, shown_url
+from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, parse_url, shown_url
 from sqlaqueue.cli.output import (
     DURATION,
     FAILED,
@@ -91,7 +91,7 @@ def doctor(
     found: list[admin.Finding] = []
     for group in _by_database(loaded, url):
         models = [target.model for target in group]
-        with Database.of(group[0], url) as database, command_errors(group[0].spec):
+        with TargetDatabase.of(group[0], url) as database, command_errors(group[0].spec):
             found += database.run(admin.doctor, *models, deep=deep, thresholds=limits)
     given = url if context.get_parameter_source("url") is ParameterSource.COMMANDLINE else None
     found = [_concrete(finding, loaded, given) for finding in found]

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import click
 from sqlalchemy.orm import Session
 
-from sqlaqueue.cli.database import Database, load_targets
+from sqlaqueue.cli.database import TargetDatabase, load_targets
 from sqlaqueue.cli.output import (
     DURATION,
     FAILED,
@@ -331,7 +331,7 @@ def _queue(text: str, url: str | None, *, live: bool) -> list[dict[str, Any]]:
     rows = []
     for target in load_targets([text]):
         number, problems = 0, ["no Consumer is alive"]
-        with Database.of(target, url) as database:
+        with TargetDatabase.of(target, url) as database:
             try:
                 with command_errors(target.spec):
                     number = database.run(_live_consumers, target.model, target.spec)

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import admin
 from sqlaqueue.admin.changes import across_shards
 from sqlaqueue.admin.explain_job import MISSING
-from sqlaqueue.cli.database import Database, Target, load_targets
+from sqlaqueue.cli.database import Target, TargetDatabase, load_targets
 from sqlaqueue.cli.doctor import worst_finding, worst_finding_text, worst_of
 from sqlaqueue.cli.http import serving_metrics
 from sqlaqueue.cli.output import (
@@ -56,7 +56,7 @@ from sqlaqueue.texts import duration_text, moment_text
 from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
-    from sqlaqueue.prometheus.queues import QueueReader, Reading, ScrapeCollector
+    from sqlaqueue.prometheus.queues import GaugeReader, Reading, ScrapeCollector
 
 _SHOWN_KEYS = 5
 """Number of running jobs whose keys the table of Consumers shows."""
@@ -78,7 +78,7 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
     """Show for each queue the number of jobs by state, how many are due and since when, and the number of Consumers."""
     loaded = load_targets(targets)
     with contextlib.ExitStack() as stack:
-        databases = [stack.enter_context(Database.of(target, url)) for target in loaded]
+        databases = [stack.enter_context(TargetDatabase.of(target, url)) for target in loaded]
 
         def query() -> list[admin.Stats]:
             return [_stats(target, database, active=active) for target, database in zip(loaded, databases, strict=True)]
@@ -95,12 +95,12 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
             _watch(query, watch.total_seconds(), json=json)
 
 
-def _stats(target: Target, database: Database, *, active: bool) -> admin.Stats:
+def _stats(target: Target, database: TargetDatabase, *, active: bool) -> admin.Stats:
     with command_errors(target.spec):
         return database.run(admin.stats, target.model, finished=not active)
 
 
-def _worst_finding(targets: Sequence[Target], databases: Sequence[Database]) -> str | None:
+def _worst_finding(targets: Sequence[Target], databases: Sequence[TargetDatabase]) -> str | None:
     models = [target.spec.model for target in targets]
     worst = worst_of(
         (database.run(worst_finding, model), model) for model, database in zip(models, databases, strict=True)
@@ -174,7 +174,7 @@ def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
     loaded, found = load_targets([target]), list[dict[str, Any]]()
     for each in loaded:
         queue = each.spec.name
-        with Database.of(each, url) as database, command_errors(each.spec):
+        with TargetDatabase.of(each, url) as database, command_errors(each.spec):
             groups = database.run(admin.failures, each.model, examples=examples)
         if json:
             found += [{"queue": queue, **vars(one), "keys": [key_text(key) for key in one.keys]} for one in groups]
@@ -207,7 +207,7 @@ def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) 
     rows: list[dict[str, Any]] = []
     all_served = True
     for target in load_targets(targets):
-        with Database.of(target, url) as database, command_errors(target.spec):
+        with TargetDatabase.of(target, url) as database, command_errors(target.spec):
             found = database.run(_consumers, target.model, here=here)
         rows.extend({"queue": target.spec.name, **row} for row in found)
         all_served = all_served and bool(found)
@@ -252,7 +252,7 @@ def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any
     selected = job_filter(options, "created_at")
     loaded, found = load_targets([target]), list[admin.JobInfo]()
     for each in loaded:
-        with Database.of(each, url) as database, command_errors(each.spec):
+        with TargetDatabase.of(each, url) as database, command_errors(each.spec):
             found += database.run(admin.jobs, each.model, selected, limit=limit)
     if json:
         echo_json([_json(info) for info in found])
@@ -295,7 +295,7 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
     Separate the parts of a composite KEY by commas. The exit code is 1 if there is no such job, nor attempts of it.
     """
     for each in load_targets([target]):
-        with Database.of(each, url) as database, command_errors(each.spec):
+        with TargetDatabase.of(each, url) as database, command_errors(each.spec):
             found = database.run(admin.job, each.model, key)
             kept = each.spec.config.attempt_history is not None
             history = database.run(admin.attempts, each.model, key) if kept else []
@@ -431,16 +431,16 @@ def _import() -> Any:
 
 def _databases(
     targets: Sequence[Target], url: str | None, stack: contextlib.ExitStack
-) -> list[tuple[Target, Database]]:
+) -> list[tuple[Target, TargetDatabase]]:
     """Return the database of each target, one for all if their URL is given."""
     if url is not None:
-        shared = stack.enter_context(Database.of(targets[0], url))
+        shared = stack.enter_context(TargetDatabase.of(targets[0], url))
         return [(target, shared) for target in targets]
-    return [(target, stack.enter_context(Database.of(target, None))) for target in targets]
+    return [(target, stack.enter_context(TargetDatabase.of(target, None))) for target in targets]
 
 
 def _collector(
-    targets: Sequence[Target], databases: Sequence[tuple[Target, Database]], options: dict[str, Any]
+    targets: Sequence[Target], databases: Sequence[tuple[Target, TargetDatabase]], options: dict[str, Any]
 ) -> ScrapeCollector:
     from sqlaqueue.prometheus.queues import Scrape, ScrapeCollector, ScrapeOptions  # noqa: PLC0415 - it needs an extra
 
@@ -448,13 +448,13 @@ def _collector(
         scrape = Scrape([target.model for target in targets], "sqlaqueue metrics", ScrapeOptions(**options))
     by_queue = {target.spec.name: database for target, database in reversed(databases)}
 
-    def read(reader: QueueReader) -> Reading:
+    def read(reader: GaugeReader) -> Reading:
         return by_queue[reader.spec.name].run(_read, reader)
 
     return ScrapeCollector(scrape, read)
 
 
-def _read(session: Session, reader: QueueReader) -> Reading:
+def _read(session: Session, reader: GaugeReader) -> Reading:
     result: Reading = execute(session, reader.read)
     return result
 
@@ -505,7 +505,7 @@ def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
     """
     exists = True
     for each in load_targets([target]):
-        with Database.of(each, url) as database, command_errors(each.spec):
+        with TargetDatabase.of(each, url) as database, command_errors(each.spec):
             if key is None:
                 _echo_queue(*database.run(_queue, each.model), json=json)
                 continue

@@ -10,7 +10,7 @@ import click
 import sqlalchemy as sa
 
 from sqlaqueue import admin
-from sqlaqueue.cli.database import Database, Target, load, load_targets
+from sqlaqueue.cli.database import Target, TargetDatabase, load, load_targets
 from sqlaqueue.cli.output import (
     DURATION,
     InputError,
@@ -226,7 +226,7 @@ def _one(target: str) -> Target:
 
 
 def _run(target: Target, url: str | None, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    with Database.of(target, url) as database, command_errors(target.spec):
+    with TargetDatabase.of(target, url) as database, command_errors(target.spec):
         return database.run(operation, target.model, *arguments, **options)
 
 

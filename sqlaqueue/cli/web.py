@@ -14,7 +14,7 @@ import click
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue.cli.database import Database, Target, engine_for, load, load_targets, parse_url
+from sqlaqueue.cli.database import Target, TargetDatabase, engine_for, load, load_targets, parse_url
 from sqlaqueue.cli.output import (
     FailedError,
     InputError,
@@ -89,7 +89,7 @@ def web(
     with command_errors():
         for target in loaded[: None if url is None else 1]:
             # A database that never answers is most likely a wrong URL. One that stops later is waited for.
-            with Database.of(target, url) as database:
+            with TargetDatabase.of(target, url) as database:
                 database.run(_connect, target.model)
     factory, engine = _session_factory(loaded[0], url)
     with command_errors():

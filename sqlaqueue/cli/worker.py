@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from click.core import ParameterSource
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue.cli.database import Database, engine_for, load, parse_url
+from sqlaqueue.cli.database import TargetDatabase, engine_for, load, parse_url
 from sqlaqueue.cli.http import parse_address
 from sqlaqueue.cli.output import (
     DURATION,
@@ -24,7 +24,8 @@ from sqlaqueue.cli.output import (
     targets_argument,
     url_option,
 )
-from sqlaqueue.cli.processes import WorkerOptions, WorkerProcess, configure_logging, supervise
+from sqlaqueue.cli.processes import WorkerOptions, WorkerProcess, configure_logging
+from sqlaqueue.cli.supervisor import supervise
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.scheduler import Scheduler, SchedulerBase
 
@@ -149,7 +150,7 @@ def scheduler(targets: Sequence[str], url: str | None, *, reset: bool, log_level
     configure_logging(log_level)
     spec = made.groups[0].spec
     with command_errors(spec):
-        with Database(made.session_factory) as database:
+        with TargetDatabase(made.session_factory) as database:
             # A database that never answers is most likely a wrong URL. One that stops answering later is waited for.
             database.run(_connect, spec)
         try:

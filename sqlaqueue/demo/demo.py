@@ -79,6 +79,7 @@ def regular_files(root: Path, exclude: Collection[str] = ()) -> tuple[list[bytes
     return files, closed
 
 
+# No code is shared with the handler, as a common mistake would go unnoticed.
 def content(path: bytes) -> Content | None:
     try:
         with Path(os.fsdecode(path)).open("rb") as file:
@@ -231,7 +232,7 @@ class Display:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-class WorkerProcess:
+class DemoWorker:
     def __init__(self, number: int, strategy: str, batch: int, environment: Mapping[str, str]) -> None:
         self.number = number
         self.holds: set[int] = set()
@@ -322,7 +323,7 @@ def report(
     findings: Findings,
     *,
     started_at: datetime,
-    workers: Sequence[WorkerProcess],
+    workers: Sequence[DemoWorker],
 ) -> None:
     if not findings.problems:
         display.print(
@@ -439,17 +440,17 @@ def _run_strategy(demo: Demo, strategy: str) -> bool:
 
 
 @contextlib.contextmanager
-def _workers(demo: Demo, strategy: str) -> Iterator[list[WorkerProcess]]:
+def _workers(demo: Demo, strategy: str) -> Iterator[list[DemoWorker]]:
     """Start the worker processes, and kill those that are left at the end."""
     environment = {
         **os.environ,
         URL: demo.engine.url.render_as_string(hide_password=False),
         PAUSE_AT: os.fsdecode(demo.files[len(demo.files) // 2]),
     }
-    workers: list[WorkerProcess] = []
+    workers: list[DemoWorker] = []
     try:
         numbers = range(1, demo.workers + 1)
-        workers.extend(WorkerProcess(number, strategy, demo.batch, environment) for number in numbers)
+        workers.extend(DemoWorker(number, strategy, demo.batch, environment) for number in numbers)
         # The measured rate must not include the start of the processes.
         while not all(worker.ready or not worker.is_running for worker in workers):
             time.sleep(_CHECK_INTERVAL)
@@ -469,7 +470,7 @@ def _enqueue(session: Session, model: type[FileJob], files: Sequence[bytes]) -> 
 
 
 def _watch(
-    session: Session, model: type[FileJob], workers: Sequence[WorkerProcess], display: Display, total: int
+    session: Session, model: type[FileJob], workers: Sequence[DemoWorker], display: Display, total: int
 ) -> list[str]:
     """Wait until all jobs are finished; kill the first worker that pauses at the job in the middle.
 
@@ -513,7 +514,7 @@ def _finished(session: Session, model: type[FileJob]) -> tuple[int, int]:
     return completed, failed
 
 
-def _check(session: Session, model: type[FileJob], demo: Demo, workers: Sequence[WorkerProcess]) -> Findings:
+def _check(session: Session, model: type[FileJob], demo: Demo, workers: Sequence[DemoWorker]) -> Findings:
     present = frozenset(demo.list_files()[0])
     for victim in workers:
         if victim.killed:

@@ -21,7 +21,7 @@ from sqlaqueue.consumer.sessions import resolve_factory
 from sqlaqueue.prometheus.queues import (
     DEFAULT_MAX_AGE,
     DEFAULT_TIMEOUT,
-    QueueReader,
+    GaugeReader,
     Reading,
     Scrape,
     ScrapeCollector,
@@ -119,7 +119,7 @@ def _registry_of(metrics: Iterable[Metric], *registries: CollectorRegistry) -> C
 
 
 def _collect_in_loop(scrape: Scrape, factory: Any) -> Callable[[], Awaitable[Iterable[Metric]]]:
-    async def read(reader: QueueReader) -> Reading:
+    async def read(reader: GaugeReader) -> Reading:
         session = open_session(factory)
         async with session:
             result: Reading = await session.run_sync(execute, reader.read)

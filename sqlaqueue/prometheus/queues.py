@@ -136,7 +136,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class QueueReader:
+class GaugeReader:
     """Reads one queue.
 
     :param has_schedules: whether it also reads the schedules in the tables that several queues may share.
@@ -195,7 +195,7 @@ class QueueReader:
         return Sample(gauge, (self.spec.name, *labels), float(value))
 
 
-def _depth(reader: QueueReader, session: Session) -> Iterator[Sample]:
+def _depth(reader: GaugeReader, session: Session) -> Iterator[Sample]:
     depth = admin.depth(session, reader.spec.model, limit=reader.options.count_limit)
     yield reader.sample(JOBS, depth.pending, "pending")
     yield reader.sample(DUE_JOBS, depth.due)
@@ -207,7 +207,7 @@ def _depth(reader: QueueReader, session: Session) -> Iterator[Sample]:
         yield reader.sample(EXPIRED_LEASES, depth.expired)
 
 
-def _consumers(reader: QueueReader, session: Session) -> Iterator[Sample]:
+def _consumers(reader: GaugeReader, session: Session) -> Iterator[Sample]:
     if CONSUMER_TABLE not in reader.spec.side_tables:
         return
     live = admin.consumers(session, reader.spec.model)
@@ -217,21 +217,21 @@ def _consumers(reader: QueueReader, session: Session) -> Iterator[Sample]:
         yield reader.sample(RUNNING_JOBS, sum(len(each.running) for each in live))
 
 
-def _paused(reader: QueueReader, session: Session) -> Iterator[Sample]:
+def _paused(reader: GaugeReader, session: Session) -> Iterator[Sample]:
     if CONTROL in reader.spec.side_tables:
         yield reader.sample(PAUSED, admin.paused(session, reader.spec.model))
 
 
-def _keys_at_limit(reader: QueueReader, session: Session) -> Iterator[Sample]:
+def _keys_at_limit(reader: GaugeReader, session: Session) -> Iterator[Sample]:
     yield reader.sample(KEYS_AT_LIMIT, sum(1 for _ in keys_at_limit(session, reader.spec)))
 
 
-def _missing_indexes(reader: QueueReader, session: Session) -> Iterator[Sample]:
+def _missing_indexes(reader: GaugeReader, session: Session) -> Iterator[Sample]:
     connection = session.connection(bind_arguments=bind_arguments(reader.spec.model))
     yield reader.sample(MISSING_INDEXES, len(checks_of(connection).missing_indexes(connection, reader.spec)))
 
 
-def _schedules(reader: QueueReader, session: Session) -> Iterator[Sample]:
+def _schedules(reader: GaugeReader, session: Session) -> Iterator[Sample]:
     if not reader.has_schedules:
         return
     table = ScheduleTables.look_up(reader.spec).schedules
@@ -245,7 +245,7 @@ def _schedules(reader: QueueReader, session: Session) -> Iterator[Sample]:
         yield Sample(SCHEDULE_PAUSED, (each.queue, each.name), float(each.paused_at is not None))
 
 
-def _finished(reader: QueueReader, session: Session) -> Iterator[Sample]:
+def _finished(reader: GaugeReader, session: Session) -> Iterator[Sample]:
     if not reader.options.finished:
         return
     spec = reader.spec
@@ -257,7 +257,7 @@ def _finished(reader: QueueReader, session: Session) -> Iterator[Sample]:
         yield reader.sample(JOBS, number, state)
 
 
-_PARTS: tuple[Callable[[QueueReader, Session], Iterator[Sample]], ...] = (
+_PARTS: tuple[Callable[[GaugeReader, Session], Iterator[Sample]], ...] = (
     _depth,
     _consumers,
     _paused,
@@ -316,7 +316,7 @@ class Scrape:
         read = ReadOptions(statement_timeout=timeout, count_limit=options.count_limit, finished=bool(options.finished))
         tables = [(id(spec.table.metadata), spec.table.schema) for spec in self.specs]
         self._readers = [
-            QueueReader(spec, read, has_schedules=tables.index(tables[number]) == number)
+            GaugeReader(spec, read, has_schedules=tables.index(tables[number]) == number)
             for number, spec in enumerate(self.specs)
         ]
         self._failing: set[str] = set()
@@ -328,10 +328,10 @@ class Scrape:
         """The result of the last scrape; None if it is too old."""
         return self._last if time.monotonic() < self._expires else None
 
-    def routine(self) -> Generator[QueueReader, Reading, list[Metric]]:
+    def routine(self) -> Generator[GaugeReader, Reading, list[Metric]]:
         """Yield each reader, and return the metrics.
 
-        The driver sends what :meth:`QueueReader.read` returns in a new session of the queue's database, or throws what
+        The driver sends what :meth:`GaugeReader.read` returns in a new session of the queue's database, or throws what
         that raised.
         """
         samples: list[Sample] = []
@@ -373,7 +373,7 @@ class ScrapeCollector(Collector):
     :param perform: reads a queue, in a new session of its database.
     """
 
-    def __init__(self, scrape: Scrape, perform: Callable[[QueueReader], Reading]) -> None:
+    def __init__(self, scrape: Scrape, perform: Callable[[GaugeReader], Reading]) -> None:
         self._scrape, self._perform = scrape, perform
         self._lock = threading.Lock()
 
@@ -427,7 +427,7 @@ class QueueCollector(ScrapeCollector):
         super().__init__(Scrape(models, name, options), read_in_thread(session_factory, name))
 
 
-def read_in_thread(session_factory: Any, what: str) -> Callable[[QueueReader], Reading]:
+def read_in_thread(session_factory: Any, what: str) -> Callable[[GaugeReader], Reading]:
     """Return the function that reads a queue in a new session of a sync factory.
 
     :param what: the class or function that was given the factory, for error messages.
@@ -438,7 +438,7 @@ def read_in_thread(session_factory: Any, what: str) -> Callable[[QueueReader], R
         raise ConfigurationError(msg)
     factory = resolve_factory(session_factory, what, is_async=False)
 
-    def read(reader: QueueReader) -> Reading:
+    def read(reader: GaugeReader) -> Reading:
         session = open_session(factory)
         if not isinstance(session, Session):
             msg = f"{what}: {factory!r} makes {type(session).__name__}; {_FIX}"

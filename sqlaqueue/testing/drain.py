@@ -32,14 +32,16 @@ from sqlaqueue.testing.in_transaction import (
     Jobs,
     TransactionGuard,
     WorkerInTest,
-    flushed_key,
     joined_session,
+    rescue_expired,
+    resolve_session,
+)
+from sqlaqueue.testing.rows import (
+    flushed_key,
     not_claimable,
     queue_is_paused,
     read_settings,
     remember_earlier_jobs,
-    rescue_expired,
-    resolve_session,
     restore_settings,
     show_changes,
 )

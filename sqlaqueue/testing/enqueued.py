@@ -19,14 +19,8 @@ from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.statements.selection import JobSelection, select_jobs
-from sqlaqueue.testing.in_transaction import (
-    AnySession,
-    Jobs,
-    enqueued_keys,
-    refresh_or_detach,
-    remember_earlier_jobs,
-    resolve_session,
-)
+from sqlaqueue.testing.in_transaction import AnySession, Jobs, resolve_session
+from sqlaqueue.testing.rows import enqueued_keys, refresh_or_detach, remember_earlier_jobs
 from sqlaqueue.write_routing import execute
 
 T = TypeVar("T")

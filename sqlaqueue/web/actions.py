@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from sqlaqueue import admin
 from sqlaqueue.exc import SqlaqueueError, StatementError
-from sqlaqueue.web.context import Context
+from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import BULK_ACTIONS, BulkAction, ByFilter, ByKeys, Done, Selection, act, preview
-from sqlaqueue.web.data.edit import Edited, EditForm, Field, read_form, save
+from sqlaqueue.web.data.edit import Edited, EditForm, read_form, save
+from sqlaqueue.web.data.edit_fields import EditableField
 from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_pages import Count, ListRequest
 from sqlaqueue.web.data.reader import ParameterError
@@ -36,7 +37,7 @@ _TIMEOUT = 10.0
 """Seconds for a statement of a preview: the user has asked for it, and it is not repeated."""
 
 
-async def confirm(context: Context) -> Response:
+async def confirm(context: PageContext) -> Response:
     pairs = context.request.query_params.multi_items()
     action = bulk_action(context.request.query_params.get("action", ""))
     queue = context.queue
@@ -76,7 +77,7 @@ def bulk_action(name: str) -> BulkAction:
     return BULK_ACTIONS[BULK_ACTIONS.index(name)]
 
 
-def back_url(context: Context, chosen: object, came_from: ListRequest | None) -> str:
+def back_url(context: PageContext, chosen: object, came_from: ListRequest | None) -> str:
     if came_from is None and isinstance(chosen, ByFilter):
         came_from = ListRequest(chosen.wanted)
     return list_url(context, came_from)
@@ -96,7 +97,7 @@ _VALUE, _NULL, _WAS_NULL = "v.", "null.", "was_null."
 _STATUS = {"wrong": 422, "changed": 409, "refused": 409}
 
 
-async def edit(context: Context) -> Response:
+async def edit(context: PageContext) -> Response:
     context.require("edit", context.queue)
     key = key_in(context, context.request.query_params.get("key"))
     with bad_parameters():
@@ -106,7 +107,7 @@ async def edit(context: Context) -> Response:
     return _page(context, key, form)
 
 
-async def save_edit(context: Context) -> Response:
+async def save_edit(context: PageContext) -> Response:
     """Write what was typed, and redirect to the job; or show the form again with what is wrong."""
     queue = context.queue
     context.require("edit", queue)
@@ -152,13 +153,13 @@ def _given(data: FormData, columns: JobColumns) -> dict[str, str | None]:
     return given
 
 
-def _page(context: Context, key: str, form: EditForm, *, status: int = 200, is_changed: bool = False) -> Response:
+def _page(context: PageContext, key: str, form: EditForm, *, status: int = 200, is_changed: bool = False) -> Response:
     return context.render(
         "edit.html", status=status, queue=context.queue, key=key, form=form, is_changed=is_changed, field_id=_field_id
     )
 
 
-def _field_id(field: Field) -> str:
+def _field_id(field: EditableField) -> str:
     return f"{_VALUE}{field.name}"
 
 
@@ -166,7 +167,7 @@ _CHANGED = {"requeue": "requeued", "cancel": "cancelled", "purge": "purged"}
 """The notice about changed jobs, by action."""
 
 
-async def act_on_queue(context: Context) -> Response:
+async def act_on_queue(context: PageContext) -> Response:
     """Carry out the action in the path on jobs of a queue, or on the queue."""
     action = context.request.path_params["action"]
     if action in BULK_ACTIONS:
@@ -180,7 +181,7 @@ async def act_on_queue(context: Context) -> Response:
     raise NotFound("There is no such action.", "Go back to the page that offers it.")
 
 
-async def _act_on_jobs(context: Context) -> Response:
+async def _act_on_jobs(context: PageContext) -> Response:
     action, queue = bulk_action(context.request.path_params["action"]), context.queue
     context.require(action, queue)
     form = await context.form()
@@ -208,7 +209,7 @@ async def _act_on_jobs(context: Context) -> Response:
     return context.redirect(_next(context, action, chosen, done, came_from), *(notices or [("unchanged", 0)]))
 
 
-def _next(context: Context, action: str, chosen: Selection, done: Done, came_from: ListRequest | None) -> str:
+def _next(context: PageContext, action: str, chosen: Selection, done: Done, came_from: ListRequest | None) -> str:
     queue = context.queue
     if isinstance(chosen, ByFilter) and done.after is not None:
         fields = [("action", action), *fields_of_selection(chosen, **{"from": done.after}), *list_fields(came_from)]
@@ -219,7 +220,7 @@ def _next(context: Context, action: str, chosen: Selection, done: Done, came_fro
     return back_url(context, chosen, came_from)
 
 
-async def _rescue(context: Context) -> Response:
+async def _rescue(context: PageContext) -> Response:
     """Rescue jobs whose lease has expired, as a Consumer of the queue would."""
     queue = context.queue
     context.require("requeue", queue)
@@ -232,7 +233,7 @@ async def _rescue(context: Context) -> Response:
     return context.redirect(back, ("rescued", rescued))
 
 
-async def _pause(context: Context, action: str) -> Response:
+async def _pause(context: PageContext, action: str) -> Response:
     queue = context.queue
     context.require("pause", queue)
     operation = admin.pause if action == "pause" else admin.resume
@@ -249,7 +250,7 @@ _OF_SCHEDULES: dict[str, tuple[Any, str]] = {
 }
 
 
-async def act_on_schedule(context: Context) -> Response:
+async def act_on_schedule(context: PageContext) -> Response:
     action = context.request.path_params["action"]
     if action not in _OF_SCHEDULES:
         raise NotFound("There is no such action.", "Go back to the list of schedules.")

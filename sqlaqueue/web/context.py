@@ -107,7 +107,7 @@ Query = Mapping[str, str | int] | Sequence[tuple[str, str | int]]
 
 
 @dataclass
-class Context:
+class PageContext:
     request: Request
     access: Access
     settings: Settings
@@ -213,7 +213,7 @@ class Context:
         return RedirectResponse(joined, status_code=303)
 
 
-Page = Callable[[Context], Any]
+Page = Callable[[PageContext], Any]
 """A coroutine function of a context that returns a response."""
 
 

@@ -31,7 +31,7 @@ from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Heartbeat, Payload, WaitRequest
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.web.actions import act_on_queue, act_on_schedule, confirm, edit
-from sqlaqueue.web.context import PATHS, Context, Page, path_below_mount
+from sqlaqueue.web.context import PATHS, Page, PageContext, path_below_mount
 from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.errors import (
@@ -286,7 +286,7 @@ _KEY = "broadcasters"
 _ADVICE = "Close some, or reload this page now and then."
 
 
-async def events(context: Context) -> Response:
+async def events(context: PageContext) -> Response:
     """Return the events of the queues that the parameters ``queue`` name, or of all that the user sees."""
     broadcaster, reader = _broadcaster(context), _reader(context)
     if broadcaster.has_enough(reader):
@@ -296,13 +296,13 @@ async def events(context: Context) -> Response:
     return EventStream(broadcaster, _queues(context), reader)
 
 
-def _reader(context: Context) -> Reader:
+def _reader(context: PageContext) -> Reader:
     """Return who asks: applications need not name their users."""
     client = context.request.client
     return ("user", context.user) if context.user else ("address", "" if client is None else client.host)
 
 
-def _broadcaster(context: Context) -> Broadcaster:
+def _broadcaster(context: PageContext) -> Broadcaster:
     by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Broadcaster]
     by_loop = context.state.setdefault(_KEY, WeakKeyDictionary())
     loop = asyncio.get_running_loop()
@@ -311,7 +311,7 @@ def _broadcaster(context: Context) -> Broadcaster:
     return by_loop[loop]
 
 
-def _queues(context: Context) -> list[Queue]:
+def _queues(context: PageContext) -> list[Queue]:
     slugs = context.request.query_params.getlist("queue")
     if not slugs:
         return context.queues
@@ -503,8 +503,8 @@ class Dashboard:
             msg = f"the access rule named the queue {unknown[0]!r}; there are {', '.join(self._settings.queues)}"
             raise ConfigurationError(msg)
 
-    def _context(self, request: Request, access: Access) -> Context:
-        return Context(request, access, self._settings, self._database, self._renderer, self._state)
+    def _context(self, request: Request, access: Access) -> PageContext:
+        return PageContext(request, access, self._settings, self._database, self._renderer, self._state)
 
     def _error_response(self, request: Request, error: PageError) -> Response:
         # Without access: the page of an error names no queue.

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from sqlaqueue.consumer.pace import RESCUE
 from sqlaqueue.queue.options import FINISHED, STATES
 from sqlaqueue.web.actions import LABELS
-from sqlaqueue.web.context import Context
+from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
 from sqlaqueue.web.data.job import JobLife, ShownValue, events_of, read_life
 from sqlaqueue.web.data.job_columns import OTHER, JobColumn, columns_of, indented
@@ -69,7 +69,7 @@ class Chip:
 
 
 @dataclass(frozen=True)
-class Field:
+class FilterField:
     name: str
     label: str
     value: str
@@ -79,7 +79,7 @@ class Field:
 
 @dataclass(frozen=True)
 class ListView:
-    context: Context
+    context: PageContext
     request: ListRequest
     counts: Mapping[str | None, Count] | None
 
@@ -190,16 +190,16 @@ class ListView:
         """Return the fields with which a form of an action carries this list."""
         return list_fields(self.request)
 
-    def first_fields(self) -> list[Field]:
+    def first_fields(self) -> list[FilterField]:
         wanted = self.request.wanted
         names = ",".join(each.name for each in wanted.columns.of_key)
-        found = [Field("job", f"Key ({names})", wanted.key or "")]
+        found = [FilterField("job", f"Key ({names})", wanted.key or "")]
         error = wanted.columns.by_role.get("last_error")
         if error is not None and not error.is_redacted:
-            found.append(Field("error", "Kind of error", wanted.error or "", hint="ValueError"))
+            found.append(FilterField("error", "Kind of error", wanted.error or "", hint="ValueError"))
         return found
 
-    def groups(self) -> list[tuple[JobColumn, list[Field]]]:
+    def groups(self) -> list[tuple[JobColumn, list[FilterField]]]:
         given = {each.parameter: each.text for each in self.request.wanted.conditions}
         return [
             (column, [self._field(column, operator, given) for operator in _operators(column)])
@@ -207,7 +207,7 @@ class ListView:
             if _operators(column) and not column.is_key
         ]
 
-    def _field(self, column: JobColumn, operator: str, given: Mapping[str, str]) -> Field:
+    def _field(self, column: JobColumn, operator: str, given: Mapping[str, str]) -> FilterField:
         name = parameter_of(column, operator)
         choices: Sequence[tuple[str, str]] = ()
         if operator == "null":
@@ -217,7 +217,7 @@ class ListView:
         elif column.kind == "enum":
             choices = [(each, each) for each in column.choices]
         hints = {"moment": "2030-12-31T08:00", "naive_moment": "2030-12-31T08:00", "date": "2030-12-31"}
-        return Field(name, _NAMES[operator], given.get(name, ""), choices, hints.get(column.kind, ""))
+        return FilterField(name, _NAMES[operator], given.get(name, ""), choices, hints.get(column.kind, ""))
 
     def actions(self) -> list[Action]:
         offered = ACTIONS.get(self.request.wanted.state, ("requeue", "purge"))
@@ -274,7 +274,7 @@ EMPTY = {
 """What a list without jobs says."""
 
 
-async def jobs(context: Context) -> Response:
+async def jobs(context: PageContext) -> Response:
     columns = columns_of(context.queue.spec, context.settings.is_redacted)
     pairs = context.request.query_params.multi_items()
     try:
@@ -328,7 +328,7 @@ class Button:
     """Whether the user is asked before."""
 
 
-async def job(context: Context) -> Response:
+async def job(context: PageContext) -> Response:
     key = key_in(context, context.request.query_params.get("key"))
     with bad_parameters():
         # To learn whether another transaction has locked the job, it is locked for a moment.
@@ -371,14 +371,14 @@ def _is_json(value: ShownValue) -> bool:
     return "JSON" in type(value.column.stored_type).__name__.upper()
 
 
-def _link(context: Context, value: ShownValue) -> str | None:
+def _link(context: PageContext, value: ShownValue) -> str | None:
     if value.text is None or value.size:
         return None
     typed: Any = int(value.text) if value.column.kind == "integer" else value.text
     return context.settings.link(context.queue.spec, str(value.column.column.key), typed)
 
 
-def _buttons(context: Context, life: JobLife) -> list[Button]:
+def _buttons(context: PageContext, life: JobLife) -> list[Button]:
     """Return the actions that make sense for the state, with the reason where one that users look for is impossible."""
     queue, found = context.queue, []
     if context.may("edit", queue) and life.state in {*STATES}:

@@ -18,13 +18,13 @@ from sqlaqueue.web.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlaqueue.web.context import Context
+    from sqlaqueue.web.context import PageContext
     from sqlaqueue.web.settings import Queue
 
 Pairs = Sequence[tuple[str, str]]
 
 
-def columns_in(context: Context) -> JobColumns:
+def columns_in(context: PageContext) -> JobColumns:
     return columns_of(context.queue.spec, context.settings.is_redacted)
 
 
@@ -37,7 +37,7 @@ def bad_parameters() -> Iterator[None]:
         raise BadRequest(f"{error.parameter}: {error.problem}.", "Go back, and choose again.") from None
 
 
-def key_in(context: Context, given: str | None) -> str:
+def key_in(context: PageContext, given: str | None) -> str:
     if given is None:
         raise BadRequest("key: it is missing.", f"Choose a job from the list of {context.queue.name}.")
     return given
@@ -114,7 +114,7 @@ _MOST = 200
 """Its number of parameters."""
 
 
-def listed_url(context: Context, queue: Queue, listed: str) -> str:
+def listed_url(context: PageContext, queue: Queue, listed: str) -> str:
     """Return the URL of a list of jobs, such as the due ones; that of their state if the queue cannot list them."""
     columns = columns_of(queue.spec, context.settings.is_redacted)
     state = listed if listed in lists_of(columns) else JobsWanted(columns).of(listed).state
@@ -127,7 +127,7 @@ def list_fields(request: ListRequest | None) -> list[tuple[str, str]]:
     return [(FIELD, query)] if query and len(query) <= _LONGEST else []
 
 
-def list_in(context: Context, pairs: Sequence[tuple[str, str]]) -> ListRequest | None:
+def list_in(context: PageContext, pairs: Sequence[tuple[str, str]]) -> ListRequest | None:
     """Return the list that the fields of a request carry; None if they carry none.
 
     Its URL is made from what was parsed, so that it is never that of another page.
@@ -148,6 +148,6 @@ def list_in(context: Context, pairs: Sequence[tuple[str, str]]) -> ListRequest |
     return parse_request(columns_in(context), query)
 
 
-def list_url(context: Context, request: ListRequest | None) -> str:
+def list_url(context: PageContext, request: ListRequest | None) -> str:
     """Return the URL of a list of the queue in the path; by None, that of all of its jobs."""
     return context.url("jobs", queue=context.queue, query=() if request is None else request.with_place())

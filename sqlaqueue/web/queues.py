@@ -24,7 +24,7 @@ from sqlaqueue.admin.state import KeyAtLimit
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.charts import Bar, Range, bar_chart, range_chart, sparkline
 from sqlaqueue.web.context import (
-    Context,
+    PageContext,
     SharedResult,
     both,
     needs_examination,
@@ -33,7 +33,7 @@ from sqlaqueue.web.context import (
     remember_schedules,
     shared_result,
 )
-from sqlaqueue.web.data.past import DAY, HOUR, MINUTES, Durations, Percentiles, Span, Throughput
+from sqlaqueue.web.data.past import DAY, HOUR, MINUTES, ChartSpan, Durations, Percentiles, Throughput
 from sqlaqueue.web.data.queues import (
     COUNT_LIMIT,
     ClaimPlan,
@@ -75,7 +75,7 @@ class _Measured:
     problem: str = ""
 
 
-async def claim(context: Context) -> Response:
+async def claim(context: PageContext) -> Response:
     shown = context.queue
 
     async def measure() -> _Measured:
@@ -93,7 +93,7 @@ async def claim(context: Context) -> Response:
     )
 
 
-async def _measure(context: Context, shown: Queue) -> _Measured:
+async def _measure(context: PageContext, shown: Queue) -> _Measured:
     database = context.database
     findings: Part[Sequence[Finding]] = await database.read(_read_findings, shown.spec)
     try:
@@ -127,7 +127,7 @@ DEEP_SHARED_FOR = 60.0
 _HIDDEN = "(hidden)"
 
 
-async def health(context: Context) -> Response:
+async def health(context: PageContext) -> Response:
     is_deep = _is_deep(context)
     found = await examined(context, is_deep=is_deep)
     findings = [_shown(context, finding) for finding in found.value]
@@ -149,12 +149,12 @@ def groups_of(findings: Sequence[Finding]) -> dict[str | None, list[Finding]]:
     return {queue: groups[queue] for queue in sorted(groups, key=lambda queue: queue is not None)}
 
 
-def _url_of(context: Context, name: str | None) -> str | None:
+def _url_of(context: PageContext, name: str | None) -> str | None:
     queue = next((queue for queue in context.queues if queue.name == name), None)
     return None if queue is None else context.url("queue", queue=queue)
 
 
-async def examined(context: Context, *, is_deep: bool = False) -> SharedResult[Sequence[Finding]]:
+async def examined(context: PageContext, *, is_deep: bool = False) -> SharedResult[Sequence[Finding]]:
     """Return what the doctor finds in the queues that the user sees, or has found some seconds ago."""
     names = tuple(queue.name for queue in context.queues)
     models = [queue.model for queue in context.queues]
@@ -173,14 +173,14 @@ def _run_doctor(session: Any, models: Sequence[type[Any]], is_deep: bool) -> Seq
     return doctor(session, *models, deep=is_deep)
 
 
-def _is_deep(context: Context) -> bool:
+def _is_deep(context: PageContext) -> bool:
     given = context.request.query_params.get("deep", "0")
     if given not in {"0", "1"}:
         raise BadRequest(f"deep={given[:100]}: this is neither 0 nor 1.", "Use deep=1 to read all jobs as well.")
     return given == "1"
 
 
-def _shown(context: Context, finding: Finding) -> Finding:
+def _shown(context: PageContext, finding: Finding) -> Finding:
     """Return a finding without the error of a schedule, which may repeat a value, if errors are redacted."""
     queue, error = context.settings.queues.get(finding.queue or ""), finding.facts.get("error")
     if not error or queue is None or not context.settings.is_redacted(queue.spec, "last_error"):
@@ -193,7 +193,7 @@ def _shown(context: Context, finding: Finding) -> Finding:
 _NEXT_TICKS = 3
 
 
-async def schedules(context: Context) -> Response:
+async def schedules(context: PageContext) -> Response:
     found, problems = await schedules_of(context)
     return context.render(
         "schedules.html",
@@ -206,7 +206,7 @@ async def schedules(context: Context) -> Response:
     )
 
 
-async def schedules_of(context: Context) -> tuple[list[ScheduleInfo], list[str]]:
+async def schedules_of(context: PageContext) -> tuple[list[ScheduleInfo], list[str]]:
     """Return the schedules of the queues that the user sees, and what cannot be read."""
     found: list[ScheduleInfo] = []
     problems: list[str] = []
@@ -220,7 +220,7 @@ async def schedules_of(context: Context) -> tuple[list[ScheduleInfo], list[str]]
     return found, problems
 
 
-def _values(context: Context, schedule: ScheduleInfo) -> Mapping[str, str]:
+def _values(context: PageContext, schedule: ScheduleInfo) -> Mapping[str, str]:
     """Return the values that a schedule gives its jobs, without those of redacted columns."""
     spec = context.settings.queues[schedule.queue].spec
     texts: dict[str, str] = {}
@@ -230,7 +230,7 @@ def _values(context: Context, schedule: ScheduleInfo) -> Mapping[str, str]:
     return texts
 
 
-def _error(context: Context, schedule: ScheduleInfo) -> str:
+def _error(context: PageContext, schedule: ScheduleInfo) -> str:
     """Return the error of a schedule, which may repeat a value of a column."""
     if schedule.last_error is None:
         return ""
@@ -253,7 +253,7 @@ class Row:
     """The number of running jobs; under a strategy that holds a transaction, those of the last heartbeats."""
 
 
-async def overview(context: Context) -> Response:
+async def overview(context: PageContext) -> Response:
     found: dict[str, Part[QueueOverview]] = {}
     # Each in a session of its own: a queue that waits for a lock does not delay the others.
     async with anyio.create_task_group() as group:
@@ -280,24 +280,24 @@ async def overview(context: Context) -> Response:
     return response
 
 
-def memory_of(context: Context) -> Memory:
+def memory_of(context: PageContext) -> Memory:
     memory: Memory = context.state.setdefault(_MEMORY, {})
     return memory
 
 
-async def _read_schedules(context: Context) -> None:
+async def _read_schedules(context: PageContext) -> None:
     # What cannot be read is said on the page of schedules.
     with contextlib.suppress(PageError, SQLAlchemyError):
         await schedules_of(context)
 
 
-async def _refresh_findings(context: Context) -> None:
+async def _refresh_findings(context: PageContext) -> None:
     # A server that stops cancels what runs after a response, and would log a traceback of that.
     with contextlib.suppress(PageError, SQLAlchemyError, asyncio.CancelledError):
         await examined(context)
 
 
-async def _read_one(context: Context, queue: Queue, found: dict[str, Part[QueueOverview]]) -> None:
+async def _read_one(context: PageContext, queue: Queue, found: dict[str, Part[QueueOverview]]) -> None:
     try:
         found[queue.name] = Part(await context.database.read(read_overview, queue.spec, memory_of(context)))
     except PageError as error:
@@ -346,7 +346,7 @@ _SPANS = {"hour": HOUR, "day": DAY}
 _QUARTERS = 4
 
 
-async def queue(context: Context) -> Response:
+async def queue(context: PageContext) -> Response:
     shown, span = context.queue, _span(context)
     present, past = await _read_queue(context, shown, span)
     consumers = present.state.consumers.value
@@ -370,7 +370,7 @@ async def queue(context: Context) -> Response:
     )
 
 
-async def _read_queue(context: Context, shown: Queue, span: Span) -> tuple[QueuePresent, QueuePast]:
+async def _read_queue(context: PageContext, shown: Queue, span: ChartSpan) -> tuple[QueuePresent, QueuePast]:
     """Read both at the same time: one has many short statements, the other a few long ones."""
     database, spec, memory = context.database, shown.spec, memory_of(context)
     shows_errors = not context.settings.is_redacted(spec, "last_error")
@@ -378,7 +378,7 @@ async def _read_queue(context: Context, shown: Queue, span: Span) -> tuple[Queue
     return await both(database.read(read_present, spec, memory), database.read(past, spec, span, memory))
 
 
-def _span(context: Context) -> Span:
+def _span(context: PageContext) -> ChartSpan:
     name = context.request.query_params.get("span", HOUR.name)
     if name not in _SPANS:
         raise BadRequest(f"span={name[:100]}: there is no such span.", f"Use one of {', '.join(_SPANS)}.")
@@ -434,7 +434,7 @@ def _durations_chart(durations: Durations) -> Markup | None:
     return range_chart("durations-chart", rows, title="Wait and run times", description=f"{'. '.join(texts)}.")
 
 
-def _key_at_limit(context: Context, shown: Queue, key: KeyAtLimit) -> str:
+def _key_at_limit(context: PageContext, shown: Queue, key: KeyAtLimit) -> str:
     """Return the values of a key, without those of redacted columns."""
     texts = []
     for name, value in key.key.items():

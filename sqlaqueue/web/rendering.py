@@ -120,7 +120,7 @@ class Renderer:
     def __init__(self) -> None:
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
-            autoescape=True,
+            autoescape=True,  # so that a value is never HTML
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -157,7 +157,7 @@ _TEXTS = {
     "schedule_paused": ("The schedule is paused.",) * 2,
     "schedule_resumed": ("The schedule is resumed.",) * 2,
 }
-"""The singular and the plural of each."""
+"""The texts after an action, singular and plural. URLs name them by code, so that a link cannot show another text."""
 
 _MOST = 6
 

@@ -19,9 +19,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web.data.job_columns import JobColumns, columns_of
+from sqlaqueue.web.data.job_orders import orders_of
 from sqlaqueue.web.data.job_pages import count_states, cursor_text, parse_request, read_page
 from sqlaqueue.web.data.job_sources import source_of
-from sqlaqueue.web.data.job_windows import orders_of
 from tests.benchmarks.server import bench_server
 from tests.sent_statements import sent_statements
 

@@ -11,14 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sqlaqueue.cli.processes import (
-    LONGEST_RESTART_DELAY,
-    REPORT_INTERVAL,
-    STABLE_AFTER,
-    WorkerSlot,
-    exit_reason,
-    restart_delay,
-)
+from sqlaqueue.cli.processes import REPORT_INTERVAL
+from sqlaqueue.cli.supervisor import LONGEST_RESTART_DELAY, STABLE_AFTER, WorkerSlot, exit_reason, restart_delay
 from tests.cli.conftest import MODELS, QUEUES, TASKS, Process, Shop, wait_until
 from tests.cli.shop.models import Email, Letter
 

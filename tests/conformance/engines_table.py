@@ -18,7 +18,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mariadb.prepare import MariaDB
 from sqlaqueue.postgresql.faults import _on_shards
 from sqlaqueue.sqlite.prepare import SQLite
-from sqlaqueue.testing.conformance.queue_under_test import ENGINES, EngineUnderTest
+from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 BEGIN, END = "<!-- begin: python -m tests.conformance --write -->", "<!-- end -->"

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from sqlaqueue.testing import StrategyConformance
-from sqlaqueue.testing.conformance.queue_under_test import ENGINES, EngineUnderTest
+from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 from tests.conformance.engines_table import PAGE, page
 
 pytestmark = pytest.mark.once

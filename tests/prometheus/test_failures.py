@@ -73,7 +73,7 @@ def test_a_locked_table_is_waited_for_no_longer_than_the_timeout(
 
 
 def test_a_scrape_cannot_write(engine: sa.Engine, two: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(reader: queues.QueueReader, session: Session) -> Iterator[Any]:
+    def write(reader: queues.GaugeReader, session: Session) -> Iterator[Any]:
         session.execute(sa.insert(two[0]))
         yield from ()
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, claim, complete, fail, reconcile, release, requeue, retry
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-from sqlaqueue.testing.conformance.queue_under_test import wait_for
+from sqlaqueue.testing.conformance.engines import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, reconcile
 from sqlaqueue.consumer.maintenance import cleanup as reconciling
 from sqlaqueue.consumer.pace import Intervals
-from sqlaqueue.testing.conformance.queue_under_test import wait_for
+from sqlaqueue.testing.conformance.engines import wait_for
 from tests.contexts import make_context
 from tests.strategies.explain import nodes_of
 

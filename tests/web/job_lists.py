@@ -16,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.web.data import job_windows
+from sqlaqueue.web.data import job_orders
 from sqlaqueue.web.data.job_columns import JobColumns, columns_of
 from sqlaqueue.web.data.job_pages import JobPage, parse_request, read_page
 
@@ -145,7 +145,7 @@ def columns(model: Any, *redacted: str) -> JobColumns:
 def page(
     engine: sa.Engine, model: Any, *pairs: tuple[str, str], size: int = 50, redacted: Iterable[str] = ()
 ) -> JobPage:
-    job_windows._known.clear()
+    job_orders._known.clear()
     with Session(engine) as session:
         return read_page(session, parse_request(columns(model, *redacted), pairs), size)
 
@@ -176,5 +176,5 @@ def keys(found: Iterable[JobPage]) -> list[str]:
 
 def make_window_small(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     """Let lists examine fewer rows at once."""
-    for module in ("job_windows", "job_reader", "job_pages", "job_counts"):
+    for module in ("job_windows", "job_pages"):
         monkeypatch.setattr(f"sqlaqueue.web.data.{module}.WINDOW", window)

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.web.data.job_filters import parse_filter
+from sqlaqueue.web.data.job_orders import orders_of
 from sqlaqueue.web.data.job_pages import CAP, Count, count_states, cursor_text, set_planner
 from sqlaqueue.web.data.job_sources import source_of
-from sqlaqueue.web.data.job_windows import orders_of
 from tests.sent_statements import sent_statements
 from tests.strategies.explain import buffers_of, nodes_of
 from tests.web.job_lists import columns, create, make_messages, make_rows, make_window_small, page

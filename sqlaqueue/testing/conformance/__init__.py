@@ -32,26 +32,26 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlaqueue.strategies import ClaimStrategy
-from sqlaqueue.testing.conformance.claims import (
+# Before their first import; otherwise failed assertions do not show their values.
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{module}" for module in ("claims", "engines", "jobs", "queue_under_test", "runs"))
+)
+
+from sqlaqueue.strategies import ClaimStrategy  # noqa: E402 - see above
+from sqlaqueue.testing.conformance.claims import (  # noqa: E402 - see above
     ClaimConformance,
     ConcurrencyConformance,
     LockConformance,
     QueryPlanConformance,
 )
-from sqlaqueue.testing.conformance.jobs import EnqueueConformance, ListingConformance, MaintenanceConformance
-from sqlaqueue.testing.conformance.queue_under_test import (
-    Gate,
-    QueueUnderTest,
-    Reason,
-    concerns,
-    traits_of,
+from sqlaqueue.testing.conformance.engines import Exemption, Gate  # noqa: E402 - see above
+from sqlaqueue.testing.conformance.jobs import (  # noqa: E402 - see above
+    EnqueueConformance,
+    ListingConformance,
+    MaintenanceConformance,
 )
-from sqlaqueue.testing.conformance.runs import LeaseConformance, SettlementConformance
-
-# Before their first import; otherwise failed assertions do not show their values.
-pytest.register_assert_rewrite(f"{__name__}.suite", f"{__name__}.queue_under_test", f"{__name__}.gate")
-
+from sqlaqueue.testing.conformance.queue_under_test import QueueUnderTest, concerns, traits_of  # noqa: E402 - see above
+from sqlaqueue.testing.conformance.runs import LeaseConformance, SettlementConformance  # noqa: E402 - see above
 
 __all__ = ["Gate", "QueueUnderTest", "StrategyConformance"]
 
@@ -126,7 +126,7 @@ def _must_fail(test: Callable[..., None], reason: str) -> Callable[..., None]:
     return tried
 
 
-def reason_of(node: Any, queue: QueueUnderTest) -> Reason | None:
+def reason_of(node: Any, queue: QueueUnderTest) -> Exemption | None:
     """Return why a test cannot hold on the engine of a queue; None for a test that has to."""
     parameters = getattr(getattr(node, "callspec", None), "params", {})
     return queue.under_test.reason(getattr(node, "originalname", node.name), parameters)

@@ -22,7 +22,8 @@ from sqlaqueue.postgresql.claim_scan import FEW
 from sqlaqueue.statements.claim import claim_statement
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies import ScanRange
-from sqlaqueue.testing.conformance.queue_under_test import ALL, DEADLINE, HOUR, QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.conformance.engines import DEADLINE
+from sqlaqueue.testing.conformance.queue_under_test import ALL, HOUR, QueueUnderTest, needs, numbers_of
 
 JOBS = 12
 

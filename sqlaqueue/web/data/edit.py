@@ -1,346 +1,27 @@
-"""Edit the arguments of one job: the form, the values, the transaction that writes it, and violated constraints."""
+"""Edit the arguments of one job: the form, and the transaction that writes it."""
 
 from __future__ import annotations
 
-import re
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, StatementError
-from sqlalchemy.orm import Mapper, Session, attributes, defer, lazyload
+from sqlalchemy.orm import Session, attributes, defer, lazyload
 
 from sqlaqueue import admin
 from sqlaqueue.consumer.core.errors import is_connection_lost, is_lock_or_timeout, is_twin
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.errors import sqlstate, violated_column, violated_constraint, violated_table
-from sqlaqueue.sql.types import NEUTRAL
+from sqlaqueue.sql.errors import sqlstate, violated_constraint
 from sqlaqueue.strategies.delete_row import letters, stored_columns
-from sqlaqueue.web.data.job import ShownValue, StoredJob, has_key, letter_of, read_job
-from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, indented, parse_exact
+from sqlaqueue.web.data.edit_fields import EditableField, WrongValue, field_text, field_value, fields_of, violation_of
+from sqlaqueue.web.data.job import StoredJob, has_key, letter_of, read_job
+from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.reader import ParameterError
-
-# -- constraint errors -------------------------------------------------------------------------------------------------
-# To which columns a violated constraint belongs, by the mapped table, and what it says about their values.
-#
-# The database's own text is not used: it repeats values, which may be redacted.
-
-
-Element = sa.Constraint | sa.Index
-
-
-@dataclass(frozen=True)
-class Violation:
-    columns: Sequence[sa.Column[Any]]
-    text: str
-
-
-def violation_of(error: DBAPIError, spec: QueueSpec) -> Violation | None:
-    """Return the constraint of the queue's table that a statement has violated; None if it is none that is mapped."""
-    if violated_table(error) != spec.table.name:
-        return None
-    column = violated_column(error)
-    if column is not None:
-        return Violation([each for each in spec.table.c if each.name == column], "A value is required.")
-    name = violated_constraint(error) or ""
-    if is_twin(error, spec) and spec.config.unique is not None:
-        names = spec.config.unique.attributes
-        columns = [spec.mapper.columns[each] for each in names if each in spec.mapper.columns]
-        return Violation(columns, "It would have a twin: another job has the same values of the unique columns.")
-    indexes = [index for index in spec.table.indexes if index.unique]
-    elements: list[Element] = [*spec.table.constraints, *indexes]
-    found = next((each for each in elements if name in _names(each, spec.table)), None)
-    return None if found is None else Violation(_columns(found, spec.table), _text(found, name))
-
-
-def _columns(element: Element, table: sa.Table) -> list[sa.Column[Any]]:
-    if isinstance(element, sa.CheckConstraint):
-        return _in_check(element, table)
-    if isinstance(element, sa.Index | sa.UniqueConstraint | sa.PrimaryKeyConstraint | sa.ForeignKeyConstraint):
-        return [table.c[each.key] for each in element.columns if each.key in table.c]
-    return []
-
-
-def _in_check(check: sa.CheckConstraint, table: sa.Table) -> list[sa.Column[Any]]:
-    """Return the columns of a check, which may be written as a text."""
-    known = [*check.columns]
-    words = {*re.findall(r"\w+", re.sub(r"'[^']*'", "", str(check.sqltext)))}
-    return known or [column for column in table.c if column.name in words]
-
-
-def _names(element: Element, table: sa.Table) -> Iterable[str]:
-    """Return the name of a constraint; for one without a name, those that the database may have given it."""
-    if isinstance(element.name, str):
-        return [str(element.name)]
-    columns = [column.name for column in _columns(element, table)]
-    joined = "_".join([table.name, *columns])
-    if isinstance(element, sa.ForeignKeyConstraint):
-        return [f"{joined}_fkey"]
-    if isinstance(element, sa.UniqueConstraint):
-        return [f"{joined}_key"]
-    if isinstance(element, sa.CheckConstraint):
-        return [f"{joined}_check"] if len(columns) == 1 else [f"{table.name}_check"]
-    return [f"{table.name}_pkey"]
-
-
-def _text(element: Element, name: str) -> str:
-    if isinstance(element, sa.ForeignKeyConstraint):
-        return f"No row of {element.referred_table.name} has this value ({name})."
-    if isinstance(element, sa.CheckConstraint):
-        return f"The check {name} does not allow this value."
-    several = len(list(element.columns)) > 1 if isinstance(element, sa.Index | sa.UniqueConstraint) else False
-    return f"Another row has {'these values together' if several else 'this value'} already ({name})."
-
-
-# -- edit fields -------------------------------------------------------------------------------------------------------
-
-FieldKind = Literal["text", "integer", "number", "boolean", "moment", "naive_moment", "date", "enum", "uuid", "json"]
-
-EDITABLE_ROLES = ("priority", "run_at", "max_attempts")
-"""The roles that an operator may change; the others tell what has happened."""
-
-_PYTHON: dict[FieldKind, tuple[type[Any], ...]] = {
-    "text": (str,),
-    "integer": (int,),
-    "number": (Decimal, float),
-    "boolean": (bool,),
-    "moment": (datetime,),
-    "naive_moment": (datetime,),
-    "date": (date,),
-    "uuid": (uuid.UUID, str),
-    "json": (dict, list, str, int, float, bool),
-}
-"""The types of the values of each kind."""
-
-_HINTS: dict[FieldKind, str] = {
-    "moment": "with its zone, such as 2030-12-31T08:00:00+01:00 or 2030-12-31T08:00Z",
-    "naive_moment": "without a zone, such as 2030-12-31T08:00:00",
-    "date": "such as 2030-12-31",
-    "number": "such as 12.50",
-    "uuid": "32 hexadecimal digits",
-    "json": "JSON",
-}
-
-T = TypeVar("T")
-
-_INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
-
-
-class WrongValue(ValueError):
-    """A text that is no value of its field; the message says what to write."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Field:
-    column: JobColumn
-    attribute: str
-    kind: FieldKind
-    is_nullable: bool
-
-    @property
-    def name(self) -> str:
-        return self.column.name
-
-    @property
-    def hint(self) -> str:
-        return _HINTS.get(self.kind, "")
-
-    @property
-    def is_long(self) -> bool:
-        stored = self.column.stored_type
-        return self.kind == "json" or (self.kind == "text" and getattr(stored, "length", None) is None)
-
-
-def fields_of(columns: JobColumns, mapper: Mapper[Any]) -> list[Field]:
-    spec = columns.spec
-    fixed = {mapper.version_id_col, mapper.polymorphic_on}
-    found: list[Field] = []
-    for each in columns.values():
-        column, kind = each.column, _kind(each)
-        is_own = each.role is None or each.role in EDITABLE_ROLES
-        if each.is_key or each.is_redacted or not is_own or kind is None or column in fixed:
-            continue
-        made_by_server = column.computed is not None or column.identity is not None or column.server_onupdate
-        if made_by_server or not mapper.columns.contains_column(column):
-            continue
-        attribute = mapper.get_property_by_column(column).key
-        nullable = bool(column.nullable)
-        found.append(Field(column=each, attribute=attribute, kind=kind, is_nullable=nullable))
-    return sorted(
-        found, key=lambda field: (field.column.role is not None, list(spec.table.c).index(field.column.column))
-    )
-
-
-def _kind(column: JobColumn) -> FieldKind | None:
-    if isinstance(column.stored_type, sa.JSON):
-        return "json"
-    kinds: dict[str, FieldKind] = {kind: kind for kind in get_args(FieldKind)}
-    return kinds.get(column.kind)
-
-
-def field_text(field: Field, value: ShownValue) -> str | None:
-    """Return a stored value as the text of a form; None for NULL.
-
-    :raises WrongValue: if it cannot be edited: it is too large, or its type converts it to another kind of value.
-    """
-    if value.size:
-        raise WrongValue("It is too large to be edited here.")
-    if value.text is None:
-        return None
-    text = value.text
-    if field.kind == "json":
-        text = indented(text)
-    elif field.kind == "moment":
-        if value.moment is None:
-            raise WrongValue("It is no moment that can be edited here.")
-        text = value.moment.isoformat()
-    converted = field.column.column.type
-    if not isinstance(converted, sa.types.TypeDecorator) or field.kind == "enum":
-        return text
-    shown = _converted(converted.process_result_value, _stored_value(field, text))
-    if type(shown) not in _PYTHON[field.kind]:
-        raise WrongValue("Its type makes another kind of value of it; change it in a program.")
-    return shown if isinstance(shown, str) and field.kind == "text" else text
-
-
-def field_value(field: Field, text: str | None) -> Any:
-    """Return the text of a form as the value of its attribute.
-
-    :raises WrongValue: if it is no such value.
-    """
-    type_ = field.column.column.type
-    if text is None:
-        if not field.is_nullable:
-            raise WrongValue("It must have a value.")
-        # As None an attribute of JSON would be the null of JSON.
-        return sa.null() if field.kind == "json" else None
-    value = _stored_value(field, text)
-    if value is None:
-        return sa.JSON.NULL  # the null of JSON
-    if not isinstance(type_, sa.types.TypeDecorator) or field.kind == "enum":
-        return value
-    stored = _converted(type_.process_bind_param, value)
-    if _converted(type_.process_result_value, stored) != value:
-        raise WrongValue("Its type does not store this value as it is.")
-    return value
-
-
-def _converted(convert: Callable[[Any, Any], Any], value: Any) -> Any:
-    try:
-        return convert(value, NEUTRAL)
-    except NotImplementedError:
-        return value  # the type converts in one direction only
-    except Exception as error:
-        raise WrongValue(f"Its type refuses it: {error}") from error
-
-
-def _stored_value(field: Field, text: str) -> Any:
-    stored = field.column.stored_type
-    if field.kind == "text":
-        length = getattr(stored, "length", None)
-        if length is not None and len(text) > length:
-            raise WrongValue(f"Use at most {length} characters.")
-        return text
-    if field.kind == "json":
-        try:
-            return parse_exact(text)
-        except (ValueError, RecursionError) as error:
-            raise WrongValue(f"This is no JSON that can be stored: {error}.") from None
-    return _READERS[field.kind](stored, text.strip())
-
-
-def _integer(type_: Any, text: str) -> int:
-    bits = 16 if isinstance(type_, sa.SmallInteger) else 64 if isinstance(type_, sa.BigInteger) else 32
-    number = int(text) if _INTEGER.fullmatch(text) else None
-    if number is None or not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
-        raise WrongValue(f"Write an integer from {-(2 ** (bits - 1))} to {2 ** (bits - 1) - 1}.")
-    return number
-
-
-def _number(type_: Any, text: str) -> Decimal | float:
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        number = Decimal("NaN")
-    if not number.is_finite() or "_" in text or len(text) > 1000:  # noqa: PLR2004 - more digits than a form needs
-        raise WrongValue("Write a number, such as 12.50.")
-    if isinstance(type_, sa.Float) or not type_.asdecimal:
-        return float(number)
-    decimals = -int(number.normalize().as_tuple().exponent)
-    if type_.precision is not None:
-        scale = type_.scale or 0
-        if decimals > scale:
-            raise WrongValue(f"Use at most {scale} decimals.")
-        if number and number.adjusted() >= type_.precision - scale:
-            raise WrongValue(f"Use at most {type_.precision - scale} digits before the point.")
-    return number
-
-
-def _boolean(_: Any, text: str) -> bool:
-    if text not in {"true", "false"}:
-        raise WrongValue("Choose true or false.")
-    return text == "true"
-
-
-def _moment(_: Any, text: str) -> datetime:
-    moment = _parsed(datetime.fromisoformat, text, "Write a date and a time with its zone, such as 2030-12-31T08:00Z.")
-    if moment.tzinfo is None:
-        raise WrongValue("Add the zone, such as Z for UTC or +01:00.")
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError:
-        raise WrongValue("This year is too far away.") from None
-
-
-def _naive_moment(_: Any, text: str) -> datetime:
-    moment = _parsed(datetime.fromisoformat, text, "Write a date and a time, such as 2030-12-31T08:00.")
-    if moment.tzinfo is not None:
-        raise WrongValue("Leave out the zone: the column has none.")
-    return moment
-
-
-def _date(_: Any, text: str) -> date:
-    return _parsed(date.fromisoformat, text, "Write a date, such as 2030-12-31.")
-
-
-def _uuid(type_: Any, text: str) -> uuid.UUID | str:
-    value = _parsed(uuid.UUID, text, "Write a UUID.")
-    return value if getattr(type_, "as_uuid", True) else str(value)
-
-
-def _enum(type_: Any, text: str) -> Any:
-    if text not in type_.enums:
-        raise WrongValue("Choose one of the values.")
-    dialect = NEUTRAL
-    convert = type_.dialect_impl(dialect).result_processor(dialect, None)
-    return text if convert is None else convert(text)
-
-
-def _parsed(parse: Callable[[str], T], text: str, otherwise: str) -> T:
-    try:
-        return parse(text)
-    except ValueError:
-        raise WrongValue(otherwise) from None
-
-
-_READERS: dict[FieldKind, Callable[[Any, str], Any]] = {
-    "integer": _integer,
-    "number": _number,
-    "boolean": _boolean,
-    "moment": _moment,
-    "naive_moment": _naive_moment,
-    "date": _date,
-    "uuid": _uuid,
-    "enum": _enum,
-}
-
 
 # -- editing -----------------------------------------------------------------------------------------------------------
 # Edit the arguments of one job: the form, and the transaction that writes it.
@@ -362,7 +43,7 @@ _ONLY_REQUEUED = "It is a dead letter, which is a copy of a deleted row: it can 
 
 @dataclass(frozen=True)
 class EditField:
-    field: Field
+    field: EditableField
     text: str | None
     """The value; None for NULL."""
     error: str = ""
@@ -412,7 +93,7 @@ class _Attempt:
     job: StoredJob
     given: Mapping[str, str | None]
     errors: dict[str, str] = field(default_factory=dict)
-    values: dict[Field, Any] = field(default_factory=dict)
+    values: dict[EditableField, Any] = field(default_factory=dict)
     problem: str = ""
 
 
@@ -549,7 +230,7 @@ def _letter_instance(session: Session, columns: JobColumns, key: str) -> Any:
     return instance
 
 
-def _parse(attempt: _Attempt, fields: Sequence[Field]) -> None:
+def _parse(attempt: _Attempt, fields: Sequence[EditableField]) -> None:
     """Parse the texts that differ from the stored values.
 
     :raises ParameterError: for a column that cannot be edited.
@@ -634,7 +315,7 @@ def _insert_again(
 
 
 @contextmanager
-def _refusals(spec: QueueSpec, attempt: _Attempt, fields: Sequence[Field]) -> Iterator[None]:
+def _refusals(spec: QueueSpec, attempt: _Attempt, fields: Sequence[EditableField]) -> Iterator[None]:
     """Turn an error of the database, or of the application's events, into a problem of the form or of its fields."""
     try:
         yield
@@ -673,7 +354,7 @@ def _form(columns: JobColumns, job: StoredJob) -> EditForm:
     return EditForm(job, [_field(each, job) for each in _fields(columns, job)], _why_not(job))
 
 
-def _fields(columns: JobColumns, job: StoredJob) -> list[Field]:
+def _fields(columns: JobColumns, job: StoredJob) -> list[EditableField]:
     """Return the fields of the class of a job, which its row names."""
     mapper = columns.spec.mapper
     kind = mapper.polymorphic_on
@@ -684,7 +365,7 @@ def _fields(columns: JobColumns, job: StoredJob) -> list[Field]:
     return fields_of(columns, mapper)
 
 
-def _field(each: Field, job: StoredJob) -> EditField:
+def _field(each: EditableField, job: StoredJob) -> EditField:
     try:
         return EditField(each, field_text(each, job.values[each.name]))
     except WrongValue as error:

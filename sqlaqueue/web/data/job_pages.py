@@ -19,21 +19,9 @@ from sqlaqueue.postgresql.catalog_indexes import SETTINGS
 from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, kind_of_type, states_of
 from sqlaqueue.web.data.job_filters import JobsWanted, Only, lists_of, parse_filter, typed_as
+from sqlaqueue.web.data.job_orders import JobOrder, OrderColumn, Orders, orders_of
 from sqlaqueue.web.data.job_sources import Source, source_of
-from sqlaqueue.web.data.job_windows import (
-    WINDOW,
-    Found,
-    JobReader,
-    JobRow,
-    Order,
-    OrderColumn,
-    Orders,
-    Results,
-    Texts,
-    Windows,
-    clauses_of,
-    orders_of,
-)
+from sqlaqueue.web.data.job_windows import WINDOW, FoundJobs, JobReader, JobRow, Results, Texts, Windows, clauses_of
 from sqlaqueue.web.data.reader import ParameterError
 
 # -- job cursors -------------------------------------------------------------------------------------------------------
@@ -52,12 +40,12 @@ _SPECIAL_MOMENTS = re.compile(
 )
 
 
-def cursor_text(order: Order, position: Texts) -> str:
+def cursor_text(order: JobOrder, position: Texts) -> str:
     content = json.dumps([_signature(order), *position], ensure_ascii=False, separators=(",", ":"))
     return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
 
 
-def position_of(order: Order, cursor: str, parameter: str) -> Texts:
+def position_of(order: JobOrder, cursor: str, parameter: str) -> Texts:
     """Return the position in a cursor: values of all columns of the order, or of those of its index only.
 
     :raises ParameterError: if the cursor is malformed, or was made for another order.
@@ -85,7 +73,7 @@ def _decoded(cursor: str, parameter: str) -> list[Any]:
     return content if isinstance(content, list) else []
 
 
-def _signature(order: Order) -> str:
+def _signature(order: JobOrder) -> str:
     """Return what a cursor has to have been made for: the columns, and where nulls come."""
     columns = (f"{each.column.name}{'<' if each.nulls_first else '>'}" for each in order.all)
     return f"{order.sort} {' '.join(columns)}"
@@ -251,7 +239,7 @@ def set_planner(session: Session, columns: JobColumns) -> None:
     session.execute(sa.select(*calls), bind_arguments={"mapper": columns.spec.mapper})
 
 
-def _order(orders: Orders, request: ListRequest) -> Order:
+def _order(orders: Orders, request: ListRequest) -> JobOrder:
     names = orders.names()
     sort = request.sort or _first_order(request.wanted, names)
     name = sort.removeprefix("-")
@@ -270,7 +258,7 @@ def _first_order(wanted: JobsWanted, names: Sequence[str]) -> str:
     return f"-{names[0]}"
 
 
-def _page(request: ListRequest, shown: Sequence[JobColumn], order: Order, found: Found, size: int) -> JobPage:
+def _page(request: ListRequest, shown: Sequence[JobColumn], order: JobOrder, found: FoundJobs, size: int) -> JobPage:
     backwards = request.before is not None
     jobs, has_more = found.jobs[:size], len(found.jobs) > size
     forward = cursor_text(order, jobs[-1].position) if has_more else None

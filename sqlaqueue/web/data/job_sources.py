@@ -34,7 +34,7 @@ class Exposed:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class FilterPart:
     holds: Callable[[Exposed], sa.ColumnElement[bool]]
     """Returns the condition on jobs."""
     column: sa.Column[Any] | None = None
@@ -78,7 +78,7 @@ class Source:
         """The columns of the table that :meth:`expose` needs."""
         return [each.column for each in self.columns.values()]
 
-    def fixed(self) -> list[Part]:
+    def fixed(self) -> list[FilterPart]:
         return []
 
     def expose(self, rows: sa.FromClause, stored: Rows) -> Exposed:
@@ -92,12 +92,12 @@ class Source:
         state = pending if status is None else state_of(self.spec, values[status.name])
         return Exposed(rows, values, [values[each.name] for each in self.columns.of_key], state)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[FilterPart]:
         wanted, found = self.wanted, self.fixed()
         for each in wanted.conditions:
             serves = each.is_equality or each.is_range
             found.append(
-                Part(
+                FilterPart(
                     partial(_holds, each),
                     self._stored(each.column) if serves else None,
                     each.on(each.column.column) if serves else None,
@@ -106,7 +106,7 @@ class Source:
                 )
             )
         if wanted.error is not None:
-            found.append(Part(lambda jobs: wanted.has_error(jobs.values)))
+            found.append(FilterPart(lambda jobs: wanted.has_error(jobs.values)))
         found.extend(self._of_key())
         found.extend(self._of_state())
         found.extend(self._of_only())
@@ -115,28 +115,28 @@ class Source:
     def _stored(self, column: JobColumn) -> sa.Column[Any] | None:
         return column.column
 
-    def _of_key(self) -> list[Part]:
-        found: list[Part] = []
+    def _of_key(self) -> list[FilterPart]:
+        found: list[FilterPart] = []
         for number, (each, value) in enumerate(zip(self.columns.of_key, self.wanted.key_values(), strict=False)):
             holds = partial(_has_key_part, number, value)
-            found.append(Part(holds, each.column, _same(each.column, value), is_equality=True))
+            found.append(FilterPart(holds, each.column, _same(each.column, value), is_equality=True))
         return found
 
-    def _of_state(self) -> list[Part]:
+    def _of_state(self) -> list[FilterPart]:
         state = self.wanted.state
         if state is None or not self.spec.has("status"):
             return []
         if state == OTHER:
             # What is in none of the other lists. No index serves this, so that a window of rows is searched.
             listed = [each for each in states_of(self.spec) if each != OTHER]
-            return [Part(lambda jobs: jobs.state.not_in(listed))]
+            return [FilterPart(lambda jobs: jobs.state.not_in(listed))]
         in_state = self.spec.in_state(state)
         status = self.spec.columns["status"]
         return [
-            Part(lambda jobs: jobs.state == state, status, in_state, is_equality=True, is_of_list=True),
+            FilterPart(lambda jobs: jobs.state == state, status, in_state, is_equality=True, is_of_list=True),
         ]
 
-    def _of_only(self) -> list[Part]:
+    def _of_only(self) -> list[FilterPart]:
         wanted, spec = self.wanted, self.spec
         if wanted.only is None:
             return []
@@ -150,8 +150,8 @@ class Source:
         name = self.columns.by_role[TOLD_BY[wanted.only]].name
         if wanted.only == "due" and column.nullable:
             # With nulls, which are due, it is no range of an index.
-            return [Part(lambda jobs: holds(jobs.values[name]), is_of_list=True)]
-        return [Part(lambda jobs: holds(jobs.values[name]), column, holds(column), is_of_list=True)]
+            return [FilterPart(lambda jobs: holds(jobs.values[name]), is_of_list=True)]
+        return [FilterPart(lambda jobs: holds(jobs.values[name]), column, holds(column), is_of_list=True)]
 
     def name_of(self, column: sa.Column[Any]) -> str | None:
         """Return the name under which a list is sorted by a column of the table; None if that is not allowed."""
@@ -223,10 +223,10 @@ class DeadLetters(Source):
     def read(self) -> Sequence[sa.Column[Any]]:
         return list(self.table.c)
 
-    def fixed(self) -> list[Part]:
+    def fixed(self) -> list[FilterPart]:
         """Return the condition on the queue, as several may share the table."""
         queue = self.table.c.queue
-        return [Part(lambda _: sa.true(), queue, queue == self.spec.name, is_equality=True)]
+        return [FilterPart(lambda _: sa.true(), queue, queue == self.spec.name, is_equality=True)]
 
     def expose(self, rows: sa.FromClause, stored: Rows) -> Exposed:
         letter = stored_rows(stored["row"], stored_columns(self.spec))
@@ -243,18 +243,18 @@ class DeadLetters(Source):
     def _stored(self, column: JobColumn) -> sa.Column[Any] | None:
         return self.table.c.created_at if column.role == "finished_at" else None
 
-    def _of_key(self) -> list[Part]:
+    def _of_key(self) -> list[FilterPart]:
         values = self.wanted.key_values()
         if not values:
             return []
         key = self.table.c.key
         same = key == key_json(values)
-        return [Part(lambda _: sa.true(), key, same, is_equality=True)]
+        return [FilterPart(lambda _: sa.true(), key, same, is_equality=True)]
 
-    def _of_state(self) -> list[Part]:
+    def _of_state(self) -> list[FilterPart]:
         state = self.table.c.state
         wanted = self.wanted.state
-        return [Part(lambda jobs: jobs.state == wanted, state, state == wanted, is_equality=True)]
+        return [FilterPart(lambda jobs: jobs.state == wanted, state, state == wanted, is_equality=True)]
 
     def name_of(self, column: sa.Column[Any]) -> str | None:
         """Return the name under which a list is sorted: the key, or the time of the failure."""

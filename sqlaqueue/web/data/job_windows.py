@@ -7,10 +7,8 @@ does not match: the next window begins after it.
 
 from __future__ import annotations
 
-import time
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -18,227 +16,11 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.postgresql.catalog_indexes import ordered_indexes, shown_text, stored_size, table_id
-from sqlaqueue.postgresql.facts import OrderedIndex
+from sqlaqueue.postgresql.catalog_indexes import shown_text, stored_size
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.web.data.job_columns import JobColumn, kind_of_type, stored_type
-from sqlaqueue.web.data.job_sources import Exposed, Few, Part, Source
-
-# -- job orders --------------------------------------------------------------------------------------------------------
-# In which orders a list of jobs can be read: those of the indexes that the live table has.
-#
-# A list is in the order of an index: the sorted column leads it, or follows columns that the filter gives one value.
-# The further columns of the index come next, and the key last, so that the order of two jobs is never left open.
-
-
-_TABLE_IDS = "sqlaqueue_table_ids"
-"""The key in ``session.info`` of the numbers of tables."""
-
-KEPT = 60.0
-"""The seconds for which the indexes of a table are remembered."""
-
-PROBED = 3
-"""The number of indexes of which it is counted whether they leave few rows."""
-
-_known: weakref.WeakKeyDictionary[sa.Engine, dict[int, tuple[float, Sequence[OrderedIndex]]]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-@dataclass(frozen=True, eq=False)
-class OrderColumn:
-    column: sa.Column[Any]
-    is_descending: bool
-    nulls_first: bool
-    is_nullable: bool
-
-    def reversed(self) -> OrderColumn:
-        return replace(self, is_descending=not self.is_descending, nulls_first=not self.nulls_first)
-
-    def by(self, value: sa.ColumnElement[Any]) -> sa.UnaryExpression[Any]:
-        direction = value.desc() if self.is_descending else value.asc()
-        if not self.is_nullable:
-            return direction
-        return direction.nulls_first() if self.nulls_first else direction.nulls_last()
-
-
-@dataclass(frozen=True, eq=False)
-class Order:
-    name: str
-    """The column that it is named after."""
-    is_descending: bool
-    prefix: tuple[OrderColumn, ...]
-    """The columns of the index before, to which the filter gives one value each."""
-    columns: tuple[OrderColumn, ...]
-    """The columns of the index from the sorted one on."""
-    rest: tuple[OrderColumn, ...] = ()
-    """The columns of the key, if jobs may be equal in those of the index."""
-
-    @property
-    def is_total(self) -> bool:
-        return not self.rest
-
-    @property
-    def all(self) -> tuple[OrderColumn, ...]:
-        """The columns by which jobs are sorted, which identify a job."""
-        return (*self.columns, *self.rest)
-
-    @property
-    def sort(self) -> str:
-        """The order as a parameter of a URL."""
-        return f"-{self.name}" if self.is_descending else self.name
-
-    def reversed(self) -> Order:
-        parts = (tuple(each.reversed() for each in some) for some in (self.prefix, self.columns, self.rest))
-        return Order(self.name, not self.is_descending, *parts)
-
-
-class Orders:
-    def __init__(self, source: Source, parts: Sequence[Part], indexes: Sequence[OrderedIndex]) -> None:
-        self.source, self.parts = source, parts
-        self.indexes = [each for each in indexes if not each.is_partial or source.implies(each.name)]
-        self._equal = {part.column.name for part in parts if part.column is not None and part.is_equality}
-        self._ranges = {part.column.name for part in parts if part.column is not None and not part.is_equality}
-
-    def names(self) -> list[str]:
-        """Return the columns by which the jobs can be sorted; the first one is the key's."""
-        found = dict.fromkeys([self.by_key(is_descending=False).name])
-        for index in self.indexes:
-            # A column to which the filter gives one value is sorted in any order.
-            for each in index.columns[: self._after_prefix(index) + 1]:
-                name = self.source.name_of(self._column(each))
-                if name is not None:
-                    found.setdefault(name)
-        return list(found)
-
-    def by_key(self, *, is_descending: bool) -> Order:
-        keys = _keys(self.source.keys, is_descending=is_descending)
-        prefix: tuple[OrderColumn, ...] = ()
-        for index in self.indexes:
-            length = self._after_prefix(index)
-            follow = [column.name for column in self.source.keys]
-            directions = set(index.descending[length : length + len(follow)])
-            if list(index.columns[length : length + len(follow)]) == follow and len(directions) == 1:
-                before = self._prefix(index, length, flip=directions != {is_descending})
-                prefix = max(prefix, before, key=len)
-        return Order(self.source.columns.of_key[0].name, is_descending, prefix, keys)
-
-    def by(self, name: str, *, is_descending: bool) -> Order | None:
-        """Return the best order by a column; None if no index gives it."""
-        by_key = self.by_key(is_descending=is_descending)
-        equal = [self.source.name_of(self._column(each)) for each in self._equal]
-        if name == by_key.name or name in equal:
-            return replace(by_key, name=name)
-        found = [
-            order
-            for index in self.indexes
-            if (order := self._in_order_of(index, name, is_descending=is_descending)) is not None
-        ]
-        # One that the filter restricts most; then one that needs no sort.
-        return max(found, key=lambda order: (len(order.prefix), order.is_total), default=None)
-
-    def narrower(self, order: Order) -> list[list[Part]]:
-        """Return conditions that another index serves, and which that of ``order`` does not; the most first."""
-        own = {each.column.name for each in (*order.prefix, order.columns[0])}
-        return [some for some in self.served() if not _names(some) <= own]
-
-    def served(self) -> list[list[Part]]:
-        """Return the conditions that the indexes serve: those of each, if they are not met by every job."""
-        fixed = _names(self.source.fixed())
-        found: dict[frozenset[str], list[Part]] = {}
-        for index in self.indexes:
-            length = self._after_prefix(index)
-            names = {*index.columns[:length], *self._implied_by(index)}
-            if length < len(index.columns) and index.columns[length] in self._ranges:
-                names.add(index.columns[length])
-            parts = [part for part in self.parts if part.column is not None and part.column.name in names]
-            if parts and not names <= fixed:
-                found.setdefault(frozenset(names), parts)
-        return sorted(found.values(), key=len, reverse=True)[:PROBED]
-
-    def _in_order_of(self, index: OrderedIndex, name: str, *, is_descending: bool) -> Order | None:
-        length = self._after_prefix(index)
-        if length >= len(index.columns):
-            return None
-        flip = index.descending[length] != is_descending
-        columns: list[OrderColumn] = []
-        keys = {key.name for key in self.source.keys}
-        for number in range(length, len(index.columns)):
-            column = self._column(index.columns[number])
-            sorted_by = self.source.name_of(column)
-            # A cursor has the values of all columns, and must not show those of a redacted one.
-            if sorted_by is None or (not columns and sorted_by != name):
-                break
-            columns.append(self._order_column(index, number, flip=flip))
-            keys.discard(column.name)
-            if not keys:
-                break
-        if not columns:
-            return None
-        is_whole = index.is_whole and len(columns) == len(index.columns) - length
-        is_unique = index.is_unique and is_whole and not any(each.is_nullable for each in columns)
-        rest = [] if is_unique else [key for key in self.source.keys if key.name in keys]
-        prefix = self._prefix(index, length, flip=flip)
-        return Order(name, is_descending, prefix, tuple(columns), _keys(rest, is_descending=is_descending))
-
-    def _prefix(self, index: OrderedIndex, length: int, *, flip: bool) -> tuple[OrderColumn, ...]:
-        found = [self._order_column(index, number, flip=flip) for number in range(length)]
-        # The columns of the predicate of a partial index have one value as well.
-        names = self._implied_by(index) - {each.column.name for each in found}
-        found += [OrderColumn(self._column(name), flip, flip, is_nullable=False) for name in sorted(names)]
-        return tuple(found)
-
-    def _implied_by(self, index: OrderedIndex) -> set[str]:
-        return {self.source.spec.columns["status"].name} if index.is_partial else set()
-
-    def _order_column(self, index: OrderedIndex, number: int, *, flip: bool) -> OrderColumn:
-        is_descending, nulls_first = index.descending[number] != flip, index.nulls_first[number] != flip
-        return OrderColumn(self._column(index.columns[number]), is_descending, nulls_first, index.nullable[number])
-
-    def _after_prefix(self, index: OrderedIndex) -> int:
-        """Return the number of columns at the beginning of an index to which the filter gives one value each."""
-        places = (place for place, name in enumerate(index.columns) if name not in self._equal)
-        return next(places, len(index.columns))
-
-    def _column(self, name: str) -> sa.Column[Any]:
-        return self.source.table.c[self._key_of(name)]
-
-    def _key_of(self, name: str) -> str:
-        return next(column.key for column in self.source.table.c if column.name == name)
-
-
-def _names(parts: Sequence[Part]) -> set[str]:
-    return {part.column.name for part in parts if part.column is not None}
-
-
-def _keys(columns: Sequence[sa.Column[Any]], *, is_descending: bool) -> tuple[OrderColumn, ...]:
-    return tuple(OrderColumn(each, is_descending, is_descending, is_nullable=False) for each in columns)
-
-
-def orders_of(session: Session, source: Source, parts: Sequence[Part]) -> Orders:
-    """Return the orders of a source, by the indexes that its table has in the database."""
-    connection = session.connection(bind_arguments={"mapper": source.spec.mapper})
-    # Within a transaction a name leads to the same table; a page asks several times.
-    ids: dict[sa.Table, int | None] = session.info.setdefault(_TABLE_IDS, {})
-    if source.table not in ids:
-        ids[source.table] = table_id(connection, source.table)
-    number = ids[source.table]
-    if number is None:
-        return Orders(source, parts, [])
-    known = _known.setdefault(connection.engine, {})
-    until, indexes = known.get(number, (0.0, ()))
-    if time.monotonic() >= until:
-        mapped = {column.name for column in source.table.c}
-        indexes = [_until_unmapped(each, mapped) for each in ordered_indexes(connection, number)]
-        known[number] = time.monotonic() + KEPT, indexes
-    return Orders(source, parts, indexes)
-
-
-def _until_unmapped(index: OrderedIndex, mapped: set[str]) -> OrderedIndex:
-    """Return an index without the columns from the first one on that the model does not have."""
-    length = next((place for place, name in enumerate(index.columns) if name not in mapped), len(index.columns))
-    return index if length == len(index.columns) else replace(index, columns=index.columns[:length], is_whole=False)
-
+from sqlaqueue.web.data.job_orders import JobOrder, OrderColumn, Orders
+from sqlaqueue.web.data.job_sources import Exposed, Few, FilterPart, Source
 
 SHOWN = 200
 """The number of characters that a list shows of a value. The database cuts it."""
@@ -397,7 +179,7 @@ class Windows:
     :param parts: the conditions of the filter.
     """
 
-    def __init__(self, source: Source, parts: Sequence[Part], results: Results) -> None:
+    def __init__(self, source: Source, parts: Sequence[FilterPart], results: Results) -> None:
         self.source, self.parts, self.results = source, parts, results
 
     def examine(
@@ -442,14 +224,14 @@ class Windows:
         counted = sa.select(*rows.c, number).subquery("sqlaqueue_numbered")
         return Examined(counted, {name: counted.c[label] for name, label in labels.items()}, counted.c.number)
 
-    def outside(self, served: Sequence[Part], jobs: Exposed) -> list[sa.ColumnElement[bool]]:
+    def outside(self, served: Sequence[FilterPart], jobs: Exposed) -> list[sa.ColumnElement[bool]]:
         """Return the conditions of the filter that are not ``served`` by an index."""
         return [each.holds(jobs) for each in self.parts if each not in served]
 
     def walk(
         self,
-        order: Order,
-        served: Sequence[Part],
+        order: JobOrder,
+        served: Sequence[FilterPart],
         position: Texts | None,
         need: int,
         *,
@@ -498,7 +280,7 @@ class Windows:
     def sort(
         self,
         clauses: Sequence[sa.ColumnElement[bool]],
-        served: Sequence[Part],
+        served: Sequence[FilterPart],
         by: Sequence[OrderColumn],
         position: Texts | None,
         need: int,
@@ -534,7 +316,7 @@ FEW = 1000
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundJobs:
     jobs: list[JobRow]
     stop: tuple[str | None, ...] | None = None
     """The position up to which rows were examined, if that was not the end of the list."""
@@ -546,7 +328,7 @@ class JobReader:
     windows: Windows
     orders: Orders
 
-    def read(self, order: Order, position: Texts | None, need: int) -> Found:
+    def read(self, order: JobOrder, position: Texts | None, need: int) -> FoundJobs:
         """Return the next ``need`` jobs after a position, fewer at the end of the list or of the window."""
         source = self.windows.source
         narrow = self.first_of_few(self.orders.narrower(order))
@@ -565,12 +347,12 @@ class JobReader:
             return self._sorted([source.is_among(few.keys)], [], order.all, position, need)
         return found
 
-    def _in_order(self, order: Order, position: Texts | None, need: int) -> Found:
+    def _in_order(self, order: JobOrder, position: Texts | None, need: int) -> FoundJobs:
         if order.is_total:
             return self._walked(order, position, need)
         return self._grouped(order, position, need)
 
-    def first_of_few(self, candidates: Sequence[list[Part]]) -> list[Part] | None:
+    def first_of_few(self, candidates: Sequence[list[FilterPart]]) -> list[FilterPart] | None:
         return next((some for some in candidates if self.has_few(clauses_of(some))), None)
 
     def has_few(self, clauses: Sequence[sa.ColumnElement[bool]]) -> bool:
@@ -583,7 +365,7 @@ class JobReader:
         has_more = few.has_more is not None and number <= WINDOW and bool(self._scalar(few.has_more))
         return WINDOW + 1 if has_more else number
 
-    def served_by(self, order: Order) -> list[Part]:
+    def served_by(self, order: JobOrder) -> list[FilterPart]:
         """Return the conditions of the filter that the index of an order serves."""
         names = {each.column.name for each in (*order.prefix, order.columns[0])}
         fixed = self.windows.source.fixed()
@@ -591,28 +373,28 @@ class JobReader:
         return [part for part in self.windows.parts if part.column is not None and part.column.name in names]
 
     def _sorted(
-        self, clauses: Sequence[Any], served: Sequence[Part], by: Sequence[Any], position: Texts | None, need: int
-    ) -> Found:
-        return Found(self._jobs(self.windows.sort(clauses, served, by, position, need)))
+        self, clauses: Sequence[Any], served: Sequence[FilterPart], by: Sequence[Any], position: Texts | None, need: int
+    ) -> FoundJobs:
+        return FoundJobs(self._jobs(self.windows.sort(clauses, served, by, position, need)))
 
     def _walked(
         self,
-        order: Order,
+        order: JobOrder,
         position: Texts | None,
         need: int,
         equals: Sequence[tuple[sa.Column[Any], str | None]] = (),
-    ) -> Found:
+    ) -> FoundJobs:
         served = self.served_by(order)
         rows = self._rows(self.windows.walk(order, served, position, need, equals=equals))
         return self._found(rows)
 
-    def _found(self, rows: Sequence[Any]) -> Found:
+    def _found(self, rows: Sequence[Any]) -> FoundJobs:
         results = self.windows.results
         jobs = [results.job(row) for row in rows if getattr(row, "matches", True)]
         last = rows[-1] if rows else None
-        return Found(jobs, results.job(last).position if getattr(last, "is_last", False) else None)
+        return FoundJobs(jobs, results.job(last).position if getattr(last, "is_last", False) else None)
 
-    def _grouped(self, order: Order, position: Texts | None, need: int) -> Found:
+    def _grouped(self, order: JobOrder, position: Texts | None, need: int) -> FoundJobs:
         width = len(order.columns)
         jobs: list[JobRow] = []
         group: Texts | None = None
@@ -628,19 +410,19 @@ class JobReader:
             rows = self._rows(self.windows.walk(order, served, group, missing))
             stopped = any(getattr(row, "is_last", False) for row in rows)
             if not stopped and len(rows) < missing:
-                return Found([*jobs, *self._found(rows).jobs])
+                return FoundJobs([*jobs, *self._found(rows).jobs])
             # The last group may have more jobs, which come before those that were found.
             last = rows[-1]
             jobs += self._found([row for row in rows if row.group_number != last.group_number]).jobs
             group = self.windows.results.job(last).position[:width]
             if stopped:
-                return Found(jobs, tuple(group))
+                return FoundJobs(jobs, tuple(group))
             found = self._in_group(order, group, None, need - len(jobs))
             jobs += found.jobs
             if found.stop is not None or len(jobs) >= need:
-                return Found(jobs, found.stop)
+                return FoundJobs(jobs, found.stop)
 
-    def _in_group(self, order: Order, group: Texts, key: Texts | None, need: int) -> Found:
+    def _in_group(self, order: JobOrder, group: Texts, key: Texts | None, need: int) -> FoundJobs:
         """Return the next jobs of those that are equal in the columns of the index."""
         equals = [(each.column, text) for each, text in zip(order.columns, group, strict=True)]
         served = self.served_by(order)
@@ -652,7 +434,7 @@ class JobReader:
         found = self._walked(by_key, key, need, equals)
         # The key's own order has other positions.
         jobs = [JobRow(job.key, job.state, job.cells, (*group, *job.position)) for job in found.jobs]
-        return Found(jobs, None if found.stop is None else (*group, *found.stop))
+        return FoundJobs(jobs, None if found.stop is None else (*group, *found.stop))
 
     def _jobs(self, statement: AnySelect) -> list[JobRow]:
         return [self.windows.results.job(row) for row in self._rows(statement)]
@@ -673,6 +455,6 @@ def count_of(some: AnySelect) -> AnySelect:
     return sa.select(sa.func.count()).select_from(some.subquery("sqlaqueue_some"))
 
 
-def clauses_of(parts: Sequence[Part]) -> list[sa.ColumnElement[bool]]:
+def clauses_of(parts: Sequence[FilterPart]) -> list[sa.ColumnElement[bool]]:
     """Return the conditions on the columns of the source's table."""
     return [part.clause for part in parts if part.clause is not None]

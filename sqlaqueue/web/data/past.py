@@ -280,7 +280,7 @@ _COUNTED_AS = {"rescued": "retried"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class ChartSpan:
     name: str
     length: timedelta
     buckets: Sequence[timedelta]
@@ -297,9 +297,9 @@ def _lengths(*numbers: int) -> tuple[timedelta, ...]:
     return tuple(timedelta(seconds=number) for number in numbers)
 
 
-MINUTES = Span(name="minutes", length=timedelta(minutes=15), buckets=_lengths(5, 10, 15, 30), bars=30)
-HOUR = Span(name="hour", length=timedelta(hours=1), buckets=_lengths(5, 10, 15, 30, 60), bars=60)
-DAY = Span(name="day", length=timedelta(days=1), buckets=_lengths(300, 900), bars=96)
+MINUTES = ChartSpan(name="minutes", length=timedelta(minutes=15), buckets=_lengths(5, 10, 15, 30), bars=30)
+HOUR = ChartSpan(name="hour", length=timedelta(hours=1), buckets=_lengths(5, 10, 15, 30, 60), bars=60)
+DAY = ChartSpan(name="day", length=timedelta(days=1), buckets=_lengths(300, 900), bars=96)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +315,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    span: Span
+    span: ChartSpan
     counts_attempts: bool
     """Whether attempts were counted, from the attempt history; otherwise jobs."""
     begins: datetime
@@ -350,7 +350,7 @@ class Throughput:
 
 
 def read_throughput(
-    reader: QueueReader, span: Span = HOUR, *, limit: int = LIMIT, source: FinishedJobs | Unavailable | None = None
+    reader: QueueReader, span: ChartSpan = HOUR, *, limit: int = LIMIT, source: FinishedJobs | Unavailable | None = None
 ) -> Throughput | Unavailable:
     """Return what has finished in a span of time up to now.
 

@@ -31,9 +31,9 @@ from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.web.data.past import (
     MINUTES,
     CappedCount,
+    ChartSpan,
     Durations,
     FailureKinds,
-    Span,
     Throughput,
     count_failed,
     find_finished_jobs,
@@ -250,7 +250,9 @@ def read_present(session: Session, spec: QueueSpec, memory: Memory) -> QueuePres
     return QueuePresent(state=state, schedules=reader.part(lambda: read_schedules(session, spec, [spec.name])))
 
 
-def read_past(session: Session, spec: QueueSpec, span: Span, memory: Memory, *, shows_errors: bool = True) -> QueuePast:
+def read_past(
+    session: Session, spec: QueueSpec, span: ChartSpan, memory: Memory, *, shows_errors: bool = True
+) -> QueuePast:
     """Return what is known about the finished jobs of a queue; each part that cannot be read has its problem instead.
 
     :param shows_errors: whether the texts of errors may be read.

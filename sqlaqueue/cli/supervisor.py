@@ -1,0 +1,245 @@
+"""The supervisor of ``sqlaqueue worker --processes``: starts several worker processes, and restarts those that die.
+
+It stops a process by closing its socket, not by a signal. A service manager may send its signal to all processes of a
+service, and a second signal would end a worker in the middle of its jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import NoReturn
+
+from sqlaqueue.cli import http as http_module
+from sqlaqueue.cli.http import serving_http
+from sqlaqueue.cli.output import FAILED, NOT_STOPPED
+from sqlaqueue.cli.processes import STARTED, WorkerOptions, read_report
+from sqlaqueue.consumer.context import STUCK_AFTER, Health
+from sqlaqueue.log import fields, logger
+
+FIRST_RESTART_DELAY, LONGEST_RESTART_DELAY = 0.5, 30.0
+"""Seconds before a restart; each death in a row doubles the delay."""
+
+STABLE_AFTER = 30.0
+"""Seconds after which a process counts as stable: its death starts again with the first delay."""
+
+_CHECK_INTERVAL = 0.05
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def supervise(options: WorkerOptions, processes: int) -> int:
+    """Keep a number of worker processes running until a signal arrives; return the exit code.
+
+    The others start after the first one has started its Consumers, as an error in the options would stop all of them.
+    A second signal kills the processes, and this one.
+    """
+    try:
+        with http_module.shared_directory(wanted=options.measured) as metrics:
+            supervisor = Supervisor(replace(options, http=None), processes, metrics)
+            read_metrics = http_module.of_processes(metrics)
+            with _recorded(supervisor.signals), serving_http(options.http, supervisor.healths, read_metrics):
+                try:
+                    return supervisor.run()
+                finally:
+                    supervisor.stop()
+    except _KilledError as killed:
+        _die_by(killed.signal)
+
+
+class _KilledError(Exception):
+    """A second signal has arrived, and the processes are killed; the directory of their metrics is left."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
+def restart_delay(deaths: int) -> float:
+    return float(min(LONGEST_RESTART_DELAY, FIRST_RESTART_DELAY * 2 ** min(deaths - 1, 20)))
+
+
+class WorkerSlot:
+    """One of the numbered places for a worker process, and its current process."""
+
+    def __init__(self, number: int, options: WorkerOptions, metrics: str | None = None) -> None:
+        self.number, self._options, self._metrics = number, options, metrics
+        self._received = b""
+        self._report: Health | None = None
+        self._reported_at = 0.0
+        self.has_started = False
+        """Whether the Consumers of some process of this slot have started."""
+        self.closed = False
+        """Whether no process is to be started here any more."""
+        self._deaths = 0
+        self._next_start = 0.0
+        self._started_at = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def start_if_due(self) -> None:
+        if self.closed or self._process is not None or time.monotonic() < self._next_start:
+            return
+        if self._metrics is not None:
+            # A cleaner of temporary directories may have removed it, and no worker could start without it.
+            os.makedirs(self._metrics, mode=0o700, exist_ok=True)  # noqa: PTH103 - the directory is kept as a text
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P, or a file in the working directory could shadow a module of the library.
+                [sys.executable, "-P", "-m", "sqlaqueue.cli.supervised_worker"],
+                stdin=theirs.fileno(),
+                # Ctrl-C at the terminal must reach the supervisor only.
+                start_new_session=True,
+                env=None if self._metrics is None else {**os.environ, http_module.DIRECTORY: self._metrics},
+            )
+        self._socket, self._started_at = ours, time.monotonic()
+        self._received, self._report, self._reported_at = b"", None, self._started_at
+        # Not on the command line, where other users could read the database's password.
+        with contextlib.suppress(OSError):
+            ours.sendall(self._options.to_json().encode() + b"\n")
+        ours.settimeout(0)
+        extra = fields("process_started", number=self.number, pid=self._process.pid)
+        logger.info("worker %d is process %d", self.number, self._process.pid, extra=extra)
+
+    def poll(self) -> int | None:
+        """Read what the process has sent; return its exit code if it has ended."""
+        if self._process is None or self._socket is None:
+            return None
+        with contextlib.suppress(OSError):
+            self._received += self._socket.recv(65536)
+            *lines, self._received = self._received.split(b"\n")
+            self.has_started |= STARTED in lines
+            reports = [line for line in lines if line != STARTED]
+            if reports:
+                self._report, self._reported_at = read_report(reports[-1]), time.monotonic()
+        code = self._process.poll()
+        if code is not None:
+            self._socket.close()
+            http_module.forget_process(self._process.pid, self._metrics)
+            self._process = self._socket = None
+        return code
+
+    def health(self) -> Health:
+        """Return the health of the process, as it has reported it; one that has died is about to be restarted."""
+        if self.closed or self._process is None:
+            return Health(alive=True, ready=False, problems=("it is stopped" if self.closed else "it is restarting",))
+        if time.monotonic() - self._reported_at > STUCK_AFTER:
+            return Health(alive=False, ready=False, problems=("it is stuck",))
+        return self._report or Health(alive=True, ready=False, problems=("it is starting",))
+
+    def schedule_restart(self, code: int) -> None:
+        self._deaths = 1 if time.monotonic() - self._started_at >= STABLE_AFTER else self._deaths + 1
+        delay = restart_delay(self._deaths)
+        self._next_start = time.monotonic() + delay
+        extra = fields("process_died", number=self.number, delay=delay)
+        text = "worker %d %s; restarting in %.1f s"
+        logger.warning(text, self.number, exit_reason(code), delay, extra=extra)
+
+    def stop(self) -> None:
+        self.closed = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+
+class Supervisor:
+    def __init__(self, options: WorkerOptions, processes: int, metrics: str | None = None) -> None:
+        self.signals: list[int] = []
+        """The signals received so far."""
+        self._slots = [WorkerSlot(number, options, metrics) for number in range(1, processes + 1)]
+        self._draining = options.drain
+        self._stopping = False
+        self._exit_code = 0
+
+    def healths(self) -> dict[str, Health]:
+        return {f"worker {slot.number}": slot.health() for slot in self._slots}
+
+    def stop(self) -> None:
+        self._stopping = True
+        for slot in self._slots:
+            slot.stop()
+
+    def run(self) -> int:
+        first = self._slots[0]
+        while any(slot.is_running or not slot.closed for slot in self._slots):
+            self._handle_signals()
+            for slot in self._slots if first.has_started or self._stopping else [first]:
+                slot.start_if_due()
+                code = slot.poll()
+                if code is not None:
+                    self._handle_exit(slot, code)
+            if first.closed and not first.has_started:
+                self.stop()
+            time.sleep(_CHECK_INTERVAL)
+        return self._exit_code
+
+    def _handle_signals(self) -> None:
+        if len(self.signals) > 1:
+            for slot in self._slots:
+                slot.kill()
+            raise _KilledError(self.signals[-1])
+        if self.signals and not self._stopping:
+            name, number = signal.Signals(self.signals[0]).name, sum(slot.is_running for slot in self._slots)
+            extra = fields("shutdown_started", signal=name, count=number)
+            text = "%s: stopping %d worker processes; a second signal kills them"
+            logger.info(text, name, number, extra=extra)
+            self.stop()
+
+    def _handle_exit(self, slot: WorkerSlot, code: int) -> None:
+        expected = slot.closed or (self._draining and code == 0)
+        if not expected and slot.has_started:
+            slot.schedule_restart(code)
+            return
+        slot.closed = True
+        if code:
+            extra = fields("process_died", number=slot.number)
+            logger.warning("worker %d %s", slot.number, exit_reason(code), extra=extra)
+            # The exit code of a process that could not start tells why; a later failure is FAILED.
+            tells_why = code == NOT_STOPPED or (code > 0 and not slot.has_started)
+            self._exit_code = code if tells_why else FAILED
+
+
+@contextlib.contextmanager
+def _recorded(signals: list[int]) -> Iterator[None]:
+    def record(number: int, _: FrameType | None) -> None:
+        signals.append(number)
+
+    before = {number: signal.signal(number, record) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _die_by(number: int) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    # The first process of a container does not die by a signal that it sends itself.
+    sys.exit(128 + number)
+
+
+def exit_reason(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -29,44 +29,6 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.scheduler import SchedulerBase
 from sqlaqueue.sqlite import prepare as prepare_sqlite
 
-BACKENDS = {"mariadb", "mysql"}
-_MARIADB_EXAMPLE = "mariadb+pymysql://user:password@host/database"
-_MARIADB_SYNC, _MARIADB_ASYNC = "pymysql", "asyncmy"
-
-
-def checked_url(url: sa.URL) -> sa.URL:
-    """Refuse drivers that the library does not support.
-
-    :raises InputError: with an example.
-    """
-    _, plus, driver = url.drivername.partition("+")
-    if plus and driver not in {_MARIADB_SYNC, _MARIADB_ASYNC}:
-        raise InputError(f"--url: the driver {driver!r} is not supported; write it as {_MARIADB_EXAMPLE}")
-    return url
-
-
-def engine_for_server(url: sa.URL, *, needs_async: bool | None, connections: int | None, timeout: int) -> Any:
-    """Return a prepared Engine or AsyncEngine, whose ``timeout`` for a connection is in seconds."""
-    is_async = url.drivername.endswith(_MARIADB_ASYNC) if needs_async is None else needs_async
-    driver = _MARIADB_ASYNC if is_async else _MARIADB_SYNC
-    if importlib.util.find_spec(driver) is None:
-        kind = "async" if is_async else "sync"
-        raise InputError(f"--url: {kind} handlers need {driver}: pip install 'sqlaqueue[{driver}]'")
-    options: dict[str, Any] = {"connect_args": {"connect_timeout": timeout}}
-    if connections is not None:
-        options |= {"pool_size": connections}
-    url = url.set(drivername=f"{url.get_backend_name()}+{driver}")
-    engine: Any
-    if is_async:
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
-
-        engine = create_async_engine(url, **options)
-    else:
-        engine = sa.create_engine(url, **options)
-    prepare_mariadb(engine)
-    return engine
-
-
 # -- targets -----------------------------------------------------------------------------------------------------------
 
 _TARGET_EXAMPLE = "give module:attribute, such as app.models:Email"
@@ -219,6 +181,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _EXAMPLE = "postgresql+psycopg://user:password@host/database"
+_MARIADB = {"mariadb", "mysql"}
+_MARIADB_EXAMPLE = "mariadb+pymysql://user:password@host/database"
+_MARIADB_SYNC, _MARIADB_ASYNC = "pymysql", "asyncmy"
 _FILE_EXAMPLE = "sqlite:///jobs.db"
 _SYNC, _ASYNC = ("psycopg", "psycopg2"), ("psycopg", "asyncpg")
 _SECRET = {"passfile", "passwd", "password", "sslpassword", "ssl_key_password"}
@@ -241,9 +206,14 @@ def parse_url(text: str) -> sa.URL:
         raise InputError("--url: it contains more than one @; write an @ of the password as %40")
     backend, plus, driver = url.drivername.partition("+")
     if backend == "sqlite":
-        return _checked_file(url)
-    if backend in BACKENDS:
-        return checked_url(url)
+        # Neither a file that does not exist, which SQLite would create, nor a database in memory.
+        if url.database is None or not Path(url.database).is_file():
+            raise InputError(f"--url: there is no file {url.database!r}; write it as {_FILE_EXAMPLE}")
+        return url
+    if backend in _MARIADB:
+        if plus and driver not in {_MARIADB_SYNC, _MARIADB_ASYNC}:
+            raise InputError(f"--url: the driver {driver!r} is not supported; write it as {_MARIADB_EXAMPLE}")
+        return url
     if backend not in {"postgresql", "postgres"}:
         raise InputError(f"--url: {backend}:// is not supported, sqlaqueue needs PostgreSQL; write it as {_EXAMPLE}")
     if plus and driver not in {*_SYNC, *_ASYNC}:
@@ -257,14 +227,19 @@ def shown_url(url: sa.URL) -> str:
     return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
-def _checked_file(url: sa.URL) -> sa.URL:
-    """Refuse a file that does not exist, which SQLite would create, and a database in memory.
-
-    :raises InputError: with an example.
-    """
-    if url.database is None or not Path(url.database).is_file():
-        raise InputError(f"--url: there is no file {url.database!r}; write it as {_FILE_EXAMPLE}")
-    return url
+def _engine_for_mariadb(url: sa.URL, *, needs_async: bool | None, connections: int | None) -> Any:
+    is_async = url.drivername.endswith(_MARIADB_ASYNC) if needs_async is None else needs_async
+    driver = _MARIADB_ASYNC if is_async else _MARIADB_SYNC
+    if importlib.util.find_spec(driver) is None:
+        kind = "async" if is_async else "sync"
+        raise InputError(f"--url: {kind} handlers need {driver}: pip install 'sqlaqueue[{driver}]'")
+    options: dict[str, Any] = {"connect_args": {"connect_timeout": _CONNECT_TIMEOUT}}
+    if connections is not None:
+        options |= {"pool_size": connections}
+    url = url.set(drivername=f"{url.get_backend_name()}+{driver}")
+    engine = _create(url, is_async=is_async, options=options)
+    prepare_mariadb(engine)
+    return engine
 
 
 def _engine_for_file(url: sa.URL, *, needs_async: bool | None, connections: int | None) -> Any:
@@ -273,25 +248,30 @@ def _engine_for_file(url: sa.URL, *, needs_async: bool | None, connections: int 
         raise InputError("--url: async handlers need aiosqlite: pip install 'sqlaqueue[aiosqlite]'")
     options = {} if connections is None else {"pool_size": connections}
     url = url.set(drivername="sqlite+aiosqlite" if is_async else "sqlite")
-    engine: Any = sa.create_engine(url, **options)
-    if is_async:
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
-
-        engine = create_async_engine(url, **options)
+    engine = _create(url, is_async=is_async, options=options)
     prepare_sqlite(engine)
     return engine
 
 
-def _other_engine(url: sa.URL, *, needs_async: bool | None, connections: int | None) -> Any:
-    if url.get_backend_name() == "sqlite":
-        return _engine_for_file(url, needs_async=needs_async, connections=connections)
-    with command_errors():
-        return engine_for_server(url, needs_async=needs_async, connections=connections, timeout=_CONNECT_TIMEOUT)
+def _create(url: sa.URL, *, is_async: bool, options: dict[str, Any]) -> Any:
+    if not is_async:
+        return sa.create_engine(url, **options)
+    from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet, which sync code does not
+
+    return create_async_engine(url, **options)
 
 
 def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int | None = None) -> Any:
-    if url.get_backend_name() != "postgresql":
-        return _other_engine(url, needs_async=needs_async, connections=connections)
+    """Return an Engine or AsyncEngine.
+
+    :param needs_async: whether to return an AsyncEngine; None to let the URL's driver decide.
+    :param connections: the size of the pool; None for SQLAlchemy's default.
+    """
+    if url.get_backend_name() == "sqlite":
+        return _engine_for_file(url, needs_async=needs_async, connections=connections)
+    if url.get_backend_name() in _MARIADB:
+        with command_errors():
+            return _engine_for_mariadb(url, needs_async=needs_async, connections=connections)
     known = _ASYNC if needs_async else _SYNC if needs_async is False else (*_SYNC, "asyncpg")
     _, _, driver = url.drivername.partition("+")
     if not driver:
@@ -315,11 +295,15 @@ def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int
         options |= {"pool_size": connections}
     url = url.set(drivername=f"postgresql+{driver}")
     with command_errors():
-        if not is_async:
-            return sa.create_engine(url, **options)
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet, which sync code does not
+        return _create(url, is_async=is_async, options=options)
 
-        return create_async_engine(url, **options)
+
+def session_factory_of(engine: Any) -> Any:
+    if isinstance(engine, sa.Engine):
+        return sessionmaker(engine)
+    from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - needs greenlet, which sync code does not
+
+    return async_sessionmaker(engine)
 
 
 class TargetDatabase:
@@ -343,11 +327,7 @@ class TargetDatabase:
         """
         if url is not None:
             engine = engine_for(parse_url(url))
-            if isinstance(engine, sa.Engine):
-                return cls(sessionmaker(engine), engine)
-            from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - as above
-
-            return cls(async_sessionmaker(engine), engine)
+            return cls(session_factory_of(engine), engine)
         user = target.consumer or target.scheduler
         if user is not None:
             return cls(user.session_factory)
@@ -367,6 +347,10 @@ class TargetDatabase:
             disposing: Any = self._engine.dispose()
             self._runner.run(disposing)
             self._runner.close()
+
+    def connect(self, model: type[Any]) -> None:
+        """Fail if the database never answers: the URL is most likely wrong. One that stops later is waited for."""
+        self.run(lambda session: session.connection(bind_arguments={"mapper": model}))
 
     def run(self, operation: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call ``operation(session, ...)`` with a new session, and return its result."""

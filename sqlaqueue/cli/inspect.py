@@ -38,6 +38,7 @@ from sqlaqueue.cli.output import (
     job_filter,
     jobs_text,
     json_option,
+    log_level_option,
     plain,
     table,
     target_argument,
@@ -78,34 +79,28 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
     """Show for each queue the number of jobs by state, how many are due and since when, and the number of Consumers."""
     loaded = load_targets(targets)
     with contextlib.ExitStack() as stack:
-        databases = [stack.enter_context(TargetDatabase.of(target, url)) for target in loaded]
+        databases = [(target, stack.enter_context(TargetDatabase.of(target, url))) for target in loaded]
 
         def query() -> list[admin.Stats]:
-            return [_stats(target, database, active=active) for target, database in zip(loaded, databases, strict=True)]
+            rows = []
+            for target, database in databases:
+                with command_errors(target.spec):
+                    rows.append(database.run(admin.stats, target.model, finished=not active))
+            return rows
 
         if watch is None:
             rows = query()
             if json:
                 echo_json(rows)
             else:
-                console().print(_stats_table(rows, _worst_finding(loaded, databases)))
+                worst = worst_of(
+                    (database.run(worst_finding, target.model), target.model) for target, database in databases
+                )
+                console().print(_stats_table(rows, None if worst is None else worst_finding_text(*worst)))
             return
         # Ctrl-C ends it.
         with contextlib.suppress(KeyboardInterrupt):
             _watch(query, watch.total_seconds(), json=json)
-
-
-def _stats(target: Target, database: TargetDatabase, *, active: bool) -> admin.Stats:
-    with command_errors(target.spec):
-        return database.run(admin.stats, target.model, finished=not active)
-
-
-def _worst_finding(targets: Sequence[Target], databases: Sequence[TargetDatabase]) -> str | None:
-    models = [target.spec.model for target in targets]
-    worst = worst_of(
-        (database.run(worst_finding, model), model) for model, database in zip(models, databases, strict=True)
-    )
-    return None if worst is None else worst_finding_text(*worst)
 
 
 def _watch(query: Callable[[], list[admin.Stats]], seconds: float, *, json: bool) -> None:
@@ -370,11 +365,7 @@ def _json(info: admin.JobInfo) -> dict[str, Any]:
 @click.option("--max-age", type=DURATION, default="10s", show_default=True, help="Serve a result again for this time.")
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana and exit.")
 @click.option("--alerts", is_flag=True, help="Print alert rules for Prometheus and exit.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    help="Lowest level to log; info by default. The logging configuration of an application is kept.",
-)
+@log_level_option
 def metrics(
     targets: Sequence[str],
     url: str | None,
@@ -401,23 +392,23 @@ def metrics(
     if not targets:
         raise InputError("name a queue, such as app.models:Email; --dashboard and --alerts need none")
     loaded = load_targets(targets)
-    options = {
-        "count_limit": count_limit,
-        "statement_timeout": statement_timeout,
-        "max_age": max_age,
-        "finished": finished,
-    }
     configure_logging(log_level)
     with contextlib.ExitStack() as stack:
         databases = _databases(loaded, url, stack)
-        collector = _collector(loaded, databases, options)
+        collector = _collector(
+            loaded,
+            databases,
+            count_limit=count_limit,
+            statement_timeout=statement_timeout,
+            max_age=max_age,
+            finished=finished,
+        )
         if once:
             _print(collector)
             return
         for target, database in databases:
             with command_errors(target.spec):
-                # A database that never answers is most likely a wrong URL. One that stops later is waited for.
-                database.run(_connect, target.model)
+                database.connect(target.model)
         _serve(collector, host, port)
 
 
@@ -440,7 +431,7 @@ def _databases(
 
 
 def _collector(
-    targets: Sequence[Target], databases: Sequence[tuple[Target, TargetDatabase]], options: dict[str, Any]
+    targets: Sequence[Target], databases: Sequence[tuple[Target, TargetDatabase]], **options: Any
 ) -> ScrapeCollector:
     from sqlaqueue.prometheus.queues import Scrape, ScrapeCollector, ScrapeOptions  # noqa: PLC0415 - it needs an extra
 
@@ -449,22 +440,14 @@ def _collector(
     by_queue = {target.spec.name: database for target, database in reversed(databases)}
 
     def read(reader: GaugeReader) -> Reading:
-        return by_queue[reader.spec.name].run(_read, reader)
+        result: Reading = by_queue[reader.spec.name].run(execute, reader.read)
+        return result
 
     return ScrapeCollector(scrape, read)
 
 
-def _read(session: Session, reader: GaugeReader) -> Reading:
-    result: Reading = execute(session, reader.read)
-    return result
-
-
-def _connect(session: Session, model: type[Any]) -> None:
-    session.connection(bind_arguments={"mapper": model})
-
-
 def _print(collector: ScrapeCollector) -> None:
-    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - as above
+    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - it needs an extra
 
     registry = CollectorRegistry()
     registry.register(collector)
@@ -475,7 +458,11 @@ def _print(collector: ScrapeCollector) -> None:
 
 
 def _serve(collector: ScrapeCollector, host: str, port: int) -> None:
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest  # noqa: PLC0415 - as above
+    from prometheus_client import (  # noqa: PLC0415 - it needs an extra
+        CONTENT_TYPE_LATEST,
+        CollectorRegistry,
+        generate_latest,
+    )
 
     registry = CollectorRegistry()
     registry.register(collector)

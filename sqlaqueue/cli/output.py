@@ -289,6 +289,11 @@ url_option = click.option(
     help="The database, as postgresql+psycopg://user:password@host/database.",
 )
 json_option = click.option("--json", is_flag=True, help="Print JSON.")
+log_level_option = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    help="Lowest level to log; info by default. The logging configuration of an application is kept.",
+)
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show how many jobs would be changed, and change none.")
 targets_argument = click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
 target_argument = click.argument("target", metavar="TARGET")

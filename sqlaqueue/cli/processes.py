@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.admin import Finding
 from sqlaqueue.cli import http as http_module
-from sqlaqueue.cli.database import Target, TargetDatabase, engine_for, load, load_targets, parse_url
+from sqlaqueue.cli.database import Target, TargetDatabase, engine_for, load, load_targets, parse_url, session_factory_of
 from sqlaqueue.cli.doctor import worst_finding, worst_finding_text, worst_of
 from sqlaqueue.cli.http import serving_http
 from sqlaqueue.cli.output import FailedError, InputError, command_errors, first_line
@@ -206,29 +206,15 @@ def _consumers_of_classes(
         # For each Consumer one per handler call and one for maintenance; one listening connection for all of them.
         connections = 1 + kinds.count(is_async) * (1 + options.consumer_options.get("concurrency", 1))
         engine = engine_for(parse_url(options.url or ""), needs_async=is_async, connections=connections)
-        factories[is_async] = _session_factory(engine)
+        factories[is_async] = session_factory_of(engine)
     made = []
     for target, handler, is_async in zip(classes, handlers, kinds, strict=True):
+        kind: Any = Consumer
+        if is_async:
+            from sqlaqueue.consumer.async_consumer import AsyncConsumer as kind  # noqa: PLC0415, N813 - it needs greenlet
         with command_errors(target.spec):
-            kind = _consumer_class(is_async=is_async)
             made.append(kind(target.model, handler, factories[is_async], **options.consumer_options))
     return made
-
-
-def _session_factory(engine: Any) -> Any:
-    if isinstance(engine, sa.Engine):
-        return sessionmaker(engine)
-    from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - needs greenlet, which sync code does not
-
-    return async_sessionmaker(engine)
-
-
-def _consumer_class(*, is_async: bool) -> Any:
-    if not is_async:
-        return Consumer
-    from sqlaqueue.consumer.async_consumer import AsyncConsumer  # noqa: PLC0415 - as above
-
-    return AsyncConsumer
 
 
 # -- worker process ----------------------------------------------------------------------------------------------------

@@ -6,21 +6,19 @@ import asyncio
 import getpass
 import ipaddress
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import click
-import sqlalchemy as sa
-from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue.cli.database import Target, TargetDatabase, engine_for, load, load_targets, parse_url
+from sqlaqueue.cli.database import Target, TargetDatabase, engine_for, load, load_targets, parse_url, session_factory_of
 from sqlaqueue.cli.output import (
     FailedError,
     InputError,
     clean_interrupt,
     command_errors,
     first_line,
+    log_level_option,
     targets_argument,
     url_option,
 )
@@ -45,11 +43,7 @@ _GRACE = 2
 @click.option(
     "--origin", metavar="URL", multiple=True, help="An address under which browsers reach it; may be repeated."
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    help="Lowest level to log; info by default. The logging configuration of an application is kept.",
-)
+@log_level_option
 def web(
     targets: Sequence[str],
     url: str | None,
@@ -88,26 +82,28 @@ def web(
         _check_one_database(loaded)
     with command_errors():
         for target in loaded[: None if url is None else 1]:
-            # A database that never answers is most likely a wrong URL. One that stops later is waited for.
             with TargetDatabase.of(target, url) as database:
-                database.run(_connect, target.model)
-    factory, engine = _session_factory(loaded[0], url)
+                database.connect(target.model)
+    user = loaded[0].consumer or loaded[0].scheduler
+    engine = None if url is None and user is not None else engine_for(parse_url(url or ""))
+    factory = session_factory_of(engine) if user is None or engine is not None else user.session_factory
     with command_errors():
         app = dashboard_module.Dashboard(
             [target.model for target in loaded],
             factory,
-            access=rule or _Everything(may_act=not read_only),
+            # Behind the token is the one who has started the command.
+            access=rule or (lambda _: dashboard_module.Access(read=True, act=not read_only, user=_user())),
             redact=redact,
             origins=origin,
         )
-    _serve(_Service(app, host, port, engine, has_token=rule is None))
+    _serve(app, host, port, engine, has_token=rule is None)
 
 
 def _import() -> Any:
     try:
         import uvicorn  # noqa: F401, PLC0415 - it needs an extra, which the other commands do not
 
-        from sqlaqueue import web as dashboard_module  # noqa: PLC0415 - as above
+        from sqlaqueue import web as dashboard_module  # noqa: PLC0415 - it needs an extra
     except ModuleNotFoundError as error:
         missing = "sqlaqueue.web needs uvicorn: pip install 'sqlaqueue[web]'" if error.name == "uvicorn" else str(error)
         raise InputError(missing) from None
@@ -121,10 +117,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _connect(session: Session, model: type[Any]) -> None:
-    session.connection(bind_arguments={"mapper": model})
-
-
 def _check_one_database(targets: Sequence[Target]) -> None:
     users = [target.consumer or target.scheduler for target in targets]
     if len({id(user.session_factory) for user in users if user is not None}) > 1:
@@ -134,31 +126,6 @@ def _check_one_database(targets: Sequence[Target]) -> None:
         )
 
 
-def _session_factory(target: Target, url: str | None) -> tuple[Callable[[], Any], Any]:
-    """Return the session factory, and the engine to dispose of at the end."""
-    user = target.consumer or target.scheduler
-    if url is None and user is not None:
-        return user.session_factory, None
-    engine = engine_for(parse_url(url or ""))
-    if isinstance(engine, sa.Engine):
-        return sessionmaker(engine), engine
-    from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - needs greenlet, which sync code does not
-
-    return async_sessionmaker(engine), engine
-
-
-@dataclass
-class _Everything:
-    """The access rule behind the token: the one who has started the command."""
-
-    may_act: bool
-
-    def __call__(self, request: Any) -> Any:
-        from sqlaqueue.web import Access  # noqa: PLC0415 - as above
-
-        return Access(read=True, act=self.may_act, user=_user())
-
-
 def _user() -> str:
     try:
         return getpass.getuser()
@@ -166,34 +133,24 @@ def _user() -> str:
         return "sqlaqueue web"
 
 
-@dataclass
-class _Service:
-    app: Any
-    host: str
-    port: int
-    engine: Any
-    has_token: bool
-
-
-def _serve(service: _Service) -> None:
-    address = service.host.strip("[]")
+def _serve(app: Any, host: str, port: int, engine: Any, *, has_token: bool) -> None:
+    address = host.strip("[]")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        bound = socket.create_server((address, service.port), family=family)
+        bound = socket.create_server((address, port), family=family)
     except OSError as error:
-        raise FailedError(f"--host {service.host} --port {service.port}: {first_line(error)}") from error
+        raise FailedError(f"--host {host} --port {port}: {first_line(error)}") from error
     port = bound.getsockname()[1]
     origin = f"http://[{address}]:{port}" if family == socket.AF_INET6 else f"http://{address}:{port}"
-    app = service.app
-    if service.has_token:
-        from sqlaqueue.web.security import OneTimeToken  # noqa: PLC0415 - as above
+    if has_token:
+        from sqlaqueue.web.security import OneTimeToken  # noqa: PLC0415 - it needs an extra
 
         app = OneTimeToken(app, origin=origin, announce=_announce)
         _announce(app.new_link())
     else:
         click.echo(f"The dashboard is at {origin}/")
     with bound, clean_interrupt():
-        asyncio.run(_run(app, bound, service.engine))
+        asyncio.run(_run(app, bound, engine))
 
 
 def _announce(link: str) -> None:
@@ -202,7 +159,7 @@ def _announce(link: str) -> None:
 
 
 async def _run(app: Any, bound: socket.socket, engine: Any) -> None:
-    import uvicorn  # noqa: PLC0415 - as above
+    import uvicorn  # noqa: PLC0415 - it needs an extra
 
     config = uvicorn.Config(
         app,

@@ -11,9 +11,8 @@ from typing import Any
 import click
 import sqlalchemy as sa
 from click.core import ParameterSource
-from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue.cli.database import TargetDatabase, engine_for, load, parse_url
+from sqlaqueue.cli.database import TargetDatabase, engine_for, load, parse_url, session_factory_of
 from sqlaqueue.cli.http import parse_address
 from sqlaqueue.cli.output import (
     DURATION,
@@ -21,12 +20,12 @@ from sqlaqueue.cli.output import (
     NotStoppedError,
     command_errors,
     end_process,
+    log_level_option,
     targets_argument,
     url_option,
 )
 from sqlaqueue.cli.processes import WorkerOptions, WorkerProcess, configure_logging
 from sqlaqueue.cli.supervisor import supervise
-from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.scheduler import Scheduler, SchedulerBase
 
 _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "poll_interval", "name", "batch")
@@ -65,11 +64,7 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
     type=click.IntRange(1, 1000),
     help="Number of worker processes to start; those that die are restarted.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    help="Lowest level to log; info by default. The logging configuration of an application is kept.",
-)
+@log_level_option
 @click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug: log every job.")
 @click.pass_context
 def worker(context: click.Context, /, *, processes: int | None, verbose: bool, **given: Any) -> None:
@@ -118,11 +113,7 @@ def worker(context: click.Context, /, *, processes: int | None, verbose: bool, *
 @targets_argument
 @url_option
 @click.option("--reset", is_flag=True, help="Replace what was changed at run time by the program's definitions.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    help="Lowest level to log; info by default. The logging configuration of an application is kept.",
-)
+@log_level_option
 def scheduler(targets: Sequence[str], url: str | None, *, reset: bool, log_level: str | None) -> None:
     """Fire schedules until SIGTERM or SIGINT. Any number of these processes may run at once.
 
@@ -151,8 +142,7 @@ def scheduler(targets: Sequence[str], url: str | None, *, reset: bool, log_level
     spec = made.groups[0].spec
     with command_errors(spec):
         with TargetDatabase(made.session_factory) as database:
-            # A database that never answers is most likely a wrong URL. One that stops answering later is waited for.
-            database.run(_connect, spec)
+            database.connect(spec.model)
         try:
             if isinstance(made, Scheduler):
                 made.run()
@@ -164,13 +154,11 @@ def scheduler(targets: Sequence[str], url: str | None, *, reset: bool, log_level
 
 
 def _scheduler(engine: Any, schedules: Sequence[Any], *, reset: bool) -> SchedulerBase:
-    if isinstance(engine, sa.Engine):
-        return Scheduler(sessionmaker(engine), schedules, reset=reset)
-    from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - needs greenlet, which sync code does not
-
-    from sqlaqueue.async_scheduler import AsyncScheduler  # noqa: PLC0415 - as above
-
-    return AsyncScheduler(async_sessionmaker(engine), schedules, reset=reset)
+    kind: Any = Scheduler
+    if not isinstance(engine, sa.Engine):
+        from sqlaqueue.async_scheduler import AsyncScheduler as kind  # noqa: PLC0415, N813 - it needs greenlet; one of two
+    made: SchedulerBase = kind(session_factory_of(engine), schedules, reset=reset)
+    return made
 
 
 async def _run(scheduler: Any, engine: Any) -> None:
@@ -178,7 +166,3 @@ async def _run(scheduler: Any, engine: Any) -> None:
     if engine is not None:
         # Its connections cannot be closed after their event loop.
         await engine.dispose()
-
-
-def _connect(session: Session, spec: QueueSpec) -> None:
-    session.connection(bind_arguments={"mapper": spec.mapper})

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 import anyio
@@ -16,7 +16,6 @@ from anyio.lowlevel import RunVar
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from sqlaqueue.admin.doctor.examination import Finding
 from sqlaqueue.exc import StatementError
 from sqlaqueue.web.data.reader import ParameterError
 from sqlaqueue.web.database import Database
@@ -25,12 +24,6 @@ from sqlaqueue.web.rendering import Renderer, notices_in
 from sqlaqueue.web.security import FormData, read_form, write_audit
 from sqlaqueue.web.settings import Access, Action, Queue, Settings
 
-# -- attention ---------------------------------------------------------------------------------------------------------
-# How many things need a look on other pages, as far as is known: for the links at the top and the first page.
-
-
-_ATTENTION = "attention"
-
 EXAMINED_FOR = 60.0
 """Seconds after which the queues are examined again when the first page is asked for."""
 
@@ -38,52 +31,43 @@ SCHEDULES_READ_FOR = 10.0
 """Seconds after which the first page reads the schedules again."""
 
 
-@dataclass(frozen=True)
 class Attention:
-    critical: int = 0
-    """The number of critical findings of the doctor."""
-    schedules: int = 0
-    """The number of schedules that are late or cannot be fired."""
-
-
-def attention_of(state: dict[str, Any], queues: Iterable[Queue]) -> Attention:
-    """Return what is known; zeros before anything was examined.
+    """How many things need a look on other pages, as far as is known about the queues that a user sees.
 
     :param state: what a dashboard keeps between requests.
-    :param queues: the queues that the user sees.
     """
-    names = _names(queues)
-    known = state.get(_ATTENTION, {})
-    return Attention(known.get(("critical", names), (0, 0.0))[0], known.get(("schedules", names), (0, 0.0))[0])
 
+    def __init__(self, state: dict[str, Any], queues: Iterable[Queue]) -> None:
+        self._known: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = state.setdefault("attention", {})
+        self._names = tuple(queue.name for queue in queues)
 
-def remember_findings(state: dict[str, Any], queues: Iterable[Queue], findings: Sequence[Finding]) -> None:
-    critical = sum(finding.severity == "critical" for finding in findings)
-    state.setdefault(_ATTENTION, {})["critical", _names(queues)] = (critical, time.monotonic())
+    def _last(self, what: str) -> tuple[int, float]:
+        return self._known.get((what, self._names), (0, float("-inf")))
 
+    @property
+    def critical(self) -> int:
+        """The number of critical findings of the doctor; 0 before anything was examined."""
+        return self._last("critical")[0]
 
-def remember_schedules(state: dict[str, Any], queues: Iterable[Queue], number: int) -> None:
-    state.setdefault(_ATTENTION, {})["schedules", _names(queues)] = (number, time.monotonic())
+    @property
+    def schedules(self) -> int:
+        """The number of schedules that are late or cannot be fired; 0 before they were read."""
+        return self._last("schedules")[0]
 
+    def remember(self, what: Literal["critical", "schedules"], number: int) -> None:
+        self._known[what, self._names] = (number, time.monotonic())
 
-def needs_schedules(state: dict[str, Any], queues: Iterable[Queue]) -> bool:
-    _, made_at = state.get(_ATTENTION, {}).get(("schedules", _names(queues)), (0, float("-inf")))
-    return bool(time.monotonic() - made_at >= SCHEDULES_READ_FOR)
+    @property
+    def needs_schedules(self) -> bool:
+        return time.monotonic() - self._last("schedules")[1] >= SCHEDULES_READ_FOR
 
-
-def needs_examination(state: dict[str, Any], queues: Iterable[Queue]) -> bool:
-    """Return whether the last examination was too long ago. If so, the caller makes one, and no other one does."""
-    known: dict[Any, tuple[int, float]] = state.setdefault(_ATTENTION, {})
-    key, now = ("critical", _names(queues)), time.monotonic()
-    number, made_at = known.get(key, (0, float("-inf")))
-    if now - made_at < EXAMINED_FOR:
-        return False
-    known[key] = (number, now)
-    return True
-
-
-def _names(queues: Iterable[Queue]) -> tuple[str, ...]:
-    return tuple(queue.name for queue in queues)
+    def needs_examination(self) -> bool:
+        """Return whether the last examination was too long ago. If so, the caller makes one, and no other one does."""
+        number, made_at = self._last("critical")
+        if time.monotonic() - made_at < EXAMINED_FOR:
+            return False
+        self.remember("critical", number)
+        return True
 
 
 PATHS = {
@@ -137,7 +121,7 @@ class PageContext:
 
     @property
     def attention(self) -> Attention:
-        return attention_of(self.state, self.queues)
+        return Attention(self.state, self.queues)
 
     def may(self, action: Action, queue: Queue) -> bool:
         return self.access.may(action, queue.name)
@@ -179,16 +163,13 @@ class PageContext:
 
         So the dashboard need not know under which path it is mounted, or what a proxy has cut off.
         """
-        parts = {key: quote(_segment(value), safe="") for key, value in path.items()}
+        segments = {key: value.slug if isinstance(value, Queue) else value for key, value in path.items()}
+        parts = {key: quote(segment, safe="") for key, segment in segments.items()}
         if name == "static":
             query = {"v": self.renderer.static_version}
         end = f"?{urlencode(query)}" if query else ""
-        return f"{self._to_root}{PATHS[name].format(**parts)}{end}"
-
-    @property
-    def _to_root(self) -> str:
         depth = path_below_mount(self.request.scope).lstrip("/").count("/")
-        return "../" * depth or "./"
+        return f"{'../' * depth or './'}{PATHS[name].format(**parts)}{end}"
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> Response:
         text = self.renderer.render(
@@ -228,10 +209,6 @@ def path_below_mount(scope: Any) -> str:
     if root and is_whole and (path == root or path.startswith(f"{root}/")):
         return path[len(root) :]
     return path
-
-
-def _segment(value: str | Queue) -> str:
-    return value.slug if isinstance(value, Queue) else value
 
 
 A = TypeVar("A")

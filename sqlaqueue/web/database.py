@@ -30,7 +30,7 @@ READ_TIMEOUT = 2.0
 """Seconds after which the server cancels a statement that only shows something."""
 
 WRITE_TIMEOUT = 30.0
-"""The same for a statement of an action."""
+"""Seconds after which the server cancels a statement of an action."""
 
 MOST_AT_ONCE = 4
 """The number of sessions that are used at the same time, however many users there are."""
@@ -39,20 +39,6 @@ _LONGEST_WAIT = 5.0
 
 _FAILURES_EXPECTED = 30.0
 """Seconds for which parts are read in savepoints after one has failed."""
-
-
-class _Failures:
-    """Whether a part of a page has failed lately, so that each part is read in a savepoint."""
-
-    def __init__(self) -> None:
-        self._until = 0.0
-
-    @property
-    def are_expected(self) -> bool:
-        return time.monotonic() < self._until
-
-    def expect(self) -> None:
-        self._until = time.monotonic() + _FAILURES_EXPECTED
 
 
 class Database:
@@ -71,7 +57,8 @@ class Database:
         self.sessions = resolve_factory(session_factory, what, is_async=self.is_async)
         if may_be_other_engine():
             refuse_other_engines(self.sessions(), what, *mappers)
-        self._failures = _Failures()
+        self._savepoints_until = 0.0
+        """Until when each part of a page is read in a savepoint, since one has failed lately."""
         # One for each event loop: a test, or a server with threads, may use several.
         self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("sqlaqueue_dashboard_sessions")
 
@@ -86,19 +73,38 @@ class Database:
         """
         settings = _settings(statement_timeout, read_only=read_only)
         try:
-            return await self._run(_reading, settings, self._failures, operation, args)
+            return await self._run(self._reading, settings, operation, args)
         except Busy:
             raise
         except ServiceUnavailable:
             # A connection of the pool may be from before a restart of the server. SQLAlchemy has dropped them all.
-            return await self._run(_reading, settings, self._failures, operation, args)
+            return await self._run(self._reading, settings, operation, args)
 
     async def write(self, operation: Callable[..., T], *args: Any, statement_timeout: float = WRITE_TIMEOUT) -> T:
         """Return ``operation(session, *args)``, which commits what it has changed.
 
-        :raises ServiceUnavailable: as above. What was committed before stays.
+        :raises ServiceUnavailable: if the database cannot be reached, or all sessions are in use. What was committed
+            before stays.
         """
         return await self._run(_writing, _settings(statement_timeout, read_only=False), operation, args)
+
+    def _reading(
+        self, session: Session, settings: dict[str, str], operation: Callable[..., T], args: tuple[Any, ...]
+    ) -> T:
+        with _limited(session, settings):
+            try:
+                if time.monotonic() >= self._savepoints_until:
+                    session.info[WITHOUT_SAVEPOINTS] = True
+                try:
+                    result: T = execute(session, operation, args)
+                except PartFailedError:
+                    self._savepoints_until = time.monotonic() + _FAILURES_EXPECTED
+                    session.rollback()
+                    del session.info[WITHOUT_SAVEPOINTS]
+                    result = execute(session, operation, args)
+                return result
+            finally:
+                session.rollback()
 
     async def _run(self, run: Callable[..., T], *args: Any) -> T:
         limiter = self._of_this_loop()
@@ -130,25 +136,6 @@ class Database:
 def _in_thread(session: Session, run: Callable[..., T], args: tuple[Any, ...]) -> T:
     with session:
         return run(session, *args)
-
-
-def _reading(
-    session: Session, settings: dict[str, str], failures: _Failures, operation: Callable[..., T], args: tuple[Any, ...]
-) -> T:
-    with _limited(session, settings):
-        try:
-            if not failures.are_expected:
-                session.info[WITHOUT_SAVEPOINTS] = True
-            try:
-                result: T = execute(session, operation, args)
-            except PartFailedError:
-                failures.expect()
-                session.rollback()
-                del session.info[WITHOUT_SAVEPOINTS]
-                result = execute(session, operation, args)
-            return result
-        finally:
-            session.rollback()
 
 
 def _writing(session: Session, settings: dict[str, str], operation: Callable[..., T], args: tuple[Any, ...]) -> T:

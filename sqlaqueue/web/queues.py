@@ -7,7 +7,7 @@ import contextlib
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import anyio
@@ -27,20 +27,14 @@ from sqlaqueue.web.context import (
     PageContext,
     SharedResult,
     both,
-    needs_examination,
-    needs_schedules,
-    remember_findings,
-    remember_schedules,
     shared_result,
 )
-from sqlaqueue.web.data.past import DAY, HOUR, MINUTES, ChartSpan, Durations, Percentiles, Throughput
+from sqlaqueue.web.data.past import DAY, HOUR, MINUTES, Durations, Percentiles, Throughput
 from sqlaqueue.web.data.queues import (
     COUNT_LIMIT,
     ClaimPlan,
     Horizon,
     QueueOverview,
-    QueuePast,
-    QueuePresent,
     QueueTable,
     measure_claim,
     one_of_each_table,
@@ -77,10 +71,7 @@ class _Measured:
 
 async def claim(context: PageContext) -> Response:
     shown = context.queue
-
-    async def measure() -> _Measured:
-        return await _measure(context, shown)
-
+    measure = functools.partial(_measure, context, shown)
     measured = await shared_result(context.state, ("claim", shown.name), CLAIM_SHARED_FOR, measure)
     tables, horizon = await context.database.read(_read_server, shown.spec)
     return context.render(
@@ -95,7 +86,7 @@ async def claim(context: PageContext) -> Response:
 
 async def _measure(context: PageContext, shown: Queue) -> _Measured:
     database = context.database
-    findings: Part[Sequence[Finding]] = await database.read(_read_findings, shown.spec)
+    findings: Part[Sequence[Finding]] = await database.read(attempt_part, read_index_findings, shown.spec)
     try:
         # It locks rows for a moment, which a read-only transaction may not do.
         plan = await database.read(measure_claim, shown.spec, statement_timeout=_TIMEOUT, read_only=False)
@@ -106,10 +97,6 @@ async def _measure(context: PageContext, shown: Queue) -> _Measured:
         problem = problem_text(error)
     planned = await database.read(attempt_part, plan_claim, shown.spec)
     return _Measured(plan=planned, findings=findings, problem=problem)
-
-
-def _read_findings(session: Session, spec: QueueSpec) -> Part[Sequence[Finding]]:
-    return attempt_part(session, read_index_findings, spec)
 
 
 def _read_server(session: Session, spec: QueueSpec) -> tuple[Part[Sequence[QueueTable]], Part[Horizon]]:
@@ -128,7 +115,10 @@ _HIDDEN = "(hidden)"
 
 
 async def health(context: PageContext) -> Response:
-    is_deep = _is_deep(context)
+    given = context.request.query_params.get("deep", "0")
+    if given not in {"0", "1"}:
+        raise BadRequest(f"deep={given[:100]}: this is neither 0 nor 1.", "Use deep=1 to read all jobs as well.")
+    is_deep = given == "1"
     found = await examined(context, is_deep=is_deep)
     findings = [_shown(context, finding) for finding in found.value]
     return context.render(
@@ -137,7 +127,7 @@ async def health(context: PageContext) -> Response:
         counts={severity: sum(each.severity == severity for each in findings) for severity in SEVERITIES},
         examined_at=found.made_at,
         is_deep=is_deep,
-        url_of=lambda name: _url_of(context, name),
+        url_of={queue.name: context.url("queue", queue=queue) for queue in context.queues}.get,
     )
 
 
@@ -149,11 +139,6 @@ def groups_of(findings: Sequence[Finding]) -> dict[str | None, list[Finding]]:
     return {queue: groups[queue] for queue in sorted(groups, key=lambda queue: queue is not None)}
 
 
-def _url_of(context: PageContext, name: str | None) -> str | None:
-    queue = next((queue for queue in context.queues if queue.name == name), None)
-    return None if queue is None else context.url("queue", queue=queue)
-
-
 async def examined(context: PageContext, *, is_deep: bool = False) -> SharedResult[Sequence[Finding]]:
     """Return what the doctor finds in the queues that the user sees, or has found some seconds ago."""
     names = tuple(queue.name for queue in context.queues)
@@ -161,23 +146,13 @@ async def examined(context: PageContext, *, is_deep: bool = False) -> SharedResu
 
     async def examine() -> Sequence[Finding]:
         # Of these queues only: a finding may name jobs, keys and texts of its queue.
-        findings = await context.database.read(_run_doctor, models, is_deep) if models else []
-        remember_findings(context.state, context.queues, findings)
+        run = functools.partial(doctor, deep=is_deep)
+        findings: Sequence[Finding] = await context.database.read(run, *models) if models else []
+        context.attention.remember("critical", sum(finding.severity == "critical" for finding in findings))
         return findings
 
     seconds = DEEP_SHARED_FOR if is_deep else FINDINGS_SHARED_FOR
     return await shared_result(context.state, ("health", names, is_deep), seconds, examine)
-
-
-def _run_doctor(session: Any, models: Sequence[type[Any]], is_deep: bool) -> Sequence[Finding]:  # noqa: FBT001 - operations take positional arguments only
-    return doctor(session, *models, deep=is_deep)
-
-
-def _is_deep(context: PageContext) -> bool:
-    given = context.request.query_params.get("deep", "0")
-    if given not in {"0", "1"}:
-        raise BadRequest(f"deep={given[:100]}: this is neither 0 nor 1.", "Use deep=1 to read all jobs as well.")
-    return given == "1"
 
 
 def _shown(context: PageContext, finding: Finding) -> Finding:
@@ -216,18 +191,18 @@ async def schedules_of(context: PageContext) -> tuple[list[ScheduleInfo], list[s
         found += part.value or ()
         problems += [part.problem] if part.problem else []
     wrong = sum(each.late is not None or each.last_error is not None for each in found)
-    remember_schedules(context.state, context.queues, wrong)
+    context.attention.remember("schedules", wrong)
     return found, problems
 
 
 def _values(context: PageContext, schedule: ScheduleInfo) -> Mapping[str, str]:
     """Return the values that a schedule gives its jobs, without those of redacted columns."""
     spec = context.settings.queues[schedule.queue].spec
-    texts: dict[str, str] = {}
-    for name, value in schedule.values.items():
-        is_redacted = context.settings.is_attribute_redacted(spec, name)
-        texts[name] = "redacted" if is_redacted else short(plain(value), 60)
-    return texts
+    return {name: _value_text(context, spec, name, value) for name, value in schedule.values.items()}
+
+
+def _value_text(context: PageContext, spec: QueueSpec, name: str, value: Any) -> str:
+    return "redacted" if context.settings.is_attribute_redacted(spec, name) else short(plain(value), 60)
 
 
 def _error(context: PageContext, schedule: ScheduleInfo) -> str:
@@ -257,7 +232,7 @@ async def overview(context: PageContext) -> Response:
     found: dict[str, Part[QueueOverview]] = {}
     # Each in a session of its own: a queue that waits for a lock does not delay the others.
     async with anyio.create_task_group() as group:
-        if needs_schedules(context.state, context.queues):
+        if context.attention.needs_schedules:
             group.start_soon(_read_schedules, context)
         for queue in context.queues:
             group.start_soon(_read_one, context, queue, found)
@@ -274,7 +249,7 @@ async def overview(context: PageContext) -> Response:
         target_of=target_of,
         minutes=round(MINUTES.length.total_seconds() / 60),
     )
-    if context.queues and needs_examination(context.state, context.queues):
+    if context.queues and context.attention.needs_examination():
         # After the page was sent: it takes longer than the page, which shows the last result.
         response.background = BackgroundTask(_refresh_findings, context)
     return response
@@ -343,12 +318,20 @@ def _sum(numbers: Iterable[int]) -> str:
 # -- queue -------------------------------------------------------------------------------------------------------------
 
 _SPANS = {"hour": HOUR, "day": DAY}
-_QUARTERS = 4
 
 
 async def queue(context: PageContext) -> Response:
-    shown, span = context.queue, _span(context)
-    present, past = await _read_queue(context, shown, span)
+    shown, database, memory = context.queue, context.database, memory_of(context)
+    spec, is_redacted = shown.spec, context.settings.is_redacted(shown.spec, "last_error")
+    name = context.request.query_params.get("span", HOUR.name)
+    if name not in _SPANS:
+        raise BadRequest(f"span={name[:100]}: there is no such span.", f"Use one of {', '.join(_SPANS)}.")
+    span = _SPANS[name]
+    # At the same time: one has many short statements, the other a few long ones.
+    present, past = await both(
+        database.read(read_present, spec, memory),
+        database.read(functools.partial(read_past, shows_errors=not is_redacted), spec, span, memory),
+    )
     consumers = present.state.consumers.value
     return context.render(
         "queue.html",
@@ -360,29 +343,14 @@ async def queue(context: PageContext) -> Response:
         span=span,
         spans=_SPANS,
         count_limit=COUNT_LIMIT,
-        target=target_of(shown.spec),
+        target=target_of(spec),
         listed_url=lambda listed: listed_url(context, shown, listed),
         key_at_limit=lambda key: _key_at_limit(context, shown, key),
         throughput_chart=_throughput_chart,
         durations_chart=_durations_chart,
         percentile_rows=_percentile_rows,
-        error_text=lambda schedule: None if context.settings.is_redacted(shown.spec, "last_error") else schedule,
+        error_text=lambda schedule: None if is_redacted else schedule,
     )
-
-
-async def _read_queue(context: PageContext, shown: Queue, span: ChartSpan) -> tuple[QueuePresent, QueuePast]:
-    """Read both at the same time: one has many short statements, the other a few long ones."""
-    database, spec, memory = context.database, shown.spec, memory_of(context)
-    shows_errors = not context.settings.is_redacted(spec, "last_error")
-    past = functools.partial(read_past, shows_errors=shows_errors)
-    return await both(database.read(read_present, spec, memory), database.read(past, spec, span, memory))
-
-
-def _span(context: PageContext) -> ChartSpan:
-    name = context.request.query_params.get("span", HOUR.name)
-    if name not in _SPANS:
-        raise BadRequest(f"span={name[:100]}: there is no such span.", f"Use one of {', '.join(_SPANS)}.")
-    return _SPANS[name]
 
 
 def _throughput_chart(throughput: Throughput) -> Markup:
@@ -404,13 +372,8 @@ def _throughput_chart(throughput: Throughput) -> Markup:
         throughput.outcomes,
         title=f"Ended {what}, one bar for each {period}",
         description=f"Within {duration(covered)}: {totals or 'none'}.",
-        ticks=_ticks(covered),
+        ticks=[*(f"{duration(covered * share)} ago" for share in (1, 0.75, 0.5, 0.25)), "now"],
     )
-
-
-def _ticks(covered: timedelta) -> Sequence[str]:
-    ago = [f"{duration(covered * (_QUARTERS - quarter) / _QUARTERS)} ago" for quarter in range(_QUARTERS)]
-    return [*ago, "now"]
 
 
 def _clock(moment: datetime) -> str:
@@ -436,8 +399,5 @@ def _durations_chart(durations: Durations) -> Markup | None:
 
 def _key_at_limit(context: PageContext, shown: Queue, key: KeyAtLimit) -> str:
     """Return the values of a key, without those of redacted columns."""
-    texts = []
-    for name, value in key.key.items():
-        is_redacted = context.settings.is_attribute_redacted(shown.spec, name)
-        texts.append(f"{name} {'redacted' if is_redacted else short(plain(value), 60)}")
+    texts = [f"{name} {_value_text(context, shown.spec, name, value)}" for name, value in key.key.items()]
     return ", ".join(texts) or "The whole queue"

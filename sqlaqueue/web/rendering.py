@@ -15,6 +15,8 @@ import jinja2
 from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 
+from sqlaqueue.queue.run import key_text
+
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 SHORT = 200
 """The number of characters of a value in a list."""
@@ -127,7 +129,7 @@ class Renderer:
             auto_reload=False,
         )
         self._environment.filters |= {
-            each.__name__: each for each in (number, capped, duration, moment, short, plain, shown, size)
+            each.__name__: each for each in (number, capped, duration, moment, short, plain, shown, size, key_text)
         }
         self.static_files = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file()}
         """The contents of the static files by name; no other file can be asked for."""

@@ -25,7 +25,6 @@ from sqlaqueue.postgresql.faults import missing_tables
 from sqlaqueue.postgresql.plans import explain
 from sqlaqueue.postgresql.server import horizon_holders, index_sizes, table_statistics
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, DEAD_LETTER
-from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.web.data.past import (
@@ -127,29 +126,12 @@ RECENT = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveConsumer:
-    """A Consumer whose heartbeat has not expired."""
-
-    name: str | None
-    host: str
-    pid: int
-    version: str
-    started_at: datetime
-    heartbeat_at: datetime
-    is_listening: bool
-    """Whether notifications wake it; otherwise it only polls."""
-    running: Sequence[str]
-    """The keys of the jobs that it ran at its last heartbeat, as texts."""
-    claimed: int
-    """The number of its other claimed jobs."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class QueueState:
     depth: Part[Depth]
     failed: Part[CappedCount | Unavailable]
     paused: Part[bool]
-    consumers: Part[Sequence[LiveConsumer]]
+    consumers: Part[Sequence[Any]]
+    """The live ones, the oldest first, as rows with the columns of :func:`sqlaqueue.consumers`."""
     at_limit: Part[Sequence[KeyAtLimit]]
 
 
@@ -178,29 +160,8 @@ def read_state(reader: QueueReader) -> QueueState:
         depth=reader.part(lambda: depth(session, spec.model, limit=COUNT_LIMIT)),
         failed=reader.part(lambda: count_failed(reader)),
         paused=reader.part(lambda: CONTROL in spec.side_tables and paused(session, spec.model)),
-        consumers=reader.part(lambda: read_consumers(reader)),
+        consumers=reader.part(lambda: consumers(session, spec.model) if CONSUMERS in spec.side_tables else []),
         at_limit=reader.part(lambda: [*keys_at_limit(session, spec)]),
-    )
-
-
-def read_consumers(reader: QueueReader) -> list[LiveConsumer]:
-    """Return the live Consumers of a queue, the oldest first."""
-    if CONSUMERS not in reader.spec.side_tables:
-        return []
-    return [_consumer(row) for row in consumers(reader.session, reader.spec.model)]
-
-
-def _consumer(row: Any) -> LiveConsumer:
-    return LiveConsumer(
-        name=row.name,
-        host=row.host,
-        pid=row.pid,
-        version=row.version,
-        started_at=row.created_at,
-        heartbeat_at=row.heartbeat_at,
-        is_listening=row.listening,
-        running=[key_text(key) for key in row.running],
-        claimed=row.claimed,
     )
 
 

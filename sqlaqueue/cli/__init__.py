@@ -29,10 +29,6 @@ _OWN_DATABASE = ("demo",)
 
 
 def apply_settings(context: click.Context) -> None:
-    """Make the project's settings the defaults of the commands of this group.
-
-    :raises InputError: if the file cannot be read, or a setting is unknown.
-    """
     path = next((each for each in _candidates() if each.is_file()), None)
     if path is None:
         return

@@ -52,21 +52,14 @@ class Target:
 
 
 def load_targets(texts: Sequence[str], *, modules: bool = False) -> list[Target]:
-    """Return the queues of the targets; a target may name several Consumers.
-
-    :param modules: whether a target may be a module, such as ``app.models``, for the queue classes in it.
-    :raises InputError: if a target names no queue.
-    """
+    """Return the queues of the targets: of a class, of Consumers, or with ``modules`` of a module."""
     return [
         target for text in texts for target in (_in_module(text) if modules and ":" not in text else _targets(text))
     ]
 
 
 def load(text: str) -> Any:
-    """Import ``module:attribute``, also from the current directory.
-
-    :raises InputError: if the import fails, or there is no such attribute.
-    """
+    """Import ``module:attribute``, also from the current directory."""
     name, colon, path = text.partition(":")
     if not colon or not path or not _is_module_name(name):
         raise InputError(f"{text!r}: {_TARGET_EXAMPLE}{_module_hint(name)}")
@@ -194,10 +187,7 @@ _CONNECT_TIMEOUT = 10
 
 
 def parse_url(text: str) -> sa.URL:
-    """Return the URL of a database.
-
-    :raises InputError: if it is malformed. The message does not repeat it, as it may contain a password.
-    """
+    """Return the URL of a database. An error does not repeat it, as it may contain a password."""
     try:
         url = sa.make_url(text)
     except (ArgumentError, ValueError):
@@ -307,11 +297,7 @@ def session_factory_of(engine: Any) -> Any:
 
 
 class TargetDatabase:
-    """Runs functions on a Session, whether the session factory is sync or async.
-
-    :param sessions: the session factory.
-    :param engine: the engine to dispose of on exit; None if it belongs to the application.
-    """
+    """Runs functions on a Session, whether the session factory is sync or async; disposes of the engine it is given."""
 
     def __init__(self, sessions: Callable[[], Any], engine: Any = None) -> None:
         self._sessions = sessions
@@ -320,11 +306,7 @@ class TargetDatabase:
 
     @classmethod
     def of(cls, target: Target, url: str | None) -> Self:
-        """Return the database of a queue.
-
-        :param url: the option ``--url``, which takes precedence over the session factory of a Consumer.
-        :raises InputError: if neither is given.
-        """
+        """Return the database of a queue; ``--url`` takes precedence over the session factory of a Consumer."""
         if url is not None:
             engine = engine_for(parse_url(url))
             return cls(session_factory_of(engine), engine)

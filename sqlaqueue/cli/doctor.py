@@ -145,10 +145,7 @@ _HANDLER = "MODULE:HANDLER"
 
 
 def _lines(finding: admin.Finding, printed: set[str]) -> Iterator[str]:
-    """Yield the lines of a finding.
-
-    :param printed: the fixes printed so far: several findings may have one cause.
-    """
+    """Yield the lines of a finding; several may have one cause, whose fix is ``printed`` once."""
     yield f"{finding.severity}: {finding.queue or 'the server'}"
     yield f"  {finding.summary}"
     if finding.consequence:
@@ -166,10 +163,6 @@ def _lines(finding: admin.Finding, printed: set[str]) -> Iterator[str]:
 
 
 def _threshold(text: str) -> tuple[str, Any]:
-    """Return the name and the value of a threshold.
-
-    :raises InputError: if there is none of this name, or the value is wrong.
-    """
     name, equals, value = text.partition("=")
     name = name.strip().replace("-", "_")
     defaults = {each.name: each.default for each in fields(admin.Thresholds)}
@@ -200,7 +193,6 @@ def worst_finding(session: Session, model: type[Any]) -> admin.Finding | None:
 
 
 def worst_of(findings: Iterable[tuple[admin.Finding | None, type[Any]]]) -> tuple[admin.Finding, type[Any]] | None:
-    """Return the worst of the findings of several queues, with the class of its queue."""
     found = [(finding, model) for finding, model in findings if finding is not None]
     return min(found, key=lambda each: SEVERITIES.index(each[0].severity), default=None)
 

@@ -77,11 +77,7 @@ Answer = tuple[int, str, bytes]
 
 
 def parse_address(text: str, option: str = "--http ") -> tuple[str, int]:
-    """Return host and port of ``--http``; a port alone is on the loopback interface.
-
-    :param option: what the error begins with, before the text.
-    :raises InputError: if it is neither.
-    """
+    """Return host and port of ``--http``; a port alone is on the loopback interface."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdecimal() or not 0 <= int(port) < 65536:  # noqa: PLR2004 - the number of ports
         raise InputError(f"{option}{text}: give a port, or an address and a port such as 0.0.0.0:9188")
@@ -122,10 +118,6 @@ def serving_http(
 
 @contextlib.contextmanager
 def serving_metrics(host: str, port: int, metrics: ReadMetrics) -> Iterator[str]:
-    """Serve metrics alone while the block runs, and yield the address.
-
-    :raises OSError: if the port cannot be used.
-    """
 
     def answer(path: str) -> Answer:
         if path not in {METRICS, "/"}:

@@ -331,7 +331,6 @@ def _show_attempts(history: list[admin.Attempt]) -> None:
 
 
 def _durations(info: admin.JobInfo) -> tuple[float | None, float | None]:
-    """Return the seconds that a job waited before its last run, and those that the run took."""
     due = max((moment for moment in (info.run_at, info.created_at) if moment is not None), default=None)
     started, finished = info.started_at, info.finished_at
     waited = None if started is None or due is None else (started - due).total_seconds()
@@ -423,7 +422,6 @@ def _import() -> Any:
 def _databases(
     targets: Sequence[Target], url: str | None, stack: contextlib.ExitStack
 ) -> list[tuple[Target, TargetDatabase]]:
-    """Return the database of each target, one for all if their URL is given."""
     if url is not None:
         shared = stack.enter_context(TargetDatabase.of(targets[0], url))
         return [(target, shared) for target in targets]

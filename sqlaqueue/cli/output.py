@@ -42,10 +42,6 @@ def console() -> Console:
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """Return an empty table.
-
-    :param right: the columns to align to the right.
-    """
     gap = 2 if console().width >= _WIDE_TERMINAL else 1
     result = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for column in columns:
@@ -146,10 +142,7 @@ _CONNECTION_REFUSED = ("08", "28", "3D", "53", "57P")
 
 @contextmanager
 def command_errors(spec: QueueSpec | None = None) -> Iterator[None]:
-    """Translate errors of the database and the library into errors of the command line.
-
-    :param spec: the queue of the statements in the block.
-    """
+    """Translate errors of the database and the library into errors of the command line."""
     try:
         yield
     except DatabaseNotReadyError as error:

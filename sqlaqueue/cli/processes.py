@@ -77,10 +77,7 @@ def _indented(text: str) -> str:
 
 
 def configure_logging(level: str | None) -> None:
-    """Log to standard error, unless the application has configured logging.
-
-    :param level: the lowest level to log; None for INFO, or for what the application has configured.
-    """
+    """Log to standard error, unless the application has configured logging; None: INFO, or what that has configured."""
     number = logging.getLevelNamesMapping()[(level or "info").upper()]
     if not logging.getLogger().handlers:
         # Other libraries log no more than INFO.
@@ -142,10 +139,7 @@ class WorkerOptions:
 
 
 def make_consumers(options: WorkerOptions) -> list[ConsumerBase]:
-    """Return a Consumer for each target: the application's own, or a new one for a queue class.
-
-    :raises InputError: if a handler or the database is missing, or an option has no effect.
-    """
+    """Return a Consumer for each target: the application's own, or a new one for a queue class."""
     pairs = [text.partition("=") for text in options.targets]
     loaded = [(target, handler) for text, _, handler in pairs for target in load_targets([text])]
     targets = [target for target, _ in loaded]
@@ -229,10 +223,7 @@ _DISPOSAL = 5.0
 
 
 class WorkerProcess:
-    """The Consumers of this process.
-
-    :param on_start: called when the database has been checked and the Consumers start.
-    """
+    """The Consumers of this process; ``on_start`` is called when the database was checked, and they start."""
 
     def __init__(self, options: WorkerOptions, on_start: Callable[[], object]) -> None:
         self._options, self._on_start = options, on_start
@@ -257,10 +248,6 @@ class WorkerProcess:
         return healths_of(self._consumers)
 
     def run(self) -> None:
-        """Make the Consumers and run them until a signal arrives or, with ``drain``, no job is due.
-
-        :raises click.ClickException: if the options or the database are wrong, or a Consumer fails.
-        """
         with signal_handlers.stop_on_signal(self.stop):
             consumers = make_consumers(self._options)
             configure_logging(self._options.log_level)
@@ -387,10 +374,7 @@ def _raise(consumer: ConsumerBase, error: BaseException) -> None:
 
 
 def _check_database(consumer: ConsumerBase) -> Finding | None:
-    """Raise an error of the command line if the database does not answer, or lacks what the queue needs.
-
-    :return: the worst of what else is wrong with its objects or the server.
-    """
+    """Check that the queue can run; return the worst of what else is wrong with its objects or the server."""
 
     def check(session: Session, spec: QueueSpec) -> Finding | None:
         connection = session.connection(bind_arguments={"mapper": spec.mapper})
@@ -426,7 +410,6 @@ def _log_paused_queues(consumers: Sequence[ConsumerBase]) -> None:
 
 
 def _dispose_engines(consumers: Sequence[ConsumerBase]) -> None:
-    """Close the connections of the sync engines; the event loop has closed those of the async ones."""
     for consumer in consumers:
         session = consumer.session_factory()
         if isinstance(session, Session):
@@ -448,7 +431,6 @@ REPORT_INTERVAL = 1.0
 
 
 def health_report(healths: Mapping[str, Health]) -> bytes:
-    """Return the health of the Consumers together, with the problems of each, as the line for the supervisor."""
     several = len(healths) > 1
     problems = [f"{name}: {text}" if several else text for name, each in healths.items() for text in each.problems]
     health = Health(

@@ -31,10 +31,7 @@ from sqlaqueue.texts import duration_text, moment_text
 
 
 def load_schedule_targets(texts: Sequence[str]) -> list[Target]:
-    """Return a queue for each pair of tables with schedules that the targets name.
-
-    :raises InputError: if a target names no queue.
-    """
+    """Return a queue for each pair of tables with schedules that the targets name."""
     found: dict[tuple[int, str | None], Target] = {}
     for target in (target for text in texts for target in _targets(text)):
         table = target.spec.table
@@ -231,7 +228,6 @@ def _run(target: Target, url: str | None, operation: Callable[..., Any], *argume
 
 
 def _definition(target: Target, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a Schedule that the options give."""
     values = options.pop("given_values")
     given = {name: value for name, value in options.items() if value is not None}
     if values:

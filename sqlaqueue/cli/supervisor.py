@@ -128,7 +128,6 @@ class WorkerSlot:
         return code
 
     def health(self) -> Health:
-        """Return the health of the process, as it has reported it; one that has died is about to be restarted."""
         if self.closed or self._process is None:
             return Health(alive=True, ready=False, problems=("it is stopped" if self.closed else "it is restarting",))
         if time.monotonic() - self._reported_at > STUCK_AFTER:

@@ -106,13 +106,7 @@ def check(
     killed: int | None = None,
     held: Collection[int] = (),
 ) -> Findings:
-    """Compare the table with the files.
-
-    :param enqueued: the files for which jobs were enqueued.
-    :param present: the files that exist now.
-    :param killed: the process ID of the killed worker.
-    :param held: the keys of the jobs that it held.
-    """
+    """Compare the table with the files; ``held`` are the keys of the jobs that the ``killed`` worker held."""
     findings = Findings(appeared=len(set(present) - set(enqueued)))
     columns = (model.id, model.path, model.status, model.sha256, model.size, model.lines, model.runs, model.read_by)
     jobs = session.execute(select(*columns, model.last_error).order_by(model.id)).all()
@@ -300,7 +294,6 @@ class DemoWorker:
         self.killed, self.paused = True, False
 
     def stop(self) -> int:
-        """Stop it by SIGTERM, as a service manager does, and return its exit code."""
         self._process.terminate()
         return self._end()
 
@@ -354,7 +347,6 @@ def report(
 
 
 def _rate(session: Session, model: type[FileJob], started_at: datetime, rescued: set[int]) -> str:
-    """Return the rate of the jobs that no dead worker held, and the time until all jobs were finished."""
     count, last = sa.func.count(model.finished_at), sa.func.max(model.finished_at)
     number, until = session.execute(sa.select(count, last).where(model.id.not_in(rescued))).one()
     end = session.execute(sa.select(last)).scalar_one()
@@ -441,7 +433,6 @@ def _run_strategy(demo: Demo, strategy: str) -> bool:
 
 @contextlib.contextmanager
 def _workers(demo: Demo, strategy: str) -> Iterator[list[DemoWorker]]:
-    """Start the worker processes, and kill those that are left at the end."""
     environment = {
         **os.environ,
         URL: demo.engine.url.render_as_string(hide_password=False),
@@ -462,7 +453,6 @@ def _workers(demo: Demo, strategy: str) -> Iterator[list[DemoWorker]]:
 
 
 def _enqueue(session: Session, model: type[FileJob], files: Sequence[bytes]) -> datetime:
-    """Enqueue a job for each file, in one transaction; return the time by the database's clock."""
     session.add_all(model(path=file) for file in files)
     session.commit()
     now: datetime = session.execute(sa.select(sa.func.clock_timestamp(type_=sa.DateTime(timezone=True)))).scalar_one()
@@ -472,10 +462,7 @@ def _enqueue(session: Session, model: type[FileJob], files: Sequence[bytes]) -> 
 def _watch(
     session: Session, model: type[FileJob], workers: Sequence[DemoWorker], display: Display, total: int
 ) -> list[str]:
-    """Wait until all jobs are finished; kill the first worker that pauses at the job in the middle.
-
-    :return: the problems.
-    """
+    """Wait for the end of all jobs; kill the first worker that pauses at the job in the middle; return the problems."""
     last, changed = (0, 0), time.monotonic()
     while True:
         checked = time.monotonic()
@@ -504,7 +491,6 @@ def _watch(
 
 
 def _finished(session: Session, model: type[FileJob]) -> tuple[int, int]:
-    """Return the number of completed jobs, and that of failed and cancelled ones."""
     count = sa.func.count()
     completed, failed = session.execute(
         sa.select(count.filter(model.status == "completed"), count.filter(model.status.in_(["failed", "cancelled"])))

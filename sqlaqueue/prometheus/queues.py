@@ -107,7 +107,6 @@ class Sample:
 
 
 def families(samples: Iterable[Sample]) -> Iterator[GaugeMetricFamily]:
-    """Yield each gauge with its samples; a gauge without samples as well."""
     made = {each: GaugeMetricFamily(each.name, each.meaning, labels=each.labels) for each in GAUGES}
     for sample in samples:
         made[sample.gauge].add_metric(sample.labels, sample.value)
@@ -129,18 +128,13 @@ class ReadOptions:
 
 @dataclass
 class Reading:
-    """The samples of one queue, and the errors of what could not be read."""
-
     samples: list[Sample] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class GaugeReader:
-    """Reads one queue.
-
-    :param has_schedules: whether it also reads the schedules in the tables that several queues may share.
-    """
+    """Reads one queue, and with ``has_schedules`` the schedules in the tables that several queues may share."""
 
     spec: QueueSpec
     options: ReadOptions
@@ -325,7 +319,6 @@ class Scrape:
 
     @property
     def cached(self) -> list[Metric] | None:
-        """The result of the last scrape; None if it is too old."""
         return self._last if time.monotonic() < self._expires else None
 
     def routine(self) -> Generator[GaugeReader, Reading, list[Metric]]:
@@ -368,10 +361,7 @@ class Scrape:
 
 
 class ScrapeCollector(Collector):
-    """Collects the gauges of a scrape, one call at a time; a call that waited gets the result of the other one.
-
-    :param perform: reads a queue, in a new session of its database.
-    """
+    """Collects the gauges of a scrape, one call at a time; a call that waited gets the result of the other one."""
 
     def __init__(self, scrape: Scrape, perform: Callable[[GaugeReader], Reading]) -> None:
         self._scrape, self._perform = scrape, perform
@@ -428,11 +418,6 @@ class QueueCollector(ScrapeCollector):
 
 
 def read_in_thread(session_factory: Any, what: str) -> Callable[[GaugeReader], Reading]:
-    """Return the function that reads a queue in a new session of a sync factory.
-
-    :param what: the class or function that was given the factory, for error messages.
-    :raises ConfigurationError: if it is not one.
-    """
     if makes_async(session_factory):
         msg = f"{what}: {session_factory!r} makes AsyncSessions, and a registry collects in sync code; {_FIX}"
         raise ConfigurationError(msg)

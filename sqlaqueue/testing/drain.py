@@ -141,7 +141,6 @@ def fire_in(session: Session, schedules: Sequence[Any], function: str) -> list[A
 
 
 def _fire(session: Session, group: ScheduleGroup) -> list[tuple[Any, type[Any], Any]]:
-    """Fire what is due; return the tick, the class and the key of each job."""
     declare(session, group)
     found: list[tuple[Any, type[Any], Any]] = []
     while True:
@@ -186,7 +185,6 @@ class RunResult(JobResult[T]):
 
 
 def result_of(session: Session, spec: QueueSpec, model: type[T], event: JobEvent) -> RunResult[T]:
-    """Return the result of the run that an event reports, with the present state of its job."""
     state, error, _ = read_state(session, spec, event.key)
     return RunResult(
         cast("Any", state),

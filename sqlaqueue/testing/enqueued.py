@@ -168,7 +168,6 @@ def _shift(
 
 
 def _tables(session: Session) -> Iterator[tuple[QueueSpec, sa.Table, list[sa.Column[Any]]]]:
-    """Return the tables with times of all queues that this database has."""
     for spec in _queues():
         try:
             connection = session.connection(bind_arguments={"mapper": spec.mapper})
@@ -188,7 +187,6 @@ def _tables(session: Session) -> Iterator[tuple[QueueSpec, sa.Table, list[sa.Col
 
 
 def _queues() -> list[QueueSpec]:
-    """Return the queues of all classes that are mapped in this process."""
     found: dict[QueueSpec, None] = {}
     classes: list[type[Any]] = [QueueMixin]
     while classes:

@@ -120,10 +120,7 @@ class TransactionGuard:
         self._watched[connection] = (connection.get_transaction(), execute, info)
 
     def check(self) -> None:
-        """Raise an error if a transaction was ended all the same, such as by ``get_transaction().commit()``.
-
-        :raises HandlerMisuseError: if one was.
-        """
+        """Raise an error if a transaction was ended all the same, such as by ``get_transaction().commit()``."""
         if any(transaction is None or not transaction.is_active for transaction, *_ in self._watched.values()):
             raise _refusal("the object of the connection's transaction")
 
@@ -164,11 +161,7 @@ _OPTIONS = ("_query_cls", "enable_baked_queries", "execution_options")
 
 
 def resolve_session(session: Any, function: str, *, is_async: bool) -> Any:
-    """Return the session itself; of a scoped session, the one of the current scope.
-
-    :param function: the function that was given it, for errors.
-    :raises ConfigurationError: if it is no session of this kind.
-    """
+    """Return the session itself; of a scoped session, the one of the current scope."""
     check_session(session, function, is_async=is_async, has_async_version=True)
     return session_in_scope(session)
 
@@ -275,11 +268,6 @@ class WorkerInTest:
             self._runs[event.key] += 1
 
     def begin(self, session: Session, key: Key | None = None, *, is_async: bool = False) -> None:
-        """Prepare ``session`` for what the runs will do in its transaction.
-
-        :param key: the only job that will run; by default all may.
-        :param is_async: whether the test is async code.
-        """
         self._in_async_code = is_async
         remember_earlier_jobs(session, self.spec, key)
         load_before_deletion(session, self.spec)
@@ -403,10 +391,7 @@ class WorkerInTest:
 
 
 def _consumer(function: str, model: Any, handler: Any) -> ConsumerBase:
-    """Return the Consumer that a test was given, or one for its handler.
-
-    :raises ConfigurationError: if a handler cannot run these jobs, or is a coroutine function in sync code.
-    """
+    """Return the Consumer that a test was given, or one for its handler."""
     handlers = [*handler.values()] if isinstance(handler, Mapping) else [handler]
     is_consumer = isinstance(handler, ConsumerBase)
     is_async = not isinstance(handler, Consumer) if is_consumer else any(map(is_coroutine_function, handlers))

@@ -31,11 +31,6 @@ from sqlaqueue.waiting.wait import read_state
 
 
 def flushed_key(session: Session, job: Any, function: str) -> Key:
-    """Flush, and return the key of a job.
-
-    :raises NotAQueueError: if it is no instance of a queue class.
-    :raises StatementError: if it belongs to another session, or to none and has no row.
-    """
     if isinstance(job, Iterable) and not isinstance(job, QueueMixin):
         msg = f"{function}(): this is a {type(job).__name__}; give one job, and call it for each"
         raise NotAQueueError(msg)
@@ -52,7 +47,6 @@ def flushed_key(session: Session, job: Any, function: str) -> Key:
 
 
 def not_claimable(session: Session, model: type[Any], key: Key, function: str) -> NotClaimableError:
-    """Return the error for a job that was not claimed, with the reason."""
     spec = spec_of(model)
     return NotClaimableError(f"{function}(): {model.__name__} {key_text(key)} {_reason(session, spec, key)}")
 
@@ -115,7 +109,6 @@ this package: such a row looks like one that the transaction has enqueued."""
 
 
 def enqueued_keys(session: Session, selection: JobSelection) -> list[Key]:
-    """Return the keys of selected jobs that wait, and that the session's transaction has enqueued."""
     spec = selection.spec
     keys = spec.strategy.pick(spec, selection.select, *spec.keys).where(_written_here(spec)).order_by(*spec.keys)
     if spec.has("status"):
@@ -126,10 +119,7 @@ def enqueued_keys(session: Session, selection: JobSelection) -> list[Key]:
 
 
 def remember_earlier_jobs(session: Session, spec: QueueSpec, key: Key | None = None) -> None:
-    """Remember which jobs are not of this transaction, before their rows are written.
-
-    :param key: the only pending job that will be written; by default all will.
-    """
+    """Remember which pending jobs are not of this transaction, before they, or the one of ``key``, are written."""
     others = sa.select(*spec.keys).where(~_written_here(spec))
     if spec.has("status"):
         pending = spec.in_state("pending")

@@ -108,7 +108,6 @@ async def edit(context: PageContext) -> Response:
 
 
 async def save_edit(context: PageContext) -> Response:
-    """Write what was typed, and redirect to the job; or show the form again with what is wrong."""
     queue = context.queue
     context.require("edit", queue)
     data = await context.form()
@@ -136,7 +135,6 @@ def _save(session: Session, columns: JobColumns, key: str, data: FormData, reque
 
 
 def _given(data: FormData, columns: JobColumns) -> dict[str, str | None]:
-    """Return what was typed by the names of the columns; None for NULL."""
     nulls = {name.removeprefix(_NULL) for name, _ in data.fields if name.startswith(_NULL)}
     were_null = {name.removeprefix(_WAS_NULL) for name, _ in data.fields if name.startswith(_WAS_NULL)}
     given: dict[str, str | None] = {}
@@ -221,7 +219,6 @@ def _next(context: PageContext, action: str, chosen: Selection, done: Done, came
 
 
 async def _rescue(context: PageContext) -> Response:
-    """Rescue jobs whose lease has expired, as a Consumer of the queue would."""
     queue = context.queue
     context.require("requeue", queue)
     with context.failures_audited("rescue", queue):

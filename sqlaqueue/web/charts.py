@@ -152,10 +152,7 @@ def range_chart(chart_id: str, rows: Sequence[Range], *, title: str, description
 
 
 def nice_maximum(value: int) -> int:
-    """Return the end of an axis: the first of 2, 4, 6, 8, 10, 12, 16, 20, 24, 30 and so on that is not less.
-
-    All are even, so that the middle of the axis is an integer.
-    """
+    """Return the first of 2, 4, 6, 8, 10, 12, 16, 20, 24, 30 ... that is not less: its half is an integer as well."""
     for end in (2, 4, 6, 8, 10):
         if value <= end:
             return end
@@ -226,7 +223,6 @@ def _named(row: Range) -> tuple[tuple[str, float], ...]:
 
 
 def _bounds(rows: Sequence[Range]) -> tuple[float, float]:
-    """Return the ends of a common axis, which are ticks."""
     scale = [*_SCALE]
     shortest = min((row.p50 for row in rows), default=scale[0])
     longest = max((row.p99 for row in rows), default=scale[1])

@@ -46,12 +46,10 @@ class Attention:
 
     @property
     def critical(self) -> int:
-        """The number of critical findings of the doctor; 0 before anything was examined."""
         return self._last("critical")[0]
 
     @property
     def schedules(self) -> int:
-        """The number of schedules that are late or cannot be fired; 0 before they were read."""
         return self._last("schedules")[0]
 
     def remember(self, what: Literal["critical", "schedules"], number: int) -> None:
@@ -110,10 +108,6 @@ class PageContext:
 
     @cached_property
     def queue(self) -> Queue:
-        """The queue in the path.
-
-        :raises NotFound: if there is none, or the user does not see it.
-        """
         queue = self.settings.by_slug(self.request.path_params["queue"])
         if queue is None or not self.access.reads(queue.name):
             raise NotFound("There is no such queue, or you have no access to it.", "Choose a queue from the overview.")
@@ -127,10 +121,6 @@ class PageContext:
         return self.access.may(action, queue.name)
 
     def require(self, action: Action, queue: Queue) -> None:
-        """Refuse a user that may not carry out an action.
-
-        :raises Forbidden: if so.
-        """
         if not self.may(action, queue):
             raise Forbidden(
                 f"You may look at {queue.name}, but not do this ({action}).",
@@ -159,10 +149,7 @@ class PageContext:
             raise
 
     def url(self, name: str, *, query: Query = (), **path: str | Queue) -> str:
-        """Return the URL of a page, relative to the page of this request.
-
-        So the dashboard need not know under which path it is mounted, or what a proxy has cut off.
-        """
+        """Return the URL of a page, relative to this one: no path of a mount, or of a proxy, need be known."""
         segments = {key: value.slug if isinstance(value, Queue) else value for key, value in path.items()}
         parts = {key: quote(segment, safe="") for key, segment in segments.items()}
         if name == "static":
@@ -184,11 +171,7 @@ class PageContext:
         return HTMLResponse(text, status_code=status)
 
     def redirect(self, url: str, *notices: tuple[str, int]) -> Response:
-        """Return a redirect after a POST, so that a reload does not repeat it.
-
-        :param url: what :meth:`url` has returned.
-        :param notices: what the next page says: codes of ``rendering/notices.py``, each with a number.
-        """
+        """Return a redirect after a POST, so that a reload does not repeat it; notices are codes with numbers."""
         query = urlencode([("notice", f"{code}:{number}") for code, number in notices])
         joined = url if not query else f"{url}{'&' if '?' in url else '?'}{query}"
         return RedirectResponse(joined, status_code=303)
@@ -216,10 +199,7 @@ B = TypeVar("B")
 
 
 async def both(one: Awaitable[A], other: Awaitable[B]) -> tuple[A, B]:
-    """Return the results of two awaitables, which are awaited at the same time.
-
-    :raises Exception: what the first of them raises, if one does, as it is; a task group would wrap it.
-    """
+    """Await two awaitables at the same time. An error of one is raised as it is; a task group would wrap it."""
     ones, others, errors = list[A](), list[B](), list[Exception]()
 
     async def keep(awaitable: Awaitable[A | B], results: list[A] | list[B]) -> None:

@@ -154,7 +154,6 @@ def _settings(statement_timeout: float, *, read_only: bool) -> dict[str, str]:
 
 @contextmanager
 def _limited(session: Session, settings: dict[str, str]) -> Iterator[None]:
-    """Set limits in each transaction that the session begins, of whichever engine."""
     calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
 
     def begun(_: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:

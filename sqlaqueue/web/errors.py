@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 class PageError(Exception):
-    """A request that cannot be served.
-
-    :param text: what is wrong, in one sentence.
-    :param advice: what to do next, in one sentence.
-    """
+    """A request that cannot be served: what is wrong, and what to do next, in one sentence each."""
 
     status = 500
     title = "Something went wrong"

@@ -42,14 +42,11 @@ _KILO = 1024
 
 @dataclass(frozen=True)
 class Tab:
-    """The list of the jobs of one state, or of some of them."""
-
     label: str
     url: str
     count: str
     is_current: bool
     is_part: bool
-    """Whether its jobs are some of the list before."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,6 @@ class ListView:
         ]
 
     def total(self) -> str:
-        """Return how many jobs the list has, as far as they were counted."""
         return _count_text((self.counts or {}).get(self.request.wanted.listed, Count(0, is_complete=False)))
 
     def all_label(self) -> str:
@@ -138,7 +134,6 @@ class ListView:
         return [self._header(page, each, each.name) for each in page.columns]
 
     def key_header(self, page: JobPage) -> Header:
-        """Return the head of the key, by which every list can be sorted."""
         first = self.request.wanted.columns.of_key[0]
         label = ", ".join(each.name for each in self.request.wanted.columns.of_key)
         return self._header(page, first, label)
@@ -164,7 +159,6 @@ class ListView:
         return found
 
     def cleared(self) -> str:
-        """Return the URL of the list without conditions but the state."""
         listed = self.request.wanted.listed
         return self.url([("state", listed)] if listed else [])
 
@@ -187,7 +181,6 @@ class ListView:
         return [(name, value) for name, value in own if value]
 
     def carried(self) -> list[tuple[str, str]]:
-        """Return the fields with which a form of an action carries this list."""
         return list_fields(self.request)
 
     def first_fields(self) -> list[FilterField]:
@@ -224,7 +217,6 @@ class ListView:
         return [each for each in offered if self.context.may(each, self.context.queue)]
 
     def link(self, cell: Cell) -> str | None:
-        """Return the URL to which the application links a value."""
         if cell.text is None or cell.is_cut:
             return None
         value: Any = int(cell.text) if cell.column.kind == "integer" else cell.text

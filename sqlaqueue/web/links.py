@@ -30,7 +30,6 @@ def columns_in(context: PageContext) -> JobColumns:
 
 @contextmanager
 def bad_parameters() -> Iterator[None]:
-    """Answer a malformed parameter with a page that names it."""
     try:
         yield
     except ParameterError as error:
@@ -44,10 +43,6 @@ def key_in(context: PageContext, given: str | None) -> str:
 
 
 def selection_of(columns: JobColumns, action: BulkAction, pairs: Pairs) -> Selection:
-    """Return the jobs that the fields of a form, or the parameters of a URL, mean.
-
-    :raises ParameterError: if they mean none, too many, or are malformed.
-    """
     keys = tuple(dict.fromkeys(value for name, value in pairs if name == "key"))
     is_filter = ("all", "1") in pairs
     if is_filter == bool(keys):
@@ -64,7 +59,7 @@ def selection_of(columns: JobColumns, action: BulkAction, pairs: Pairs) -> Selec
 
 
 def fields_of_selection(chosen: Selection, **bounds: str | None) -> list[tuple[str, str]]:
-    """Return the fields from which :func:`selection_of` makes the same selection."""
+    """Return the fields from which :func:`selection_of` makes this selection."""
     if isinstance(chosen, ByKeys):
         return [("key", key) for key in chosen.keys]
     given = {"until": None if chosen.until is None else chosen.until.isoformat(), "from": chosen.after, **bounds}
@@ -77,7 +72,6 @@ def is_nothing(pairs: Pairs) -> bool:
 
 
 def in_words(chosen: Selection) -> dict[str, object]:
-    """Return the selection for the audit."""
     if isinstance(chosen, ByFilter):
         # Quoted, so that a value cannot read as a further condition.
         return {"filter": urlencode(chosen.wanted.parameters(), quote_via=quote, safe=" :@,/") or "all jobs"}
@@ -128,12 +122,7 @@ def list_fields(request: ListRequest | None) -> list[tuple[str, str]]:
 
 
 def list_in(context: PageContext, pairs: Sequence[tuple[str, str]]) -> ListRequest | None:
-    """Return the list that the fields of a request carry; None if they carry none.
-
-    Its URL is made from what was parsed, so that it is never that of another page.
-
-    :raises ParameterError: if it is malformed.
-    """
+    """Return the list that a form carries. Its URL is made from what was parsed: it is never another page's."""
     given = [value for name, value in pairs if name == FIELD]
     if not given:
         return None
@@ -149,5 +138,4 @@ def list_in(context: PageContext, pairs: Sequence[tuple[str, str]]) -> ListReque
 
 
 def list_url(context: PageContext, request: ListRequest | None) -> str:
-    """Return the URL of a list of the queue in the path; by None, that of all of its jobs."""
     return context.url("jobs", queue=context.queue, query=() if request is None else request.with_place())

@@ -61,8 +61,6 @@ _TIMEOUT = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """The plan of a claim; if it could not be executed, why, and its plan nevertheless."""
-
     plan: Part[ClaimPlan | Unavailable]
     findings: Part[Sequence[Finding]]
     """What is wrong with the indexes of claims."""
@@ -132,7 +130,6 @@ async def health(context: PageContext) -> Response:
 
 
 def groups_of(findings: Sequence[Finding]) -> dict[str | None, list[Finding]]:
-    """Return findings by their queue, the worst first: those of the server, by None, and then the worst queue."""
     groups: dict[str | None, list[Finding]] = {}
     for finding in sorted(findings, key=lambda each: SEVERITIES.index(each.severity)):
         groups.setdefault(finding.queue, []).append(finding)
@@ -206,7 +203,6 @@ def _value_text(context: PageContext, spec: QueueSpec, name: str, value: Any) ->
 
 
 def _error(context: PageContext, schedule: ScheduleInfo) -> str:
-    """Return the error of a schedule, which may repeat a value of a column."""
     if schedule.last_error is None:
         return ""
     is_redacted = context.settings.is_redacted(context.settings.queues[schedule.queue].spec, "last_error")

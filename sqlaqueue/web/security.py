@@ -161,11 +161,7 @@ def secured(scope: Scope, send: Send) -> Send:
 
 
 def check_host(host: str, origins: Collection[str]) -> None:
-    """Refuse a request for another host than this machine and those of ``origins``.
-
-    :param host: the Host header.
-    :raises Misdirected: for any other host.
-    """
+    """Refuse a request for another host than this machine and those of ``origins``."""
     if is_loopback(host) or host.lower() in {urlsplit(origin).netloc for origin in origins}:
         return
     shown = host[:100]
@@ -216,10 +212,7 @@ _COOKIE = "sqlaqueue"
 
 
 class Secrets:
-    """The open token and the sessions. No I/O.
-
-    :param now: the clock.
-    """
+    """The open token and the sessions. No I/O."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -250,7 +243,6 @@ class Secrets:
         return session
 
     def knows(self, session: str) -> bool:
-        """Return whether a session is known and has not expired."""
         given, now = _digest(session), self._now()
         # All are compared, so that the time tells nothing.
         return sum(hmac.compare_digest(given, each) and until > now for each, until in self._sessions) > 0
@@ -281,7 +273,6 @@ class OneTimeToken:
         self._path = f"/{secrets.token_urlsafe(_PATH_BYTES)}/"
 
     def new_link(self) -> str:
-        """Return a link that signs one browser in, once."""
         return f"{self._origin}{self._path}?token={self._secrets.new_token()}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -308,7 +299,6 @@ class OneTimeToken:
             await self._refuse(send, "This browser is not signed in.")
 
     def _token(self, scope: Scope) -> str | None:
-        """Return the token of a request for a link; None if it is no such request."""
         if scope["method"] != "GET" or scope["path"] != self._path:
             return None
         query: bytes = scope["query_string"]
@@ -389,13 +379,7 @@ _ADVICE = "Open the dashboard itself and try again. Behind a proxy, give its add
 
 
 def check_origin(headers: Mapping[str, str], scheme: str, origins: Collection[str]) -> None:
-    """Refuse a POST that was not made by a page of the dashboard.
-
-    :param headers: the headers of the request.
-    :param scheme: http or https.
-    :param origins: the origins under which browsers reach the dashboard.
-    :raises Forbidden: for a POST from elsewhere, and from programs that name no origin.
-    """
+    """Refuse a POST that was not made by a page of the dashboard, also of programs that name no origin."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     own = {f"{scheme}://{headers.get('host', '').lower()}", *origins}
     if origin is not None and origin.lower() in own:

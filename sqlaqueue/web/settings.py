@@ -54,11 +54,6 @@ class Settings:
         links: Mapping[Any, Link],
         origins: Iterable[str],
     ) -> Settings:
-        """Check the arguments.
-
-        :raises NotAQueueError: if one of ``models`` is not a queue.
-        :raises ConfigurationError: for any other invalid argument.
-        """
         queues = _queues(models)
         redacted = {found for each in _listed(redact, "redact") for found in _columns(queues, each, "redact")}
         _check_keys(queues, redacted)
@@ -75,25 +70,19 @@ class Settings:
         return next((queue for queue in self.queues.values() if queue.slug == slug), None)
 
     def is_redacted(self, spec: QueueSpec, column: str) -> bool:
-        """Return whether the values of a column must not be shown.
-
-        :param column: the name of a column in the table, or of a role, such as ``last_error``.
-        """
+        """Return whether a column, by its name in the table or its role, must not be shown."""
         role = spec.columns.get(column)
         name = column if role is None or column in spec.table.c else str(role.key)
         return (spec.name, name) in self.redacted
 
     def is_attribute_redacted(self, spec: QueueSpec, attribute: str) -> bool:
-        """Return the same by the name of an attribute, of whichever class of the queue."""
+        """Return whether an attribute of whichever class of the queue must not be shown."""
         columns = [mapper.columns.get(attribute) for mapper in spec.mapper.self_and_descendants]
         names = {attribute, *(str(each.key) for each in columns if isinstance(each, sa.Column))}
         return any(self.is_redacted(spec, name) for name in names)
 
     def link(self, spec: QueueSpec, column: str, value: Any) -> str | None:
-        """Return the URL to which the value of a column leads; None without one.
-
-        A URL of another scheme than http and https is not returned, as it might execute a script.
-        """
+        """Return the URL to which a value leads; none of a scheme but http and https, which might execute a script."""
         link = self.links.get((spec.name, column))
         if link is None or value is None:
             return None

@@ -29,8 +29,6 @@ JOBS = 12
 
 
 class ClaimConformance:
-    """One claim at a time; :mod:`sqlaqueue.testing.conformance.claims` tests several."""
-
     @pytest.mark.parametrize("n", [1, 5, JOBS, ALL])
     def test_a_claim_returns_at_most_n_jobs(self, queue: QueueUnderTest, n: int) -> None:
         """Exactly n jobs, if no other transaction holds any."""
@@ -40,7 +38,6 @@ class ClaimConformance:
             assert len(queue.claim(another)) == JOBS - min(n, JOBS)
 
     def test_a_claim_from_an_empty_queue_returns_nothing(self, queue: QueueUnderTest) -> None:
-        """The result is an empty list, not an error."""
         with queue.session() as session:
             assert queue.claim(session) == []
 
@@ -61,7 +58,6 @@ class ClaimConformance:
     @needs(rows=True)
     @pytest.mark.parametrize("joined", [True, False], ids=["join", "where"])
     def test_a_job_that_a_filter_matches_twice_comes_once(self, queue: QueueUnderTest, *, joined: bool) -> None:
-        """A join may return a job several times; the claim returns it once."""
         queue.enqueue(3)
         for number in (1, 1, 2):
             queue.execute(sa.insert(queue.Note.__table__).values(queue.key_values(number)))
@@ -72,7 +68,6 @@ class ClaimConformance:
             assert numbers_of(queue.claim(session, of=noted)) == [1, 2]
 
     def test_a_claim_can_be_limited_to_one_priority(self, queue: QueueUnderTest) -> None:
-        """Jobs of other priorities stay claimable, including higher ones."""
         for priority in (0, 1, 2):
             queue.enqueue(range(3 * priority, 3 * priority + 3), priority=priority)
         with queue.session() as session:
@@ -81,7 +76,6 @@ class ClaimConformance:
         assert sorted(queue.claimable()) == list(range(9))
 
     def test_a_claim_can_begin_at_a_cursor(self, queue: QueueUnderTest) -> None:
-        """Jobs before the cursor in claim order stay claimable."""
         queue.enqueue(JOBS)
         with queue.session() as session:
             jobs = session.scalars(claim(queue.Job, ALL)).all()
@@ -128,7 +122,6 @@ class ClaimConformance:
         assert queue.claimable() == []
 
     def test_a_filter_selects_among_the_jobs(self, queue: QueueUnderTest) -> None:
-        """The other jobs stay claimable."""
         queue.enqueue([0, 1, 2], payload="this")
         queue.enqueue([3, 4, 5], payload="that")
         chosen = sa.select(queue.Job).where(queue.Job.payload == "that")
@@ -162,7 +155,6 @@ class ClaimConformance:
                     assert job.status == "processing"
 
     def test_an_instance_in_the_session_is_refreshed(self, queue: QueueUnderTest) -> None:
-        """Values that were loaded before the claim are replaced."""
         queue.enqueue(1, payload="old")
         with queue.session() as session:
             known = session.scalars(sa.select(queue.Job)).one()
@@ -178,7 +170,6 @@ class ClaimConformance:
 
     @needs(rows=True)
     def test_related_rows_can_be_loaded_with_the_claim(self, queue: QueueUnderTest) -> None:
-        """Loader options work on the select and on the claim."""
         queue.enqueue(4, owner_id=1)
         load = selectinload(queue.Job.owner)
         with queue.session() as session:
@@ -194,7 +185,6 @@ class ClaimConformance:
         assert queue.claimable() == [0]
 
     def test_a_rolled_back_claim_has_no_effect(self, queue: QueueUnderTest) -> None:
-        """The jobs are claimable again, and no attempt is counted."""
         queue.enqueue(3)
         with queue.session() as session:
             assert len(session.scalars(claim(queue.Job, ALL)).all()) == 3
@@ -248,10 +238,7 @@ CHANGES: dict[str, Callable[[QueueUnderTest], Any]] = {
 
 
 class ConcurrencyConformance:
-    """Threads with a connection each, and races that are arranged step by step."""
-
     def test_concurrent_claimers_never_share_a_job(self, queue: QueueUnderTest) -> None:
-        """Every job is claimed exactly once."""
         queue.enqueue(RACING_JOBS)
 
         def work(size: int) -> list[int]:
@@ -272,7 +259,6 @@ class ConcurrencyConformance:
         assert queue.claimable() == []
 
     def test_open_claims_are_disjoint(self, queue: QueueUnderTest) -> None:
-        """Claims that are open at the same time have no job in common."""
         queue.enqueue(20)
         with ExitStack() as workers:
             claims = [numbers_of(queue.claim(workers.enter_context(queue.session()), 3)) for _ in range(8)]
@@ -280,7 +266,6 @@ class ConcurrencyConformance:
         assert sorted(number for claim in claims for number in claim) == list(range(20))
 
     def test_concurrent_claims_and_administration(self, queue: QueueUnderTest) -> None:
-        """Claims, cancellations, ``reconcile()`` and ``rescue()`` do not block each other."""
         queue.enqueue(RACING_JOBS)
 
         def work() -> int:
@@ -310,7 +295,6 @@ class ConcurrencyConformance:
         assert queue.claimable() == []
 
     def test_a_requeued_job_is_claimed_by_one_worker(self, queue: QueueUnderTest) -> None:
-        """Several workers claim while jobs are requeued; each job goes to one of them."""
         queue.enqueue(60)
         queue.run(fail, *range(60))
 
@@ -341,7 +325,6 @@ class ConcurrencyConformance:
 
     @pytest.mark.parametrize("change", CHANGES)
     def test_conditions_are_checked_again_when_a_job_is_locked(self, queue: QueueUnderTest, change: str) -> None:
-        """A claim returns no job that another transaction changed after the claim's snapshot."""
         queue.enqueue(4, payload="wanted")
         wanted = sa.select(queue.Job).where(queue.Job.payload == "wanted")
         with ThreadPoolExecutor(1) as pool, queue.session() as session, queue.gate() as gate:
@@ -438,11 +421,8 @@ SETTLEMENTS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 class LockConformance:
-    """Each verb against each lock that the library or an ordinary statement takes."""
-
     @pytest.mark.parametrize("lock", LOCKS)
     def test_a_claim_passes_over_a_locked_job(self, queue: QueueUnderTest, lock: str) -> None:
-        """It claims the other jobs without waiting."""
         queue.enqueue(4)
         with queue.session() as holder, queue.impatient() as session:
             LOCKS[lock](queue, holder)
@@ -493,7 +473,6 @@ class LockConformance:
     @needs(rows=True)
     @pytest.mark.parametrize("verb", SETTLEMENTS)
     def test_settling_does_not_wait_for_child_rows(self, queue: QueueUnderTest, verb: str) -> None:
-        """An open transaction that inserts a child row does not delay the settlement."""
         queue.enqueue(1)
         with queue.impatient() as session, queue.session() as user:
             jobs = queue.claim(session)
@@ -513,7 +492,6 @@ class LockConformance:
 
     @pytest.mark.parametrize("lock", LOCKS)
     def test_reconcile_does_not_wait(self, queue: QueueUnderTest, lock: str) -> None:
-        """Locked jobs are passed over."""
         queue.enqueue(4)
         with queue.session() as holder, queue.impatient() as session:
             LOCKS[lock](queue, holder)
@@ -578,8 +556,6 @@ def _prepare_at_once(session: Session) -> None:
 
 
 class QueryPlanConformance:
-    """With and without a second table in the filter, with and without statistics."""
-
     @pytest.mark.parametrize("cache", ["force_custom_plan", "force_generic_plan"])
     @pytest.mark.parametrize("filtered", [False, True], ids=["all-jobs", "second-table"])
     def test_a_claim_is_correct_under_every_plan(self, queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:

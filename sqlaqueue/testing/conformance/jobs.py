@@ -29,8 +29,6 @@ def _row(queue: QueueUnderTest, number: int) -> str:
 
 
 class EnqueueConformance:
-    """Writes by the ORM, by bulk inserts and by plain SQL."""
-
     def test_session_add(self, queue: QueueUnderTest) -> None:
         """The jobs are claimable after the caller's commit, not before."""
         with queue.session() as session:
@@ -48,7 +46,6 @@ class EnqueueConformance:
             assert numbers_of(queue.claim(session)) == [0]
 
     def test_a_rolled_back_job_is_never_claimed(self, queue: QueueUnderTest) -> None:
-        """Not even a message remains."""
         with queue.session() as session:
             session.add(queue.Job(**queue.values(0)))
             session.flush()
@@ -56,7 +53,6 @@ class EnqueueConformance:
         assert queue.claimable() == []
 
     def test_bulk_insert(self, queue: QueueUnderTest) -> None:
-        """By an INSERT of the ORM, and of the table."""
         with queue.session() as session:
             session.execute(sa.insert(queue.Job), [queue.values(n) for n in range(20)])
             table = queue.Job.__table__
@@ -65,7 +61,6 @@ class EnqueueConformance:
         assert sorted(queue.claimable()) == list(range(40))
 
     def test_insert_from_select(self, queue: QueueUnderTest) -> None:
-        """One statement inserts many jobs."""
         table = queue.Job.__table__
         counted = sa.select(sa.literal(100).label("number")).cte("counted", recursive=True)
         counted = counted.union_all(sa.select(counted.c.number + 1).where(counted.c.number < 119))
@@ -90,7 +85,6 @@ class EnqueueConformance:
         assert sorted(queue.claimable()) == list(range(30))
 
     def test_on_conflict_do_nothing(self, queue: QueueUnderTest) -> None:
-        """An existing key adds no second job."""
         queue.enqueue(2)
         insert = postgresql.insert(queue.Job.__table__).on_conflict_do_nothing()
         queue.execute(insert.values([queue.values(number) for number in range(4)]))
@@ -109,7 +103,6 @@ class EnqueueConformance:
         assert sorted(queue.claimable()) == [0, 1, 2]
 
     def test_merge(self, queue: QueueUnderTest) -> None:
-        """MERGE inserts and updates jobs."""
         queue.enqueue([0, 1], priority=1)
         keys = " AND ".join(f"job.{key.name} = new.{key.name}" for key in queue.Job.__table__.primary_key)
         names = list(queue.values(0))
@@ -127,7 +120,6 @@ class EnqueueConformance:
 
     @needs(status=True)
     def test_a_row_inserted_as_finished_is_not_claimed(self, queue: QueueUnderTest) -> None:
-        """An import of finished rows starts no run."""
         for number, status in enumerate(["completed", "failed", "cancelled"]):
             queue.enqueue([number], status=status)
         assert queue.claimable() == []
@@ -144,7 +136,6 @@ class EnqueueConformance:
 
     @needs(status=True)
     def test_finishing_by_plain_sql(self, queue: QueueUnderTest) -> None:
-        """An UPDATE of the status of one job, or of all, takes them out of the queue."""
         queue.enqueue(4)
         queue.execute("UPDATE conformance_job SET status = 'cancelled' WHERE number = 0")
         assert sorted(queue.claimable()) == [1, 2, 3]
@@ -152,7 +143,6 @@ class EnqueueConformance:
         assert queue.claimable() == []
 
     def test_deleting_by_plain_sql(self, queue: QueueUnderTest) -> None:
-        """A deleted row is not claimed, and its key can be used again."""
         queue.enqueue(3)
         queue.execute("DELETE FROM conformance_job WHERE number IN (0, 1)")
         assert queue.claimable() == [2]
@@ -160,14 +150,12 @@ class EnqueueConformance:
         assert sorted(queue.claimable()) == [0, 2]
 
     def test_a_deleted_job_leaves_no_message(self, queue: QueueUnderTest) -> None:
-        """``reconcile()`` finds nothing to repair."""
         queue.enqueue(3)
         queue.execute(sa.delete(queue.Job).where(queue.Job.number == 0))
         with queue.session() as session:
             assert session.scalars(reconcile(queue.Job)).all() == []
 
     def test_truncate(self, queue: QueueUnderTest) -> None:
-        """The queue is empty afterwards, and works."""
         queue.enqueue(3)
         queue.execute("TRUNCATE conformance_job CASCADE")
         assert queue.claimable() == []
@@ -175,7 +163,6 @@ class EnqueueConformance:
         assert sorted(queue.claimable()) == [0, 1]
 
     def test_an_edited_priority_reaches_the_claim(self, queue: QueueUnderTest) -> None:
-        """By plain SQL, for one job and for many."""
         queue.enqueue([0, 2, 4, 6])
         queue.execute("UPDATE conformance_job SET priority = -1 WHERE number = 6")
         assert queue.order() == [6, 0, 2, 4]
@@ -183,7 +170,6 @@ class EnqueueConformance:
         assert queue.order() == [6, 4, 2, 0]
 
     def test_an_edited_time_reaches_the_claim(self, queue: QueueUnderTest) -> None:
-        """A job can be postponed and be brought forward."""
         queue.enqueue([0, 2, 4])
         some, now = sa.update(queue.Job), sa.func.now()
         queue.execute(some.where(queue.Job.number == 0).values(run_at=now + timedelta(days=1)))
@@ -203,7 +189,6 @@ class EnqueueConformance:
         assert queue.claimable() == []
 
     def test_keys_and_priorities_edited_in_one_statement(self, queue: QueueUnderTest) -> None:
-        """Every job takes the key of another one."""
         queue.enqueue([0, 2, 4])
         step = 1 if queue.composite else 2
         # Unique keys are checked row by row, so the keys are negative in between.
@@ -263,8 +248,6 @@ def _fill(queue: QueueUnderTest) -> dict[int, str]:
 
 
 class ListingConformance:
-    """One row for each job, from whatever table stores it."""
-
     def test_a_listing_shows_each_job_once_with_its_state(self, queue: QueueUnderTest) -> None:
         """All jobs of which a row or a dead letter exists."""
         states = _fill(queue)
@@ -279,7 +262,6 @@ class ListingConformance:
         assert [row["run_at"] for row in pending] == sorted(row["run_at"] for row in waiting)
 
     def test_a_listing_shows_the_roles_of_a_job(self, queue: QueueUnderTest) -> None:
-        """Its columns have the names of the queue's roles."""
         _fill(queue)
         shown, spec = _listing(queue), spec_of(queue.Job)
         failed, waiting = shown[queue.key(1)], shown[queue.key(5)]
@@ -292,7 +274,6 @@ class ListingConformance:
         assert [shown[queue.key(number)]["attempts"] for number in (1, 3, 5)] == [1, 1, 0]
 
     def test_a_listing_can_be_limited_by_a_filter_and_states(self, queue: QueueUnderTest) -> None:
-        """By one of them, and by both."""
         states = _fill(queue)
         for state in STATES:
             wanted = queue.keys(*(number for number in states if states[number] == state))
@@ -319,7 +300,6 @@ class ListingConformance:
 
     @needs(status=True)
     def test_a_listing_shows_an_unknown_status_as_other(self, queue: QueueUnderTest) -> None:
-        """For example a status that was written by hand."""
         queue.enqueue(2)
         queue.execute("UPDATE conformance_job SET status = 'elsewhere' WHERE number = 1")
         assert _states(_listing(queue)) == {queue.key(0): "pending", queue.key(1): OTHER}
@@ -369,10 +349,7 @@ def _finish(queue: QueueUnderTest) -> None:
 
 
 class MaintenanceConformance:
-    """Each verb on pending, running and finished jobs."""
-
     def test_cancel_cancels_pending_jobs(self, queue: QueueUnderTest) -> None:
-        """Only those that the filter selects."""
         queue.enqueue(4)
         queue.run(retry, 0)
         assert _do(queue, cancel(queue.only(0, 3))) == queue.keys(0, 3)
@@ -396,7 +373,6 @@ class MaintenanceConformance:
             assert session.scalars(verb([])).all() == []
 
     def test_cancel_accepts_the_whole_queue(self, queue: QueueUnderTest) -> None:
-        """Finished jobs are left alone."""
         _finish(queue)
         assert _do(queue, cancel(queue.Job)) == queue.keys(3, 4, 5)
         assert queue.state(0) == queue.completed
@@ -413,7 +389,6 @@ class MaintenanceConformance:
         assert (queue.state(0), queue.state(1)) == (queue.completed, "cancelled")
 
     def test_cancel_twice(self, queue: QueueUnderTest) -> None:
-        """The second call changes nothing."""
         queue.enqueue(2)
         with queue.session() as session:
             queue.claim(session, of=queue.only(0))
@@ -431,7 +406,6 @@ class MaintenanceConformance:
         assert [queue.attempts(number) for number in finished] == [0] * len(finished)
 
     def test_requeue_obeys_a_filter(self, queue: QueueUnderTest) -> None:
-        """One of two dead letters."""
         queue.enqueue(3)
         queue.run(fail, 0, 1)
         assert _do(queue, requeue(queue.only(1, 2))) == queue.keys(1)
@@ -440,7 +414,6 @@ class MaintenanceConformance:
 
     @pytest.mark.parametrize("verb", [cancel, requeue, purge])
     def test_verbs_accept_a_filter_with_a_second_table(self, queue: QueueUnderTest, verb: Verb) -> None:
-        """For rows and for dead letters."""
         queue.enqueue([0, 3], owner_id=1)
         queue.enqueue([1, 2, 4], owner_id=2)
         if verb is not cancel:
@@ -463,7 +436,6 @@ class MaintenanceConformance:
         assert queue.order() == [1, 0]
 
     def test_a_requeued_job_can_finish_again(self, queue: QueueUnderTest) -> None:
-        """In any state, any number of times."""
         queue.enqueue(1)
         for _ in range(2):
             queue.run(fail, 0)
@@ -475,7 +447,6 @@ class MaintenanceConformance:
         assert queue.state(0) == queue.completed
 
     def test_purge_deletes_finished_jobs(self, queue: QueueUnderTest) -> None:
-        """No pending or running job is deleted."""
         _finish(queue)
         with queue.session() as session:
             queue.claim(session, of=queue.only(5))
@@ -485,7 +456,6 @@ class MaintenanceConformance:
 
     @pytest.mark.parametrize(("states", "number"), [("completed", 0), ("failed", 1), ("cancelled", 2)])
     def test_purge_obeys_states(self, queue: QueueUnderTest, states: str, number: int) -> None:
-        """Only jobs in the given states are deleted."""
         _finish(queue)
         gone = queue.keys(number) if number or queue.keeps_rows else set()
         assert _do(queue, purge(queue.Job, states=[states])) == gone
@@ -502,7 +472,6 @@ class MaintenanceConformance:
         assert [queue.state(number) for number in (5, 6, 7)] == ["failed", "failed", "pending"]
 
     def test_purge_obeys_the_age(self, queue: QueueUnderTest) -> None:
-        """The age counts from when a job finished."""
         queue.enqueue(2)
         queue.run(fail, 0, 1)
         assert _do(queue, purge(queue.Job, older_than=HOUR)) == set()
@@ -515,7 +484,6 @@ class MaintenanceConformance:
 
     @pytest.mark.parametrize("verb", [reconcile, rescue])
     def test_reconcile_and_rescue_change_nothing_in_a_consistent_queue(self, queue: QueueUnderTest, verb: Verb) -> None:
-        """For jobs in every state."""
         _finish(queue)
         with queue.session() as session:
             queue.claim(session, of=queue.only(5))

@@ -39,8 +39,6 @@ _NOW = sa.func.now(type_=sa.DateTime(timezone=True))
 
 
 class Models(NamedTuple):
-    """The mapped classes of one queue under test."""
-
     base: type[DeclarativeBase]
     job: Any
     owner: Any
@@ -74,13 +72,11 @@ def needs(**traits: bool) -> Callable[[Test], Test]:
 
 
 def concerns(test: Any, traits: Traits) -> bool:
-    """Return whether a test applies to strategies with these traits."""
     needed: dict[str, bool] = getattr(test, _NEEDS, {})
     return all(getattr(traits, name) is value for name, value in needed.items())
 
 
 def traits_of(strategy: str | ClaimStrategy, columns: Mapping[str, str | None]) -> Traits:
-    """Return the traits of a strategy for a model with these columns."""
     spec = spec_of(make_models(strategy, columns, composite=False).job)
     return Traits(
         leases=not spec.strategy.holds_transaction,
@@ -199,7 +195,6 @@ class QueueUnderTest:
             session.add_all([self.Owner(id=1, vip=True), self.Owner(id=2, vip=False)])
 
     def _disconnect(self) -> None:
-        """End the transactions on the tables that a failed test has left open."""
         self.under_test.end_transactions(self.engine, self.models.base.metadata.sorted_tables)
 
     # -- sessions ------------------------------------------------------------------------------------
@@ -379,5 +374,4 @@ class QueueUnderTest:
 
 
 def numbers_of(jobs: Iterable[Any]) -> list[int]:
-    """Return the numbers of some jobs, sorted."""
     return sorted(job.number for job in jobs)

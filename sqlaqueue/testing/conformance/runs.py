@@ -27,7 +27,6 @@ LEASE_VERBS: dict[str, Callable[[Any], Any]] = {
 
 
 def _expire(session: Session, jobs: list[Any]) -> None:
-    """End the leases of these jobs now."""
     session.execute(extend(jobs, lease=0))
     session.commit()
 
@@ -40,12 +39,9 @@ def _rescue(queue: QueueUnderTest) -> set[Any]:
 
 
 class LeaseConformance:
-    """Runs that end without a settlement by their worker."""
-
     @needs(leases=True)
     @pytest.mark.parametrize("taken_over", [False, True], ids=["rescued", "taken-over"])
     def test_a_late_result_changes_nothing(self, queue: QueueUnderTest, *, taken_over: bool) -> None:
-        """Neither after the job has been rescued, nor after another worker has claimed it."""
         queue.enqueue(1)
         with queue.session() as stale, queue.session() as thief:
             jobs = queue.claim(stale)
@@ -173,7 +169,6 @@ class LeaseConformance:
             assert set(rescuer.scalars(rescue(queue.Job))) == queue.keys(1, 2)
 
     def test_rescue_leaves_live_leases_alone(self, queue: QueueUnderTest) -> None:
-        """Pending and finished jobs are left alone as well."""
         queue.enqueue(3)
         queue.run(complete, 0)
         with queue.session() as session:
@@ -307,10 +302,7 @@ VERBS: dict[str, Verb] = {"complete": complete, "retry": retry, "fail": fail, "r
 
 
 class SettlementConformance:
-    """The verbs that settle a run."""
-
     def test_complete(self, queue: QueueUnderTest) -> None:
-        """The job is completed, and its attempt counts."""
         queue.enqueue(2)
         queue.run(complete, 0)
         assert queue.state(0) == queue.completed
@@ -333,14 +325,12 @@ class SettlementConformance:
             assert job.attempts == 2
 
     def test_retry_with_a_delay(self, queue: QueueUnderTest) -> None:
-        """The job becomes pending, and is not due yet."""
         queue.enqueue(2)
         queue.run(lambda jobs: retry(jobs, delay=timedelta(hours=1)), 0)
         assert (queue.state(0), queue.attempts(0)) == ("pending", 1)
         assert queue.claimable() == [1]
 
     def test_retry_at_a_moment(self, queue: QueueUnderTest) -> None:
-        """The job is due at that time."""
         at = datetime(2999, 12, 31, 23, 59, tzinfo=UTC)
         queue.enqueue(2)
         queue.run(lambda jobs: retry(jobs, at=at), 0)
@@ -354,7 +344,6 @@ class SettlementConformance:
         assert queue.order()[-1] == 0
 
     def test_fail(self, queue: QueueUnderTest) -> None:
-        """The job is a dead letter."""
         queue.enqueue(2)
         queue.run(lambda jobs: fail(jobs, error="beyond repair"), 0)
         assert queue.state(0) == "failed"
@@ -374,7 +363,6 @@ class SettlementConformance:
         assert queue.order() == order
 
     def test_release_with_a_delay(self, queue: QueueUnderTest) -> None:
-        """The attempt is returned, and the job is due later."""
         queue.enqueue(2)
         queue.run(lambda jobs: release(jobs, delay=HOUR), 0)
         assert (queue.state(0), queue.attempts(0)) == ("pending", 0)
@@ -405,7 +393,6 @@ class SettlementConformance:
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_jobs_of_several_claims_are_settled_together(self, queue: QueueUnderTest, verb: str) -> None:
-        """One statement settles all of them."""
         queue.enqueue(4)
         with queue.session() as session:
             jobs = [
@@ -426,7 +413,6 @@ class SettlementConformance:
 
     @needs(status=True)
     def test_an_instance_shows_how_its_run_ended(self, queue: QueueUnderTest) -> None:
-        """The attributes are refreshed by the statement."""
         queue.enqueue(3)
         with queue.session() as session:
             first, second, third = queue.claim(session)
@@ -439,7 +425,6 @@ class SettlementConformance:
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_other_writes_commit_with_the_settlement(self, queue: QueueUnderTest, verb: str) -> None:
-        """Either both are committed or neither is."""
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -473,7 +458,6 @@ class SettlementConformance:
         assert queue.attempts(1) == 1
 
     def test_a_settlement_rolled_back_to_a_savepoint_can_be_replaced(self, queue: QueueUnderTest) -> None:
-        """A settlement that was rolled back has not happened."""
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -500,7 +484,6 @@ class SettlementConformance:
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_a_released_job_becomes_pending_once(self, queue: QueueUnderTest, verb: str) -> None:
-        """Also if another verb follows."""
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -512,7 +495,6 @@ class SettlementConformance:
 
     @needs(rows=True)
     def test_a_handler_may_change_its_own_row(self, queue: QueueUnderTest) -> None:
-        """The settlement keeps its changes."""
         queue.enqueue(4)
         with queue.session() as session:
             session.autoflush = False
@@ -540,7 +522,6 @@ class SettlementConformance:
                     verb(job)
 
     def test_requeue_starts_from_zero(self, queue: QueueUnderTest) -> None:
-        """A dead letter becomes pending with no attempt counted."""
         queue.enqueue(2)
         queue.run(retry, 0)
         queue.run(fail, 0)

@@ -163,10 +163,6 @@ def effect_of(spec: QueueSpec, action: BulkAction, state: str) -> str:
 
 
 def preview(session: Session, action: BulkAction, chosen: Selection) -> Preview:
-    """Return what an action would do; this changes nothing.
-
-    :raises ParameterError: if a key cannot be one of this queue, or the database refuses a value of the filter.
-    """
     spec = chosen.columns.spec
     now = session.execute(sa.select(clock()), bind_arguments={"mapper": spec.mapper}).scalar_one()
     if isinstance(chosen, ByKeys):
@@ -221,7 +217,6 @@ def _previewed(
 
 
 def _states(session: Session, columns: JobColumns, keys: Sequence[str]) -> list[tuple[Key, str]]:
-    """Return the jobs that have some keys, with their states."""
     spec, found = columns.spec, []
     for some in _batches(list(dict.fromkeys(keys)), _BATCH):
         listed = filtered_jobs(_select(columns, some), admin.JobFilter()).subquery("sqlaqueue_jobs")

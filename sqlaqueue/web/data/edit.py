@@ -98,10 +98,6 @@ class _Attempt:
 
 
 def read_form(session: Session, columns: JobColumns, key: str) -> EditForm | None:
-    """Return the form of a job with its present values; None if there is no such job.
-
-    :raises ParameterError: if the key cannot be one of this queue.
-    """
     job = read_job(session, columns, key)
     return None if job is None else _form(columns, job)
 
@@ -131,7 +127,6 @@ def save(
 
 
 def _locked(session: Session, columns: JobColumns, key: str, given: Mapping[str, str | None]) -> StoredJob | Edited:
-    """Return the job, locked and not running; or why it cannot be edited."""
     job = read_job(session, columns, key)
     is_locked = job is not None and _lock(session, columns, key, job)
     # Between the two statements another transaction may have written it.
@@ -231,10 +226,7 @@ def _letter_instance(session: Session, columns: JobColumns, key: str) -> Any:
 
 
 def _parse(attempt: _Attempt, fields: Sequence[EditableField]) -> None:
-    """Parse the texts that differ from the stored values.
-
-    :raises ParameterError: for a column that cannot be edited.
-    """
+    """Parse the texts that differ from the stored values."""
     unknown = min(attempt.given.keys() - {each.name for each in fields}, default=None)
     if unknown is not None:
         raise ParameterError(unknown[:100], "it cannot be edited")
@@ -355,7 +347,6 @@ def _form(columns: JobColumns, job: StoredJob) -> EditForm:
 
 
 def _fields(columns: JobColumns, job: StoredJob) -> list[EditableField]:
-    """Return the fields of the class of a job, which its row names."""
     mapper = columns.spec.mapper
     kind = mapper.polymorphic_on
     if isinstance(kind, sa.Column):

@@ -63,7 +63,6 @@ def _columns(element: Element, table: sa.Table) -> list[sa.Column[Any]]:
 
 
 def _in_check(check: sa.CheckConstraint, table: sa.Table) -> list[sa.Column[Any]]:
-    """Return the columns of a check, which may be written as a text."""
     known = [*check.columns]
     words = {*re.findall(r"\w+", re.sub(r"'[^']*'", "", str(check.sqltext)))}
     return known or [column for column in table.c if column.name in words]
@@ -205,10 +204,6 @@ def field_text(field: EditableField, value: ShownValue) -> str | None:
 
 
 def field_value(field: EditableField, text: str | None) -> Any:
-    """Return the text of a form as the value of its attribute.
-
-    :raises WrongValue: if it is no such value.
-    """
     type_ = field.column.column.type
     if text is None:
         if not field.is_nullable:

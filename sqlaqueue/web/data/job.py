@@ -59,8 +59,6 @@ class ShownValue:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredJob:
-    """One job, as it is stored."""
-
     key: Key
     state: str
     is_dead_letter: bool
@@ -76,8 +74,6 @@ class StoredJob:
 
 @dataclass(frozen=True)
 class _Place:
-    """A stored job as expressions of a statement."""
-
     rows: sa.FromClause
     conditions: list[sa.ColumnElement[bool]]
     values: Mapping[str, sa.ColumnElement[Any]]
@@ -88,13 +84,7 @@ class _Place:
 
 
 def read_job(session: Session, columns: JobColumns, key: str) -> StoredJob | None:
-    """Return the job of a key; None if neither a row nor a dead letter has it.
-
-    A key may be used again after a job with it has failed and its row was deleted: the row comes first.
-
-    :param key: as :func:`sqlaqueue.queue.run.key_text` writes it.
-    :raises ParameterError: if it cannot be a key of this queue.
-    """
+    """Return the job of a key; a row comes first, as the key of a dead letter may be used again."""
     found = _read(session, columns, _in_table(columns, key), is_dead_letter=False)
     if found is None and DEAD_LETTER in columns.spec.side_tables and not columns.spec.has("status"):
         return _read(session, columns, _in_dead_letters(columns, key), is_dead_letter=True)
@@ -102,10 +92,6 @@ def read_job(session: Session, columns: JobColumns, key: str) -> StoredJob | Non
 
 
 def has_key(columns: JobColumns, key: str) -> sa.ColumnElement[bool]:
-    """Return the condition that a row of the queue's table has a key.
-
-    :raises ParameterError: if the text cannot be a key of this queue.
-    """
     values = JobsWanted(columns, key=key).key_values()
     pairs = zip(columns.of_key, values, strict=True)
     return sa.and_(*(sa.type_coerce(each.column, value.type) == value for each, value in pairs))
@@ -121,10 +107,6 @@ def is_key(columns: JobColumns, key: str) -> bool:
 
 
 def has_one_of(columns: JobColumns, keys: Sequence[str]) -> sa.ColumnElement[bool]:
-    """Return the condition that a row of the queue's table has one of several keys.
-
-    :raises ParameterError: if a text cannot be a key of this queue.
-    """
     plain = [_plain_key(columns, key) for key in keys]
     values = [key for key in plain if key is not None]
     if len(values) == len(keys):
@@ -134,7 +116,6 @@ def has_one_of(columns: JobColumns, keys: Sequence[str]) -> sa.ColumnElement[boo
 
 
 def _plain_key(columns: JobColumns, key: str) -> Key | None:
-    """Return a key as Python values; None if its types convert them, or cannot store them."""
     parts: list[Any] = []
     for each, value in zip(columns.of_key, JobsWanted(columns, key=key).key_values(), strict=True):
         part = value.value if isinstance(value, sa.BindParameter) else None
@@ -153,10 +134,7 @@ def _fits(type_: Any, number: Any) -> bool:
 
 
 def letter_of(columns: JobColumns, key: str) -> sa.ColumnElement[bool]:
-    """Return the condition that a dead letter has a key.
-
-    :raises ParameterError: if the text cannot be a key of this queue.
-    """
+    """Return the condition that a dead letter has a key."""
     values = JobsWanted(columns, key=key).key_values()
     dead = columns.spec.side_tables[DEAD_LETTER]
     same: sa.ColumnElement[bool] = dead.c.key == key_json(values)
@@ -342,7 +320,6 @@ class JobLife:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its lease has expired, so that it is to be rescued."""
         is_lost = any(reason.code == "lease_expired" for reason in self.reasons.value or ())
         return is_lost and self.state == "processing"
 
@@ -354,11 +331,6 @@ class JobLife:
 
 
 def read_life(session: Session, columns: JobColumns, key: str) -> JobLife | None:
-    """Return all that is known about the job of a key; None if neither the tables nor the attempt history have it.
-
-    :param key: as :func:`sqlaqueue.queue.run.key_text` writes it.
-    :raises ParameterError: if it cannot be a key of this queue.
-    """
     spec = columns.spec
     row = read_job(session, columns, key)
     parts = row.key if row is not None else _parts(session, columns, key)
@@ -382,7 +354,6 @@ def read_life(session: Session, columns: JobColumns, key: str) -> JobLife | None
 
 
 def _parts(session: Session, columns: JobColumns, key: str) -> Key:
-    """Return the parts of a key without a row, as values of their columns."""
     values = JobsWanted(columns, key=key).key_values()
     return tuple(session.execute(sa.select(*values), bind_arguments={"mapper": columns.spec.mapper}).one())
 

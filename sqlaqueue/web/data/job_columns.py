@@ -80,8 +80,6 @@ class JobColumn:
 
 
 class JobColumns(Mapping[str, JobColumn]):
-    """The columns of a queue by their names, those of the key first."""
-
     def __init__(self, spec: QueueSpec, columns: Sequence[JobColumn]) -> None:
         self.spec = spec
         self._columns = {each.name: each for each in columns}
@@ -106,12 +104,7 @@ class JobColumns(Mapping[str, JobColumn]):
         return [each for each in found if each is not None]
 
     def chosen(self, names: str | None, listed: str | None = None) -> list[JobColumn]:
-        """Return the columns that a list shows beside the key.
-
-        :param names: names separated by commas; None for the default.
-        :param listed: the list, as the parameter ``state`` names it: some columns have no values for some states.
-        :raises ParameterError: if there is no such column.
-        """
+        """Return the columns that a list shows beside the key; some have no values in some of the lists."""
         if not names:
             return self._first(listed)
         wanted: list[JobColumn] = []
@@ -161,7 +154,6 @@ def columns_of(spec: QueueSpec, is_redacted: IsRedacted) -> JobColumns:
 
 
 def states_of(spec: QueueSpec) -> list[str]:
-    """Return the states in which a list of this queue finds jobs; the last one, if any, is :data:`OTHER`."""
     if not spec.has("status"):
         # Claims delete the rows, so that one is pending or in the table of dead letters.
         return ["pending", "failed", "cancelled"]
@@ -212,7 +204,6 @@ def kind_of_type(type_: TypeEngine[Any]) -> Kind:
 
 
 def choices_of(type_: TypeEngine[Any]) -> tuple[str, ...]:
-    """Return the values of an enum, as the database stores them; none for another type."""
     stored = stored_type(type_)
     return tuple(str(label) for label in stored.enums) if isinstance(stored, sa.Enum) else ()
 
@@ -234,10 +225,7 @@ _DEEPEST = 20
 
 
 def indented(text: str) -> str:
-    """Return JSON with a line for each element.
-
-    It is not parsed: a parser would round numbers, and refuse integers of thousands of digits.
-    """
+    """Return JSON with a line for each element. A parser would round numbers, and refuse very long integers."""
     written: list[str] = []
     is_broken: list[bool] = []
     parts = _TOKEN.findall(text)
@@ -261,10 +249,7 @@ def indented(text: str) -> str:
 
 
 def parse_exact(text: str) -> Any:
-    """Return JSON as Python values.
-
-    :raises ValueError: if it is no JSON, contains NaN or infinities, or a number that would be rounded.
-    """
+    """Return JSON as Python values; refuse NaN, infinities, and numbers that would be rounded."""
 
     def number(digits: str) -> float:
         value = float(digits)

@@ -87,7 +87,6 @@ _YEARS = range(2, 9999)
 class Condition:
     column: JobColumn
     operator: str
-    """One of :data:`OPERATORS`."""
     text: str
     """Its value, as in the URL."""
 
@@ -133,7 +132,6 @@ class JobsWanted:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no condition but that on the state."""
         return not (self.conditions or self.error or self.key)
 
     @property
@@ -142,7 +140,6 @@ class JobsWanted:
         return self.only or self.state
 
     def of(self, listed: str | None) -> JobsWanted:
-        """Return the same conditions for the jobs of another list."""
         only = _only(listed)
         return replace(self, state=listed if only is None else OF_STATE[only], only=only)
 
@@ -151,10 +148,6 @@ class JobsWanted:
         return clock() if self.at is None else sa.literal(self.at, sa.DateTime(timezone=True))
 
     def parameters(self, *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
-        """Return the parameters of a URL from which the same filter is parsed.
-
-        :param without: the names of parameters that are left out.
-        """
         named = [("state", self.listed), ("error", self.error), ("job", self.key)]
         pairs = [*named, *((each.parameter, each.text) for each in self.conditions)]
         left_out = set(without)
@@ -175,18 +168,11 @@ class JobsWanted:
         return [typed_as(each.column, part, "job") for each, part in zip(keys, parts, strict=True)]
 
     def has_error(self, values: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
-        """Return the condition that the last error is of the kind :attr:`error`.
-
-        :param values: the values of each column, by its name.
-        """
         return kind_of(values[self.columns.by_role["last_error"].name]) == self.error
 
 
 def parse_filter(columns: JobColumns, parameters: Iterable[tuple[str, str]]) -> JobsWanted:
-    """Return the filter in the parameters of a URL; names that are none of the filter are ignored.
-
-    :raises ParameterError: if a column does not exist or cannot be filtered, or a value is malformed.
-    """
+    """Return the filter in the parameters of a URL; names that are none of the filter are ignored."""
     given: dict[str, str] = {}
     for name, value in parameters:
         if name.startswith(PREFIX) or name in {"state", "error", "job"}:
@@ -261,11 +247,7 @@ def _conditions(columns: JobColumns, names: set[str], values: Mapping[str, str])
 
 
 def typed(column: JobColumn, text: str, parameter: str) -> sa.ColumnElement[Any]:
-    """Return a text as a value of a column, to be compared with it.
-
-    :param parameter: the parameter that has the text, for errors.
-    :raises ParameterError: if it is no value of the column's kind.
-    """
+    """Return a text as a value of a column, to be compared with it; ``parameter`` is named in errors."""
     _check_text(parameter, text)
     return typed_as(column.column, text, parameter)
 
@@ -273,7 +255,7 @@ def typed(column: JobColumn, text: str, parameter: str) -> sa.ColumnElement[Any]
 def typed_as(  # noqa: C901, PLR0911, PLR0912 - one for each kind
     column: sa.Column[Any], text: str, parameter: str
 ) -> sa.ColumnElement[Any]:
-    """Return the same for a column of any table."""
+    """Return a text as a value of a column of any table."""
     stored = stored_type(column.type)
     match kind_of_type(stored):
         case "integer":

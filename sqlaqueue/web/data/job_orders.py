@@ -68,12 +68,10 @@ class JobOrder:
 
     @property
     def all(self) -> tuple[OrderColumn, ...]:
-        """The columns by which jobs are sorted, which identify a job."""
         return (*self.columns, *self.rest)
 
     @property
     def sort(self) -> str:
-        """The order as a parameter of a URL."""
         return f"-{self.name}" if self.is_descending else self.name
 
     def reversed(self) -> JobOrder:
@@ -112,7 +110,6 @@ class Orders:
         return JobOrder(self.source.columns.of_key[0].name, is_descending, prefix, keys)
 
     def by(self, name: str, *, is_descending: bool) -> JobOrder | None:
-        """Return the best order by a column; None if no index gives it."""
         by_key = self.by_key(is_descending=is_descending)
         equal = [self.source.name_of(self._column(each)) for each in self._equal]
         if name == by_key.name or name in equal:
@@ -204,7 +201,6 @@ def _keys(columns: Sequence[sa.Column[Any]], *, is_descending: bool) -> tuple[Or
 
 
 def orders_of(session: Session, source: Source, parts: Sequence[FilterPart]) -> Orders:
-    """Return the orders of a source, by the indexes that its table has in the database."""
     connection = session.connection(bind_arguments={"mapper": source.spec.mapper})
     # Within a transaction a name leads to the same table; a page asks several times.
     ids: dict[sa.Table, int | None] = session.info.setdefault(_TABLE_IDS, {})

@@ -46,10 +46,7 @@ def cursor_text(order: JobOrder, position: Texts) -> str:
 
 
 def position_of(order: JobOrder, cursor: str, parameter: str) -> Texts:
-    """Return the position in a cursor: values of all columns of the order, or of those of its index only.
-
-    :raises ParameterError: if the cursor is malformed, or was made for another order.
-    """
+    """Return the position in a cursor: values of all columns of the order, or of those of its index only."""
     content = _decoded(cursor, parameter)
     if not content or not all(value is None or isinstance(value, str) for value in content):
         raise ParameterError(parameter, "it is no position in a list")
@@ -119,8 +116,6 @@ _OWN = ("sort", "columns", "after", "before")
 
 @dataclass(frozen=True)
 class ListRequest:
-    """What a list shows, as parsed from the parameters of a URL."""
-
     wanted: JobsWanted
     columns: str | None = None
     sort: str | None = None
@@ -132,21 +127,17 @@ class ListRequest:
     """The cursor before which it ends."""
 
     def parameters(self, **changed: str | None) -> list[tuple[str, str]]:
-        """Return the parameters of a URL of the same list from its first page on.
-
-        :param changed: parameters with other values; None leaves one out.
-        """
+        """Return the parameters of a URL of the list from its first page on; None as a changed value leaves one out."""
         own = {"sort": self.sort, "columns": self.columns} | changed
         pairs = [pair for pair in self.wanted.parameters() if pair[0] not in changed]
         return [*pairs, *((name, value) for name, value in own.items() if value is not None)]
 
     def with_place(self) -> list[tuple[str, str]]:
-        """Return the parameters of a URL of this page of the list."""
         place = [("after", self.after), ("before", self.before)]
         return [*self.parameters(), *((name, value) for name, value in place if value is not None)]
 
     def without(self, parameter: str) -> list[tuple[str, str]]:
-        """Return the same without one condition of the filter."""
+        """Return the parameters without one condition of the filter."""
         return [pair for pair in self.parameters() if pair[0] != parameter]
 
 
@@ -177,10 +168,6 @@ class JobPage:
 
 
 def parse_request(columns: JobColumns, parameters: Iterable[tuple[str, str]]) -> ListRequest:
-    """Return what a list shows, from the parameters of a URL.
-
-    :raises ParameterError: if one of them is malformed.
-    """
     pairs = list(parameters)
     own: dict[str, str] = {}
     for name, value in pairs:
@@ -335,7 +322,6 @@ def count_states(session: Session, wanted: JobsWanted) -> dict[str | None, Count
 
 
 def _by_index(session: Session, counted: _Counted) -> Count | None:
-    """Return the count of jobs that an index finds; None if none does."""
     source, windows = counted.source, counted.windows
     candidates = counted.orders.served()
     whole = next((some for some in candidates if len(some) == len(windows.parts)), None)

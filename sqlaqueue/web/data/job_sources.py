@@ -60,8 +60,6 @@ class Few:
 
 
 class Source:
-    """The rows of a queue's own table."""
-
     def __init__(self, columns: JobColumns, wanted: JobsWanted) -> None:
         self.columns, self.wanted, self.spec = columns, wanted, columns.spec
 
@@ -82,10 +80,6 @@ class Source:
         return []
 
     def expose(self, rows: sa.FromClause, stored: Rows) -> Exposed:
-        """Return ``rows`` of the table as jobs.
-
-        :param stored: their columns by the names of :attr:`read`.
-        """
         values = {name: stored[each.column.name] for name, each in self.columns.items()}
         status = self.columns.by_role.get("status")
         pending: Any = sa.literal_column("'pending'", sa.Text())
@@ -216,7 +210,6 @@ class DeadLetters(Source):
 
     @property
     def keys(self) -> Sequence[sa.Column[Any]]:
-        """The key, which is one column of JSON."""
         return [self.table.c.key]
 
     @property
@@ -224,7 +217,6 @@ class DeadLetters(Source):
         return list(self.table.c)
 
     def fixed(self) -> list[FilterPart]:
-        """Return the condition on the queue, as several may share the table."""
         queue = self.table.c.queue
         return [FilterPart(lambda _: sa.true(), queue, queue == self.spec.name, is_equality=True)]
 
@@ -257,7 +249,6 @@ class DeadLetters(Source):
         return [FilterPart(lambda jobs: jobs.state == wanted, state, state == wanted, is_equality=True)]
 
     def name_of(self, column: sa.Column[Any]) -> str | None:
-        """Return the name under which a list is sorted: the key, or the time of the failure."""
         if column is self.table.c.key:
             return self.columns.of_key[0].name
         finished = self.columns.by_role.get("finished_at")
@@ -266,11 +257,9 @@ class DeadLetters(Source):
         return None
 
     def implies(self, index: str) -> bool:
-        """Return False: the indexes of dead letters are of all rows."""
         return False
 
     def few(self, limit: int) -> Few | None:
-        """Return None: dead letters have no messages."""
         return None
 
 

@@ -67,16 +67,10 @@ class JobRow:
 
 
 class Results:
-    """The columns of a statement that returns jobs, by which its rows are read."""
-
     def __init__(self, shown: Sequence[JobColumn]) -> None:
         self.shown = shown
 
     def columns(self, jobs: Exposed, position: Sequence[sa.ColumnElement[Any]]) -> list[sa.ColumnElement[Any]]:
-        """Return the columns to select.
-
-        :param position: the values by which jobs are sorted.
-        """
         found: list[sa.ColumnElement[Any]] = [jobs.state.label("state")]
         found += [sa.cast(key, sa.Text()).label(f"key_{number}") for number, key in enumerate(jobs.keys)]
         found += [_exact(value).label(f"position_{number}") for number, value in enumerate(position)]
@@ -108,7 +102,6 @@ class Results:
 
 
 def _exact(value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
-    """Return a value as a text from which the database reads the same value, whatever the settings of the session."""
     if kind_of_type(value.type) in {"moment", "naive_moment", "date"}:
         return shown_text(value, "moment", SHOWN)
     return sa.cast(value, sa.Text())
@@ -144,10 +137,7 @@ def equal(column: sa.Column[Any], value: sa.ColumnElement[Any], text: str | None
 def after(
     by: Sequence[OrderColumn], values: Sequence[sa.ColumnElement[Any]], position: Texts
 ) -> list[list[sa.ColumnElement[bool]]]:
-    """Return the conditions that a job comes after a position, as alternatives each of which is one part of an index.
-
-    :param values: the values of a job by which it is sorted.
-    """
+    """Return the conditions that a job comes after a position: alternatives, each of which is one part of an index."""
     directions = {each.is_descending for each in by}
     if len(by) > 1 and len(directions) == 1 and not any(each.is_nullable for each in by) and None not in position:
         # One part of the index instead of one for each column.
@@ -174,10 +164,7 @@ def _plain(column: sa.Column[Any], value: sa.ColumnElement[Any]) -> sa.ColumnEle
 
 
 class Windows:
-    """Makes the statements for the jobs of one source.
-
-    :param parts: the conditions of the filter.
-    """
+    """Makes the statements for the jobs of one source."""
 
     def __init__(self, source: Source, parts: Sequence[FilterPart], results: Results) -> None:
         self.source, self.parts, self.results = source, parts, results
@@ -225,7 +212,6 @@ class Windows:
         return Examined(counted, {name: counted.c[label] for name, label in labels.items()}, counted.c.number)
 
     def outside(self, served: Sequence[FilterPart], jobs: Exposed) -> list[sa.ColumnElement[bool]]:
-        """Return the conditions of the filter that are not ``served`` by an index."""
         return [each.holds(jobs) for each in self.parts if each not in served]
 
     def walk(
@@ -356,7 +342,6 @@ class JobReader:
         return next((some for some in candidates if self.has_few(clauses_of(some))), None)
 
     def has_few(self, clauses: Sequence[sa.ColumnElement[bool]]) -> bool:
-        """Return whether no more rows than a window meet ``clauses``, which an index serves."""
         return self._scalar(self.windows.count(clauses, WINDOW + 1)) <= WINDOW
 
     def counts(self, few: Few) -> int:

@@ -37,7 +37,6 @@ class FinishedJobs:
     source: Literal["attempts", "jobs"]
     """The attempt history, or the rows of the jobs."""
     states: Sequence[str]
-    """The states whose jobs it has."""
     by_state: bool = False
     """Whether the index begins with the state, so that each state is searched by itself."""
     missing: Unavailable | None = None
@@ -176,8 +175,6 @@ class Percentiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """The result of :func:`read_durations`; None for times of which there are none within a day."""
-
     waits: Percentiles | Unavailable | None
     """From when a job was due, or was enqueued if that was later, until its last run began."""
     runs: Percentiles | Unavailable | None
@@ -186,10 +183,6 @@ class Durations:
 
 
 def read_durations(reader: QueueReader, source: FinishedJobs | Unavailable | None = None) -> Durations:
-    """Return the percentiles of wait and run times.
-
-    :param source: where finished jobs are read, if that is known already.
-    """
     found = source or find_finished_jobs(reader)
     if isinstance(found, Unavailable):
         return Durations(waits=found, runs=found)
@@ -286,7 +279,6 @@ class ChartSpan:
     buckets: Sequence[timedelta]
     """The periods by which it may be divided, each a multiple of the first one."""
     bars: int
-    """How many of them there should be at most."""
 
     def bucket_for(self, covered: timedelta) -> timedelta:
         """Return the shortest period for a part of the span."""
@@ -343,7 +335,6 @@ class Throughput:
 
     @property
     def per_minute(self) -> float:
-        """How many jobs have finished in a minute on average."""
         minutes = (self.ends - self.begins).total_seconds() / 60
         finished = self.total - self.totals.get("retried", 0)
         return finished / minutes if minutes > 0 else 0.0
@@ -352,11 +343,7 @@ class Throughput:
 def read_throughput(
     reader: QueueReader, span: ChartSpan = HOUR, *, limit: int = LIMIT, source: FinishedJobs | Unavailable | None = None
 ) -> Throughput | Unavailable:
-    """Return what has finished in a span of time up to now.
-
-    :param limit: the number of entries that are read at most, the newest first.
-    :param source: where they are read, if that is known already.
-    """
+    """Return what has finished in a span of time up to now, of the newest ``limit`` entries."""
     found = source or find_finished_jobs(reader)
     if isinstance(found, Unavailable):
         return found
@@ -458,10 +445,6 @@ def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
 def read_failure_kinds(
     reader: QueueReader, source: FinishedJobs | Unavailable | None = None
 ) -> FailureKinds | Unavailable:
-    """Return the kinds of errors of the newest failed jobs.
-
-    :param source: where finished jobs are read, if that is known already.
-    """
     spec = reader.spec
     if not spec.has("status"):
         return _grouped(reader, _failed_letters(spec))

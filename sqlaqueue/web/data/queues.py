@@ -58,12 +58,10 @@ class ClaimPlan:
 
     @property
     def claimed(self) -> float | None:
-        """How many jobs it has claimed; None if it was not executed."""
         return self.plan.root.rows
 
 
 def read_index_findings(session: Session, spec: QueueSpec) -> list[Finding]:
-    """Return what the doctor finds about the indexes of claims and leases, the worst first."""
     names = {str(index.name) for index in spec.claim_indexes}
     found = examine(session, [spec.model], (*COMPLETE, check_indexes))
     return [each for each in found if each.code == "check_failed" or each.facts.get("index") in names]
@@ -144,7 +142,6 @@ class QueueOverview:
 
 
 def read_overview(session: Session, spec: QueueSpec, memory: Memory | None = None) -> QueueOverview:
-    """Return one queue for the list of all; each part that cannot be read has its problem instead."""
     reader = QueueReader.begin(session, spec, memory)
     return QueueOverview(
         queue=spec.name,
@@ -166,10 +163,7 @@ def read_state(reader: QueueReader) -> QueueState:
 
 
 def read_schedules(session: Session, spec: QueueSpec, queues: Iterable[str]) -> list[ScheduleInfo]:
-    """Return the schedules of some queues, by name, from the tables that the queue of ``spec`` shares with others.
-
-    :param queues: the names of queues; schedules of others are left out.
-    """
+    """Return the schedules of some queues from the tables that the queue of ``spec`` shares with others."""
     tables = ScheduleTables.look_up(spec)
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
     # A program without schedules need not have the tables.
@@ -205,7 +199,6 @@ class QueuePast:
 
 
 def read_present(session: Session, spec: QueueSpec, memory: Memory) -> QueuePresent:
-    """Return the present state of a queue; each part that cannot be read has its problem instead."""
     reader = QueueReader.begin(session, spec, memory)
     state = read_state(reader)
     return QueuePresent(state=state, schedules=reader.part(lambda: read_schedules(session, spec, [spec.name])))
@@ -214,10 +207,6 @@ def read_present(session: Session, spec: QueueSpec, memory: Memory) -> QueuePres
 def read_past(
     session: Session, spec: QueueSpec, span: ChartSpan, memory: Memory, *, shows_errors: bool = True
 ) -> QueuePast:
-    """Return what is known about the finished jobs of a queue; each part that cannot be read has its problem instead.
-
-    :param shows_errors: whether the texts of errors may be read.
-    """
     reader = QueueReader.begin(session, spec, memory)
     found = reader.part(lambda: find_finished_jobs(reader))
     source = found.value
@@ -244,8 +233,6 @@ _MOST = 5
 
 @dataclass(frozen=True, kw_only=True)
 class QueueTable:
-    """One table of a queue with the indexes that the models declare; of a partitioned one, each partition."""
-
     statistics: TableStatistics
     indexes: Sequence[IndexSize]
 
@@ -266,8 +253,6 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Horizon:
-    """What keeps dead rows of the database, the oldest first."""
-
     holders: Sequence[Holder]
     hidden: int
     """How many sessions the role may not see into."""

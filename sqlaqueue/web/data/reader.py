@@ -26,11 +26,7 @@ from sqlaqueue.sql.types import object_name
 
 
 class ParameterError(ValueError):
-    """A parameter of a request that is malformed, unknown or contradictory.
-
-    :param parameter: its name, as in the URL.
-    :param problem: what is wrong with it; it repeats no more of the value than a reader needs.
-    """
+    """A parameter of a request that is malformed; the problem repeats no more of the value than a reader needs."""
 
     def __init__(self, parameter: str, problem: str) -> None:
         super().__init__(f"{parameter}: {problem}")
@@ -123,8 +119,6 @@ Memory: TypeAlias = dict[tuple[str, str], tuple[float, bool]]
 
 @dataclass
 class QueueReader:
-    """One queue, in a read-only transaction with a statement timeout."""
-
     session: Session
     spec: QueueSpec
     now: datetime
@@ -134,17 +128,13 @@ class QueueReader:
 
     @classmethod
     def begin(cls, session: Session, spec: QueueSpec, memory: Memory | None = None) -> QueueReader:
-        """Return the reader of a queue, and set what it needs until the end of the transaction.
-
-        :param memory: what is remembered from one page to the next.
-        """
+        """Return the reader of a queue, and set what it needs until the end of the transaction."""
         settings = {**_PLANS, "lock_timeout": _LOCK_TIMEOUT}
         calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
         row: Any = session.execute(sa.select(clock(), *calls), bind_arguments=bind_arguments(spec.model)).one()
         return cls(session, spec, row[0].astimezone(UTC), {} if memory is None else memory)
 
     def part(self, read: Callable[[], T]) -> Part[T]:
-        """Return what ``read`` returns, or its problem."""
         if self.has_given_up:
             return Part(problem="This was not read, since what came before took too long.")
         began = time.monotonic()
@@ -161,7 +151,6 @@ class QueueReader:
 
     @property
     def is_small(self) -> bool:
-        """Whether the table of jobs is so small that it may be read whole."""
         return self._remembered("small", self._is_small)
 
     def is_bounded(self, question: str, statement: Any) -> bool:
@@ -202,7 +191,6 @@ HISTORY = "attempt_history=timedelta(days=14)"
 @dataclass(frozen=True, kw_only=True)
 class Fix:
     what: str
-    """A sentence."""
     code: str
     """Python or SQL, to be copied."""
 

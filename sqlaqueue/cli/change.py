@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from sqlalchemy.orm import Session
@@ -24,12 +24,11 @@ from sqlaqueue.cli.output import (
     target_argument,
     targets_argument,
     url_option,
+    with_options,
 )
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.statements import verbs
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _ACTIVE = ("pending", "processing")
 
@@ -48,21 +47,18 @@ _Execute = Callable[[Session, Target, _BulkChange], tuple[dict[str, Any], str]]
 """Executes a change; returns the result as values for JSON, and as a text."""
 
 
-def _bulk_options(function: F) -> F:
-    for option in (
-        click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation."),
-        dry_run_option,
-        click.option(
-            "--batch-size",
-            type=click.IntRange(1, 100_000),
-            default=1000,
-            show_default=True,
-            help="Number of jobs that are changed in one transaction.",
-        ),
-        click.option("--limit", type=click.IntRange(min=1), help="Maximum number of jobs."),
-    ):
-        function = option(function)
-    return function
+_bulk_options = with_options(
+    click.option("--limit", type=click.IntRange(min=1), help="Maximum number of jobs."),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(1, 100_000),
+        default=1000,
+        show_default=True,
+        help="Number of jobs that are changed in one transaction.",
+    ),
+    dry_run_option,
+    click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation."),
+)
 
 
 @click.command(short_help="Run finished jobs again.")
@@ -157,12 +153,13 @@ def _change_jobs(
                 unless = ", unless they have a twin" if execute is _requeue and target.spec.config.unique else ""
                 _print(f"{summary} would be {change.participle}{unless}", json=json)
             # `cancel` reports keys without a job.
-            elif (execute is _cancel and change.job_filter.keys and not number) or (
-                number and (yes or _confirmed(f"{summary} will be {change.participle}. Continue?"))
-            ):
+            elif number or (execute is _cancel and change.job_filter.keys):
+                if number and not yes:
+                    # On standard error, as a program may read standard output.
+                    click.confirm(f"{summary} will be {change.participle}. Continue?", abort=True, err=True)
                 result, text_result = database.run(execute, target, change)
                 _print(f"{target.spec.name}: {text_result}", json=json)
-            elif not number:
+            else:
                 _print(f"{target.spec.name}: no jobs to {change.infinitive}", json=json)
         rows.append({"queue": target.spec.name, "found": number, **result})
     if json:
@@ -189,15 +186,19 @@ def _requeue(session: Session, target: Target, change: _BulkChange) -> tuple[dic
         text += f", {jobs_text(len(done.left))} not, as a twin is being enqueued: {keys}"
     text += _refused_text(done.refused)
     if done.refused:
-        result["refused"] = {_key_text(key): error for key, error in done.refused.items()}
+        result["refused"] = _by_text(done.refused)
     if done.twins or done.left:
-        result |= {"twins": {_key_text(key): twin for key, twin in done.twins.items()}, "left": done.left}
+        result |= {"twins": _by_text(done.twins), "left": done.left}
     return result, text
 
 
 def _refused_text(refused: Mapping[Any, str]) -> str:
     texts = ", ".join(f"{_key_text(key)} ({error})" for key, error in refused.items())
     return f", {jobs_text(len(refused))} not, as the database refuses: {texts}" if refused else ""
+
+
+def _by_text(found: Mapping[Any, Any]) -> dict[str, Any]:
+    return {_key_text(key): value for key, value in found.items()}
 
 
 def _key_text(key: Any) -> str:
@@ -213,7 +214,7 @@ def _cancel(session: Session, target: Target, change: _BulkChange) -> tuple[dict
         text += f", {jobs_text(len(done.missing))} neither pending nor running: {' '.join(map(str, done.missing))}"
     result: dict[str, Any] = {"changed": len(done.cancelled), "asked": done.asked, "missing": done.missing}
     if done.refused:
-        result["refused"] = {_key_text(key): error for key, error in done.refused.items()}
+        result["refused"] = _by_text(done.refused)
     return result, text + _refused_text(done.refused)
 
 
@@ -235,12 +236,6 @@ def _execute_verb(
         rows.append({"queue": target.spec.name, "found": number, "changed": 0 if dry_run else number})
     if json:
         echo_json(rows)
-
-
-def _confirmed(question: str) -> bool:
-    # On standard error, as a program may read standard output.
-    click.confirm(question, abort=True, err=True)
-    return True
 
 
 def _by_state(counts: dict[str, int], limit: int | None) -> str:

@@ -431,10 +431,10 @@ def _databases(
 def _collector(
     targets: Sequence[Target], databases: Sequence[tuple[Target, TargetDatabase]], **options: Any
 ) -> ScrapeCollector:
-    from sqlaqueue.prometheus.queues import Scrape, ScrapeCollector, ScrapeOptions  # noqa: PLC0415 - it needs an extra
+    from sqlaqueue.prometheus.queues import Scrape, ScrapeCollector  # noqa: PLC0415 - it needs an extra
 
     with command_errors():
-        scrape = Scrape([target.model for target in targets], "sqlaqueue metrics", ScrapeOptions(**options))
+        scrape = Scrape([target.model for target in targets], "sqlaqueue metrics", **options)
     by_queue = {target.spec.name: database for target, database in reversed(databases)}
 
     def read(reader: GaugeReader) -> Reading:

@@ -292,6 +292,17 @@ targets_argument = click.argument("targets", metavar="TARGET...", nargs=-1, requ
 target_argument = click.argument("target", metavar="TARGET")
 
 
+def with_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds options to a command, in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
 def filter_options(
     states: tuple[str, ...], *, default: tuple[str, ...] | None = None, age_of: str = "were enqueued"
 ) -> Callable[[F], F]:
@@ -301,7 +312,7 @@ def filter_options(
     :param default: the states that are selected by default; None for all jobs.
     :param age_of: what the age of a job is counted from, for the help.
     """
-    options = [
+    return with_options(
         click.option(
             "--state",
             multiple=True,
@@ -316,14 +327,7 @@ def filter_options(
             "--error", metavar="KIND", help="Only jobs with this kind of error, as shown by `sqlaqueue failed`."
         ),
         click.option("--key", multiple=True, help="Only the job with this key; may be repeated."),
-    ]
-
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+    )
 
 
 def job_filter(options: dict[str, Any], age_from: Any) -> admin.JobFilter:

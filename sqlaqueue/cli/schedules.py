@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import sqlalchemy as sa
@@ -24,6 +24,7 @@ from sqlaqueue.cli.output import (
     target_argument,
     targets_argument,
     url_option,
+    with_options,
 )
 from sqlaqueue.scheduler import SchedulerBase
 from sqlaqueue.schedules.schedule import Schedule, from_json, schedule_groups
@@ -50,11 +51,9 @@ def _targets(text: str) -> list[Target]:
     return load_targets([text])
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _NAME = click.argument("name")
 _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
-_OPTIONS = (
+_definition_options = with_options(
     click.option("--cron", help="The cron expression, such as '0 3 * * *', or @daily."),
     click.option("--every", type=DURATION, help="The time between two ticks, such as 5m, instead of --cron."),
     click.option("--timezone", help="The time zone of the cron expression; UTC by default."),
@@ -72,12 +71,6 @@ _OPTIONS = (
         "--skip-unfinished/--no-skip-unfinished", default=None, help="Do not fire while the last job is unfinished."
     ),
 )
-
-
-def _definition_options(function: F) -> F:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 @click.group(short_help="Show and change schedules.")

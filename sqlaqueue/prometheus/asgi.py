@@ -25,7 +25,6 @@ from sqlaqueue.prometheus.queues import (
     Reading,
     Scrape,
     ScrapeCollector,
-    ScrapeOptions,
     read_in_thread,
 )
 from sqlaqueue.session_types import makes_async
@@ -55,10 +54,9 @@ def metrics_app(
     The other arguments are those of :class:`~sqlaqueue.prometheus.QueueCollector`, and so are the errors raised.
     """
     what = metrics_app.__name__
-    options = ScrapeOptions(
-        statement_timeout=statement_timeout, max_age=max_age, count_limit=count_limit, finished=finished
+    scrape = Scrape(
+        models, what, statement_timeout=statement_timeout, max_age=max_age, count_limit=count_limit, finished=finished
     )
-    scrape = Scrape(models, what, options)
     if makes_async(session_factory):
         factory = resolve_factory(session_factory, what, is_async=True)
         return MetricsApp(_collect_in_loop(scrape, factory), registry)

@@ -119,13 +119,6 @@ _PLANS = {"enable_bitmapscan": "off", "enable_sort": "off"}
 """Without statistics the server expects few jobs, and would read and sort all of them to find the first ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    statement_timeout: float
-    count_limit: int
-    finished: bool
-
-
 @dataclass
 class Reading:
     samples: list[Sample] = field(default_factory=list)
@@ -137,20 +130,22 @@ class GaugeReader:
     """Reads one queue, and with ``has_schedules`` the schedules in the tables that several queues may share."""
 
     spec: QueueSpec
-    options: ReadOptions
+    statement_timeout: float
+    count_limit: int
+    finished: bool
     has_schedules: bool
 
     def read(self, session: Session) -> Reading:
         """Return what can be read. What fails, such as a table that is locked, does not hide the rest."""
         # The server cancels what takes too long; without any reply the connection is silent, and is given up.
-        longest = max(pace.LONGEST_WAIT, len(_PARTS) * self.options.statement_timeout)
+        longest = max(pace.LONGEST_WAIT, len(_PARTS) * self.statement_timeout)
         deadlines = Deadlines(longest, f"the metrics of {self.spec.name}")
         with deadlines.watched(), deadlines.limit(session):
             return self._read(session)
 
     def _read(self, session: Session) -> Reading:
         reading = Reading()
-        deadline = time.monotonic() + self.options.statement_timeout
+        deadline = time.monotonic() + self.statement_timeout
         is_ready = False
         for part in _PARTS:
             try:
@@ -180,7 +175,7 @@ class GaugeReader:
             self._set_up(session)
 
     def _set_up(self, session: Session) -> None:
-        milliseconds = str(max(int(self.options.statement_timeout * 1000), 1))
+        milliseconds = str(max(int(self.statement_timeout * 1000), 1))
         settings = {"transaction_read_only": "on", "statement_timeout": milliseconds, **_PLANS}
         calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
         session.execute(sa.select(*calls), bind_arguments=bind_arguments(self.spec.model))
@@ -190,7 +185,7 @@ class GaugeReader:
 
 
 def _depth(reader: GaugeReader, session: Session) -> Iterator[Sample]:
-    depth = admin.depth(session, reader.spec.model, limit=reader.options.count_limit)
+    depth = admin.depth(session, reader.spec.model, limit=reader.count_limit)
     yield reader.sample(JOBS, depth.pending, "pending")
     yield reader.sample(DUE_JOBS, depth.due)
     if depth.oldest_due is not None or not depth.due:
@@ -240,7 +235,7 @@ def _schedules(reader: GaugeReader, session: Session) -> Iterator[Sample]:
 
 
 def _finished(reader: GaugeReader, session: Session) -> Iterator[Sample]:
-    if not reader.options.finished:
+    if not reader.finished:
         return
     spec = reader.spec
     states = [state for state in FINISHED if not spec.has("status") or getattr(spec.config.states, state) is not None]
@@ -278,16 +273,6 @@ _OF_ONE_NAME = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScrapeOptions:
-    """The options of a scrape, see :class:`~sqlaqueue.prometheus.QueueCollector`."""
-
-    statement_timeout: float | timedelta = DEFAULT_TIMEOUT
-    max_age: float | timedelta = DEFAULT_MAX_AGE
-    count_limit: int = DEFAULT_LIMIT
-    finished: bool = False
-
-
 class Scrape:
     """Reads the gauges of several queues, one after the other.
 
@@ -297,20 +282,30 @@ class Scrape:
     :raises ConfigurationError: for an invalid option, and for two queues of one name.
     """
 
-    def __init__(self, models: Iterable[type[Any]], what: str, options: ScrapeOptions) -> None:
+    def __init__(
+        self,
+        models: Iterable[type[Any]],
+        what: str,
+        *,
+        statement_timeout: float | timedelta,
+        max_age: float | timedelta,
+        count_limit: int,
+        finished: bool,
+    ) -> None:
         self.specs = list(specs_by_name(models, what, of_one_name=_OF_ONE_NAME).values())
-        timeout = seconds(options.statement_timeout, f"{what}(statement_timeout=...)")
+        timeout = seconds(statement_timeout, f"{what}(statement_timeout=...)")
         if not 0 < timeout <= _LONGEST_TIMEOUT:
-            msg = f"{what}(statement_timeout={options.statement_timeout!r}): give more than zero, and at most a day"
+            msg = f"{what}(statement_timeout={statement_timeout!r}): give more than zero, and at most a day"
             raise ConfigurationError(msg)
-        if not is_count(options.count_limit):
-            msg = f"{what}(count_limit={options.count_limit!r}): give an integer of 1 or more"
+        if not is_count(count_limit):
+            msg = f"{what}(count_limit={count_limit!r}): give an integer of 1 or more"
             raise ConfigurationError(msg)
-        self._max_age = seconds(options.max_age, f"{what}(max_age=...)")
-        read = ReadOptions(statement_timeout=timeout, count_limit=options.count_limit, finished=bool(options.finished))
+        self._max_age = seconds(max_age, f"{what}(max_age=...)")
         tables = [(id(spec.table.metadata), spec.table.schema) for spec in self.specs]
         self._readers = [
-            GaugeReader(spec, read, has_schedules=tables.index(tables[number]) == number)
+            GaugeReader(
+                spec, timeout, count_limit, bool(finished), has_schedules=tables.index(tables[number]) == number
+            )
             for number, spec in enumerate(self.specs)
         ]
         self._failing: set[str] = set()
@@ -410,11 +405,16 @@ class QueueCollector(ScrapeCollector):
         count_limit: int = DEFAULT_LIMIT,
         finished: bool = False,
     ) -> None:
-        options = ScrapeOptions(
-            statement_timeout=statement_timeout, max_age=max_age, count_limit=count_limit, finished=finished
-        )
         name = type(self).__name__
-        super().__init__(Scrape(models, name, options), read_in_thread(session_factory, name))
+        scrape = Scrape(
+            models,
+            name,
+            statement_timeout=statement_timeout,
+            max_age=max_age,
+            count_limit=count_limit,
+            finished=finished,
+        )
+        super().__init__(scrape, read_in_thread(session_factory, name))
 
 
 def read_in_thread(session_factory: Any, what: str) -> Callable[[GaugeReader], Reading]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -11,8 +12,7 @@ from sqlaqueue import admin
 from sqlaqueue.exc import SqlaqueueError, StatementError
 from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import BULK_ACTIONS, BulkAction, ByFilter, ByKeys, Done, Selection, act, preview
-from sqlaqueue.web.data.edit import Edited, EditForm, read_form, save
-from sqlaqueue.web.data.edit_fields import EditableField
+from sqlaqueue.web.data.edit import EditForm, read_form, save
 from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_pages import Count, ListRequest
 from sqlaqueue.web.data.reader import ParameterError
@@ -117,7 +117,8 @@ async def save_edit(context: PageContext) -> Response:
         context.require("requeue", queue)
     columns = columns_in(context)
     with bad_parameters(), context.failures_audited("edit", queue, keys=[key], then=data.get("then")):
-        edited = await context.database.write(_save, columns, key, data, requeues)
+        write = functools.partial(save, requeue=requeues)
+        edited = await context.database.write(write, columns, key, data.get("version"), _given(data, columns))
     if edited.outcome == "missing":
         raise NotFound(*_MISSING)
     if edited.outcome in _STATUS and edited.form is not None:
@@ -128,10 +129,6 @@ async def save_edit(context: PageContext) -> Response:
     context.audit("edit", queue, count=1, keys=[key], columns=list(edited.columns), then=data.get("then"))
     notices = [("edited", 1)] if edited.columns else []
     return context.redirect(job, *notices, *([("requeued", 1)] if edited.outcome == "requeued" else []))
-
-
-def _save(session: Session, columns: JobColumns, key: str, data: FormData, requeues: bool) -> Edited:  # noqa: FBT001 - the function above names it
-    return save(session, columns, key, data.get("version"), _given(data, columns), requeue=requeues)
 
 
 def _given(data: FormData, columns: JobColumns) -> dict[str, str | None]:
@@ -153,12 +150,14 @@ def _given(data: FormData, columns: JobColumns) -> dict[str, str | None]:
 
 def _page(context: PageContext, key: str, form: EditForm, *, status: int = 200, is_changed: bool = False) -> Response:
     return context.render(
-        "edit.html", status=status, queue=context.queue, key=key, form=form, is_changed=is_changed, field_id=_field_id
+        "edit.html",
+        status=status,
+        queue=context.queue,
+        key=key,
+        form=form,
+        is_changed=is_changed,
+        field_id=lambda field: f"{_VALUE}{field.name}",
     )
-
-
-def _field_id(field: EditableField) -> str:
-    return f"{_VALUE}{field.name}"
 
 
 _CHANGED = {"requeue": "requeued", "cancel": "cancelled", "purge": "purged"}
@@ -169,7 +168,7 @@ async def act_on_queue(context: PageContext) -> Response:
     """Carry out the action in the path on jobs of a queue, or on the queue."""
     action = context.request.path_params["action"]
     if action in BULK_ACTIONS:
-        return await _act_on_jobs(context)
+        return await _act_on_jobs(context, bulk_action(action))
     if action == "edit":
         return await save_edit(context)
     if action == "rescue":
@@ -179,8 +178,8 @@ async def act_on_queue(context: PageContext) -> Response:
     raise NotFound("There is no such action.", "Go back to the page that offers it.")
 
 
-async def _act_on_jobs(context: PageContext) -> Response:
-    action, queue = bulk_action(context.request.path_params["action"]), context.queue
+async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
+    queue = context.queue
     context.require(action, queue)
     form = await context.form()
     with bad_parameters():

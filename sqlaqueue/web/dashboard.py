@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import Route, Router
 
 from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.consumer.notifications import listener
@@ -54,7 +54,7 @@ from sqlaqueue.write_routing import primary_bind
 # -- broadcaster -------------------------------------------------------------------------------------------------------
 # Who is told that something has changed in a queue: the open windows of one dashboard and event loop.
 #
-# While at least one window shows a queue, its channel is subscribed to, by the listener that Consumers of the same
+# While at least one window shows a queue, its channel is subscribed to, by the listener that Consumers of this
 # process use as well. Notifications only say that it is worth looking; what windows show, they read themselves.
 # Behind a pooler, where no notification arrives, windows are told by the timer of their stream.
 
@@ -139,28 +139,21 @@ class Broadcaster:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._channels: dict[str, Channel] = {}
-        self._windows: Counter[Reader] = Counter()
-
-    @property
-    def is_full(self) -> bool:
-        return self._windows.total() >= MOST_VIEWERS
-
-    def has_enough(self, reader: Reader) -> bool:
-        return self._windows[reader] >= MOST_OF_A_READER
+        self.windows: Counter[Reader] = Counter()
 
     @contextlib.asynccontextmanager
     async def watch(self, queues: Iterable[Queue], reader: Reader) -> AsyncIterator[Viewer]:
         """Give a viewer that is told of changes in these queues while the block runs."""
         viewer, watched = Viewer(), list(queues)
-        self._windows[reader] += 1
+        self.windows[reader] += 1
         try:
             for queue in watched:
                 self._subscribe(viewer, queue)
             yield viewer
         finally:
-            self._windows[reader] -= 1
-            if not self._windows[reader]:
-                del self._windows[reader]
+            self.windows[reader] -= 1
+            if not self.windows[reader]:
+                del self.windows[reader]
             # A request that is cancelled must not leave its subscriptions.
             with anyio.CancelScope(shield=True):
                 for queue in watched:
@@ -246,7 +239,7 @@ class EventStream(Response):
             tasks.cancel_scope.cancel()
 
     async def _send_events(self, viewer: Viewer, send: Send) -> None:
-        # Not all at the same time again, after a server that had many windows was restarted.
+        # Not all at one time, after a server that had many windows was restarted.
         end = time.monotonic() + LIFETIME * random.uniform(0.8, 1)  # noqa: S311 - it guards nothing
         await _send(send, ": connected\n\n")
         last = time.monotonic()
@@ -282,59 +275,28 @@ def server_stops() -> bool:
     return getattr(server, "should_exit", False) is True
 
 
-_KEY = "broadcasters"
-_ADVICE = "Close some, or reload this page now and then."
-
-
 async def events(context: PageContext) -> Response:
     """Return the events of the queues that the parameters ``queue`` name, or of all that the user sees."""
-    broadcaster, reader = _broadcaster(context), _reader(context)
-    if broadcaster.has_enough(reader):
-        raise TooManyWindows(f"{MOST_OF_A_READER} of your windows are kept up to date already.", _ADVICE)
-    if broadcaster.is_full:
-        raise TooManyWindows(f"{MOST_VIEWERS} windows are kept up to date already.", _ADVICE)
-    return EventStream(broadcaster, _queues(context), reader)
-
-
-def _reader(context: PageContext) -> Reader:
-    """Return who asks: applications need not name their users."""
-    client = context.request.client
-    return ("user", context.user) if context.user else ("address", "" if client is None else client.host)
-
-
-def _broadcaster(context: PageContext) -> Broadcaster:
     by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Broadcaster]
-    by_loop = context.state.setdefault(_KEY, WeakKeyDictionary())
-    loop = asyncio.get_running_loop()
+    by_loop = context.state.setdefault("broadcasters", WeakKeyDictionary())
+    loop, client = asyncio.get_running_loop(), context.request.client
     if loop not in by_loop:
         by_loop[loop] = Broadcaster(context.database)
-    return by_loop[loop]
-
-
-def _queues(context: PageContext) -> list[Queue]:
+    reader: Reader = ("user", context.user) if context.user else ("address", "" if client is None else client.host)
+    windows, advice = by_loop[loop].windows, "Close some, or reload this page now and then."
+    if windows[reader] >= MOST_OF_A_READER:
+        raise TooManyWindows(f"{MOST_OF_A_READER} of your windows are kept up to date already.", advice)
+    if windows.total() >= MOST_VIEWERS:
+        raise TooManyWindows(f"{MOST_VIEWERS} windows are kept up to date already.", advice)
     slugs = context.request.query_params.getlist("queue")
-    if not slugs:
-        return context.queues
-    found = [queue for queue in context.queues if queue.slug in slugs]
+    found = [queue for queue in context.queues if queue.slug in slugs or not slugs]
     if len(found) < len(set(slugs)):
         raise NotFound("There is no such queue, or you have no access to it.", "Choose a queue from the overview.")
-    return found
+    return EventStream(by_loop[loop], found, reader)
 
 
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
-
-
-def static_response(request: Request, renderer: Renderer) -> Response:
-    """Return a static file. These are the same for everybody, so no access is needed."""
-    name = request.path_params["file"]
-    content = renderer.static_files.get(name)
-    if content is None:
-        return PlainTextResponse("Not found", status_code=404)
-    current = request.query_params.get("v") == renderer.static_version
-    cache = _FOR_EVER if current else {"Cache-Control": "no-cache"}
-    media_type = _TYPES[name[name.rindex(".") :]]
-    return Response(content, media_type=media_type, headers=cache)
 
 
 AccessRule: TypeAlias = Callable[[Request], "Access | Response | Awaitable[Access | Response | None] | None"]
@@ -412,7 +374,10 @@ class Dashboard:
         self._database = Database(session_factory, type(self).__name__, mappers)
         self._renderer = Renderer()
         self._state: dict[str, Any] = {}
-        self._router = Router(self._routes(), redirect_slashes=False, default=self._not_found)
+        routes = [Route(f"/{PATHS[name]}", self._endpoint(page), methods=["GET"]) for name, page in GET.items()]
+        routes += [Route(f"/{PATHS[name]}", self._endpoint(page), methods=["POST"]) for name, page in POST.items()]
+        routes.append(Route(f"/{PATHS['static']}", self._static, methods=["GET"]))
+        self._router = Router(routes, redirect_slashes=False, default=self._not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -438,15 +403,9 @@ class Dashboard:
         except HTTPException as error:
             if "app" in scope:
                 raise  # an error of the access rule, which the application answers in its own way
-            response = self._error_response(Request(own), _as_page_error(error))
-            await response(own, receive, own_send)
-
-    def _routes(self) -> list[BaseRoute]:
-        routes: list[BaseRoute] = [
-            Route(f"/{PATHS[name]}", self._endpoint(page), methods=["GET"]) for name, page in GET.items()
-        ]
-        routes += [Route(f"/{PATHS[name]}", self._endpoint(page), methods=["POST"]) for name, page in POST.items()]
-        return [*routes, Route(f"/{PATHS['static']}", self._static, methods=["GET"])]
+            shown = PageError(str(error.detail))
+            shown.status, shown.title = error.status_code, "This request cannot be served"
+            await self._error_response(Request(own), shown)(own, receive, own_send)
 
     def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
@@ -455,8 +414,7 @@ class Dashboard:
                 if isinstance(access, Response):
                     request.scope[AS_IT_IS] = True
                     return access
-                context = self._context(request, access)
-                response: Response = await page(context)
+                response: Response = await page(self._context(request, access))
             except HTTPException:
                 raise
             except PageError as error:
@@ -472,7 +430,14 @@ class Dashboard:
         await self._error_response(Request(scope), error)(scope, receive, send)
 
     async def _static(self, request: Request) -> Response:
-        return static_response(request, self._renderer)
+        # Without a check of access: static files contain nothing of the queues.
+        name = request.path_params["file"]
+        content = self._renderer.static_files.get(name)
+        if content is None:
+            return PlainTextResponse("Not found", status_code=404)
+        current = request.query_params.get("v") == self._renderer.static_version
+        cache = _FOR_EVER if current else {"Cache-Control": "no-cache"}
+        return Response(content, media_type=_TYPES[name[name.rindex(".") :]], headers=cache)
 
     async def _admitted(self, request: Request) -> Access | Response:
         """Return what the user may do; or the response of the access rule."""
@@ -493,15 +458,12 @@ class Dashboard:
         if not isinstance(access, Access | Response):
             msg = f"the access rule of the dashboard returned {access!r}; return an Access, a response or None"
             raise ConfigurationError(msg)
-        if isinstance(access, Access):
-            self._check_names(access)
-        return access
-
-    def _check_names(self, access: Access) -> None:
-        unknown = [name for name in access.named_queues() if name not in self._settings.queues]
-        if unknown:
-            msg = f"the access rule named the queue {unknown[0]!r}; there are {', '.join(self._settings.queues)}"
+        names = access.named_queues() if isinstance(access, Access) else ()
+        unknown = next((name for name in names if name not in self._settings.queues), None)
+        if unknown is not None:
+            msg = f"the access rule named the queue {unknown!r}; there are {', '.join(self._settings.queues)}"
             raise ConfigurationError(msg)
+        return access
 
     def _context(self, request: Request, access: Access) -> PageContext:
         return PageContext(request, access, self._settings, self._database, self._renderer, self._state)
@@ -524,12 +486,6 @@ def _unexpected(error: Exception) -> PageError:
         return ServiceUnavailable(problem_text(error), "Reload the page when the cause is gone.")
     logger.error("the dashboard cannot show a page", exc_info=error, extra=fields("dashboard_error"))
     return PageError("The page could not be made.", "The log of the server has the error.")
-
-
-def _as_page_error(error: HTTPException) -> PageError:
-    made = PageError(str(error.detail))
-    made.status, made.title = error.status_code, "This request cannot be served"
-    return made
 
 
 def _ends_with_slash(scope: Scope) -> bool:

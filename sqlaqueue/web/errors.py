@@ -30,10 +30,6 @@ class NotFound(PageError):
     status, title = 404, "Not found"
 
 
-class Conflict(PageError):
-    status, title = 409, "Changed meanwhile"
-
-
 class TooLarge(PageError):
     status, title = 413, "Too large"
 

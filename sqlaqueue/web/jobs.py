@@ -15,12 +15,12 @@ from sqlaqueue.web.actions import LABELS
 from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
 from sqlaqueue.web.data.job import JobLife, ShownValue, events_of, read_life
-from sqlaqueue.web.data.job_columns import OTHER, JobColumn, columns_of, indented
+from sqlaqueue.web.data.job_columns import OTHER, JobColumn, indented
 from sqlaqueue.web.data.job_filters import OF_STATE, OPERATORS, Condition, filterable, parameter_of
 from sqlaqueue.web.data.job_pages import Count, JobPage, ListRequest, count_states, parse_request, read_page
 from sqlaqueue.web.data.job_windows import Cell
-from sqlaqueue.web.data.reader import ParameterError, Part, attempt_part
-from sqlaqueue.web.errors import BadRequest, NotFound
+from sqlaqueue.web.data.reader import Part, attempt_part
+from sqlaqueue.web.errors import NotFound
 from sqlaqueue.web.links import bad_parameters, columns_in, key_in, list_fields
 from sqlaqueue.web.settings import Action
 
@@ -83,9 +83,6 @@ class ListView:
     def url(self, pairs: Sequence[tuple[str, str]]) -> str:
         return self.context.url("jobs", queue=self.context.queue, query=pairs)
 
-    def job_url(self, key: str) -> str:
-        return self.context.url("job", queue=self.context.queue, query={"key": key})
-
     @property
     def is_of_other(self) -> bool:
         return self.request.wanted.state == OTHER
@@ -111,7 +108,7 @@ class ListView:
         return [
             Tab(
                 (state or "all").capitalize(),
-                self.url(self._parameters(state=state, sort=None)),
+                self.url(self.request.parameters(state=state, sort=None)),
                 _count_text(count),
                 state == self.request.wanted.listed,
                 state in OF_STATE,
@@ -145,7 +142,7 @@ class ListView:
         if column.name in page.sorts:
             # The other direction; at first the newest or largest, as these are looked for more often.
             sort = column.name if is_current and is_descending else f"-{column.name}"
-            url = self.url(self._parameters(sort=sort))
+            url = self.url(self.request.parameters(sort=sort))
         direction = ("descending" if is_descending else "ascending") if is_current else None
         return Header(label, url, direction, column.kind in {"integer", "number"} and not column.is_key)
 
@@ -163,7 +160,7 @@ class ListView:
         return self.url([("state", listed)] if listed else [])
 
     def _without(self, parameter: str, page: JobPage | None) -> str:
-        return self.url([pair for pair in self._parameters(sort=self.kept_sort(page)) if pair[0] != parameter])
+        return self.url([pair for pair in self.request.parameters(sort=self.kept_sort(page)) if pair[0] != parameter])
 
     def kept_sort(self, page: JobPage | None) -> str | None:
         """Return the order, if the list has it with another filter as well."""
@@ -173,15 +170,9 @@ class ListView:
     def page_url(self, name: str, cursor: str | None) -> str | None:
         return None if cursor is None else self.url([*self.request.parameters(), (name, cursor)])
 
-    def _parameters(self, **changed: str | None) -> list[tuple[str, str]]:
-        return self.request.parameters(**changed)
-
     def hidden(self, page: JobPage | None) -> list[tuple[str, str]]:
         own = [("state", self.request.wanted.listed), ("columns", self.request.columns), ("sort", self.kept_sort(page))]
         return [(name, value) for name, value in own if value]
-
-    def carried(self) -> list[tuple[str, str]]:
-        return list_fields(self.request)
 
     def first_fields(self) -> list[FilterField]:
         wanted = self.request.wanted
@@ -217,10 +208,7 @@ class ListView:
         return [each for each in offered if self.context.may(each, self.context.queue)]
 
     def link(self, cell: Cell) -> str | None:
-        if cell.text is None or cell.is_cut:
-            return None
-        value: Any = int(cell.text) if cell.column.kind == "integer" else cell.text
-        return self.context.settings.link(self.context.queue.spec, str(cell.column.column.key), value)
+        return _link(self.context, cell.column, None if cell.is_cut else cell.text)
 
 
 def size_text(size: int) -> str:
@@ -267,25 +255,21 @@ EMPTY = {
 
 
 async def jobs(context: PageContext) -> Response:
-    columns = columns_of(context.queue.spec, context.settings.is_redacted)
     pairs = context.request.query_params.multi_items()
-    try:
-        request = parse_request(columns, pairs)
+    with bad_parameters("Change it, or start from the list of all jobs."):
+        request = parse_request(columns_in(context), pairs)
         if any(not value for _, value in pairs):
             # The form of the filter sends a parameter for each field that was left empty. The URL of the list, which
             # people copy, is without them.
             kept = [pair for pair in pairs if pair[1]]
             return context.redirect(context.url("jobs", queue=context.queue, query=kept))
         found, counts = await context.database.read(_read, request)
-    except ParameterError as error:
-        raise BadRequest(
-            f"{error.parameter}: {error.problem}.", "Change it, or start from the list of all jobs."
-        ) from None
     view = ListView(context, request, counts.value)
     return context.render(
         "jobs.html",
         queue=context.queue,
         view=view,
+        carried=list_fields(request),
         page=found.value,
         problem_of_page=found.problem,
         problem_of_counts=counts.problem,
@@ -338,7 +322,7 @@ async def job(context: PageContext) -> Response:
         buttons=_buttons(context, life),
         own=[each for each in _values(life) if each.column.role is None],
         of_queue=[each for each in _values(life) if each.column.role is not None],
-        link=lambda value: _link(context, value),
+        link=lambda value: _link(context, value.column, None if value.size else value.text),
         block=_block,
         size_text=size_text,
         rescue_seconds=round(RESCUE),
@@ -363,11 +347,12 @@ def _is_json(value: ShownValue) -> bool:
     return "JSON" in type(value.column.stored_type).__name__.upper()
 
 
-def _link(context: PageContext, value: ShownValue) -> str | None:
-    if value.text is None or value.size:
+def _link(context: PageContext, column: JobColumn, text: str | None) -> str | None:
+    """Return the URL to which the application links a whole value."""
+    if text is None:
         return None
-    typed: Any = int(value.text) if value.column.kind == "integer" else value.text
-    return context.settings.link(context.queue.spec, str(value.column.column.key), typed)
+    value: Any = int(text) if column.kind == "integer" else text
+    return context.settings.link(context.queue.spec, str(column.column.key), value)
 
 
 def _buttons(context: PageContext, life: JobLife) -> list[Button]:

@@ -29,11 +29,11 @@ def columns_in(context: PageContext) -> JobColumns:
 
 
 @contextmanager
-def bad_parameters() -> Iterator[None]:
+def bad_parameters(advice: str = "Go back, and choose again.") -> Iterator[None]:
     try:
         yield
     except ParameterError as error:
-        raise BadRequest(f"{error.parameter}: {error.problem}.", "Go back, and choose again.") from None
+        raise BadRequest(f"{error.parameter}: {error.problem}.", advice) from None
 
 
 def key_in(context: PageContext, given: str | None) -> str:

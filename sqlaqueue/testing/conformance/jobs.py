@@ -240,9 +240,7 @@ def _fill(queue: QueueUnderTest) -> dict[int, str]:
     queue.run(complete, 0)
     queue.run(partial(fail, error="broken"), 1, 2)
     queue.run(partial(retry, delay=HOUR), 3)
-    with queue.session() as session:
-        session.execute(cancel(queue.only(4)))
-        session.commit()
+    queue.do(cancel(queue.only(4)))
     states = {1: "failed", 2: "failed", 3: "pending", 4: "cancelled", 5: "pending", 6: "pending"}
     return {0: "completed", **states} if queue.keeps_rows else states
 
@@ -331,28 +329,19 @@ class ListingConformance:
 Verb = Callable[[Any], Any]
 
 
-def _do(queue: QueueUnderTest, statement: Any) -> set[Any]:
-    """Execute a verb in a session of its own; return the keys that it changed."""
-    with queue.session() as session:
-        keys = session.scalars(statement).all()
-        session.commit()
-    assert len(keys) == len(set(keys)), "a key came back twice"
-    return set(keys)
-
-
 def _finish(queue: QueueUnderTest) -> None:
     """Bring jobs 0 to 2 to the three finished states; 3 to 5 stay pending."""
     queue.enqueue(6)
     queue.run(complete, 0)
     queue.run(fail, 1)
-    assert _do(queue, cancel(queue.only(2))) == queue.keys(2)
+    assert queue.do(cancel(queue.only(2))) == queue.keys(2)
 
 
 class MaintenanceConformance:
     def test_cancel_cancels_pending_jobs(self, queue: QueueUnderTest) -> None:
         queue.enqueue(4)
         queue.run(retry, 0)
-        assert _do(queue, cancel(queue.only(0, 3))) == queue.keys(0, 3)
+        assert queue.do(cancel(queue.only(0, 3))) == queue.keys(0, 3)
         assert (queue.state(0), queue.state(3)) == ("cancelled", "cancelled")
         if queue.keeps_rows:
             assert queue.attempts(0) == 1
@@ -374,7 +363,7 @@ class MaintenanceConformance:
 
     def test_cancel_accepts_the_whole_queue(self, queue: QueueUnderTest) -> None:
         _finish(queue)
-        assert _do(queue, cancel(queue.Job)) == queue.keys(3, 4, 5)
+        assert queue.do(cancel(queue.Job)) == queue.keys(3, 4, 5)
         assert queue.state(0) == queue.completed
         assert [queue.state(n) for n in range(1, 6)] == ["failed", *["cancelled"] * 4]
 
@@ -383,7 +372,7 @@ class MaintenanceConformance:
         queue.enqueue(2)
         with queue.session() as session:
             jobs = queue.claim(session, of=queue.only(0))
-            assert _do(queue, cancel(queue.Job)) == queue.keys(1)
+            assert queue.do(cancel(queue.Job)) == queue.keys(1)
             assert session.scalars(complete(jobs)).all() == [queue.key(0)]
             session.commit()
         assert (queue.state(0), queue.state(1)) == (queue.completed, "cancelled")
@@ -392,8 +381,8 @@ class MaintenanceConformance:
         queue.enqueue(2)
         with queue.session() as session:
             queue.claim(session, of=queue.only(0))
-            assert _do(queue, cancel(queue.Job)) == queue.keys(1)
-            assert _do(queue, cancel(queue.Job)) == set()
+            assert queue.do(cancel(queue.Job)) == queue.keys(1)
+            assert queue.do(cancel(queue.Job)) == set()
 
     def test_requeue_makes_finished_jobs_pending(self, queue: QueueUnderTest) -> None:
         """No other jobs; completed ones only if their rows were kept."""
@@ -401,14 +390,14 @@ class MaintenanceConformance:
         finished = {0, 1, 2} if queue.keeps_rows else {1, 2}
         with queue.session() as session:
             queue.claim(session, of=queue.only(5))
-            assert _do(queue, requeue(queue.Job)) == queue.keys(*finished)
+            assert queue.do(requeue(queue.Job)) == queue.keys(*finished)
             assert sorted(queue.claimable()) == sorted(finished | {3, 4})
         assert [queue.attempts(number) for number in finished] == [0] * len(finished)
 
     def test_requeue_obeys_a_filter(self, queue: QueueUnderTest) -> None:
         queue.enqueue(3)
         queue.run(fail, 0, 1)
-        assert _do(queue, requeue(queue.only(1, 2))) == queue.keys(1)
+        assert queue.do(requeue(queue.only(1, 2))) == queue.keys(1)
         assert sorted(queue.claimable()) == [1, 2]
         assert queue.state(0) == "failed"
 
@@ -421,16 +410,16 @@ class MaintenanceConformance:
         # Two tables in FROM: SQLAlchemy may correlate such a subquery with the outer statement.
         same = queue.Job.owner_id == queue.Owner.id
         of_vips = sa.select(queue.Job).where(same, queue.Owner.vip, queue.Job.number < 4)
-        assert _do(queue, verb(of_vips)) == queue.keys(0, 3)
-        assert _do(queue, verb(of_vips)) == set()
-        assert _do(queue, verb(queue.Job)) == queue.keys(1, 2, 4)
+        assert queue.do(verb(of_vips)) == queue.keys(0, 3)
+        assert queue.do(verb(of_vips)) == set()
+        assert queue.do(verb(queue.Job)) == queue.keys(1, 2, 4)
 
     def test_a_requeued_job_keeps_its_columns(self, queue: QueueUnderTest) -> None:
         """Its payload, owner and priority; it is due now."""
         queue.enqueue([0], payload="kept", owner_id=1, priority=7)
         queue.enqueue([1])
         queue.run(fail, 0)
-        _do(queue, requeue(queue.Job))
+        queue.do(requeue(queue.Job))
         row = queue.stored(0)
         assert (row["payload"], row["owner_id"], row["priority"]) == ("kept", 1, 7)
         assert queue.order() == [1, 0]
@@ -439,10 +428,10 @@ class MaintenanceConformance:
         queue.enqueue(1)
         for _ in range(2):
             queue.run(fail, 0)
-            assert _do(queue, requeue(queue.Job)) == queue.keys(0)
+            assert queue.do(requeue(queue.Job)) == queue.keys(0)
             queue.run(release, 0)
-            assert _do(queue, cancel(queue.Job)) == queue.keys(0)
-            assert _do(queue, requeue(queue.Job)) == queue.keys(0)
+            assert queue.do(cancel(queue.Job)) == queue.keys(0)
+            assert queue.do(requeue(queue.Job)) == queue.keys(0)
         queue.run(complete, 0)
         assert queue.state(0) == queue.completed
 
@@ -450,7 +439,7 @@ class MaintenanceConformance:
         _finish(queue)
         with queue.session() as session:
             queue.claim(session, of=queue.only(5))
-            assert _do(queue, purge(queue.Job)) == queue.keys(*([0, 1, 2] if queue.keeps_rows else [1, 2]))
+            assert queue.do(purge(queue.Job)) == queue.keys(*([0, 1, 2] if queue.keeps_rows else [1, 2]))
             assert sorted(queue.claimable()) == [3, 4]
         assert [queue.state(number) for number in range(3)] == [None] * 3
 
@@ -458,15 +447,15 @@ class MaintenanceConformance:
     def test_purge_obeys_states(self, queue: QueueUnderTest, states: str, number: int) -> None:
         _finish(queue)
         gone = queue.keys(number) if number or queue.keeps_rows else set()
-        assert _do(queue, purge(queue.Job, states=[states])) == gone
-        assert _do(queue, purge(queue.Job)) == (queue.keys(0, 1, 2) if queue.keeps_rows else queue.keys(1, 2)) - gone
+        assert queue.do(purge(queue.Job, states=[states])) == gone
+        assert queue.do(purge(queue.Job)) == (queue.keys(0, 1, 2) if queue.keeps_rows else queue.keys(1, 2)) - gone
 
     def test_purge_obeys_a_filter_and_a_limit(self, queue: QueueUnderTest) -> None:
         """Repeated until no key is returned, it deletes each job once."""
         queue.enqueue(8)
         queue.run(fail, *range(7))
         chosen = sa.select(queue.Job).where(queue.Job.number < 5)
-        rounds = [_do(queue, purge(chosen, limit=2)) for _ in range(4)]
+        rounds = [queue.do(purge(chosen, limit=2)) for _ in range(4)]
         assert [len(keys) for keys in rounds] == [2, 2, 1, 0]
         assert set().union(*rounds) == queue.keys(0, 1, 2, 3, 4)
         assert [queue.state(number) for number in (5, 6, 7)] == ["failed", "failed", "pending"]
@@ -474,22 +463,22 @@ class MaintenanceConformance:
     def test_purge_obeys_the_age(self, queue: QueueUnderTest) -> None:
         queue.enqueue(2)
         queue.run(fail, 0, 1)
-        assert _do(queue, purge(queue.Job, older_than=HOUR)) == set()
+        assert queue.do(purge(queue.Job, older_than=HOUR)) == set()
         if queue.keeps_rows:
             long_ago = sa.func.now() - timedelta(hours=2)
             one = sa.update(queue.Job).where(queue.Job.number == 1)
             queue.execute(one.values(finished_at=long_ago))
-            assert _do(queue, purge(queue.Job, older_than=HOUR)) == queue.keys(1)
-        assert queue.keys(0) <= _do(queue, purge(queue.Job, older_than=0))
+            assert queue.do(purge(queue.Job, older_than=HOUR)) == queue.keys(1)
+        assert queue.keys(0) <= queue.do(purge(queue.Job, older_than=0))
 
     @pytest.mark.parametrize("verb", [reconcile, rescue])
     def test_reconcile_and_rescue_change_nothing_in_a_consistent_queue(self, queue: QueueUnderTest, verb: Verb) -> None:
         _finish(queue)
         with queue.session() as session:
             queue.claim(session, of=queue.only(5))
-            assert _do(queue, verb(queue.Job)) == set()
-        _do(queue, requeue(queue.Job))
-        assert _do(queue, verb(queue.Job)) == set()
+            assert queue.do(verb(queue.Job)) == set()
+        queue.do(requeue(queue.Job))
+        assert queue.do(verb(queue.Job)) == set()
 
     def test_reconcile_repairs_what_bypassed_the_triggers(self, queue: QueueUnderTest) -> None:
         """Afterwards exactly the pending jobs are claimable, each once."""
@@ -505,10 +494,10 @@ class MaintenanceConformance:
                         job = sa.update(queue.Job).where(queue.Job.number == number)
                         session.execute(job.values(status=status))
             session.commit()
-        _do(queue, reconcile(queue.Job))
+        queue.do(reconcile(queue.Job))
         waiting = [0, 3, 4, 7, 8] if queue.has_status else [0, 2, 3, 4, 7, 8]
         assert sorted(queue.claimable()) == waiting
-        assert _do(queue, reconcile(queue.Job)) == set()
+        assert queue.do(reconcile(queue.Job)) == set()
         with queue.session() as session:
             jobs = queue.claim(session)
             assert numbers_of(jobs) == waiting
@@ -527,7 +516,7 @@ class MaintenanceConformance:
             session.execute(reconcile(queue.Job))
             session.commit()
             assert sorted(queue.claimable()) == [1, 2]
-        _do(queue, reconcile(queue.Job))
+        queue.do(reconcile(queue.Job))
         assert sorted(queue.claimable()) == [0, 1, 2]
 
     def test_reconcile_leaves_running_jobs_alone(self, queue: QueueUnderTest) -> None:
@@ -535,11 +524,11 @@ class MaintenanceConformance:
         queue.enqueue(4)
         with queue.session() as session:
             jobs = queue.claim(session, of=queue.only(0, 1))
-            assert _do(queue, reconcile(queue.Job)) == set()
+            assert queue.do(reconcile(queue.Job)) == set()
             assert sorted(queue.claimable()) == [2, 3]
             session.execute(complete([job for job in jobs if job.number == 0]))
             session.execute(release([job for job in jobs if job.number == 1]))
-            assert _do(queue, reconcile(queue.Job)) == set()
+            assert queue.do(reconcile(queue.Job)) == set()
             session.commit()
-        assert _do(queue, reconcile(queue.Job)) == set()
+        assert queue.do(reconcile(queue.Job)) == set()
         assert sorted(queue.claimable()) == [1, 2, 3]

@@ -272,6 +272,14 @@ class QueueUnderTest:
             assert len(session.scalars(verb(jobs)).all()) == len(numbers)
             session.commit()
 
+    def do(self, verb: Any) -> set[Any]:
+        """Execute a verb in a session of its own, commit, and return the keys that it changed."""
+        with self.session() as session:
+            keys = session.scalars(verb).all()
+            session.commit()
+        assert len(keys) == len(set(keys)), "a key came back twice"
+        return set(keys)
+
     def execute(self, statement: str | sa.Executable, **parameters: Any) -> Any:
         """Execute a statement in a transaction of its own."""
         with self.engine.begin() as connection:

@@ -32,10 +32,7 @@ def _expire(session: Session, jobs: list[Any]) -> None:
 
 
 def _rescue(queue: QueueUnderTest) -> set[Any]:
-    with queue.session() as session:
-        rescued = set(session.scalars(rescue(queue.Job)))
-        session.commit()
-    return rescued
+    return queue.do(rescue(queue.Job))
 
 
 class LeaseConformance:
@@ -223,9 +220,7 @@ class LeaseConformance:
             assert _rescue(queue) == queue.keys(0)
         assert (queue.state(0), queue.attempts(0)) == ("failed", runs)
         assert queue.stored(0)["finished_at"] is not None
-        with queue.session() as session:
-            assert session.scalars(requeue(queue.only(0))).all() == [queue.key(0)]
-            session.commit()
+        assert queue.do(requeue(queue.only(0))) == queue.keys(0)
         assert queue.claimable() == [0]
 
     def test_the_jobs_of_a_dead_worker_become_claimable(self, queue: QueueUnderTest) -> None:
@@ -525,9 +520,7 @@ class SettlementConformance:
         queue.enqueue(2)
         queue.run(retry, 0)
         queue.run(fail, 0)
-        with queue.session() as session:
-            assert session.scalars(requeue(queue.only(0))).all() == [queue.key(0)]
-            session.commit()
+        assert queue.do(requeue(queue.only(0))) == queue.keys(0)
         assert (queue.state(0), queue.attempts(0)) == ("pending", 0)
         assert sorted(queue.claimable()) == [0, 1]
         with queue.session() as session:

@@ -241,23 +241,18 @@ def _parse(attempt: _Attempt, fields: Sequence[EditableField]) -> None:
         if _same(typed, stored):
             continue
         try:
-            attempt.values[each] = field_value(each, _as_stored(typed, stored))
+            # With line feeds, unless the stored text has the line breaks of browsers itself.
+            has_breaks = typed is None or "\r\n" in (stored or "")
+            attempt.values[each] = field_value(each, typed if typed is None or has_breaks else _with_line_feeds(typed))
         except WrongValue as error:
             attempt.errors[each.name] = str(error)
 
 
 def _same(typed: str | None, stored: str | None) -> bool:
-    """Return whether a text is the same but for line breaks, which browsers send in their own way."""
+    """Return whether two texts differ in no more than line breaks, which browsers send in their own way."""
     if typed is None or stored is None:
         return typed is stored
     return _with_line_feeds(typed) == _with_line_feeds(stored)
-
-
-def _as_stored(typed: str | None, stored: str | None) -> str | None:
-    """Return what was typed with line feeds, unless the stored text has the line breaks of browsers itself."""
-    if typed is None or "\r\n" in (stored or ""):
-        return typed
-    return _with_line_feeds(typed)
 
 
 def _with_line_feeds(text: str) -> str:
@@ -343,24 +338,20 @@ def _refusal(error: DBAPIError, spec: QueueSpec) -> str:
 
 
 def _form(columns: JobColumns, job: StoredJob) -> EditForm:
-    return EditForm(job, [_field(each, job) for each in _fields(columns, job)], _why_not(job))
-
-
-def _fields(columns: JobColumns, job: StoredJob) -> list[EditableField]:
     mapper = columns.spec.mapper
     kind = mapper.polymorphic_on
     if isinstance(kind, sa.Column):
         name = columns.stored_as(kind.name)
         text = None if name is None else job.values[name.name].text
         mapper = next((each for value, each in mapper.polymorphic_map.items() if str(value) == text), mapper)
-    return fields_of(columns, mapper)
-
-
-def _field(each: EditableField, job: StoredJob) -> EditField:
-    try:
-        return EditField(each, field_text(each, job.values[each.name]))
-    except WrongValue as error:
-        return EditField(each, job.values[each.name].text, str(error), is_fixed=True)
+    fields = []
+    for each in fields_of(columns, mapper):
+        value = job.values[each.name]
+        try:
+            fields.append(EditField(each, field_text(each, value)))
+        except WrongValue as error:
+            fields.append(EditField(each, value.text, str(error), is_fixed=True))
+    return EditForm(job, fields, _why_not(job))
 
 
 def _typed(

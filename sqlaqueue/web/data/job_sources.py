@@ -62,19 +62,10 @@ class Few:
 class Source:
     def __init__(self, columns: JobColumns, wanted: JobsWanted) -> None:
         self.columns, self.wanted, self.spec = columns, wanted, columns.spec
-
-    @property
-    def table(self) -> sa.Table:
-        return self.spec.table
-
-    @property
-    def keys(self) -> Sequence[sa.Column[Any]]:
-        return self.spec.keys
-
-    @property
-    def read(self) -> Sequence[sa.Column[Any]]:
+        self.table: sa.Table = self.spec.table
+        self.keys: Sequence[sa.Column[Any]] = self.spec.keys
+        self.read: Sequence[sa.Column[Any]] = [each.column for each in columns.values()]
         """The columns of the table that :meth:`expose` needs."""
-        return [each.column for each in self.columns.values()]
 
     def fixed(self) -> list[FilterPart]:
         return []
@@ -204,17 +195,10 @@ def _same(key: sa.ColumnElement[Any], value: sa.ColumnElement[Any]) -> sa.Column
 class DeadLetters(Source):
     """The failed and cancelled jobs of a queue whose claims delete rows."""
 
-    @property
-    def table(self) -> sa.Table:
-        return self.spec.side_tables[DEAD_LETTER]
-
-    @property
-    def keys(self) -> Sequence[sa.Column[Any]]:
-        return [self.table.c.key]
-
-    @property
-    def read(self) -> Sequence[sa.Column[Any]]:
-        return list(self.table.c)
+    def __init__(self, columns: JobColumns, wanted: JobsWanted) -> None:
+        super().__init__(columns, wanted)
+        self.table = self.spec.side_tables[DEAD_LETTER]
+        self.keys, self.read = [self.table.c.key], list(self.table.c)
 
     def fixed(self) -> list[FilterPart]:
         queue = self.table.c.queue

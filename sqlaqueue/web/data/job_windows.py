@@ -66,9 +66,11 @@ class JobRow:
     """The values by which the list is sorted."""
 
 
+@dataclass(frozen=True, eq=False)
 class Results:
-    def __init__(self, shown: Sequence[JobColumn]) -> None:
-        self.shown = shown
+    """The columns that a list shows, in a statement and in its rows."""
+
+    shown: Sequence[JobColumn]
 
     def columns(self, jobs: Exposed, position: Sequence[sa.ColumnElement[Any]]) -> list[sa.ColumnElement[Any]]:
         found: list[sa.ColumnElement[Any]] = [jobs.state.label("state")]
@@ -163,11 +165,13 @@ def _plain(column: sa.Column[Any], value: sa.ColumnElement[Any]) -> sa.ColumnEle
     return sa.type_coerce(value, stored_type(column.type))
 
 
+@dataclass(frozen=True, eq=False)
 class Windows:
-    """Makes the statements for the jobs of one source."""
+    """Makes the statements for the jobs of one source that meet all parts of a filter."""
 
-    def __init__(self, source: Source, parts: Sequence[FilterPart], results: Results) -> None:
-        self.source, self.parts, self.results = source, parts, results
+    source: Source
+    parts: Sequence[FilterPart]
+    results: Results
 
     def examine(
         self,
@@ -334,9 +338,7 @@ class JobReader:
         return found
 
     def _in_order(self, order: JobOrder, position: Texts | None, need: int) -> FoundJobs:
-        if order.is_total:
-            return self._walked(order, position, need)
-        return self._grouped(order, position, need)
+        return (self._walked if order.is_total else self._grouped)(order, position, need)
 
     def first_of_few(self, candidates: Sequence[list[FilterPart]]) -> list[FilterPart] | None:
         return next((some for some in candidates if self.has_few(clauses_of(some))), None)
@@ -346,7 +348,7 @@ class JobReader:
 
     def counts(self, few: Few) -> int:
         """Return the number of keys, or one more than a window has if there may be others."""
-        number = self._scalar(count_of(few.keys))
+        number = self._scalar(sa.select(sa.func.count()).select_from(few.keys.subquery("sqlaqueue_some")))
         has_more = few.has_more is not None and number <= WINDOW and bool(self._scalar(few.has_more))
         return WINDOW + 1 if has_more else number
 
@@ -360,7 +362,8 @@ class JobReader:
     def _sorted(
         self, clauses: Sequence[Any], served: Sequence[FilterPart], by: Sequence[Any], position: Texts | None, need: int
     ) -> FoundJobs:
-        return FoundJobs(self._jobs(self.windows.sort(clauses, served, by, position, need)))
+        rows = self._rows(self.windows.sort(clauses, served, by, position, need))
+        return FoundJobs([self.windows.results.job(row) for row in rows])
 
     def _walked(
         self,
@@ -369,9 +372,7 @@ class JobReader:
         need: int,
         equals: Sequence[tuple[sa.Column[Any], str | None]] = (),
     ) -> FoundJobs:
-        served = self.served_by(order)
-        rows = self._rows(self.windows.walk(order, served, position, need, equals=equals))
-        return self._found(rows)
+        return self._found(self._rows(self.windows.walk(order, self.served_by(order), position, need, equals=equals)))
 
     def _found(self, rows: Sequence[Any]) -> FoundJobs:
         results = self.windows.results
@@ -421,23 +422,12 @@ class JobReader:
         jobs = [JobRow(job.key, job.state, job.cells, (*group, *job.position)) for job in found.jobs]
         return FoundJobs(jobs, None if found.stop is None else (*group, *found.stop))
 
-    def _jobs(self, statement: AnySelect) -> list[JobRow]:
-        return [self.windows.results.job(row) for row in self._rows(statement)]
-
     def _rows(self, statement: AnySelect) -> Sequence[Any]:
-        return self.session.execute(statement, bind_arguments=self._bind).all()
+        return self.session.execute(statement, bind_arguments={"mapper": self.windows.source.spec.mapper}).all()
 
     def _scalar(self, statement: AnySelect) -> int:
-        number: int = self.session.execute(statement, bind_arguments=self._bind).scalar_one()
-        return number
-
-    @property
-    def _bind(self) -> dict[str, Any]:
-        return {"mapper": self.windows.source.spec.mapper}
-
-
-def count_of(some: AnySelect) -> AnySelect:
-    return sa.select(sa.func.count()).select_from(some.subquery("sqlaqueue_some"))
+        ((number,),) = self._rows(statement)
+        return int(number)
 
 
 def clauses_of(parts: Sequence[FilterPart]) -> list[sa.ColumnElement[bool]]:

@@ -11,9 +11,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.admin.changes import Change, preview_rescue
-from sqlaqueue.cli.database import Target, TargetDatabase, load_targets
+from sqlaqueue.cli.database import load_targets, open_targets
 from sqlaqueue.cli.output import (
-    command_errors,
     dry_run_option,
     echo,
     echo_json,
@@ -43,7 +42,7 @@ class _BulkChange:
     limit: int | None
 
 
-_Execute = Callable[[Session, Target, _BulkChange], tuple[dict[str, Any], str]]
+_Execute = Callable[[Session, type[Any], _BulkChange], tuple[dict[str, Any], str]]
 """Executes a change; returns the result as values for JSON, and as a text."""
 
 
@@ -105,7 +104,7 @@ def purge(target: str, **options: Any) -> None:
 @json_option
 def rescue(target: str, **options: Any) -> None:
     """Make jobs whose lease has expired pending again, as Consumers do regularly."""
-    _execute_verb(target, preview_rescue, "rescued", run=admin.rescue, **options)
+    _execute_verb(target, preview_rescue, "rescued", verb=admin.rescue, **options)
 
 
 @click.command(short_help="Repair the message table.")
@@ -119,7 +118,7 @@ def reconcile(target: str, **options: Any) -> None:
     def preview(session: Session, model: type[Any]) -> int:
         return admin.preview(session, model, verbs.reconcile(model))
 
-    _execute_verb(target, preview, "reconciled", run=admin.reconcile, **options)
+    _execute_verb(target, preview, "reconciled", verb=admin.reconcile, **options)
 
 
 def _bulk_change(
@@ -142,40 +141,39 @@ def _change_jobs(
 ) -> None:
     """Count the jobs, ask for confirmation, and change them in batches."""
     execute, rows = execute or _execute_change, []
-    for target in load_targets([text]):
-        with TargetDatabase.of(target, url) as database, command_errors(target.spec):
-            counts = database.run(admin.count, target.model, change.job_filter)
-            total = sum(counts.values())
-            number = total if change.limit is None else min(change.limit, total)
-            summary = f"{target.spec.name}: {jobs_text(number)}{_by_state(counts, change.limit)}"
-            result: dict[str, Any] = {"changed": 0}
-            if dry_run:
-                unless = ", unless they have a twin" if execute is _requeue and target.spec.config.unique else ""
-                _print(f"{summary} would be {change.participle}{unless}", json=json)
-            # `cancel` reports keys without a job.
-            elif number or (execute is _cancel and change.job_filter.keys):
-                if number and not yes:
-                    # On standard error, as a program may read standard output.
-                    click.confirm(f"{summary} will be {change.participle}. Continue?", abort=True, err=True)
-                result, text_result = database.run(execute, target, change)
-                _print(f"{target.spec.name}: {text_result}", json=json)
-            else:
-                _print(f"{target.spec.name}: no jobs to {change.infinitive}", json=json)
+    for target, run in open_targets(load_targets([text]), url):
+        counts = run(admin.count, change.job_filter)
+        total = sum(counts.values())
+        number = total if change.limit is None else min(change.limit, total)
+        summary = f"{target.spec.name}: {jobs_text(number)}{_by_state(counts, change.limit)}"
+        result: dict[str, Any] = {"changed": 0}
+        if dry_run:
+            unless = ", unless they have a twin" if execute is _requeue and target.spec.config.unique else ""
+            _print(f"{summary} would be {change.participle}{unless}", json=json)
+        # `cancel` reports keys without a job.
+        elif number or (execute is _cancel and change.job_filter.keys):
+            if number and not yes:
+                # On standard error, as a program may read standard output.
+                click.confirm(f"{summary} will be {change.participle}. Continue?", abort=True, err=True)
+            result, text_result = run(execute, change)
+            _print(f"{target.spec.name}: {text_result}", json=json)
+        else:
+            _print(f"{target.spec.name}: no jobs to {change.infinitive}", json=json)
         rows.append({"queue": target.spec.name, "found": number, **result})
     if json:
         echo_json(rows)
 
 
-def _execute_change(session: Session, target: Target, change: _BulkChange) -> tuple[dict[str, Any], str]:
+def _execute_change(session: Session, model: type[Any], change: _BulkChange) -> tuple[dict[str, Any], str]:
     batches = admin.in_batches(
-        session, target.model, change.job_filter, change.change, size=change.batch_size, limit=change.limit
+        session, model, change.job_filter, change.change, size=change.batch_size, limit=change.limit
     )
     changed = sum(batches)
     return {"changed": changed}, f"{jobs_text(changed)} {change.participle}"
 
 
-def _requeue(session: Session, target: Target, change: _BulkChange) -> tuple[dict[str, Any], str]:
-    done = admin.requeue(session, target.model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
+def _requeue(session: Session, model: type[Any], change: _BulkChange) -> tuple[dict[str, Any], str]:
+    done = admin.requeue(session, model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
     text = f"{jobs_text(done)} {change.participle}"
     result: dict[str, Any] = {"changed": int(done)}
     if done.twins:
@@ -205,8 +203,8 @@ def _key_text(key: Any) -> str:
     return key_text(key if isinstance(key, tuple) else (key,))
 
 
-def _cancel(session: Session, target: Target, change: _BulkChange) -> tuple[dict[str, Any], str]:
-    done = admin.cancel(session, target.model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
+def _cancel(session: Session, model: type[Any], change: _BulkChange) -> tuple[dict[str, Any], str]:
+    done = admin.cancel(session, model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
     text = f"{jobs_text(len(done.cancelled))} cancelled"
     if done.asked:
         text += f", {jobs_text(len(done.asked))} running and asked to stop"
@@ -223,15 +221,14 @@ def _execute_verb(
     preview: Callable[[Session, type[Any]], int],
     participle: str,
     *,
-    run: Callable[[Session, type[Any]], int],
+    verb: Callable[[Session, type[Any]], int],
     url: str | None,
     dry_run: bool,
     json: bool,
 ) -> None:
     rows = []
-    for target in load_targets([text]):
-        with TargetDatabase.of(target, url) as database, command_errors(target.spec):
-            number = database.run(preview if dry_run else run, target.model)
+    for target, run in open_targets(load_targets([text]), url):
+        number = run(preview if dry_run else verb)
         _print(f"{target.spec.name}: {jobs_text(number)} {'would be ' if dry_run else ''}{participle}", json=json)
         rows.append({"queue": target.spec.name, "found": number, "changed": 0 if dry_run else number})
     if json:
@@ -272,9 +269,8 @@ def _execute(
     call: Callable[[Session, type[Any]], None], outcome: str, targets: Sequence[str], url: str | None, *, json: bool
 ) -> None:
     rows = []
-    for target in load_targets(targets):
-        with TargetDatabase.of(target, url) as database, command_errors(target.spec):
-            paused = database.run(_call, target.model, call)
+    for target, run in open_targets(load_targets(targets), url):
+        paused = run(_call, call)
         rows.append({"queue": target.spec.name, "paused": paused})
         if not json:
             echo(f"{target.spec.name} is {outcome}")

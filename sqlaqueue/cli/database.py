@@ -10,8 +10,9 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -355,3 +356,18 @@ class TargetDatabase:
                 return result
 
         return self._runner.run(carry_out())
+
+
+def open_targets(targets: Iterable[Target], url: str | None) -> Iterator[tuple[Target, Callable[..., Any]]]:
+    """Yield each queue, and a function that calls an operation with a session and its class.
+
+    Errors of the operation become errors of the command line. The database is open until the next one is asked for.
+    """
+    for target in targets:
+        with TargetDatabase.of(target, url) as database:
+            yield target, partial(run_for, target, database)
+
+
+def run_for(target: Target, database: TargetDatabase, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    with command_errors(target.spec):
+        return database.run(operation, target.model, *args, **kwargs)

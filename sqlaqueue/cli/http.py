@@ -26,14 +26,13 @@ from urllib.parse import urlsplit
 import click
 from sqlalchemy.orm import Session
 
-from sqlaqueue.cli.database import TargetDatabase, load_targets
+from sqlaqueue.cli.database import load_targets, open_targets
 from sqlaqueue.cli.output import (
     DURATION,
     FAILED,
     DatabaseError,
     FailedError,
     InputError,
-    command_errors,
     echo,
     echo_json,
     first_line,
@@ -321,14 +320,12 @@ def _queue(text: str, url: str | None, *, live: bool) -> list[dict[str, Any]]:
     if live:
         raise InputError(f"--live: {text} is a queue; give the address of a worker, as in its option --http")
     rows = []
-    for target in load_targets([text]):
+    for target, run in open_targets(load_targets([text]), url):
         number, problems = 0, ["no Consumer is alive"]
-        with TargetDatabase.of(target, url) as database:
-            try:
-                with command_errors(target.spec):
-                    number = database.run(_live_consumers, target.model, target.spec)
-            except (DatabaseError, FailedError) as error:
-                problems = [error.message]
+        try:
+            number = run(_live_consumers, target.spec)
+        except (DatabaseError, FailedError) as error:
+            problems = [error.message]
         if number:
             problems = []
         rows.append({"name": target.spec.name, "ok": bool(number), "problems": problems, "consumers": number})

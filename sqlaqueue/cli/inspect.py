@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import admin
 from sqlaqueue.admin.changes import across_shards
 from sqlaqueue.admin.explain_job import MISSING
-from sqlaqueue.cli.database import Target, TargetDatabase, load_targets
+from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, open_targets, run_for
 from sqlaqueue.cli.doctor import worst_finding, worst_finding_text, worst_of
 from sqlaqueue.cli.http import serving_metrics
 from sqlaqueue.cli.output import (
@@ -82,11 +82,7 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
         databases = [(target, stack.enter_context(TargetDatabase.of(target, url))) for target in loaded]
 
         def query() -> list[admin.Stats]:
-            rows = []
-            for target, database in databases:
-                with command_errors(target.spec):
-                    rows.append(database.run(admin.stats, target.model, finished=not active))
-            return rows
+            return [run_for(target, database, admin.stats, finished=not active) for target, database in databases]
 
         if watch is None:
             rows = query()
@@ -167,10 +163,8 @@ def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
     An error whose text starts with neither is of the kind "other".
     """
     loaded, found = load_targets([target]), list[dict[str, Any]]()
-    for each in loaded:
-        queue = each.spec.name
-        with TargetDatabase.of(each, url) as database, command_errors(each.spec):
-            groups = database.run(admin.failures, each.model, examples=examples)
+    for each, run in open_targets(loaded, url):
+        queue, groups = each.spec.name, run(admin.failures, examples=examples)
         if json:
             found += [{"queue": queue, **vars(one), "keys": [key_text(key) for key in one.keys]} for one in groups]
             continue
@@ -201,9 +195,8 @@ def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) 
     """
     rows: list[dict[str, Any]] = []
     all_served = True
-    for target in load_targets(targets):
-        with TargetDatabase.of(target, url) as database, command_errors(target.spec):
-            found = database.run(_consumers, target.model, here=here)
+    for target, run in open_targets(load_targets(targets), url):
+        found = run(_consumers, here=here)
         rows.extend({"queue": target.spec.name, **row} for row in found)
         all_served = all_served and bool(found)
     if json:
@@ -246,9 +239,8 @@ def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any
     """List jobs, newest first, by the time when they finished or, if they have not, when they were enqueued."""
     selected = job_filter(options, "created_at")
     loaded, found = load_targets([target]), list[admin.JobInfo]()
-    for each in loaded:
-        with TargetDatabase.of(each, url) as database, command_errors(each.spec):
-            found += database.run(admin.jobs, each.model, selected, limit=limit)
+    for _, run in open_targets(loaded, url):
+        found += run(admin.jobs, selected, limit=limit)
     if json:
         echo_json([_json(info) for info in found])
         return
@@ -289,11 +281,10 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
 
     Separate the parts of a composite KEY by commas. The exit code is 1 if there is no such job, nor attempts of it.
     """
-    for each in load_targets([target]):
-        with TargetDatabase.of(each, url) as database, command_errors(each.spec):
-            found = database.run(admin.job, each.model, key)
-            kept = each.spec.config.attempt_history is not None
-            history = database.run(admin.attempts, each.model, key) if kept else []
+    for each, run in open_targets(load_targets([target]), url):
+        found = run(admin.job, key)
+        kept = each.spec.config.attempt_history is not None
+        history = run(admin.attempts, key) if kept else []
         more = {"history": [{**vars(one), "seconds": one.seconds} for one in history]} if kept else {}
         if found is None:
             if not history:
@@ -489,12 +480,11 @@ def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
     exit code is 1 if there is no such job.
     """
     exists = True
-    for each in load_targets([target]):
-        with TargetDatabase.of(each, url) as database, command_errors(each.spec):
-            if key is None:
-                _echo_queue(*database.run(_queue, each.model), json=json)
-                continue
-            explanation = database.run(admin.explain_job, each.model, key)
+    for _, run in open_targets(load_targets([target]), url):
+        if key is None:
+            _echo_queue(*run(_queue), json=json)
+            continue
+        explanation = run(admin.explain_job, key)
         exists = exists and explanation.state != MISSING
         if json:
             shown = explanation.key

@@ -10,7 +10,7 @@ import click
 import sqlalchemy as sa
 
 from sqlaqueue import admin
-from sqlaqueue.cli.database import Target, TargetDatabase, load, load_targets
+from sqlaqueue.cli.database import Target, TargetDatabase, load, load_targets, run_for
 from sqlaqueue.cli.output import (
     DURATION,
     InputError,
@@ -216,8 +216,8 @@ def _one(target: str) -> Target:
 
 
 def _run(target: Target, url: str | None, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    with TargetDatabase.of(target, url) as database, command_errors(target.spec):
-        return database.run(operation, target.model, *arguments, **options)
+    with TargetDatabase.of(target, url) as database:
+        return run_for(target, database, operation, *arguments, **options)
 
 
 def _definition(target: Target, options: dict[str, Any]) -> dict[str, Any]:

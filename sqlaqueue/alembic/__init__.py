@@ -28,12 +28,7 @@ from alembic.operations import ops as alembic_ops
 from alembic.util import PriorityDispatchResult
 from sqlalchemy.dialects.postgresql import JSONB  # noqa: TID251 - the type of side tables
 
-from sqlaqueue.alembic import (
-    compare,
-    compare_functions,
-    implementations,  # noqa: F401 - the imports register them with Alembic
-    steps,
-)
+from sqlaqueue.alembic import compare, compare_functions, steps
 from sqlaqueue.alembic.compare import ComparedTable, DiffContext, remembered_tables, take_tables
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.catalog_schemas import CatalogReader

@@ -1,84 +1,68 @@
-"""The operations of queues, as ``op.create_queue_triggers()`` and others, each with its reverse."""
+"""The operations of queues: their names behind ``op``, arguments, reverses, and what they execute.
+
+A migration must do the same in two years, with any version of the models and of this library. So an operation carries
+everything that it writes: the text of a function, columns, conditions. ``schema`` is the schema of all tables and
+functions that an operation names, None for the default one.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
+from typing import Any, ClassVar, dataclass_transform
 
 import sqlalchemy as sa
 from alembic.autogenerate.api import AutogenContext
 from alembic.autogenerate.render import _render_column, render_op, renderers
 from alembic.operations import MigrateOperation, Operations
-from alembic.operations import ops as alembic_ops
 from alembic.operations.ops import OpContainer
-from alembic.util import CommandError
-from sqlalchemy.exc import StatementError
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import DDLElement
-from sqlalchemy.sql.compiler import DDLCompiler
-from sqlalchemy.sql.elements import conv
 
-from sqlaqueue.postgresql.ddl import SqlTemplate, bare_table, literal_sql, server_default_sql
-from sqlaqueue.queue.roles import literal_text
+from sqlaqueue.alembic.implementations import (
+    ATTEMPTS,
+    LOCK_TIMEOUT,
+    RetryingTransaction,
+    autocommit,
+    connection_of,
+    drop_concurrently,
+    execute,
+    in_batches,
+)
+from sqlaqueue.postgresql.catalog_indexes import index_validity
+from sqlaqueue.postgresql.ddl import CommentOnFunction, Function, SqlTemplate, Trigger, TriggerFunction, bare_table
+from sqlaqueue.postgresql.ddl import DropFunction as DropFunctionStatement
 from sqlaqueue.sql.types import NEUTRAL
-
-# -- operations --------------------------------------------------------------------------------------------------------
-# The operations of queues, as ``op.create_queue_triggers()`` and others, each with its reverse.
-#
-# A migration must do the same in two years, with any version of the models and of this library. So an operation
-# carries everything that it writes: the text of a function, columns, conditions.
-#
-# ``schema`` is the schema of all tables and functions that an operation names, None for the default one.
-
-
-__all__ = [
-    "AddColumns",
-    "CreateEnum",
-    "CreateFunction",
-    "CreateIndex",
-    "CreateTriggers",
-    "CreateUniqueIndex",
-    "DropColumns",
-    "DropEnum",
-    "DropFunction",
-    "DropIndex",
-    "DropTriggers",
-    "EmptyMessages",
-    "ExecuteVerbatim",
-    "FillMessages",
-    "LockTables",
-    "OperationList",
-    "PerDirection",
-    "QueueOp",
-    "ReleaseJobs",
-    "SetStorageParameters",
-    "TriggerDefinition",
-    "trigger_definition",
-]
-
-
-# -- base --------------------------------------------------------------------------------------------------------------
-# The base of all operations, and the containers that give a downgrade other operations than the reverse.
-
-
-Q = TypeVar("Q", bound="QueueOp")
 
 NOT_RENDERED = {"not_rendered": True}
 """Metadata of a dataclass field that only :meth:`QueueOp.reverse` needs: it is not written into migrations."""
 
 
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
 class QueueOp(MigrateOperation):
-    """Base of the operations: a dataclass whose fields are the arguments of ``op.<name>()``."""
+    """Base of the operations: each subclass is a dataclass whose fields are the arguments of ``op.<name>()``."""
 
     name: ClassVar[str]
+
+    def __init_subclass__(cls, *, name: str | None = None, **kw: Any) -> None:
+        super().__init_subclass__(**kw)
+        dataclass(eq=False)(cls)
+        if name is not None:
+            cls.name = name
+            Operations.register_operation(name, "invoke")(cls)
 
     @classmethod
     def invoke(cls, operations: Operations, *args: Any, **kw: Any) -> Any:
         """Run the operation; ``op.<name>(...)`` calls this."""
         return operations.invoke(cls(*args, **kw))
+
+    def implement(self, op: Operations) -> None:
+        """Execute the operation in a database, or write it into a script."""
+        raise NotImplementedError
+
+    def reverse(self) -> MigrateOperation:
+        """Return what the downgrade does: nothing, unless an operation says otherwise."""
+        return OperationList()
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
         """Return the difference that ``alembic check`` prints."""
@@ -90,14 +74,13 @@ class QueueOp(MigrateOperation):
         return [each for each in fields(cls) if not each.metadata.get("not_rendered")]  # type: ignore[arg-type] # every subclass is a dataclass
 
 
-def registered_as(name: str) -> Callable[[type[Q]], type[Q]]:
-    """Register an operation as ``op.<name>``."""
+class _WithUndo(QueueOp):
+    """An operation whose reverse is given: the one that restores what it drops or replaces."""
 
-    def register(cls: type[Q]) -> type[Q]:
-        cls.name = name
-        return Operations.register_operation(name, "invoke")(cls)
+    undo: MigrateOperation | None = field(default=None, kw_only=True, metadata=NOT_RENDERED)
 
-    return register
+    def reverse(self) -> MigrateOperation:
+        return self.undo or OperationList()
 
 
 class OperationList(OpContainer):
@@ -120,198 +103,12 @@ class PerDirection(OpContainer):
         return PerDirection(self.down, self.ops)
 
 
-# -- lock retries ------------------------------------------------------------------------------------------------------
-# Statements that a server repeats until they can have their locks: DO blocks.
-#
-# The loop is part of the SQL, so that a script (``--sql``) contains it as well.
+@Operations.implementation_for(QueueOp)
+def _implement(op: Operations, operation: QueueOp) -> None:
+    operation.implement(op)
 
 
-LOCK_TIMEOUT = 0.5
-"""How long one attempt to lock a table waits, in seconds."""
-
-ATTEMPTS = 120
-
-PAGES_PER_BATCH = 64
-"""How many pages of a table one batch reads: few enough for a writer to wait for it."""
-
-
-class RetryingTransaction(DDLElement):
-    """Statements that need strong locks, in one transaction of the server.
-
-    Each lock is waited for no longer than ``lock_timeout``, since all other statements on the table wait behind this
-    one. If a lock is not free in time, all locks are released and the transaction is tried again, ``attempts`` times.
-
-    :param table: the table that the error message names.
-    """
-
-    inherit_cache = False
-
-    def __init__(
-        self,
-        table: sa.Table,
-        statements: Sequence[DDLElement],
-        *,
-        lock_timeout: float = LOCK_TIMEOUT,
-        attempts: int = ATTEMPTS,
-    ) -> None:
-        self.table = table
-        self.statements = statements
-        self.milliseconds = max(1, round(lock_timeout * 1000))
-        self.attempts = attempts
-
-
-@compiles(RetryingTransaction, "postgresql")
-def _render(element: RetryingTransaction, compiler: DDLCompiler, **_: Any) -> str:
-    statements = "\n".join(f"      {compiler.process(statement)};" for statement in element.statements)
-    table = compiler.preparer.format_table(element.table)
-    return f"""\
-DO $sqlaqueue_do$
-DECLARE
-  sqlaqueue_before text := current_setting('lock_timeout');
-BEGIN
-  FOR sqlaqueue_attempt IN 1 .. {element.attempts} LOOP
-    BEGIN
-      PERFORM set_config('lock_timeout', '{element.milliseconds}ms', true);
-{statements}
-      PERFORM set_config('lock_timeout', sqlaqueue_before, true);
-      RETURN;
-    EXCEPTION WHEN lock_not_available THEN
-      NULL;
-    END;
-    PERFORM pg_sleep(0.2 + random() * 0.3);
-  END LOOP;
-  RAISE lock_not_available USING
-    MESSAGE = $sqlaqueue_text$table {table} was locked by others at each of {element.attempts} attempts$sqlaqueue_text$,
-    HINT = 'pg_stat_activity shows the open transactions; run the migration again when they have ended';
-END
-$sqlaqueue_do$"""
-
-
-def in_batches(work: str, remaining: str, **tables: sa.Table) -> SqlTemplate:
-    """Return a DO block that executes ``work`` on a few pages of ``{table}`` at a time, and commits after each.
-
-    It must run outside of a transaction.
-
-    :param work: a statement that skips rows locked by others; ``{batch}`` in it is the condition that a row is in the
-        pages of the current batch.
-    :param remaining: the condition that work remains. While it is true, the block reads the whole table again.
-    """
-    batch = "ctid >= sqlaqueue_from AND ctid < sqlaqueue_to"
-    text = f"""\
-DO $sqlaqueue_do$
-#variable_conflict use_column
-DECLARE
-  sqlaqueue_page bigint;
-  sqlaqueue_pages bigint;
-  sqlaqueue_from tid;
-  sqlaqueue_to tid;
-BEGIN
-  WHILE {remaining} LOOP
-    SELECT coalesce(max(pg_relation_size(relid)), pg_relation_size({{table:literal}}))
-        / current_setting('block_size')::bigint
-      INTO sqlaqueue_pages FROM pg_partition_tree({{table:literal}});
-    sqlaqueue_page := 0;
-    WHILE sqlaqueue_page <= sqlaqueue_pages LOOP
-      sqlaqueue_from := '(' || sqlaqueue_page || ',0)';
-      sqlaqueue_page := sqlaqueue_page + {PAGES_PER_BATCH};
-      sqlaqueue_to := '(' || sqlaqueue_page || ',0)';
-      {work.replace("{batch}", batch)};
-      COMMIT;
-    END LOOP;
-    PERFORM pg_sleep(0.1);
-  END LOOP;
-END
-$sqlaqueue_do$"""  # noqa: S608 - all parts come from the migration itself
-    return SqlTemplate(text, **tables)
-
-
-# -- jobs and messages -------------------------------------------------------------------------------------------------
-# Operations on the rows of a queue: its locks, its running jobs and its messages.
-
-
-@registered_as("lock_queue_tables")
-@dataclass(eq=False)
-class LockTables(QueueOp):
-    """Locks tables in ACCESS EXCLUSIVE mode until the migration commits, in many short attempts.
-
-    A consumer may hold a batch in an open transaction. A plain LOCK would wait for it, and every other statement on the
-    table would wait behind the LOCK.
-
-    :param lock_timeout: the duration of one attempt, in seconds.
-    :param attempts: the number of attempts before the migration fails.
-    """
-
-    tables: list[str]
-    schema: str | None = field(default=None, kw_only=True)
-    lock_timeout: float = field(default=LOCK_TIMEOUT, kw_only=True)
-    attempts: int = field(default=ATTEMPTS, kw_only=True)
-
-    def reverse(self) -> MigrateOperation:
-        """Return nothing: the lock ends with the transaction."""
-        return OperationList()
-
-
-@registered_as("release_queue_jobs")
-@dataclass(eq=False)
-class ReleaseJobs(QueueOp):
-    """Releases jobs that run under a lease, for a strategy that has no leases and would never rescue them.
-
-    The consumers that hold them can no longer settle these runs; the writes of their handlers are rolled back.
-
-    :param where: the condition that a job runs under a lease.
-    :param values: column to SQL expression.
-    """
-
-    table: str
-    values: dict[str, str]
-    where: str = field(kw_only=True)
-    schema: str | None = field(default=None, kw_only=True)
-
-    def reverse(self) -> MigrateOperation:
-        """Return nothing: a pending job is pending under every strategy."""
-        return OperationList()
-
-
-@registered_as("empty_queue_messages")
-@dataclass(eq=False)
-class EmptyMessages(QueueOp):
-    """Deletes all messages of a queue before their table gets other columns; they are written again afterwards."""
-
-    messages: str
-    schema: str | None = field(default=None, kw_only=True)
-
-    def reverse(self) -> MigrateOperation:
-        """Return nothing: the messages are written again in both directions."""
-        return OperationList()
-
-
-@registered_as("fill_queue_messages")
-@dataclass(eq=False)
-class FillMessages(QueueOp):
-    """Writes a message for each pending job that has none.
-
-    :param messages: the message table.
-    :param keys: the columns of the primary key.
-    :param order: the columns by which claims are ordered.
-    :param where: the condition that a job is pending.
-    :param live: the table is in use. Write the messages in batches, each in a transaction of its own.
-    """
-
-    table: str
-    messages: str
-    keys: list[str] = field(kw_only=True)
-    order: list[str] = field(kw_only=True)
-    where: str = field(kw_only=True)
-    schema: str | None = field(default=None, kw_only=True)
-    live: bool = field(default=False, kw_only=True)
-
-    def reverse(self) -> MigrateOperation:
-        """Return nothing: the messages are dropped with their table."""
-        return OperationList()
-
-
-# -- render ------------------------------------------------------------------------------------------------------------
-# How operations are written into a migration: as a call of ``op``, with long arguments on lines of their own.
+# -- how operations are written into a migration -----------------------------------------------------------------------
 
 
 IMPORT = "import sqlaqueue.alembic"
@@ -377,100 +174,180 @@ def _render_text(text: str) -> str:
     return "(\n" + "".join(f"{_INDENT}{line!r}\n" for line in text.splitlines(keepends=True)) + ")"
 
 
+# -- jobs and messages -------------------------------------------------------------------------------------------------
+
+
+class LockTables(QueueOp, name="lock_queue_tables"):
+    """Locks tables in ACCESS EXCLUSIVE mode until the migration commits, in many short attempts.
+
+    A consumer may hold a batch in an open transaction. A plain LOCK would wait for it, and every other statement on the
+    table would wait behind the LOCK.
+
+    :param lock_timeout: the duration of one attempt, in seconds.
+    :param attempts: the number of attempts before the migration fails.
+    """
+
+    tables: list[str]
+    _: KW_ONLY
+    schema: str | None = None
+    lock_timeout: float = LOCK_TIMEOUT
+    attempts: int = ATTEMPTS
+
+    def implement(self, op: Operations) -> None:
+        tables = [bare_table(name, self.schema) for name in self.tables]
+        # A migration that was interrupted may have dropped one of the tables.
+        lock = "IF to_regclass({table:literal}) IS NOT NULL THEN LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE; END IF"
+        locks = [SqlTemplate(lock, table=table) for table in tables]
+        retrying = RetryingTransaction(tables[0], locks, lock_timeout=self.lock_timeout, attempts=self.attempts)
+        execute(op, [retrying])
+
+
+class ReleaseJobs(QueueOp, name="release_queue_jobs"):
+    """Releases jobs that run under a lease, for a strategy that has no leases and would never rescue them.
+
+    The consumers that hold them can no longer settle these runs; the writes of their handlers are rolled back. There
+    is no reverse: a pending job is pending under every strategy.
+
+    :param where: the condition that a job runs under a lease.
+    :param values: column to SQL expression.
+    """
+
+    table: str
+    values: dict[str, str]
+    _: KW_ONLY
+    where: str
+    schema: str | None = None
+
+    def implement(self, op: Operations) -> None:
+        quote = op.get_context().dialect.identifier_preparer.quote
+        values = ", ".join(f"{quote(name)} = {value}" for name, value in self.values.items())
+        update = f"UPDATE {{table}} SET {values} WHERE {self.where}"  # noqa: S608 - the migration's own SQL
+        op.execute(SqlTemplate(update, table=bare_table(self.table, self.schema)))
+
+
+class EmptyMessages(QueueOp, name="empty_queue_messages"):
+    """Deletes all messages of a queue before their table gets other columns; both directions write them again."""
+
+    messages: str
+    _: KW_ONLY
+    schema: str | None = None
+
+    def implement(self, op: Operations) -> None:
+        execute(op, [SqlTemplate("TRUNCATE {table}", table=bare_table(self.messages, self.schema))])
+
+
+class FillMessages(QueueOp, name="fill_queue_messages"):
+    """Writes a message for each pending job that has none. The messages are dropped with their table.
+
+    :param messages: the message table.
+    :param keys: the columns of the primary key.
+    :param order: the columns by which claims are ordered.
+    :param where: the condition that a job is pending.
+    :param live: the table is in use. Write the messages in batches, each in a transaction of its own.
+    """
+
+    table: str
+    messages: str
+    _: KW_ONLY
+    keys: list[str]
+    order: list[str]
+    where: str
+    schema: str | None = None
+    live: bool = False
+
+    def implement(self, op: Operations) -> None:
+        quote = op.get_context().dialect.identifier_preparer.quote
+        names = ", ".join(map(quote, [*self.keys, *self.order]))
+        same = " AND ".join(f"sqlaqueue_m.{quote(key)} = sqlaqueue_j.{quote(key)}" for key in self.keys)
+        missing = f"({self.where}) AND NOT EXISTS (SELECT FROM {{messages}} AS sqlaqueue_m WHERE {same})"
+        tables = {"table": bare_table(self.table, self.schema), "messages": bare_table(self.messages, self.schema)}
+        fill = f"INSERT INTO {{messages}} ({names}) SELECT {names} FROM {{table}} AS sqlaqueue_j WHERE {missing}"  # noqa: S608 - the migration's own SQL
+        if not self.live:
+            op.execute(SqlTemplate(f"{fill} ON CONFLICT DO NOTHING", **tables))
+            return
+        # The rows are locked: a job that stops being pending meanwhile must not get a message.
+        batch = f"{fill} AND {{batch}} FOR NO KEY UPDATE OF sqlaqueue_j SKIP LOCKED ON CONFLICT DO NOTHING"
+        remaining = f"EXISTS (SELECT FROM {{table}} AS sqlaqueue_j WHERE {missing})"
+        with autocommit(op):
+            op.execute(in_batches(batch, remaining, **tables))
+
+
 # -- tables ------------------------------------------------------------------------------------------------------------
-# Operations on the columns, indexes, storage parameters and enum types of queues.
 
 
-@registered_as("set_storage_parameters")
-@dataclass(eq=False)
-class SetStorageParameters(QueueOp):
+class SetStorageParameters(QueueOp, name="set_storage_parameters"):
     """Sets storage parameters of a table, and resets those that are None."""
 
     table: str
     parameters: dict[str, str | None]
-    schema: str | None = field(default=None, kw_only=True)
-    existing: dict[str, str | None] = field(default_factory=dict, kw_only=True, metadata=NOT_RENDERED)
+    _: KW_ONLY
+    schema: str | None = None
+    existing: dict[str, str | None] = field(default_factory=dict, metadata=NOT_RENDERED)
+
+    def implement(self, op: Operations) -> None:
+        table = bare_table(self.table, self.schema)
+        settings = ", ".join(f"{name} = {value}" for name, value in self.parameters.items() if value is not None)
+        resets = ", ".join(name for name, value in self.parameters.items() if value is None)
+        if settings:
+            op.execute(SqlTemplate(f"ALTER TABLE {{table}} SET ({settings})", table=table))
+        if resets:
+            op.execute(SqlTemplate(f"ALTER TABLE {{table}} RESET ({resets})", table=table))
 
     def reverse(self) -> SetStorageParameters:
-        """Set the former parameters."""
         return SetStorageParameters(self.table, self.existing, schema=self.schema, existing=self.parameters)
 
 
-@registered_as("create_queue_enum")
-@dataclass(eq=False)
-class CreateEnum(QueueOp):
+class CreateEnum(QueueOp, name="create_queue_enum"):
     """Creates the enum type of a status column that is added to a table."""
 
     enum: str
     values: list[str]
-    schema: str | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    schema: str | None = None
+
+    def implement(self, op: Operations) -> None:
+        # A migration of a table in use may be run again, so the type may exist.
+        enum = sa.Enum(*self.values, name=self.enum, schema=self.schema)
+        enum.create(op.get_bind(), checkfirst=not op.get_context().as_sql)
 
     def reverse(self) -> DropEnum:
-        """Drop the type."""
         return DropEnum(self.enum, schema=self.schema, values=self.values)
 
 
-@registered_as("drop_queue_enum")
-@dataclass(eq=False)
-class DropEnum(QueueOp):
+class DropEnum(QueueOp, name="drop_queue_enum"):
     """Drops the enum type of a status column."""
 
     enum: str
-    schema: str | None = field(default=None, kw_only=True)
-    values: Sequence[str] = field(default=(), kw_only=True, metadata=NOT_RENDERED)
+    _: KW_ONLY
+    schema: str | None = None
+    values: Sequence[str] = field(default=(), metadata=NOT_RENDERED)
+
+    def implement(self, op: Operations) -> None:
+        enum = sa.Enum(name=self.enum, schema=self.schema)
+        enum.drop(op.get_bind(), checkfirst=not op.get_context().as_sql)
 
     def reverse(self) -> CreateEnum:
-        """Create the type."""
         return CreateEnum(self.enum, [*self.values], schema=self.schema)
 
 
-@registered_as("add_queue_columns")
-@dataclass(eq=False)
-class AddColumns(QueueOp):
-    """Adds the columns of a queue to a table with rows, without rewriting the table.
-
-    :param table: the table.
-    :param columns: the columns.
-    :param status: the name of the status column, if it is among them.
-    :param existing_rows: the status of the existing rows: a value of the column, such as ``"completed"``, or
-        ``sa.text()`` with an expression over the table's columns. There is no default, since it would be a guess about
-        the data: ``"pending"`` makes all existing rows run.
-    :param live: the table is in use. Add the columns in a transaction of their own, wait for their lock in many short
-        attempts, and write the status of an expression in batches.
-    """
-
-    table: str
-    columns: list[sa.Column[Any]]
-    status: str | None = field(default=None, kw_only=True)
-    existing_rows: Any = field(default=None, kw_only=True)
-    schema: str | None = field(default=None, kw_only=True)
-    live: bool = field(default=False, kw_only=True)
-
-    def reverse(self) -> DropColumns:
-        """Drop the columns."""
-        names = [column.name for column in self.columns]
-        return DropColumns(self.table, names, schema=self.schema, live=self.live, undo=self)
-
-
-@registered_as("drop_queue_columns")
-@dataclass(eq=False)
-class DropColumns(QueueOp):
-    """Drops the columns of a queue."""
+class DropColumns(_WithUndo, name="drop_queue_columns"):
+    """Drops the columns of a queue. The downgrade adds them again, and asks for the status of existing rows again."""
 
     table: str
     columns: list[str]
-    schema: str | None = field(default=None, kw_only=True)
-    live: bool = field(default=False, kw_only=True)
-    undo: MigrateOperation | None = field(default=None, kw_only=True, metadata=NOT_RENDERED)
+    _: KW_ONLY
+    schema: str | None = None
+    live: bool = False
 
-    def reverse(self) -> MigrateOperation:
-        """Add the columns again; the migration asks for the status of the existing rows again as well."""
-        return self.undo or OperationList()
+    def implement(self, op: Operations) -> None:
+        table, quote = bare_table(self.table, self.schema), NEUTRAL.identifier_preparer.quote
+        drops = ", ".join(f"DROP COLUMN IF EXISTS {quote(name)}" for name in self.columns)
+        drop = RetryingTransaction(table, [SqlTemplate(f"ALTER TABLE {{table}} {drops}", table=table)])
+        with autocommit(op) if self.live else contextlib.nullcontext():
+            execute(op, [drop])
 
 
-@registered_as("create_queue_index")
-@dataclass(eq=False)
-class CreateIndex(QueueOp):
+class CreateIndex(QueueOp, name="create_queue_index"):
     """Creates an index CONCURRENTLY, outside of the migration's transaction.
 
     An invalid index of the same name, left behind by an interrupted attempt, is dropped first.
@@ -482,190 +359,48 @@ class CreateIndex(QueueOp):
     index: str
     table: str
     columns: list[Any]
-    unique: bool = field(default=False, kw_only=True)
-    where: str | None = field(default=None, kw_only=True)
-    options: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    schema: str | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    unique: bool = False
+    where: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    schema: str | None = None
+
+    def implement(self, op: Operations) -> None:
+        connection, table = connection_of(op), bare_table(self.table, self.schema)
+        with autocommit(op):
+            valid = None if connection is None else index_validity(connection, table, self.index)
+            if valid:
+                return
+            if valid is False:
+                drop_concurrently(op, self.index, table)
+            op.create_index(
+                self.index,
+                self.table,
+                self.columns,
+                unique=self.unique,
+                schema=self.schema,
+                postgresql_where=None if self.where is None else sa.literal_column(self.where),
+                **{**self.options, "postgresql_concurrently": True},
+            )
 
     def reverse(self) -> DropIndex:
-        """Drop the index."""
         return DropIndex(self.index, self.table, schema=self.schema, undo=self)
 
 
-@registered_as("drop_queue_index")
-@dataclass(eq=False)
-class DropIndex(QueueOp):
+class DropIndex(_WithUndo, name="drop_queue_index"):
     """Drops an index CONCURRENTLY, outside of the migration's transaction."""
 
     index: str
     table: str
-    schema: str | None = field(default=None, kw_only=True)
-    undo: MigrateOperation | None = field(default=None, kw_only=True, metadata=NOT_RENDERED)
+    _: KW_ONLY
+    schema: str | None = None
 
-    def reverse(self) -> MigrateOperation:
-        """Create the index again."""
-        return self.undo or OperationList()
-
-
-# -- queue columns -----------------------------------------------------------------------------------------------------
-# The SQL of :class:`~sqlaqueue.alembic.operations.AddColumns`: columns for a table with rows, without rewriting it.
-#
-# PostgreSQL stores a constant default once, as the value of every existing row. So one status for all existing rows
-# is such a default, replaced in the same transaction by the default for new rows. A status that depends on the row is
-# NULL at first, which is no status, and is filled in afterwards.
+    def implement(self, op: Operations) -> None:
+        with autocommit(op):
+            drop_concurrently(op, self.index, bare_table(self.table, self.schema))
 
 
-_NOT_NULL = "sqlaqueue_not_null"
-
-
-@dataclass
-class Backfill:
-    """The statements that fill in a status that depends on the row."""
-
-    at_once: Sequence[DDLElement] = ()
-    """For a migration in one transaction."""
-    batches: DDLElement | None = None
-    """For a table in use, followed by ``not_null``."""
-    not_null: Sequence[tuple[bool, DDLElement]] = ()
-    """Makes the column NOT NULL without a long lock; True marks a statement that needs a strong lock for a moment."""
-
-
-class AddColumn(DDLElement):
-    """Adds one column if it does not exist."""
-
-    inherit_cache = False
-
-    def __init__(self, table: sa.Table, column: sa.Column[Any]) -> None:
-        self.table = table
-        self.column = column
-
-
-@compiles(AddColumn, "postgresql")
-def _add_column(element: AddColumn, compiler: Any, **_: Any) -> str:
-    table = compiler.preparer.format_table(element.table)
-    return f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {compiler.get_column_specification(element.column)}"
-
-
-def add_columns(operation: AddColumns) -> tuple[list[DDLElement], Backfill]:
-    """Return the statements that add the columns in one transaction, and those that follow.
-
-    :raises CommandError: when the migration does not give the status of the existing rows.
-    """
-    check_existing_rows(operation)
-    table = bare_table(operation.table, operation.schema)
-    status: sa.Column[Any] | None = None
-    statements: list[DDLElement] = []
-    backfill = Backfill()
-    for given in operation.columns:
-        column = given._copy()  # noqa: SLF001 - the public copy() was removed; a column belongs to one table
-        added = column
-        if column.name == operation.status:
-            status, added = column, column._copy()  # noqa: SLF001 - as above
-            by_row = isinstance(operation.existing_rows, sa.TextClause)
-            added.server_default = None if by_row else sa.DefaultClause(_literal(operation, column))
-            added.nullable = by_row or column.nullable
-        table.append_column(added)
-        statements.append(AddColumn(table, added))
-    if status is not None:
-        statements.append(_set_default(table, status))
-        if isinstance(operation.existing_rows, sa.TextClause):
-            backfill = _backfill(table, status, operation.existing_rows.text)
-    return statements, backfill
-
-
-def check_existing_rows(operation: AddColumns) -> None:
-    """Refuse a migration that does not give the status of the existing rows.
-
-    :raises CommandError: with the possible answers.
-    """
-    call = f"op.add_queue_columns({operation.table!r}"
-    missing = operation.existing_rows is ... or (operation.status is not None and operation.existing_rows is None)
-    if missing and operation.status is not None:
-        raise CommandError(
-            f"{call}): the table may have rows; give their status in this migration, in place of existing_rows=... . "
-            'existing_rows="completed" runs none of them, "pending" runs all; '
-            "sa.text(\"CASE WHEN sent_at IS NULL THEN 'pending' ELSE 'completed' END\") decides for each row"
-            f"{_finished_at_hint(operation)}"
-        )
-    if missing:
-        raise CommandError(
-            f"{call}): this queue has no status, so each row of the table is a job, and all existing rows will run. "
-            'To let them run, write existing_rows="pending" in place of ...; if they must not run, move them to '
-            "another table first, or keep a status"
-        )
-    if operation.status is None and operation.existing_rows not in {None, "pending"}:
-        raise CommandError(
-            f"{call}, existing_rows={operation.existing_rows!r}): a queue without a status cannot store one; "
-            'give existing_rows="pending", which says that all rows of the table are jobs to run'
-        )
-
-
-def _finished_at_hint(operation: AddColumns) -> str:
-    """Return the part of the message that explains how existing rows get a ``finished_at``."""
-    name = "finished_at"
-    if name not in {column.name for column in operation.columns}:
-        return ""
-    quote = NEUTRAL.identifier_preparer.quote
-    table = NEUTRAL.identifier_preparer.format_table(bare_table(operation.table, operation.schema))
-    statement = f"UPDATE {table} SET {name} = now() WHERE {quote(str(operation.status))} = 'completed'"  # noqa: S608 - shown only
-    return (
-        f". Existing rows that are finished have no {name}, so retention and purge(older_than=...) do not delete them. "
-        f'To have them deleted, add op.execute("{statement}") after this call, or use a column with the actual time '
-        "instead of now()"
-    )
-
-
-def _literal(operation: AddColumns, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    try:
-        return sa.literal_column(literal_text(operation.existing_rows, column.type))
-    except (TypeError, ValueError, LookupError, StatementError) as error:
-        msg = (
-            f"op.add_queue_columns({operation.table!r}, existing_rows={operation.existing_rows!r}): the column "
-            f"{column.name} cannot store this value; give one of its values, or sa.text() with an expression"
-        )
-        raise CommandError(msg) from error
-
-
-def _set_default(table: sa.Table, status: sa.Column[Any]) -> DDLElement:
-    name, default = NEUTRAL.identifier_preparer.quote(status.name), server_default_sql(status)
-    return SqlTemplate(f"ALTER TABLE {{table}} ALTER COLUMN {name} SET DEFAULT {default}", table=table)
-
-
-def _backfill(table: sa.Table, status: sa.Column[Any], expression: str) -> Backfill:
-    name = NEUTRAL.identifier_preparer.quote(status.name)
-    update = f"UPDATE {{table}} SET {name} = ({expression}) WHERE {name} IS NULL"  # noqa: S608 - the migration's own SQL
-    rows = f"SELECT ctid FROM {{table}} WHERE {name} IS NULL AND {{batch}} FOR NO KEY UPDATE SKIP LOCKED"  # noqa: S608 - as above
-    remaining = f"EXISTS (SELECT FROM {{table}} WHERE {name} IS NULL)"
-
-    def alter(action: str) -> SqlTemplate:
-        return SqlTemplate(f"ALTER TABLE {{table}} {action}", table=table)
-
-    set_not_null = alter(f"ALTER COLUMN {name} SET NOT NULL")
-    drop = f"DROP CONSTRAINT IF EXISTS {_NOT_NULL}"
-    add = f"ADD CONSTRAINT {_NOT_NULL} CHECK ({name} IS NOT NULL) NOT VALID"
-    # SET NOT NULL does not read the rows if a valid constraint proves it, and VALIDATE needs a weak lock only.
-    not_null = [
-        (True, alter(f"{drop}, {add}")),
-        (False, alter(f"VALIDATE CONSTRAINT {_NOT_NULL}")),
-        (True, set_not_null),
-        (True, alter(drop)),
-    ]
-    return Backfill(
-        at_once=[SqlTemplate(update, table=table), *([] if status.nullable else [set_not_null])],
-        batches=in_batches(f"{update} AND ctid = ANY (ARRAY({rows}))", remaining, table=table),
-        not_null=[] if status.nullable else not_null,
-    )
-
-
-def drop_columns(operation: DropColumns) -> DDLElement:
-    """Return the statement that drops the columns."""
-    quote = NEUTRAL.identifier_preparer.quote
-    drops = ", ".join(f"DROP COLUMN IF EXISTS {quote(name)}" for name in operation.columns)
-    return SqlTemplate(f"ALTER TABLE {{table}} {drops}", table=bare_table(operation.table, operation.schema))
-
-
-# -- triggers ----------------------------------------------------------------------------------------------------------
-# Operations on functions and triggers.
+# -- functions and triggers --------------------------------------------------------------------------------------------
 
 
 TransitionTables = dict[str, str]
@@ -680,9 +415,7 @@ def trigger_definition(event: str, transition_tables: TransitionTables, when: st
     return (event, transition_tables) if when is None else (event, transition_tables, when)
 
 
-@registered_as("create_queue_function")
-@dataclass(eq=False)
-class CreateFunction(QueueOp):
+class CreateFunction(QueueOp, name="create_queue_function"):
     """Creates or replaces a function.
 
     :param function: the name of the function.
@@ -692,42 +425,53 @@ class CreateFunction(QueueOp):
     :param tables: key to name of a table.
     :param comment: its comment, which contains its version.
     :param definer: make it SECURITY DEFINER, and revoke EXECUTE from PUBLIC.
+    :param undo: creates the function again that this one replaces; None if it replaces none.
     """
 
     function: str
     body: str
-    arguments: str = field(default="", kw_only=True)
-    returns: str = field(default="trigger", kw_only=True)
-    tables: dict[str, str] = field(default_factory=dict, kw_only=True)
-    comment: str | None = field(default=None, kw_only=True)
-    definer: bool = field(default=False, kw_only=True)
-    schema: str | None = field(default=None, kw_only=True)
-    undo: MigrateOperation | None = field(default=None, kw_only=True, metadata=NOT_RENDERED)
-    """Creates the function again that this one replaces."""
+    _: KW_ONLY
+    arguments: str = ""
+    returns: str = "trigger"
+    tables: dict[str, str] = field(default_factory=dict)
+    comment: str | None = None
+    definer: bool = False
+    schema: str | None = None
+    undo: MigrateOperation | None = field(default=None, metadata=NOT_RENDERED)
+
+    def implement(self, op: Operations) -> None:
+        function = Function(
+            bare_table("", self.schema),
+            self.function,
+            self.arguments,
+            self.returns,
+            self.body,
+            {key: bare_table(name, self.schema) for key, name in self.tables.items()},
+            self.comment,
+            definer=self.definer,
+        )
+        # CREATE OR REPLACE keeps the comment of the former function, so the comment is always set.
+        statements = [each for each in function.created() if not isinstance(each, CommentOnFunction)]
+        execute(op, [*statements, CommentOnFunction(function)])
 
     def reverse(self) -> MigrateOperation:
-        """Drop the function, or restore the former one."""
         return self.undo or DropFunction(self.function, arguments=self.arguments, schema=self.schema, undo=self)
 
 
-@registered_as("drop_queue_function")
-@dataclass(eq=False)
-class DropFunction(QueueOp):
+class DropFunction(_WithUndo, name="drop_queue_function"):
     """Drops a function."""
 
     function: str
-    arguments: str = field(default="", kw_only=True)
-    schema: str | None = field(default=None, kw_only=True)
-    undo: MigrateOperation | None = field(default=None, kw_only=True, metadata=NOT_RENDERED)
+    _: KW_ONLY
+    arguments: str = ""
+    schema: str | None = None
 
-    def reverse(self) -> MigrateOperation:
-        """Create the function again."""
-        return self.undo or OperationList()
+    def implement(self, op: Operations) -> None:
+        function = Function(bare_table("", self.schema), self.function, self.arguments, "", "")
+        execute(op, [DropFunctionStatement(function)])
 
 
-@registered_as("create_queue_triggers")
-@dataclass(eq=False)
-class CreateTriggers(QueueOp):
+class CreateTriggers(QueueOp, name="create_queue_triggers"):
     """Creates triggers, all or none.
 
     :param table: the table of the jobs.
@@ -741,129 +485,58 @@ class CreateTriggers(QueueOp):
     table: str
     function: str
     triggers: dict[str, TriggerDefinition]
-    schema: str | None = field(default=None, kw_only=True)
-    live: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    schema: str | None = None
+    live: bool = False
+
+    def implement(self, op: Operations) -> None:
+        table = bare_table(self.table, self.schema)
+        function = TriggerFunction(bare_table("", self.schema), self.function, "")
+        triggers = [
+            Trigger(table, name, event, function, rows, when=when[0] if when else None)
+            for name, (event, rows, *when) in self.triggers.items()
+        ]
+        connection, preparer = connection_of(op), op.get_context().dialect.identifier_preparer
+        role = "the role of the migration" if connection is None else connection.scalar(sa.text("SELECT current_user"))
+        grant = f"GRANT TRIGGER ON TABLE {preparer.format_table(table)} TO {preparer.quote(str(role))};"
+        if not self.live:
+            execute(op, triggers, grant=grant)
+            return
+        for trigger in triggers:
+            # The migration may be run again after an interruption.
+            trigger.replace = True
+        with autocommit(op):
+            execute(op, [RetryingTransaction(table, triggers)], grant=grant)
 
     def reverse(self) -> MigrateOperation:
-        """Drop the triggers."""
         return DropTriggers(self.table, [*self.triggers], schema=self.schema, live=self.live, undo=self)
 
 
-@registered_as("drop_queue_triggers")
-@dataclass(eq=False)
-class DropTriggers(QueueOp):
+class DropTriggers(_WithUndo, name="drop_queue_triggers"):
     """Drops triggers of a table."""
 
     table: str
     triggers: list[str]
-    schema: str | None = field(default=None, kw_only=True)
-    live: bool = field(default=False, kw_only=True)
-    undo: MigrateOperation | None = field(default=None, kw_only=True, metadata=NOT_RENDERED)
+    _: KW_ONLY
+    schema: str | None = None
+    live: bool = False
 
-    def reverse(self) -> MigrateOperation:
-        """Create the triggers again as they were."""
-        return self.undo or OperationList()
+    def implement(self, op: Operations) -> None:
+        table, quote = bare_table(self.table, self.schema), op.get_context().dialect.identifier_preparer.quote
+        drops = [
+            SqlTemplate(f"DROP TRIGGER IF EXISTS {quote(name)} ON {{table}}", table=table) for name in self.triggers
+        ]
+        if not self.live:
+            execute(op, drops)
+            return
+        with autocommit(op):
+            execute(op, [RetryingTransaction(table, drops)])
 
 
-@registered_as("execute_verbatim")
-@dataclass(eq=False)
-class ExecuteVerbatim(QueueOp):
+class ExecuteVerbatim(_WithUndo, name="execute_verbatim"):
     """Executes SQL without interpreting colons or percent signs; it restores objects that were changed by hand."""
 
     sql: str
-    undo: MigrateOperation | None = field(default=None, kw_only=True, metadata=NOT_RENDERED)
 
-    def reverse(self) -> MigrateOperation:
-        """Restore what this replaced."""
-        return self.undo or OperationList()
-
-
-# -- unique indexes ----------------------------------------------------------------------------------------------------
-# The operation that creates the unique index of a queue, and the SQL that finds the jobs that prevent it.
-
-
-@registered_as("create_queue_unique_index")
-@dataclass(eq=False)
-class CreateUniqueIndex(QueueOp):
-    """Creates the unique index of a queue, unless the table has jobs with the same values (twins).
-
-    The table is searched for twins first, which blocks no other transaction.
-
-    :param columns: the names of columns, and ``sa.text()`` with an expression.
-    :param where: the predicate, as SQL: which jobs count.
-    :param keys: the columns of the primary key, by which the error message shows twins.
-    :param nulls_distinct: whether jobs with a NULL in one of the columns are never twins.
-    :param options: further arguments of SQLAlchemy's Index, such as ``{"postgresql_with": {"fillfactor": "70"}}``.
-    :param replace: the table has an index of this name, which is dropped.
-    :param live: the table is in use. Create the index CONCURRENTLY, outside of the migration's transaction; an index to
-        replace is dropped when the new one is complete.
-    """
-
-    index: str
-    table: str
-    columns: list[Any]
-    where: str | None = field(default=None, kw_only=True)
-    keys: list[str] = field(kw_only=True)
-    nulls_distinct: bool = field(default=True, kw_only=True)
-    options: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    replace: bool = field(default=False, kw_only=True)
-    schema: str | None = field(default=None, kw_only=True)
-    live: bool = field(default=False, kw_only=True)
-    former: CreateUniqueIndex | None = field(default=None, kw_only=True, metadata=NOT_RENDERED)
-
-    def reverse(self) -> MigrateOperation:
-        """Create the index that was replaced, or drop the index."""
-        if self.former is not None:
-            return dataclasses.replace(self.former, replace=True, former=self)
-        if self.live:
-            return DropIndex(self.index, self.table, schema=self.schema, undo=self)
-        return alembic_ops.DropIndexOp(conv(self.index), self.table, schema=self.schema)
-
-
-def twins_query(operation: CreateUniqueIndex) -> str:
-    """Return the SELECT of all twins, with ``{table}`` in place of the table's name."""
-    quote = NEUTRAL.identifier_preparer.quote
-    values = _values(operation)
-    keys = [quote(key) for key in operation.keys]
-    key = keys[0] if len(keys) == 1 else f"({', '.join(keys)})"
-    conditions = [] if operation.where is None else [f"({operation.where})"]
-    if operation.nulls_distinct:
-        conditions += [f"{value} IS NOT NULL" for value in values]
-    lines = [
-        f"SELECT {', '.join(values)}, count(*), array_agg({key} ORDER BY {', '.join(keys)})",
-        "FROM {table}",
-        *([f"WHERE {' AND '.join(conditions)}"] if conditions else []),
-        f"GROUP BY {', '.join(values)}",
-        "HAVING count(*) > 1",
-    ]
-    return "\n".join(lines)
-
-
-def twins_message(operation: CreateUniqueIndex) -> str:
-    """Return the error message about twins, with ``{table}`` in place of the table's name."""
-    return (
-        f"{{table}}: the unique index {operation.index} cannot be created, because there are jobs with the same "
-        f"{', '.join(_values(operation))}. Cancel or delete all but one of each, and run the migration again. This "
-        f"query shows them:\n\n{twins_query(operation)};"
-    )
-
-
-def twins_check(operation: CreateUniqueIndex) -> str:
-    """Return a statement that raises ``unique_violation`` if there are twins; ``{table}`` is the table's name."""
-    # In PL/pgSQL, so that a script (--sql) contains the check as well. FOUND is a variable there, and may be a column.
-    return f"""\
-DO $sqlaqueue_do$
-#variable_conflict use_column
-BEGIN
-  IF EXISTS (
-{twins_query(operation)}
-  ) THEN
-    RAISE unique_violation USING MESSAGE = $sqlaqueue_text${twins_message(operation)}$sqlaqueue_text$;
-  END IF;
-END
-$sqlaqueue_do$"""
-
-
-def _values(operation: CreateUniqueIndex) -> list[str]:
-    quote = NEUTRAL.identifier_preparer.quote
-    return [quote(each) if isinstance(each, str) else literal_sql(each) for each in operation.columns]
+    def implement(self, op: Operations) -> None:
+        op.execute(SqlTemplate(self.sql))

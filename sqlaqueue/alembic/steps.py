@@ -17,6 +17,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare import ComparedTable, DiffContext, is_queue_column
+from sqlaqueue.alembic.operations_on_rows import AddColumns, CreateUniqueIndex
 from sqlaqueue.postgresql.catalog_schemas import PREFIX
 from sqlaqueue.postgresql.ddl import bare_table, literal_sql
 from sqlaqueue.queue.names import SCHEDULE, TICK
@@ -70,7 +71,7 @@ def _escape(op: alembic_ops.MigrateOperation | None) -> None:
         op.columns = [_escaped(each) if isinstance(each, sa.Column) else each for each in op.columns]
     elif isinstance(op, alembic_ops.AddColumnOp):
         op.column = _escaped(op.column)
-    elif isinstance(op, ops.AddColumns):
+    elif isinstance(op, AddColumns):
         op.columns = [_escaped(each) for each in op.columns]
     elif isinstance(op, alembic_ops.AlterColumnOp):
         op.modify_server_default = _escaped_default(op.modify_server_default)
@@ -153,7 +154,7 @@ def ask_for_status(diff: DiffContext) -> None:
         elif _rows_become_messages(diff, table):
             _combine(table, additions, None)
             if not additions:
-                diff.before.append(ops.AddColumns(table.name, [], existing_rows=..., schema=table.schema))
+                diff.before.append(AddColumns(table.name, [], existing_rows=..., schema=table.schema))
 
 
 def _combine(table: ComparedTable, additions: list[alembic_ops.AddColumnOp], status: str | None) -> None:
@@ -161,7 +162,7 @@ def _combine(table: ComparedTable, additions: list[alembic_ops.AddColumnOp], sta
     if not additions:
         return
     columns = [op.column for op in additions]
-    add = ops.AddColumns(table.name, columns, status=status, existing_rows=..., schema=table.schema)
+    add = AddColumns(table.name, columns, status=status, existing_rows=..., schema=table.schema)
     first = table.modify_ops.ops.index(additions[0])
     table.modify_ops.ops = [op for op in table.modify_ops.ops if op not in additions]
     table.modify_ops.ops.insert(first, add)
@@ -180,7 +181,7 @@ def _ask_in_downgrade(diff: DiffContext, table: ComparedTable) -> None:
     condition = diff.pending_condition(table)
     for number, op in enumerate(table.modify_ops.ops):
         if isinstance(op, alembic_ops.DropColumnOp) and _names(condition, op.column_name):
-            undo = ops.AddColumns(
+            undo = AddColumns(
                 table.name, [op.to_column()], status=op.column_name, existing_rows=..., schema=table.schema
             )
             table.modify_ops.ops[number] = ops.DropColumns(table.name, [op.column_name], schema=table.schema, undo=undo)
@@ -299,7 +300,7 @@ def split_into_steps(diff: DiffContext) -> None:
 
 
 def _refuse_indexes_of_partitioned_tables(diff: DiffContext, table: ComparedTable) -> None:
-    creations = (alembic_ops.CreateIndexOp, ops.CreateUniqueIndex)
+    creations = (alembic_ops.CreateIndexOp, CreateUniqueIndex)
     indexes = [op for op in table.modify_ops.ops if isinstance(op, creations)]
     if indexes and diff.catalog.is_partitioned(table.qualified_name):
         raise CommandError(
@@ -320,14 +321,14 @@ def _take_steps(table: ComparedTable, *, is_queue: bool) -> list[MigrateOperatio
     dropped: list[sa.Column[object]] = []
     needed = {name for op in table.modify_ops.ops for name in _indexed_columns(op)} if is_queue else set()
     for op in table.modify_ops.ops:
-        if isinstance(op, ops.AddColumns):
+        if isinstance(op, AddColumns):
             op.live = True
             steps.insert(0, op)
         elif isinstance(op, alembic_ops.AddColumnOp) and (is_queue_column(op.column) or op.column.name in needed):
             added.append(op.column)
         elif isinstance(op, alembic_ops.DropColumnOp) and not is_queue:
             dropped.insert(0, op.to_column())
-        elif isinstance(op, ops.CreateUniqueIndex | ops.DropIndex):
+        elif isinstance(op, CreateUniqueIndex | ops.DropIndex):
             steps.append(op)
         elif isinstance(op, alembic_ops.CreateIndexOp):
             steps.append(_concurrent(op))
@@ -337,10 +338,10 @@ def _take_steps(table: ComparedTable, *, is_queue: bool) -> list[MigrateOperatio
         else:
             remaining.append(op)
     if added:
-        steps.insert(0, ops.AddColumns(table.name, added, schema=table.schema, live=True))
+        steps.insert(0, AddColumns(table.name, added, schema=table.schema, live=True))
     if dropped:
         # Last: the expression for the status of existing rows may read them.
-        steps.append(ops.AddColumns(table.name, dropped, schema=table.schema, live=True).reverse())
+        steps.append(AddColumns(table.name, dropped, schema=table.schema, live=True).reverse())
     table.modify_ops.ops = remaining
     return steps
 
@@ -349,7 +350,7 @@ def _indexed_columns(op: MigrateOperation) -> set[str]:
     """Return the columns of an index that is created."""
     if isinstance(op, alembic_ops.CreateIndexOp):
         return {column.name for column in op.to_index().columns}
-    return {each for each in op.columns if isinstance(each, str)} if isinstance(op, ops.CreateUniqueIndex) else set()
+    return {each for each in op.columns if isinstance(each, str)} if isinstance(op, CreateUniqueIndex) else set()
 
 
 def _concurrent(op: alembic_ops.CreateIndexOp) -> ops.CreateIndex:
@@ -374,7 +375,7 @@ def _make_repeatable(op: MigrateOperation) -> None:
         alembic_ops.DropTableOp | alembic_ops.DropIndexOp | alembic_ops.DropColumnOp | alembic_ops.DropConstraintOp,
     ):
         op.if_exists = True
-    elif isinstance(op, ops.CreateUniqueIndex):
+    elif isinstance(op, CreateUniqueIndex):
         op.replace = True
     elif isinstance(op, alembic_ops.OpContainer):
         for each in op.ops:
@@ -633,9 +634,9 @@ def _find(table: ComparedTable, kind: type[MigrateOperation]) -> MigrateOperatio
 
 def _create(
     table: ComparedTable, op: alembic_ops.CreateIndexOp, keys: Sequence[str], *, live: bool
-) -> ops.CreateUniqueIndex:
+) -> CreateUniqueIndex:
     index = op.to_index()
-    return ops.CreateUniqueIndex(
+    return CreateUniqueIndex(
         table.unique_index,
         table.name,
         columns_of(index),
@@ -649,7 +650,7 @@ def _create(
     )
 
 
-def _drop(former: ops.CreateUniqueIndex) -> MigrateOperation:
+def _drop(former: CreateUniqueIndex) -> MigrateOperation:
     if former.live:
         return former.reverse()
     return ops.PerDirection([former.reverse()], down=[former])

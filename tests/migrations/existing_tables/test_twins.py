@@ -13,7 +13,7 @@ from alembic.util import CommandError
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, Unique
-from sqlaqueue.alembic import implementations
+from sqlaqueue.alembic import operations_on_rows
 from tests.migrations.existing_tables.test_live_tables import upgrade_with_interruption
 from tests.migrations.models import order
 from tests.migrations.project import Project, dump, execute, in_any_order, wanted
@@ -141,7 +141,7 @@ def test_twins_that_appear_while_the_index_is_built(
     insert(engine, ("a", "x"), ("a", "y"))
     revise(project, queue(Unique("article")), live=live)
     with monkeypatch.context() as patch:
-        patch.setattr(implementations, "twins_check", lambda _: "DO 'BEGIN END'")
+        patch.setattr(operations_on_rows, "twins_check", lambda _: "DO 'BEGIN END'")
         query = refused(project)
     assert twins(engine, query) == [[1, 2]]
     assert invalid(engine) == 0

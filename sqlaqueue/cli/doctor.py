@@ -30,6 +30,7 @@ from sqlaqueue.cli.output import (
 from sqlaqueue.log import fields as log_fields
 from sqlaqueue.log import logger
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.facts import Severity
 
 
 def _epilog() -> str:

@@ -48,7 +48,7 @@ from sqlaqueue.cli.output import (
 from sqlaqueue.cli.processes import configure_logging
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.statements import verbs

@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlaqueue import admin
 from sqlaqueue.exc import DatabaseNotReadyError, HandlerNotStopped, SqlaqueueError
 from sqlaqueue.postgresql.checks_of import checks_of_error
-from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.texts import duration_text, printable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
@@ -119,8 +118,7 @@ def _placement(method: str, replication: str, colocation: int, column: str | Non
 # The foreign keys that refer to a queue's table, as the database has them.
 
 
-@dataclass(frozen=True)
-class ForeignKey:
+class ForeignKey(NamedTuple):
     """A foreign key in the database."""
 
     name: str
@@ -196,8 +194,7 @@ Executor = Session | sa.Connection
 _FUNCTION = system_table("pg_proc", "oid", "proname", "pronamespace")
 
 
-@dataclass(frozen=True)
-class ExistingFunction:
+class ExistingFunction(NamedTuple):
     """A function in the database."""
 
     comment: str | None

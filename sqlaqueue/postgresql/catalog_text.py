@@ -134,6 +134,22 @@ def open_transaction(row: Any) -> OpenTransaction:
     )
 
 
+def describe_session(session: OpenTransaction) -> str:
+    """Return the pid of a session, its role, its application and where it comes from."""
+    details = [f"role {session.role}"]
+    if session.application:
+        details.append(f"application {session.application!r}")
+    details.append("local connection" if session.client is None else f"client {session.client}")
+    if session.hidden:
+        details.pop()
+    return f"Session {session.pid} ({', '.join(details)})"
+
+
+def last_statement(session: OpenTransaction) -> str:
+    """Return what the last statement of a session does, as the end of a sentence; empty if it is not known."""
+    return f"; its last statement: {session.statement}" if session.statement else ""
+
+
 def statement_kind(text: str) -> str:
     """Return the keyword of a statement and its table, such as ``UPDATE email``; empty if it has no known keyword."""
     begin = _VALUE.split(text[_LEADING_COMMENTS.match(text).end() :], maxsplit=1)[0]  # type: ignore[union-attr] # it matches any text

@@ -24,12 +24,8 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import PREPARED_BY, engine_of
 from sqlaqueue.sql.types import NEUTRAL
 
-# -- objects -----------------------------------------------------------------------------------------------------------
-# Database objects for which SQLAlchemy has no construct: functions, triggers, storage parameters.
-#
-# Each is a :class:`~sqlalchemy.schema.DDLElement`. :mod:`~sqlaqueue.postgresql.ddl` renders them,
-# :mod:`~sqlaqueue.postgresql.ddl` ties them to a table.
-
+UPDATE_COMMAND: str = "`alembic revision --autogenerate -m sqlaqueue && alembic upgrade head`"
+"""The command that migrates a database, in a project whose ``env.py`` imports the plug-in."""
 
 _VERSION = re.compile(r"sqlaqueue, version (\d+)")
 

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+Severity = Literal["critical", "warning", "notice"]
+"""``critical``: jobs do not run, are lost or run twice, now or soon. ``warning``: the queue is slower than it should
+be, or will be critical if nothing is done. ``notice``: worth knowing."""
+
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
@@ -314,117 +318,6 @@ class StatementPlan:
     """None if the plan was not executed."""
     execution_milliseconds: float | None
     """The same."""
-
-
-# -- a queue's objects -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class MissingObject:
-    """A table or a column that the database lacks."""
-
-    name: str
-    """With its schema or its table, quoted."""
-    create: str
-    """The SQL that creates it, one statement a line."""
-    hint: str = ""
-    """Where else a table of this name is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class IndexFault:
-    """An index of a queue that is not as the model declares it."""
-
-    state: Literal["missing", "invalid", "building", "altered", "leftover"]
-    name: str
-    table: str
-    repair: str
-    """SQL, one statement a line."""
-    is_of_claims: bool = False
-    is_unique: bool = False
-    found: str = ""
-    """How an altered index is defined."""
-    wanted: str = ""
-    """How the model declares it."""
-    is_of_queue: bool = True
-    """Whether this library has added it; otherwise it is the application's own."""
-    waits_for: OpenTransaction | None = None
-    """The session whose transaction has to end before the building of the index goes on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MissingDefault:
-    """A column without the DEFAULT that the model declares."""
-
-    name: str
-    """With its table, quoted."""
-    is_of_queue: bool
-    """Whether this library has added the column; otherwise it is the application's own."""
-    repair: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefusedState:
-    """A state of jobs whose status value the database refuses."""
-
-    state: str
-    by: str
-    """What refuses it, such as ``the CHECK constraint c``."""
-    repair: str
-    """SQL, one statement a line; empty if there is none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TriggerFault:
-    """A trigger that does not fire."""
-
-    state: Literal["missing", "disabled"]
-    name: str
-    table: str
-    wakes: bool
-    """Whether it only wakes idle Consumers."""
-    repair: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class FunctionFault:
-    """A function that is missing, or of another version."""
-
-    state: Literal["missing", "outdated", "newer"]
-    kind: str
-    """What messages call it."""
-    name: str
-    found: int
-    """The version in the database."""
-    wanted: int
-    wakes: bool
-    """Whether its triggers only wake idle Consumers."""
-    repair: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlteredObject:
-    """A trigger or function that is there, in the right version, and not as the model declares it."""
-
-    kind: str
-    """What messages call it."""
-    name: str
-    table: str
-    """The table of a trigger; empty for a function."""
-    wakes: bool
-    """Whether it only wakes idle Consumers."""
-    repair: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitSchemas:
-    """The search path finds the tables of a queue in several schemas."""
-
-    home: str
-    """The schema of the jobs."""
-    others: Sequence[str]
-    """The tables elsewhere, each with its schema."""
-    repair: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -16,16 +18,20 @@ from sqlaqueue.postgresql.catalog_indexes import (
     partitioned_tables,
     stored_indexes,
 )
-from sqlaqueue.postgresql.catalog_text import SESSION, name_of, open_transaction, quoted, sql_text
+from sqlaqueue.postgresql.catalog_text import (
+    SESSION,
+    describe_session,
+    last_statement,
+    name_of,
+    open_transaction,
+    quoted,
+    sql_text,
+)
 from sqlaqueue.postgresql.ddl import index_definition, literal_sql
-from sqlaqueue.postgresql.facts import IndexFault, OpenTransaction
-from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.postgresql.faults import MIGRATION, Fault
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.types import NEUTRAL, is_name_of, object_name
-from sqlaqueue.texts import states_text
-
-# -- indexes -----------------------------------------------------------------------------------------------------------
-# Indexes of a queue in the database: those without which its statements read whole tables, or jobs are not unique.
+from sqlaqueue.sql.types import is_name_of, object_name
+from sqlaqueue.texts import duration_text
 
 
 def missing_indexes(session: Session | sa.Connection, spec: QueueSpec) -> list[sa.Index]:
@@ -36,14 +42,14 @@ def missing_indexes(session: Session | sa.Connection, spec: QueueSpec) -> list[s
     """
     tables = list(dict.fromkeys(index.table for index in spec.claim_indexes if index.table is not None))
     existing = [stored for stored in stored_indexes(session, tables) if stored.is_valid] if tables else []
-    unique = _unique_index(spec)
+    unique = unique_index(spec)
     return [
         *(
             index
             for index in spec.claim_indexes
             if not any(each.table is index.table and _serves(session, each, index) for each in existing)
         ),
-        *([] if unique is None or _validity(session, unique) else [unique]),
+        *([] if unique is None or validity_of(session, unique) else [unique]),
     ]
 
 
@@ -68,48 +74,19 @@ def _serves(session: Session | sa.Connection, stored: StoredIndex, index: sa.Ind
     return found == wanted
 
 
-def missing_index_advice(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
-    """Return how to create the indexes that are missing, and to rebuild those that are invalid; None without any."""
-    faulty = missing_indexes(session, spec)
-    if not faulty:
-        return None
-    unique = _unique_index(spec)
-    is_invalid = {index: _validity(session, index) is False for index in faulty}
-    names = {index: f"{index.name} of {index.table.fullname}" for index in faulty if index.table is not None}
-    missing, invalid = ([names[each] for each in names if is_invalid[each] is given] for given in (False, True))
-    consequences = [
-        *(["claims may read the whole table"] if any(index is not unique for index in faulty) else []),
-        *(["jobs are not unique, and enqueue() fails"] if any(index is unique for index in faulty) else []),
-    ]
-    tables = [index.table for index in faulty if index.table is not None]
-    partitioned = partitioned_tables(session, tables)
-    statements = "; ".join(_repair(each, is_invalid=is_invalid[each], partitioned=partitioned) for each in faulty)
-    migrate = f"Run {UPDATE_COMMAND}, where env.py has the plug-in sqlaqueue.alembic, or let" if missing else "Let"
-    return (
-        f"{spec.model.__name__}: {states_text('index', 'indexes', {'missing': missing, 'invalid': invalid})}, "
-        f"so {', '.join(consequences)}. {migrate} the owner execute, not in a transaction: {statements}"
-    )
-
-
-def _repair(index: sa.Index, *, is_invalid: bool, partitioned: Collection[sa.Table]) -> str:
-    element = sa.schema.DropIndex(index) if is_invalid else sa.schema.CreateIndex(index)
-    statement = str(element.compile(dialect=NEUTRAL)).strip().replace("DROP INDEX", "REINDEX INDEX", 1)
-    return statement if index.table in partitioned else concurrently(statement)
-
-
 def concurrently(statement: str) -> str:
     """Return a statement about an index that does not keep jobs from being enqueued and claimed while it runs."""
     return statement.replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
 
 
-def _unique_index(spec: QueueSpec) -> sa.Index | None:
+def unique_index(spec: QueueSpec) -> sa.Index | None:
     """Return the index of ``QueueConfig(unique=...)``."""
     name = object_name("ix", spec.table.name, "queue", "unique")
     unique = (index for index in spec.table.indexes if index.name == name)
     return None if spec.config.unique is None else next(unique, None)
 
 
-def _validity(session: Session | sa.Connection, index: sa.Index) -> bool | None:
+def validity_of(session: Session | sa.Connection, index: sa.Index) -> bool | None:
     """Return whether an index is valid, None if the database lacks it."""
     return None if index.table is None else index_validity(session, index.table, str(index.name))
 
@@ -119,17 +96,15 @@ def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
     return index_validity(connection, table, name) is True
 
 
-# -- indexes -----------------------------------------------------------------------------------------------------------
-# The indexes of a queue that are missing, invalid or altered, and what a broken-off build has left over.
-
-
 _LEFTOVER = re.compile(r"_cc(new|old)\d*$")
 """The names that REINDEX CONCURRENTLY gives, and leaves behind when it is interrupted."""
 
 
-def index_faults(connection: sa.Connection, spec: QueueSpec) -> list[IndexFault]:
-    """Return what is wrong with the indexes of a queue."""
-    tables = list(dict.fromkeys([spec.table, *spec.side_tables.values(), *_tables_of_claims(spec)]))
+def index_faults(connection: sa.Connection, spec: QueueSpec) -> list[Fault]:
+    """Return the indexes that are missing, invalid or altered, and what an interrupted build has left over."""
+    # The table of existing messages is no side table.
+    of_claims = (index.table for index in spec.claim_indexes if index.table is not None)
+    tables = list(dict.fromkeys([spec.table, *spec.side_tables.values(), *of_claims]))
     stored = stored_indexes(connection, tables)
     by_name = {(each.table, each.name): each for each in stored}
     needed = missing_indexes(connection, spec)
@@ -151,11 +126,6 @@ def index_faults(connection: sa.Connection, spec: QueueSpec) -> list[IndexFault]
     return faults.found
 
 
-def _tables_of_claims(spec: QueueSpec) -> Iterator[sa.Table]:
-    """Yield the tables of the claim's indexes: that of existing messages is no side table."""
-    yield from (index.table for index in spec.claim_indexes if index.table is not None)
-
-
 def _own_indexes(spec: QueueSpec, tables: Sequence[sa.Table]) -> list[sa.Index]:
     """Return the indexes that this library has added; others are the application's own business."""
     own = [each for each in spec.table.indexes if is_name_of(str(each.name), "ix", spec.table.name, "queue")]
@@ -163,48 +133,58 @@ def _own_indexes(spec: QueueSpec, tables: Sequence[sa.Table]) -> list[sa.Index]:
     return sorted({*spec.claim_indexes, *own, *side}, key=lambda index: str(index.name))
 
 
-@dataclass
 class _Faults:
-    """The faults found so far."""
+    """The faults found so far, and how each is worded."""
 
-    connection: sa.Connection
-    spec: QueueSpec
-    partitioned: set[sa.Table]
-
-    def __post_init__(self) -> None:
-        self.found: list[IndexFault] = []
+    def __init__(self, connection: sa.Connection, spec: QueueSpec, partitioned: set[sa.Table]) -> None:
+        self.connection = connection
+        self.spec = spec
+        self.partitioned = partitioned
+        self.found: list[Fault] = []
 
     def add_missing(self, index: sa.Index) -> None:
-        self._add(index, "missing", self._create(index))
+        self._add(index, "missing", "is missing", self._consequence(index), (self._create(index), MIGRATION))
 
     def add_invalid(self, index: sa.Index, stored: StoredIndex) -> None:
         if stored.is_being_built:
-            self._add(index, "building", "", waits_for=_locker(self.connection, stored))
+            self._add_building(index, stored)
         else:
-            self._add(index, "invalid", f"REINDEX INDEX{self._concurrently(index.table)} {stored.qualified_name};")
+            consequence = f"{_NOT_USED} {self._consequence(index)}"
+            self._add(index, "invalid", _INVALID, consequence, (self._reindex(stored),))
+
+    def _add_building(self, index: sa.Index, stored: StoredIndex) -> None:
+        row = self.connection.execute(_LOCKER, {"name": stored.qualified_name}).first()
+        holder, waits, fixes = None if row is None else open_transaction(row), "", tuple[str, ...]()
+        if holder is not None:
+            waits = (
+                f", and waits for a transaction, which has been open for {duration_text(holder.seconds)}: "
+                f"{describe_session(holder)}{last_statement(holder)}"
+            )
+            fixes = (f"-- Rolls its transaction back.\nSELECT pg_terminate_backend({holder.pid});",)
+        consequence = "Until it is complete it is not used; pg_stat_progress_create_index shows how far it is."
+        facts = {"waits_for": None if holder is None else asdict(holder)}
+        self._add(index, "building", f"is being built{waits}", consequence, fixes, facts)
+        waited = None if holder is None else holder.seconds
+        self.found[-1] = self.found[-1]._replace(code="index_building", severity="notice", waited=waited)
 
     def add_leftovers(self, stored: Sequence[StoredIndex]) -> None:
         for each in stored:
             if _LEFTOVER.search(each.name) and not each.is_valid and not each.is_being_built:
+                what = "is what an interrupted REINDEX CONCURRENTLY has left behind"
                 drop = f"DROP INDEX{self._concurrently(each.table)} {each.qualified_name};"
-                table = name_of(self.connection, each.table)
-                self.found.append(IndexFault(state="leftover", name=each.name, table=table, repair=drop))
+                self._add_of_application(each, "leftover", what, "It is not used, and makes each write slower.", drop)
 
     def add_others(self, stored: Sequence[StoredIndex], own: set[str]) -> None:
         """Add the invalid indexes of the application."""
         for each in stored:
             if each.is_valid or each.is_being_built or each.name in own or _LEFTOVER.search(each.name):
                 continue
-            self.found.append(
-                IndexFault(
-                    state="invalid",
-                    name=each.name,
-                    table=name_of(self.connection, each.table),
-                    repair=f"REINDEX INDEX{self._concurrently(each.table)} {each.qualified_name};",
-                    is_unique=each.is_unique,
-                    is_of_queue=False,
+            consequence = "Queries of the application may read the whole table."
+            if each.is_unique:
+                consequence = (
+                    "Rows that are there may have equal values; if the fix reports some, delete or change them."
                 )
-            )
+            self._add_of_application(each, "invalid", _INVALID, f"{_NOT_USED} {consequence}", self._reindex(each))
 
     def compare(self, present: Sequence[tuple[sa.Index, StoredIndex]]) -> None:
         """Add the indexes that are defined in another way than the model's."""
@@ -226,56 +206,72 @@ class _Faults:
     def _add_altered(self, index: sa.Index, stored: StoredIndex) -> None:
         old = object_name(stored.name, "old")
         of_schema = stored.qualified_name.removesuffix(quoted(stored.name))
-        concurrently = self._concurrently(index.table)
         # The old one serves until the new one is complete.
         repair = "\n".join(
             (
                 f"ALTER INDEX {stored.qualified_name} RENAME TO {quoted(old)};",
                 self._create(index),
-                f"DROP INDEX{concurrently} {of_schema}{quoted(old)};",
+                f"DROP INDEX{self._concurrently(index.table)} {of_schema}{quoted(old)};",
             )
         )
-        found = stored.definition.partition(" USING ")[2]
-        unique = "UNIQUE " if stored.is_unique else ""
-        self._add(
-            index,
-            "altered",
-            repair,
-            f"{unique}{found}",
-            f"{'UNIQUE ' if index.unique else ''}{index_definition(index)}",
+        found = f"{'UNIQUE ' if stored.is_unique else ''}{stored.definition.partition(' USING ')[2]}"
+        wanted = f"{'UNIQUE ' if index.unique else ''}{index_definition(index)}"
+        what = f"is not as the model declares it: it is {found}, and not {wanted}"
+        facts = {"found": found, "wanted": wanted}
+        self._add(index, "altered", what, self._consequence(index), (repair, MIGRATION), facts)
+
+    def _add(  # noqa: PLR0917 - its callers give all of them
+        self,
+        index: sa.Index,
+        state: str,
+        what: str,
+        consequence: str,
+        fixes: tuple[str, ...],
+        facts: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        name, table = str(index.name), name_of(self.connection, index.table)  # type: ignore[arg-type] # every index of a model has a table
+        self.found.append(
+            Fault(
+                "critical" if index.unique else "warning",
+                f"{state}_index",
+                name,
+                f"The index {name} of {table} {what}.",
+                consequence,
+                fixes,
+                {"index": name, "table": table, **facts},
+                state=state,
+                is_of_claims=index in self.spec.claim_indexes,
+            )
         )
+
+    def _add_of_application(self, stored: StoredIndex, state: str, what: str, consequence: str, fix: str) -> None:
+        name, table = stored.name, name_of(self.connection, stored.table)
+        summary, facts = f"The index {name} of {table} {what}.", {"index": name, "table": table}
+        self.found.append(Fault("warning", f"{state}_index", name, summary, consequence, (fix,), facts, state=state))
+
+    def _consequence(self, index: sa.Index) -> str:
+        if index.unique:
+            return (
+                "Jobs are not unique, and enqueue() fails. If the fix reports a duplicate key, cancel or delete one of "
+                "the jobs that have this key, and repeat it."
+            )
+        if index in self.spec.claim_indexes:
+            return "Claims and rescues may read the whole table."
+        return "Maintenance or flow control may read the whole table."
 
     def _create(self, index: sa.Index) -> str:
         create = sql_text(self.connection, sa.schema.CreateIndex(index))
         return create if index.table in self.partitioned else concurrently(create)
 
+    def _reindex(self, stored: StoredIndex) -> str:
+        return f"REINDEX INDEX{self._concurrently(stored.table)} {stored.qualified_name};"
+
     def _concurrently(self, table: sa.Table | None) -> str:
         return "" if table in self.partitioned else " CONCURRENTLY"
 
-    def _add(
-        self,
-        index: sa.Index,
-        state: str,
-        repair: str,
-        found: str = "",
-        wanted: str = "",
-        *,
-        waits_for: OpenTransaction | None = None,
-    ) -> None:
-        self.found.append(
-            IndexFault(
-                state=state,  # type: ignore[arg-type] # its callers name them
-                name=str(index.name),
-                table=name_of(self.connection, index.table),  # type: ignore[arg-type] # as above
-                repair=repair,
-                is_of_claims=index in self.spec.claim_indexes,
-                is_unique=bool(index.unique),
-                found=found,
-                wanted=wanted,
-                waits_for=waits_for,
-            )
-        )
 
+_INVALID = "is invalid: its creation was interrupted or has failed"
+_NOT_USED = "PostgreSQL maintains it and does not use it."
 
 # CREATE INDEX CONCURRENTLY waits for the transactions that may have written to the table, or have an older snapshot.
 _LOCKER = sa.text(f"""
@@ -283,12 +279,6 @@ _LOCKER = sa.text(f"""
     FROM pg_stat_progress_create_index AS p JOIN pg_stat_activity AS a ON a.pid = p.current_locker_pid
     WHERE p.index_relid = CAST(CAST(:name AS text) AS regclass)
 """)  # noqa: S608 - the columns are a constant
-
-
-def _locker(connection: sa.Connection, index: StoredIndex) -> OpenTransaction | None:
-    """Return the session for which the building of an index waits."""
-    row = connection.execute(_LOCKER, {"name": index.qualified_name}).first()
-    return None if row is None else open_transaction(row)
 
 
 def _wanted(index: sa.Index) -> list[str]:

@@ -23,7 +23,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
-from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
 from sqlaqueue.queue.options import FINISHED, UNFINISHED, Unique
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, check_roles

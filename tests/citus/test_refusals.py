@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from sqlaqueue import Consumer, Distribution, Fair, Limit, QueueConfig, QueueMixin, Schedule, Unique
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.faults import misplaced
+from sqlaqueue.postgresql.placement import misplaced
 from tests.citus.models import DISTRIBUTE, execute, job_class, placed
 
 pytestmark = pytest.mark.once

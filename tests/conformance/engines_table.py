@@ -16,7 +16,7 @@ from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mariadb.prepare import MariaDB
-from sqlaqueue.postgresql.faults import _on_shards
+from sqlaqueue.postgresql.placement import _on_shards
 from sqlaqueue.sqlite.prepare import SQLite
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 

@@ -17,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, Unique, admin
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.faults_of_indexes import missing_index_advice
+from sqlaqueue.postgresql.start_checks import missing_index_advice
 from tests.servers import Server
 
 

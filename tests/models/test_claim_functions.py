@@ -15,7 +15,7 @@ from sqlaqueue import Consumer, QueueConfig, QueueMixin
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import call
-from sqlaqueue.postgresql.faults import outdated_functions
+from sqlaqueue.postgresql.start_checks import outdated_functions
 from sqlaqueue.sql.types import is_name_of, object_name
 from tests.models.claim_function import ARGUMENTS, attach_function, count, name_of
 from tests.models.tidy import TidyDatabase, created

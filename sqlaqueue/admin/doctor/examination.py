@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.catalog_text import quoted
-from sqlaqueue.postgresql.facts import ServerState
+from sqlaqueue.postgresql.facts import ServerState, Severity
 from sqlaqueue.queue.names import CONSUMERS
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.verbs import consumers
@@ -58,10 +58,6 @@ def use_server(server: ServerState, address: str, port: int) -> str:
 # -- finding -----------------------------------------------------------------------------------------------------------
 # The result of an examination: :class:`Finding`.
 
-
-Severity = Literal["critical", "warning", "notice"]
-"""``critical``: jobs do not run, are lost or run twice, now or soon. ``warning``: the queue is slower than it should
-be, or will be critical if nothing is done. ``notice``: worth knowing."""
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The worst first."""

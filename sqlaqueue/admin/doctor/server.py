@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from sqlaqueue.admin.doctor.examination import Examination, Finding, Severity, change_setting, use_server
+from sqlaqueue.admin.doctor.examination import Examination, Finding, change_setting, use_server
 from sqlaqueue.consumer.sessions import pool_limit
 from sqlaqueue.consumer.settings import BATCH
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.catalog_text import literal
-from sqlaqueue.postgresql.facts import ServerState
+from sqlaqueue.postgresql.facts import ServerState, Severity
 from sqlaqueue.postgresql.server import (
     announced_pid,
     backend_pid,

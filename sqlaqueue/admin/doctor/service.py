@@ -29,10 +29,9 @@ from sqlaqueue.consumer.settings import make_settings
 from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.flow_control.keys import flow_control
-from sqlaqueue.postgresql.catalog import sees_all
+from sqlaqueue.postgresql.catalog import missing_tables, sees_all
 from sqlaqueue.postgresql.catalog_text import sql_text
 from sqlaqueue.postgresql.facts import TableRead
-from sqlaqueue.postgresql.faults import missing_tables
 from sqlaqueue.postgresql.faults_of_indexes import index_faults
 from sqlaqueue.postgresql.plans import disabled_plans, on_shards, whole_reads
 from sqlaqueue.postgresql.side_tables import PAUSE
@@ -320,7 +319,7 @@ def _reason(examination: Examination, spec: QueueSpec, reads: Sequence[TableRead
     faults = [each for each in index_faults(connection, spec) if each.is_of_claims and each.state != "leftover"]
     if faults:
         names = " and ".join(f"the index {each.name} is {each.state}" for each in faults)
-        return names, "\n".join(each.repair for each in faults if each.repair)
+        return names, "\n".join(each.fixes[0] for each in faults if each.state != "building")
     off = disabled_plans(connection)
     if off:
         names = " and ".join(each.name for each in off)

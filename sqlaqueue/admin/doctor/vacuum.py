@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin.doctor.examination import Examination, Finding, Thresholds, change_setting, queue_tables
 from sqlaqueue.postgresql.catalog import foreign_keys_to
-from sqlaqueue.postgresql.catalog_text import literal, quoted, table_name
+from sqlaqueue.postgresql.catalog_text import describe_session, last_statement, literal, quoted, table_name
 from sqlaqueue.postgresql.facts import (
     HorizonHolders,
     KeySequence,
@@ -82,22 +82,6 @@ def _too_old(limits: Thresholds, age: int, seconds: float | None) -> bool:
 
 def _transactions(age: int) -> str:
     return "1 transaction" if age == 1 else f"{age} transactions"
-
-
-def describe_session(session: OpenTransaction) -> str:
-    """Return the pid of a session, its role, its application and where it comes from."""
-    details = [f"role {session.role}"]
-    if session.application:
-        details.append(f"application {session.application!r}")
-    details.append("local connection" if session.client is None else f"client {session.client}")
-    if session.hidden:
-        details.pop()
-    return f"Session {session.pid} ({', '.join(details)})"
-
-
-def last_statement(session: OpenTransaction) -> str:
-    """Return what the last statement of a session does, as the end of a sentence; empty if it is not known."""
-    return f"; its last statement: {session.statement}" if session.statement else ""
 
 
 def _session(examination: Examination, server: ServerState, session: OpenTransaction) -> Finding:

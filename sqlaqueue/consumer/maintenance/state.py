@@ -21,7 +21,7 @@ from sqlaqueue.log import fields, logger
 from sqlaqueue.postgresql.catalog import ForeignKey
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.claim_scan import planned_anew
-from sqlaqueue.postgresql.faults import UPDATE_COMMAND
+from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.run import Key, Run, key_text

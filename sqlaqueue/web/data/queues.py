@@ -15,13 +15,13 @@ from sqlaqueue.admin.doctor.doctor import COMPLETE, DEFAULTS, examine
 from sqlaqueue.admin.doctor.examination import Finding
 from sqlaqueue.admin.doctor.objects import check_indexes
 from sqlaqueue.admin.doctor.service import claim_of
-from sqlaqueue.admin.doctor.vacuum import describe_session
 from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_all
 from sqlaqueue.admin.state import Depth, KeyAtLimit, depth, keys_at_limit
+from sqlaqueue.postgresql.catalog import missing_tables
+from sqlaqueue.postgresql.catalog_text import describe_session
 from sqlaqueue.postgresql.facts import HorizonHolders, IndexSize, PlanNode, StatementPlan, TableStatistics
-from sqlaqueue.postgresql.faults import missing_tables
 from sqlaqueue.postgresql.plans import explain
 from sqlaqueue.postgresql.server import horizon_holders, index_sizes, table_statistics
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, DEAD_LETTER

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import QueueConfig, claim
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import TriggerFunction, objects_of
-from sqlaqueue.postgresql.faults import outdated_triggers, undefined_object_advice
+from sqlaqueue.postgresql.start_checks import outdated_triggers, undefined_object_advice
 from sqlaqueue.postgresql.triggers import MESSAGE_VERSION
 from tests.migrations.models import order
 from tests.migrations.project import Project, execute

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.orm import Session, scoped_session
 
 from sqlaqueue.exc import ConfigurationError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def check_session(session: object, what: str, *, is_async: bool, has_async_version: bool = False) -> None:
@@ -28,6 +33,17 @@ def check_session(session: object, what: str, *, is_async: bool, has_async_versi
         fix = f"use {what.removeprefix('async_')}()"
     msg = f"{what}(): this is {article(session)}; {fix}"
     raise ConfigurationError(msg)
+
+
+def requires_session(operation: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
+    """Decorate a function so that it refuses an engine or a session factory, with an error that names the fix."""
+
+    @functools.wraps(operation)
+    def run(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        check_session(session, operation.__name__, is_async=False)
+        return operation(session, *args, **kwargs)
+
+    return run
 
 
 def session_in_scope(session: Any) -> Any:

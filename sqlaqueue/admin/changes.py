@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.jobs import JobFilter, bind_arguments, counts, next_keys
-from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.consumer.core.errors import error_line, is_twin, kind_of, may_be_of_a_row
 from sqlaqueue.consumer.maintenance.leases import expired_keys
 from sqlaqueue.consumer.settle import LOCK_TIMEOUT, LOCK_TIMEOUT_ONE_BY_ONE
@@ -26,6 +25,7 @@ from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, plain_form
 from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.statements import verbs

@@ -14,7 +14,6 @@ from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.jobs import JobInfo, job, job_info
-from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import StatementError
 from sqlaqueue.flow_control.held_back import HeldBackBy, held_back_by
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
@@ -25,6 +24,7 @@ from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.statements.verbs import consumers

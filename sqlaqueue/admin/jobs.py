@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.consumer.core.errors import may_be_of_a_row
 from sqlaqueue.exc import StatementError
 from sqlaqueue.postgresql.side_tables import key_json
@@ -21,6 +20,7 @@ from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.listing import SHOWN, key_labels

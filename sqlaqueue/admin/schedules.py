@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.jobs import bind_arguments
-from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import clock
@@ -19,6 +18,7 @@ from sqlaqueue.schedules.fire import recurrence_of
 from sqlaqueue.schedules.recurrence import Recurrence, ScheduleTables, in_utc
 from sqlaqueue.schedules.schedule import PAUSED, Schedule, from_json
 from sqlaqueue.schedules.store import from_code, is_edited
+from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.sql.inserts import insert_or_ignore
 from sqlaqueue.write_routing import routing_to_primary

@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.changes import across_shards
 from sqlaqueue.admin.jobs import JobFilter, bind_arguments, filtered_jobs
-from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import StatementError
 from sqlaqueue.flow_control.held_back import held_slots, slot_of
 from sqlaqueue.flow_control.keys import KeyLimit, flow_control
@@ -23,6 +22,7 @@ from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.session_types import requires_session
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.statements.verbs import consumers, paused
 from sqlaqueue.strategies.update_status import waits_for_twin

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.admin.doctor.doctor import CHEAP, COMPLETE, examine
-from sqlaqueue.admin.doctor.examination import SEVERITIES, Severity, target_of
+from sqlaqueue.admin.doctor.examination import SEVERITIES, target_of
 from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, parse_url, shown_url
 from sqlaqueue.cli.output import (
     DURATION,

@@ -13,7 +13,6 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
-from sqlalchemy.types import UserDefinedType
 
 from sqlaqueue.consumer.core.errors import is_conflict
 from sqlaqueue.consumer.core.waker import HANDLERS_FLUSH
@@ -23,7 +22,7 @@ from sqlaqueue.queue.run import Key, Run, key_text, keys_by_token, keys_from
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.session_types import article, async_class, is_of_asyncio
 from sqlaqueue.sql.engine import engine_of
-from sqlaqueue.sql.types import check_dialect
+from sqlaqueue.sql.types import RowLocation, check_dialect
 from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies import ClaimedJobs, Settlement
 from sqlaqueue.write_routing import has_own_routing, primary_bind, routing_to_primary
@@ -38,14 +37,7 @@ _TRIES = 20
 """How often locking is tried while other transactions change the row; a lease is extended a few times a minute."""
 
 
-class _RowLocation(UserDefinedType[str]):
-    cache_ok = True
-
-    def get_col_spec(self, **_: Any) -> str:
-        return "tid"
-
-
-_CTID = sa.literal_column("ctid", _RowLocation())
+_CTID = sa.literal_column("ctid", RowLocation())
 
 
 class IsolationLevel:
@@ -159,7 +151,7 @@ def _lock(connection: sa.Connection, spec: QueueSpec, level: Any, runs: Sequence
 
 
 def _is_at(locations: Sequence[str]) -> sa.ColumnElement[bool]:
-    return sa.any_(sa.cast(sa.literal(locations, sa.ARRAY(sa.Text())), sa.ARRAY(_RowLocation()))) == _CTID
+    return sa.any_(sa.cast(sa.literal(locations, sa.ARRAY(sa.Text())), sa.ARRAY(RowLocation()))) == _CTID
 
 
 def _scan_tables(connection: sa.Connection, setting: str) -> None:

@@ -36,7 +36,7 @@ from sqlaqueue.queue.run import Key, key_text, key_value, keys_by_token, keys_fr
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.engine import OURS, engine_of, may_be_other_engine, own_work, settlement
 from sqlaqueue.sql.errors import violated_constraint, violated_table
-from sqlaqueue.sql.types import guarded, numbered_rows
+from sqlaqueue.sql.types import as_library_statement, numbered_rows
 from sqlaqueue.statements.verbs import settle_statement, storable, with_run_details
 from sqlaqueue.strategies import ClaimedJobs
 from sqlaqueue.strategies.twins import unique_key
@@ -209,7 +209,7 @@ def _insert(spec: QueueSpec, *, with_errors: bool, leased: bool) -> Any:
         # Not by a statement of its own, which would be one more for each settlement.
         before = sa.bindparam(_LOCK_TIMEOUT_BEFORE, type_=sa.Text())
         insert = insert.returning(sa.func.set_config("lock_timeout", before, sa.true()))
-    return guarded(insert)
+    return as_library_statement(insert)
 
 
 def _before(microseconds: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

@@ -15,7 +15,7 @@ from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.flow_control.rates import reservation
 from sqlaqueue.postgresql.claim_scan import by_priority, from_cursor, planned_anew
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.types import guarded
+from sqlaqueue.sql.types import as_library_statement
 from sqlaqueue.statements.claim import candidates_statement, claim_statement
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
 from sqlaqueue.strategies.columns import named
@@ -193,4 +193,4 @@ def _complete(spec: QueueSpec) -> Any:
     some_are_missing = number != sa.bindparam(EXPECTED, 0, sa.BigInteger())
     # Nearly always one row: to fetch a key for each job takes longer than to complete its run.
     with_keys = sa.select(sa.literal(1)).subquery("sqlaqueue_one").outerjoin(completed, some_are_missing)
-    return guarded(sa.select(number, *completed.c).select_from(with_keys))
+    return as_library_statement(sa.select(number, *completed.c).select_from(with_keys))

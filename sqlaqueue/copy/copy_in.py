@@ -22,7 +22,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.session_types import is_of_asyncio, session_in_scope
 from sqlaqueue.sql.inserts import insert_unless
-from sqlaqueue.sql.types import NEUTRAL, guarded
+from sqlaqueue.sql.types import NEUTRAL, as_library_statement
 from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index, unique_key
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def copy_without_twins(connection: sa.Connection, key: UniqueKey, rows: RowStrea
         unique=key.values(spec.table),
         where=key.counts(spec.table) if spec.has("status") else None,
     )
-    counted = guarded(insert).execution_options(preserve_rowcount=True)
+    counted = as_library_statement(insert).execution_options(preserve_rowcount=True)
     with explaining_missing_index(spec):
         number: int = connection.execute(counted).rowcount
     connection.execute(sa.text(f"DROP TABLE pg_temp.{_STAGING}"))

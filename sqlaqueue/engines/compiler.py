@@ -48,7 +48,8 @@ def _is_clock(element: Any) -> bool:
 def has_spans(column: Any) -> bool:
     """Return whether a column of a span is the library's own, which has a number of seconds.
 
-    The program's, those of its queues among them, are what SQLAlchemy makes of an Interval: a moment after 1970.
+    Interval columns of the application keep SQLAlchemy's encoding, a datetime after 1970; only the library's store
+    seconds.
     """
     if not isinstance(undecorated(getattr(column, "type", None)), sa.Interval):
         return False

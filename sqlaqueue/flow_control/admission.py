@@ -21,6 +21,7 @@ from sqlaqueue.postgresql.side_tables import key_text
 from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest
+from sqlaqueue.sql.types import RowLocation
 
 # -- admitted ----------------------------------------------------------------------------------------------------------
 # Claims under flow control: the first jobs that no limit, rate or order holds back.
@@ -192,13 +193,6 @@ def was_contended() -> sa.ColumnElement[bool]:
 # reserves the beginnings in a transaction of their own.
 
 
-class _RowPlace(sa.types.UserDefinedType[str]):
-    cache_ok = True
-
-    def get_col_spec(self, **_: Any) -> str:
-        return "tid"
-
-
 _HELD = "sqlaqueue_held"
 
 
@@ -210,8 +204,8 @@ class HeldAdmitted(Admitted):
 
     def _places(self) -> list[sa.ColumnElement[Any]]:
         job, *messages = self._spec.strategy.locked_tables(self._spec)
-        places = [("row", job, "ctid", _RowPlace()), ("part", job, "tableoid", OID())]
-        places += [("message", table, "ctid", _RowPlace()) for table in messages]
+        places = [("row", job, "ctid", RowLocation()), ("part", job, "tableoid", OID())]
+        places += [("message", table, "ctid", RowLocation()) for table in messages]
         return [_system_column(table, name, type_).label(f"sqlaqueue_{what}") for what, table, name, type_ in places]
 
     def _checked(self, candidates: sa.FromClause) -> sa.FromClause:

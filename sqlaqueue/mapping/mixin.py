@@ -29,7 +29,7 @@ from sqlaqueue.mapping.columns import (
 )
 from sqlaqueue.postgresql.ddl import set_queue
 from sqlaqueue.queue.config import QueueConfig
-from sqlaqueue.queue.roles import check_type, set_insert_default, states_in, trace_instances
+from sqlaqueue.queue.roles import UNCHANGED_ROLES, check_type, set_insert_default, states_in, trace_instances
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
 from sqlaqueue.strategies.attach import attach_flow_control, check_partition_key
@@ -74,9 +74,6 @@ if TYPE_CHECKING:
 else:
     QueueAttributes = object
 
-
-_UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
-"""The roles that the library only reads after a job is enqueued."""
 
 _SPEC = "__queue_spec__"
 
@@ -242,7 +239,7 @@ def _check_placeholders(mapper: Mapper[Any], cls: type[Any]) -> None:
 def _check_key_is_unchanged(mapper: Mapper[Any], columns: Mapping[str, sa.Column[Any]]) -> None:
     """Refuse a primary key that the queue would change: instances, messages and claims refer to jobs by key."""
     for role, column in columns.items():
-        if role not in _UNCHANGED_ROLES and column in mapper.primary_key:
+        if role not in UNCHANGED_ROLES and column in mapper.primary_key:
             name = mapper.class_.__name__
             key = ", ".join(mapper.get_property_by_column(part).key for part in mapper.primary_key)
             msg = (

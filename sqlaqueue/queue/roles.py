@@ -27,6 +27,9 @@ from sqlaqueue.queue.options import States
 from sqlaqueue.sql.engine import with_plain_form
 from sqlaqueue.sql.types import NEUTRAL, session_setting
 
+UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
+"""The roles that the library does not change while a job is in the queue."""
+
 # -- traceparent -------------------------------------------------------------------------------------------------------
 # The trace of a job: the ``traceparent`` of W3C Trace Context, taken from OpenTelemetry or from the transaction.
 #

@@ -75,10 +75,11 @@ def _accept(element: _Marker, compiler: Any, **_: Any) -> str:  # noqa: ARG001 -
     return ""
 
 
-def guarded(statement: Statement) -> Statement:
-    """Return ``statement`` with a marker that refuses its execution on another database; it can be printed for any.
+def as_library_statement(statement: Statement) -> Statement:
+    """Return ``statement`` marked as the library's, and refused by databases that it does not support.
 
-    The error is raised while the statement is compiled, before anything is sent.
+    Prepared engines carry out only marked statements. The marker refuses the execution on any other database while the
+    statement is compiled, before anything is sent; it can be printed for any.
     """
     # A prefix is compiled first, before any part for which the other compiler may raise an error of its own.
     marked: Any = statement.prefix_with(_Marker())
@@ -102,6 +103,15 @@ def check_dialect(dialect: sa.Dialect, what: str) -> None:
     if dialect.name != "postgresql" and engine_of(dialect) is None:
         msg = f"{what}: its sessions' engine is for {dialect.name}, {_fix(dialect)}"
         raise ConfigurationError(msg)
+
+
+class RowLocation(sa.types.UserDefinedType[str]):
+    """The physical location of a row in its table (``ctid``)."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "tid"
 
 
 # -- identifiers -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.sql.engine import OURS
-from sqlaqueue.sql.types import guarded
+from sqlaqueue.sql.types import as_library_statement
 from sqlaqueue.statements.selection import JobSelection, returning_detached, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
 from sqlaqueue.strategies.columns import column_of
@@ -128,7 +128,7 @@ def claim_statement(
     if announcements is not None:
         payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", announcements, type_=sa.Text())
         claimed = claimed.add_columns(notification(spec, payload).label("sqlaqueue_notification"))
-    rows = guarded(claimed).execution_options(**{OURS: spec})
+    rows = as_library_statement(claimed).execution_options(**{OURS: spec})
     if not spec.strategy.keeps_rows:
         if options:
             msg = (
@@ -151,7 +151,7 @@ def candidates_statement(selection: JobSelection, limit: Any) -> sa.sql.expressi
     spec = selection.spec
     picked = spec.strategy.picked(_request(selection, limit))
     keys = sa.select(*(column_of(picked, key) for key in spec.keys)).distinct()
-    return guarded(keys).execution_options(**{OURS: spec, WRITES_OPTION: True})
+    return as_library_statement(keys).execution_options(**{OURS: spec, WRITES_OPTION: True})
 
 
 def _request(

@@ -30,7 +30,7 @@ from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.run import CopiedTransaction, Key, Run, key_text, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.errors import sqlstate
-from sqlaqueue.sql.types import NEUTRAL, guarded
+from sqlaqueue.sql.types import NEUTRAL, as_library_statement
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.base import TOKEN
 from sqlaqueue.strategies.columns import attribute_names, column_of, named
@@ -392,7 +392,7 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, cho
 def _returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any]) -> Any:
     if isinstance(verb, sa.Update | sa.Delete):
         # Columns of the table: SQLAlchemy does not expect a with_loader_criteria() where attributes are in a Bundle.
-        changing = guarded(verb.where(planned_anew())).returning(_Key("key", *spec.keys))
+        changing = as_library_statement(verb.where(planned_anew())).returning(_Key("key", *spec.keys))
         return changing.execution_options(synchronize_session="fetch", **{WRITES_OPTION: True})
     if isinstance(verb, sa.Insert):
         inserted = verb.returning(*named(spec.keys)).cte("sqlaqueue_inserted")
@@ -403,7 +403,7 @@ def _returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any]) -> Any:
     changed = verb.subquery("sqlaqueue_changed_keys").c
     twins = [column.label("twin") for column in changed if column.key == TWIN]
     # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
-    keys = guarded(
+    keys = as_library_statement(
         sa.select(_Key("key", *(column for column in changed if column.key != TWIN)), *twins).where(planned_anew())
     )
     options: dict[str, Any] = {JOBS_OPTION: tuple(jobs)} if jobs else {}

@@ -17,6 +17,7 @@ from sqlaqueue.postgresql.side_tables import rate
 from sqlaqueue.queue.config import did_you_mean
 from sqlaqueue.queue.names import ATTEMPT, CONTROL, DEAD_LETTER
 from sqlaqueue.queue.options import Fair, Limit, Order, Rate
+from sqlaqueue.queue.roles import UNCHANGED_ROLES
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.queue.strategy_protocol import Privilege, RequiredPrivilege, Strategy
 from sqlaqueue.sql.types import object_name
@@ -156,9 +157,6 @@ def _add_indexes(flow: FlowControl) -> None:
 # claim that meets the row at that moment ends with a serialization failure.
 
 
-_UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
-"""The roles that the library does not change while a job is in the queue."""
-
 _COLUMN = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([A-Za-z_][\w$]*))\s*(?:$|\s[^(]*$)')
 """A column of a partition key, with its collation and operator class, if any."""
 
@@ -198,7 +196,7 @@ def _reasons_against(spec: QueueSpec, text: str) -> Iterator[str]:
 def _reasons_against_change(spec: QueueSpec, columns: list[sa.Column[Any]]) -> Iterator[str]:
     """Yield which columns of the partition key the queue changes."""
     for role, column in spec.columns.items():
-        if role not in _UNCHANGED_ROLES and column in columns:
+        if role not in UNCHANGED_ROLES and column in columns:
             yield (
                 f"{_attribute(spec, column)} is the {role} of the queue, which changes while a job is in it. Each "
                 "change would move the row to another partition, and a claim that meets it fails with a serialization "

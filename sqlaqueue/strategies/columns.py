@@ -13,6 +13,7 @@ from sqlalchemy.sql.elements import KeyedColumnElement, conv
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.queue.config import did_you_mean
+from sqlaqueue.queue.roles import UNCHANGED_ROLES
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import KeyRange
@@ -110,10 +111,6 @@ def add_index(
 # The columns of attributes that a configuration names as a key, checked when a class is mapped.
 
 
-_UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
-"""The roles that the library does not change while a job is in the queue."""
-
-
 def column_named(spec: QueueSpec, name: str, what: str) -> sa.Column[Any]:
     """Return the column of an attribute.
 
@@ -137,7 +134,7 @@ def key_column(spec: QueueSpec, name: str, what: str) -> sa.Column[Any]:
     """
     column, model = column_named(spec, name, what), spec.model.__name__
     role = next((role for role, other in spec.columns.items() if other is column), None)
-    if role is not None and role not in _UNCHANGED_ROLES:
+    if role is not None and role not in UNCHANGED_ROLES:
         msg = f"{what}: {model}.{name} is the {role} of the queue, which changes while a job is in it; leave it out"
         raise ConfigurationError(msg)
     stored = getattr(column.type, "impl_instance", column.type)

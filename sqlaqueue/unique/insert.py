@@ -19,7 +19,7 @@ from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of, with_plain_form
 from sqlaqueue.sql.inserts import insert_unless
-from sqlaqueue.sql.types import guarded, numbered_rows
+from sqlaqueue.sql.types import as_library_statement, numbered_rows
 from sqlaqueue.strategies.columns import same
 from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index
 from sqlaqueue.unique.relationships import Relationships, set_foreign_key
@@ -265,7 +265,7 @@ def _insert(
     computed = any(isinstance(value, sa.ClauseElement) for value in values[0].values())
     known = () if computed else given
     returned = [column for column in table.c if column in keys or column not in known]
-    statement = guarded(insert.returning(*returned))
+    statement = as_library_statement(insert.returning(*returned))
     # With its values in the statement one row may contain expressions.
     found = (
         connection.execute(statement.values(values[0]))
@@ -324,7 +324,7 @@ def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[
     ).select_from(given.outerjoin(spec.table, sa.and_(key.are_twins(spec.table, given), key.counts(spec.table))))
     found = found.where(planned_anew()).order_by(given.c[_NUMBER])
     with explaining_missing_index(spec):
-        rows: Any = connection.execute(guarded(found))
+        rows: Any = connection.execute(as_library_statement(found))
     # One for each: without the index there may be several twins, which the INSERT finds out.
     answers = {
         number: Found(None if twin[0] is None else tuple(twin), first - 1, order)
@@ -376,7 +376,7 @@ def lock_waiting(connection: sa.Connection, key: UniqueKey, twins: Sequence[Key]
         waiting = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys))
     waiting = waiting.where(spec.in_state("pending"))
     locked = waiting.order_by(*spec.keys).with_for_update(of=spec.table, key_share=True)
-    return {tuple(row) for row in connection.execute(guarded(locked))}
+    return {tuple(row) for row in connection.execute(as_library_statement(locked))}
 
 
 def replace(

@@ -52,13 +52,13 @@ from sqlaqueue.admin.doctor.vacuum import (
     check_status_statistics,
     check_table_statistics,
 )
-from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.postgresql.server import read_only
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import refuse_other_engines
 from sqlaqueue.sql.errors import sqlstate
 from sqlaqueue.statements.selection import select_jobs

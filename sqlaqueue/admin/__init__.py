@@ -45,11 +45,9 @@ from sqlaqueue.admin.changes import (
     Requeued,
     cancel,
     cancel_some,
-    consumers,
     execute,
     in_batches,
     pause,
-    paused,
     preview,
     purge,
     purge_some,
@@ -61,7 +59,8 @@ from sqlaqueue.admin.changes import (
 )
 from sqlaqueue.admin.doctor.doctor import doctor
 from sqlaqueue.admin.doctor.examination import Finding, Thresholds
-from sqlaqueue.admin.explain_job import Explanation, Reason, explain_job
+from sqlaqueue.admin.explain_job import Explanation, explain_job
+from sqlaqueue.admin.job_reasons import Reason
 from sqlaqueue.admin.jobs import (
     Attempt,
     AttemptOutcome,
@@ -86,7 +85,7 @@ from sqlaqueue.admin.schedules import (
     schedule,
     schedules,
 )
-from sqlaqueue.admin.state import Depth, KeyAtLimit, Stats, depth, stats
+from sqlaqueue.admin.state import Depth, KeyAtLimit, Stats, consumers, depth, paused, stats
 
 __all__ = [
     "Attempt",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.changes import cancel, consumers, pause, paused, purge, reconcile, requeue, rescue, resume
+from sqlaqueue.admin.changes import cancel, pause, purge, reconcile, requeue, rescue, resume
 from sqlaqueue.admin.doctor.doctor import doctor
 from sqlaqueue.admin.explain_job import explain_job
 from sqlaqueue.admin.jobs import attempts, count, failures, job, jobs
@@ -23,7 +23,7 @@ from sqlaqueue.admin.schedules import (
     schedule,
     schedules,
 )
-from sqlaqueue.admin.state import depth, stats
+from sqlaqueue.admin.state import consumers, depth, paused, stats
 from sqlaqueue.session_types import check_session
 
 if TYPE_CHECKING:

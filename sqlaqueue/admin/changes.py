@@ -427,11 +427,11 @@ def _requested(spec: QueueSpec, keys: Sequence[Key], started: Any) -> AnySelect:
 
 
 # -- queue control -----------------------------------------------------------------------------------------------------
-# Operations on a whole queue: pause, resume, consumers, rescue, reconcile.
+# Operations on a whole queue.
 
 
 _LONGEST = 5.0
-"""For how many seconds jobs are rescued one by one; what has been rescued is locked meanwhile."""
+"""For how many seconds jobs are rescued or requeued one by one; those that were are locked meanwhile."""
 
 
 @requires_session
@@ -448,18 +448,6 @@ def resume(session: Session, model: type[Any]) -> None:
     with routing_to_primary(session):
         session.execute(verbs.resume(model), bind_arguments=bind_arguments(model))
     session.commit()
-
-
-@requires_session
-def paused(session: Session, model: type[Any]) -> bool:
-    """Return whether a queue is paused."""
-    return bool(session.scalar(verbs.paused(model), bind_arguments=bind_arguments(model)))
-
-
-@requires_session
-def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
-    """Return the live Consumers of a queue, as rows with the columns of :func:`sqlaqueue.consumers`."""
-    return session.execute(verbs.consumers(model), bind_arguments=bind_arguments(model)).all()
 
 
 @requires_session
@@ -554,7 +542,6 @@ class Requeued(int):
 
 
 _FAILED = JobFilter(states=("failed",))
-"""For how many seconds the jobs of a batch are tried one by one; what has been requeued is locked meanwhile."""
 
 
 @requires_session

@@ -1,8 +1,11 @@
-"""The state of a queue in numbers: its depth, its failures, its Consumers, and the keys that are at their limit."""
+"""The state of a queue: whether it is paused, its Consumers, its depth, and the keys that are at their limit.
+
+The only reader of these: for statistics, explanations, the doctor, the dashboard and the exporter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +21,67 @@ from sqlaqueue.flow_control.keys import KeyLimit, flow_control
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.due_times import due_since
+from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.session_types import requires_session
+from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.statements.verbs import consumers, paused
 from sqlaqueue.strategies.update_status import waits_for_twin
+
+# -- control and Consumers ---------------------------------------------------------------------------------------------
+
+
+@requires_session
+def paused(session: Session, model: type[Any]) -> bool:
+    """Return whether a queue is paused."""
+    return bool(session.scalar(verbs.paused(model), bind_arguments=bind_arguments(model)))
+
+
+@requires_session
+def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
+    """Return the live Consumers of a queue, as rows with the columns of :func:`sqlaqueue.consumers`."""
+    return session.execute(verbs.consumers(model), bind_arguments=bind_arguments(model)).all()
+
+
+def is_paused(session: Session, spec: QueueSpec) -> bool:
+    """Return whether a queue is paused; one without a control table cannot be."""
+    return CONTROL in spec.side_tables and paused(session, spec.model)
+
+
+def pause_moment(spec: QueueSpec) -> AnySelect | None:
+    """Return a SELECT of the moment since which a queue has been paused; None if it has no control table."""
+    control = spec.side_tables.get(CONTROL)
+    if control is None:
+        return None
+    return sa.select(control.c.created_at).where(control.c.queue == spec.name, control.c.key == PAUSE)
+
+
+def live_consumers(session: Session, spec: QueueSpec) -> Sequence[Any] | None:
+    """Return the live Consumers of a queue as :func:`consumers` does; None if it has no table of them."""
+    return consumers(session, spec.model) if CONSUMERS in spec.side_tables else None
+
+
+def unclaimable_jobs(consumer: Any) -> list[tuple[list[str], str]]:
+    """Return the keys, as texts, of the jobs that a live Consumer cannot claim, each with the error.
+
+    :param consumer: a row of :func:`consumers`; whatever another program has written there.
+    """
+    listed = consumer.unclaimable if isinstance(consumer.unclaimable, list) else []
+    return [
+        ([str(part) for part in one["key"]], str(one.get("error")))
+        for one in listed
+        if isinstance(one, dict) and isinstance(one.get("key"), list)
+    ]
+
+
+def missing_indexes(session: Session, spec: QueueSpec) -> list[sa.Index]:
+    """Return the indexes of claims and rescues, and of unique jobs, that the database lacks."""
+    connection = session.connection(bind_arguments={"mapper": spec.mapper})
+    return checks_of(connection).missing_indexes(connection, spec)
+
 
 # -- keys at limit -----------------------------------------------------------------------------------------------------
 # The keys of a queue that have as many running jobs as their limit is.
@@ -226,14 +282,9 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
     filters = [JobFilter()] if finished else [JobFilter(states=(state,)) for state in ACTIVE]
     counted = [row for each in filters for row in _count(session, model, each)]
     states = dict.fromkeys(_states(spec) if finished else [each for each in _states(spec) if each in ACTIVE], 0)
-    live = (
-        session.execute(consumers(model), bind_arguments=bind_arguments(model)).all()
-        if CONSUMERS in spec.side_tables
-        else []
-    )
+    live = live_consumers(session, spec) or []
     running = sum(len(consumer.running) for consumer in live)
     by_row = not spec.strategy.holds_transaction
-    connection = session.connection(bind_arguments=bind_arguments(model))
     return Stats(
         queue=spec.name,
         strategy=spec.strategy.name,
@@ -242,11 +293,10 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
         oldest_due=max((float(row.oldest) for row in counted if row.oldest is not None), default=None),
         running=sum(row.jobs for row in counted if row.state == "processing") if by_row else running,
         failed_by_attempts=_by_attempts(session, model) if finished else {},
-        paused=CONTROL in spec.side_tables
-        and bool(session.scalar(paused(model), bind_arguments=bind_arguments(model))),
+        paused=is_paused(session, spec),
         consumers=len(live),
         at_limit=[*keys_at_limit(session, spec)],
-        missing_indexes=[str(index.name) for index in checks_of(connection).missing_indexes(connection, spec)],
+        missing_indexes=[str(index.name) for index in missing_indexes(session, spec)],
         expired_leases=_expired_leases(session, model, spec),
     )
 

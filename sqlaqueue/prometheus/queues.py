@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.admin.jobs import JobFilter, bind_arguments
-from sqlaqueue.admin.state import DEFAULT_LIMIT, keys_at_limit
+from sqlaqueue.admin.state import DEFAULT_LIMIT, is_paused, keys_at_limit, live_consumers, missing_indexes
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.waker import Deadlines
@@ -25,9 +25,7 @@ from sqlaqueue.consumer.sessions import resolve_factory
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import specs_by_name
-from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.queue.config import is_count
-from sqlaqueue.queue.names import CONSUMERS as CONSUMER_TABLE
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import seconds
@@ -197,9 +195,9 @@ def _depth(reader: GaugeReader, session: Session) -> Iterator[Sample]:
 
 
 def _consumers(reader: GaugeReader, session: Session) -> Iterator[Sample]:
-    if CONSUMER_TABLE not in reader.spec.side_tables:
+    live = live_consumers(session, reader.spec)
+    if live is None:
         return
-    live = admin.consumers(session, reader.spec.model)
     yield reader.sample(CONSUMERS, len(live))
     yield reader.sample(CONSUMERS_LISTENING, sum(each.listening for each in live))
     if reader.spec.strategy.holds_transaction:
@@ -208,7 +206,7 @@ def _consumers(reader: GaugeReader, session: Session) -> Iterator[Sample]:
 
 def _paused(reader: GaugeReader, session: Session) -> Iterator[Sample]:
     if CONTROL in reader.spec.side_tables:
-        yield reader.sample(PAUSED, admin.paused(session, reader.spec.model))
+        yield reader.sample(PAUSED, is_paused(session, reader.spec))
 
 
 def _keys_at_limit(reader: GaugeReader, session: Session) -> Iterator[Sample]:
@@ -216,8 +214,7 @@ def _keys_at_limit(reader: GaugeReader, session: Session) -> Iterator[Sample]:
 
 
 def _missing_indexes(reader: GaugeReader, session: Session) -> Iterator[Sample]:
-    connection = session.connection(bind_arguments=bind_arguments(reader.spec.model))
-    yield reader.sample(MISSING_INDEXES, len(checks_of(connection).missing_indexes(connection, reader.spec)))
+    yield reader.sample(MISSING_INDEXES, len(missing_indexes(session, reader.spec)))
 
 
 def _schedules(reader: GaugeReader, session: Session) -> Iterator[Sample]:

@@ -22,9 +22,10 @@ from sqlaqueue.admin.doctor.examination import (
     number_text,
     target_of,
 )
-from sqlaqueue.admin.explain_job import messages_of, unclaimable_jobs
+from sqlaqueue.admin.explain_job import messages_of
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_schedules
+from sqlaqueue.admin.state import has_leases, pause_moment, unclaimable_jobs
 from sqlaqueue.consumer.settings import make_settings
 from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import SqlaqueueError
@@ -62,7 +63,8 @@ def check_due_jobs(examination: Examination) -> Iterator[Finding]:
         waits = f"{jobs} due{'' if oldest is None else f', the oldest for {duration_text(oldest)}'}"
         facts = {"due": due, "oldest_due": oldest}
         alive, target = live_consumers(examination, spec), target_of(spec)
-        paused_at = _paused_at(examination, spec)
+        paused = pause_moment(spec)
+        paused_at = None if paused is None else examination.connection.execute(paused).scalar()
         if paused_at is not None:
             yield Finding(
                 severity="warning",
@@ -128,14 +130,6 @@ def _due(spec: QueueSpec) -> AnySelect:
     oldest = sa.extract("epoch", clock() - within_calendar(sa.func.min(first.c.since)))
     columns: list[sa.ColumnElement[Any]] = [sa.func.count().label("due"), oldest.label("oldest")]
     return sa.select(*columns).select_from(first)
-
-
-def _paused_at(examination: Examination, spec: QueueSpec) -> Any:
-    control = spec.side_tables.get(CONTROL)
-    if control is None:
-        return None
-    mine = sa.and_(control.c.queue == spec.name, control.c.key == PAUSE)
-    return examination.connection.execute(sa.select(control.c.created_at).where(mine)).scalar()
 
 
 def check_consumers(examination: Examination) -> Iterator[Finding]:
@@ -361,7 +355,7 @@ def claim_of(spec: QueueSpec) -> object | None:
 def check_leases(examination: Examination) -> Iterator[Finding]:
     """Find expired leases, and running jobs that have none."""
     for spec in examination.specs:
-        if spec.strategy.holds_transaction or not spec.has("lease_expires_at") or not spec.has("status"):
+        if not has_leases(spec):
             continue
         yield from _expired(examination, spec)
         yield from _without_lease(examination, spec)

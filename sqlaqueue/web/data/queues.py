@@ -10,7 +10,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.changes import consumers, paused
 from sqlaqueue.admin.doctor.doctor import COMPLETE, DEFAULTS, examine
 from sqlaqueue.admin.doctor.examination import Finding
 from sqlaqueue.admin.doctor.objects import check_indexes
@@ -18,13 +17,13 @@ from sqlaqueue.admin.doctor.service import claim_of
 from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_all
-from sqlaqueue.admin.state import Depth, KeyAtLimit, depth, keys_at_limit
+from sqlaqueue.admin.state import Depth, KeyAtLimit, depth, is_paused, keys_at_limit, live_consumers
 from sqlaqueue.postgresql.catalog import missing_tables
 from sqlaqueue.postgresql.catalog_text import describe_session
 from sqlaqueue.postgresql.facts import HorizonHolders, IndexSize, PlanNode, StatementPlan, TableStatistics
 from sqlaqueue.postgresql.plans import explain
 from sqlaqueue.postgresql.server import horizon_holders, index_sizes, table_statistics
-from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, DEAD_LETTER
+from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.web.data.past import (
@@ -156,8 +155,8 @@ def read_state(reader: QueueReader) -> QueueState:
     return QueueState(
         depth=reader.part(lambda: depth(session, spec.model, limit=COUNT_LIMIT)),
         failed=reader.part(lambda: count_failed(reader)),
-        paused=reader.part(lambda: CONTROL in spec.side_tables and paused(session, spec.model)),
-        consumers=reader.part(lambda: consumers(session, spec.model) if CONSUMERS in spec.side_tables else []),
+        paused=reader.part(lambda: is_paused(session, spec)),
+        consumers=reader.part(lambda: live_consumers(session, spec) or []),
         at_limit=reader.part(lambda: [*keys_at_limit(session, spec)]),
     )
 

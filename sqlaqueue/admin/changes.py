@@ -33,15 +33,10 @@ from sqlaqueue.statements.selection import instances, key_of, returning_keys, se
 from sqlaqueue.strategies.twins import unique_key
 from sqlaqueue.write_routing import routing_to_primary
 
-# -- shards ------------------------------------------------------------------------------------------------------------
-# Statements on a table that Citus distributes by a column: it locks the rows of one shard only.
-
-
 Narrowed = TypeVar("Narrowed", AnySelect, sa.CompoundSelect[Any])
 
 
 def distribution_column(session: Session, spec: QueueSpec) -> sa.Column[Any] | None:
-    """Return the column that distributes a queue's table; None for a table of which a statement may lock all rows."""
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
     return None if engine_of(connection.dialect) is not None else shard_column(connection, spec)
 
@@ -86,7 +81,6 @@ def _expired_values(spec: QueueSpec, column: sa.Column[Any]) -> AnySelect:
 
 
 # -- bulk changes ------------------------------------------------------------------------------------------------------
-# Change many jobs in batches, each in a short transaction, so that claims need not wait for long.
 
 
 NO_SYNCHRONIZATION = {"synchronize_session": False}
@@ -277,10 +271,6 @@ def unchanged_jobs(model: Any, job_filter: JobFilter, keys: Sequence[Key]) -> An
     return jobs.where(spec.in_state(*job_filter.states))
 
 
-# -- beside twins ------------------------------------------------------------------------------------------------------
-# Make jobs of a unique queue pending again without waiting for a twin that is not committed.
-
-
 _LOCK_NOT_AVAILABLE = "55P03"
 
 Rows = Sequence[Sequence[Any]]
@@ -318,7 +308,6 @@ def _set_timeout(value: Any) -> Any:
 
 
 # -- cancellation ------------------------------------------------------------------------------------------------------
-# Cancel pending jobs, request the cancellation of running ones, and return the outcome for each job.
 
 
 _ACTIVE = JobFilter(states=("pending", "processing"))
@@ -415,7 +404,6 @@ def _cancel_page(
 
 
 def _requested(spec: QueueSpec, keys: Sequence[Key], started: Any) -> AnySelect:
-    """Return a SELECT of those of ``keys`` whose cancellation was requested since ``started``."""
     control = spec.side_tables[CONTROL]
     is_requested = sa.and_(control.c.queue == spec.name, control.c.key == key_json(spec.keys))
     return (
@@ -427,7 +415,6 @@ def _requested(spec: QueueSpec, keys: Sequence[Key], started: Any) -> AnySelect:
 
 
 # -- queue control -----------------------------------------------------------------------------------------------------
-# Operations on a whole queue.
 
 
 _LONGEST = 5.0
@@ -511,7 +498,6 @@ def reconcile(session: Session, model: type[Any]) -> int:
 
 
 # -- requeueing --------------------------------------------------------------------------------------------------------
-# Make finished jobs pending again, and report those that have a twin by now.
 
 
 class Requeued(int):

@@ -145,7 +145,6 @@ def read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: bo
 
 
 def _row(session: Session, spec: QueueSpec, key: Key) -> dict[str, Any]:
-    """Return the values of the columns that reasons are made of; the others may be large."""
     kinds = [spec.columns.get("status"), spec.mapper.polymorphic_on]
     needed = [*spec.claim_order, *(each for each in kinds if isinstance(each, sa.Column) and each.table is spec.table)]
     columns = list(dict.fromkeys(needed))
@@ -257,7 +256,6 @@ def _consumers(session: Session, spec: QueueSpec) -> list[LiveConsumer] | None:
 
 
 def _first_message(spec: QueueSpec, messages: MessageTable, key: Key) -> AnySelect:
-    """Return a SELECT of the place of a job's first message in the order of messages."""
     its = sa.select(*map(_readable, messages.order)).where(spec.key_in(messages.jobs, [key]), *messages.waits)
     return its.order_by(*messages.order).limit(1)
 

@@ -81,7 +81,6 @@ class Facts:
 
     @property
     def state(self) -> str | None:
-        """The name of the job's state; None if there is no such job."""
         return None if self.info is None else self.info.state
 
     @property
@@ -91,7 +90,6 @@ class Facts:
 
     @property
     def is_held(self) -> bool:
-        """Whether a transaction holds the pending job."""
         return self.state == "pending" and (self.claimed_here or bool(self.locked))
 
     @property
@@ -100,7 +98,6 @@ class Facts:
         return self.is_due and not self.is_held and self.has_message
 
     def runners(self) -> list[str]:
-        """Return the names of the live Consumers that were running the job at their last heartbeats."""
         return [each.name for each in self.consumers or () if self._key_texts in map(list, each.running)]
 
     def refused_by(self) -> list[tuple[str, str]]:
@@ -282,7 +279,6 @@ def _running(facts: Facts) -> Iterator[Reason]:
 
 
 def _owner(facts: Facts, name: str | None) -> str:
-    """Return a sentence about the worker that holds a job."""
     if facts.runners():
         return f"The Consumer {_names(facts.runners())} was running its handler at the last heartbeat."
     if any(each.name == name for each in facts.consumers or ()):
@@ -433,7 +429,6 @@ REASONS: tuple[Callable[[Facts], Iterator[Reason]], ...] = (
 
 
 def reasons_of(facts: Facts) -> tuple[Reason, ...]:
-    """Return all reasons; if there is none, that the job is ready."""
     found = tuple(reason for function in REASONS for reason in function(facts))
     return found or (_ready(facts),)
 

@@ -28,7 +28,6 @@ from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 from sqlaqueue.write_routing import routing_to_primary
 
 # -- job filter --------------------------------------------------------------------------------------------------------
-# Select jobs of a queue by state, age, kind of error or key.
 
 
 NO_ERROR = ""
@@ -189,7 +188,6 @@ def _typed(value: Any, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 
 # -- attempts ----------------------------------------------------------------------------------------------------------
-# The attempts of one job, from the attempt history of its queue.
 
 
 AttemptOutcome: TypeAlias = Literal["completed", "retried", "failed", "cancelled", "released", "rescued"]
@@ -215,7 +213,6 @@ class Attempt:
 
     @property
     def seconds(self) -> float | None:
-        """The seconds between the start and the end; None without a start."""
         return None if self.started_at is None else (self.ended_at - self.started_at).total_seconds()
 
 
@@ -252,7 +249,6 @@ def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -
 
 
 # -- failure groups ----------------------------------------------------------------------------------------------------
-# Failed jobs, grouped by kind of error.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +306,6 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
 
 
 # -- job listing -------------------------------------------------------------------------------------------------------
-# Single jobs: a list of jobs, or one job with all columns of its row.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,7 +371,6 @@ def job_info(session: Session, model: type[Any], key: Any) -> JobInfo | None:
 
 
 def _readable(found: sa.FromClause) -> list[sa.ColumnElement[Any]]:
-    """Return the columns of a listing, with times that every driver can load."""
     return [
         within_calendar(column).label(column.key)
         if isinstance(column.type, sa.DateTime) and column.type.timezone and column.key in SHOWN

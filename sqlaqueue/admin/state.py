@@ -47,7 +47,6 @@ def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
 
 
 def is_paused(session: Session, spec: QueueSpec) -> bool:
-    """Return whether a queue is paused; one without a control table cannot be."""
     return CONTROL in spec.side_tables and paused(session, spec.model)
 
 
@@ -84,7 +83,6 @@ def missing_indexes(session: Session, spec: QueueSpec) -> list[sa.Index]:
 
 
 # -- keys at limit -----------------------------------------------------------------------------------------------------
-# The keys of a queue that have as many running jobs as their limit is.
 
 
 _FIRST_JOBS = 10_000
@@ -104,7 +102,6 @@ class KeyAtLimit:
     most: int
 
     def __str__(self) -> str:
-        """Return it in a few words."""
         of_key = ", ".join(f"{name} {value!r}" for name, value in self.key.items()) or "the queue"
         return f"{of_key} ({self.running} of {self.most})"
 
@@ -145,7 +142,6 @@ def _held(limit: KeyLimit) -> AnySelect:
 
 
 # -- queue depth -------------------------------------------------------------------------------------------------------
-# The depth of a queue: how many of its jobs wait and run, counted up to a limit, so that the cost is bounded.
 
 
 DEFAULT_LIMIT = 100_000
@@ -231,7 +227,6 @@ def _leases(spec: QueueSpec, limit: int) -> AnySelect:
 
 
 # -- statistics --------------------------------------------------------------------------------------------------------
-# Statistics of a queue: jobs by state, due jobs, failures, Consumers.
 
 
 ACTIVE = ("pending", "processing")

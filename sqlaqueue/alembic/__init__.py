@@ -51,7 +51,6 @@ def remember_table(  # noqa: PLR0917 - the signature that Alembic calls
     database_table: sa.Table | None,
     model_table: sa.Table | None,
 ) -> PriorityDispatchResult:
-    """Remember a table that Alembic compares."""
     table = ComparedTable((schema, str(name)), database_table, model_table, modify_ops)
     remembered_tables(context).append(table)
     return PriorityDispatchResult.CONTINUE
@@ -92,7 +91,6 @@ def compare_queues(
 
 
 # -- mariadb queues ----------------------------------------------------------------------------------------------------
-# Autogenerate on MariaDB: it refuses the tables of queues, which it would not create as prepare() does.
 
 
 _OURS = "sqlaqueue_"
@@ -206,7 +204,6 @@ NAME = "alembic.autogenerate.sqlaqueue"
 
 
 def setup(plugin: Plugin) -> None:
-    """Add the comparisons to a plug-in; Alembic calls this."""
     plugin.add_autogenerate_comparator(
         remember_table, "table", "sqlaqueue", qualifier="postgresql", priority=DispatchPriority.LAST
     )

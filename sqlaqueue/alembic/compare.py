@@ -40,10 +40,6 @@ from sqlaqueue.postgresql.ddl import (
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import object_name
 
-# -- diff context ------------------------------------------------------------------------------------------------------
-# The state of one run of autogenerate: the tables that Alembic compares, the catalog, and the operations found.
-
-
 _TABLES = "_sqlaqueue_tables"
 
 
@@ -61,7 +57,6 @@ class ComparedTable:
 
     @property
     def name(self) -> str:
-        """The name of the table."""
         return self.qualified_name[1]
 
     @property
@@ -71,32 +66,26 @@ class ComparedTable:
 
     @property
     def names(self) -> set[str]:
-        """The name of the table with and without its schema."""
         return {self.name, ".".join(filter(None, (self.schema, self.name)))}
 
     @property
     def spec(self) -> QueueSpec | None:
-        """The queue of the table in the models, None if it is no queue."""
         return None if self.model_table is None else queue_of(self.model_table)
 
     @property
     def objects(self) -> Sequence[Any]:
-        """The functions, triggers and storage parameters of the table in the models."""
         return () if self.model_table is None else objects_of(self.model_table)
 
     @property
     def functions(self) -> dict[str, Function]:
-        """The functions in the models by signature."""
         return {each.signature: each for each in self.objects if isinstance(each, Function)}
 
     @property
     def triggers(self) -> dict[str, Trigger]:
-        """The triggers in the models by name."""
         return {each.name: each for each in self.objects if isinstance(each, Trigger)}
 
     @property
     def unique_index(self) -> str:
-        """The name of the index of unique jobs, whether or not it exists."""
         return object_name("ix", self.name, "queue", "unique")
 
     @property
@@ -111,7 +100,6 @@ class ComparedTable:
         return op is self.modify_ops
 
     def triggers_in(self, op: MigrateOperation) -> list[str]:
-        """Return the triggers of this table that an operation creates or drops."""
         if not isinstance(op, ops.CreateTriggers | ops.DropTriggers):
             return []
         return [*op.triggers] if (op.schema, op.table) == (self.schema, self.name) else []
@@ -122,12 +110,10 @@ class ComparedTable:
 
 
 def is_queue_column(column: sa.Column[Any]) -> bool:
-    """Return whether this library added a column to the model."""
     return "sqlaqueue" in column.info
 
 
 def remembered_tables(context: AutogenContext) -> list[ComparedTable]:
-    """Return the tables that were compared so far in this run."""
     tables: list[ComparedTable] = context.__dict__.setdefault(_TABLES, [])
     return tables
 
@@ -172,11 +158,9 @@ class DiffContext:
                 yield table, table.database_table, table.model_table
 
     def is_live(self, table: ComparedTable) -> bool:
-        """Return whether a table is in use, according to ``-x live=name``."""
         return bool(table.names & self.live)
 
     def database_table(self, name: QualifiedName) -> sa.Table | None:
-        """Return a compared table as the database has it."""
         return next((table.database_table for table in self.tables if table.qualified_name == name), None)
 
     def message_table_name(self, table: ComparedTable) -> QualifiedName:
@@ -184,7 +168,6 @@ class DiffContext:
         return table.qualified_name[0], object_name("sqlaqueue_message", table.name)
 
     def was_queue(self, table: ComparedTable) -> bool:
-        """Return whether a table is a queue in the database."""
         has_messages = self.database_table(self.message_table_name(table)) is not None
         return self.catalog.is_queue(table.qualified_name) or has_messages
 
@@ -226,13 +209,7 @@ def _live_tables(context: AutogenContext) -> set[str]:
     return {name.strip() for key, _, value in given if key == "live" for name in value.split(",")}
 
 
-# -- enums -------------------------------------------------------------------------------------------------------------
-# Compares the enum types of status columns.
-
-
 class EnumType(NamedTuple):
-    """A named enum type of the database."""
-
     schema: str | None
     name: str
     values: tuple[str, ...]
@@ -299,10 +276,6 @@ def _unused_types(diff: DiffContext, table: ComparedTable) -> Iterator[EnumType]
             yield enum
 
 
-# -- normalize ---------------------------------------------------------------------------------------------------------
-# Comparisons with the help of PostgreSQL's own printing, on a temporary copy of a table.
-
-
 @contextlib.contextmanager
 def normalizing(connection: sa.Connection, table: QualifiedName) -> Iterator[ExpressionNormalizer]:
     """Create a temporary copy of a table, with its columns only, for as long as the block runs.
@@ -321,10 +294,6 @@ def normalizing(connection: sa.Connection, table: QualifiedName) -> Iterator[Exp
         yield normalizer
     finally:
         normalizer.close()
-
-
-# -- storage parameters ------------------------------------------------------------------------------------------------
-# Compares storage parameters of tables.
 
 
 log = logging.getLogger(__name__)
@@ -392,12 +361,7 @@ def _equal(a: str | None, b: str | None) -> bool:
         return _BOOLEANS.get(a.lower(), a.lower()) == _BOOLEANS.get(b.lower(), b.lower())
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-# Compares predicates of indexes, check constraints, and defaults of the library's columns.
-
-
 def compare_indexes_checks_and_defaults(diff: DiffContext) -> None:
-    """Compare the parts of queue tables that Alembic does not compare."""
     for table, database_table, model_table in diff.remaining_tables:
         if not table.belongs_to_queue or diff.context.connection is None:
             continue
@@ -410,8 +374,6 @@ def compare_indexes_checks_and_defaults(diff: DiffContext) -> None:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The comparison of one table."""
-
     diff: DiffContext
     table: ComparedTable
     database_table: sa.Table
@@ -441,7 +403,6 @@ class _Comparison:
                 yield alembic_ops.CreateIndexOp.from_index(index)
 
     def _index_is_changed(self, index: sa.Index) -> bool:
-        """Return whether an index is invalid or has another predicate."""
         name = str(index.name)
         valid, predicate = self.diff.catalog.index(self.table.qualified_name, name) or (True, None)
         where = index.dialect_options["postgresql"]["where"]
@@ -476,7 +437,6 @@ class _Comparison:
         ]
 
     def _is_included(self, index: sa.Index, reflected: sa.Index) -> bool:
-        """Return whether the filters of ``env.py`` include an index."""
         name, context = str(index.name), self.diff.context
         schema, table = self.table.qualified_name
         return context.run_name_filters(
@@ -512,7 +472,6 @@ class _Comparison:
     def _check_constraint(
         self, check: sa.CheckConstraint, existing: dict[str, ReflectedCheck]
     ) -> Iterator[alembic_ops.MigrateOperation]:
-        """Yield the operations that create or replace ``check``, and remove it from ``existing``."""
         text = literal_sql(check.sqltext)
         name = None if check.name is None else str(check.name)
         if name is None or getattr(check, "_type_bound", False):

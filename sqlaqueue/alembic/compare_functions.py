@@ -22,16 +22,11 @@ from sqlaqueue.postgresql.catalog_schemas import (
 from sqlaqueue.postgresql.ddl import Function, Trigger, objects_of, version_in
 from sqlaqueue.sql.types import is_name_of
 
-# -- restore -----------------------------------------------------------------------------------------------------------
-# Operations that restore a function or a trigger as the database has it, for downgrades.
-
-
 _NOT_ENABLED = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 """The command that gives a new trigger a state other than enabled, by ``pg_trigger.tgenabled``."""
 
 
 def create_function(function: ReflectedFunction) -> MigrateOperation:
-    """Return the operation that creates a dropped function as it was."""
     has_expected_path = not function.has_search_path
     if function.definer or function.returns == "trigger":
         has_expected_path = function.restricted if function.definer else function.has_session_search_path
@@ -62,7 +57,6 @@ def restore_function(preparer: IdentifierPreparer, function: ReflectedFunction) 
 
 
 def create_trigger(preparer: IdentifierPreparer, trigger: ReflectedTrigger) -> MigrateOperation:
-    """Return the operation that creates a dropped trigger as it was."""
     if trigger.event:
         triggers = {trigger.name: trigger_definition(trigger)}
         create: MigrateOperation = ops.CreateTriggers(trigger.table, trigger.function, triggers, schema=trigger.schema)
@@ -76,7 +70,6 @@ def create_trigger(preparer: IdentifierPreparer, trigger: ReflectedTrigger) -> M
 
 
 def trigger_definition(trigger: ReflectedTrigger) -> ops.TriggerDefinition:
-    """Return the definition of a trigger for the operation that creates it."""
     return ops.trigger_definition(trigger.event, dict(trigger.transition_tables), trigger.when)
 
 
@@ -84,15 +77,10 @@ def _qualified(preparer: IdentifierPreparer, schema: str | None, name: str) -> s
     return ".".join(map(preparer.quote, filter(None, (schema, name))))
 
 
-# -- functions ---------------------------------------------------------------------------------------------------------
-# Compares the functions that triggers and statements of queues call.
-
-
 log = logging.getLogger(__name__)
 
 
 def compare_functions(diff: DiffContext) -> None:
-    """Create the functions that are missing, and replace those that differ."""
     preparer = diff.context.dialect.identifier_preparer
     for table in diff.tables:
         for function in table.functions.values():
@@ -173,12 +161,7 @@ def _functions_of_filtered_tables(diff: DiffContext) -> set[ResolvedName]:
     }
 
 
-# -- triggers ----------------------------------------------------------------------------------------------------------
-# Compares triggers.
-
-
 def compare_triggers(diff: DiffContext) -> None:
-    """Create, replace and drop triggers."""
     dropped: list[MigrateOperation] = []
     for table in diff.tables:
         existing = {

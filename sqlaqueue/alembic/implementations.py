@@ -179,11 +179,9 @@ def _missing_privilege(op: Operations, elements: Sequence[DDLElement], grant: st
 
 
 def connection_of(op: Operations) -> sa.Connection | None:
-    """Return the connection to the database, None when a script is written."""
     context = op.get_context()
     return None if context.as_sql else context.connection
 
 
 def drop_concurrently(op: Operations, index: str, table: sa.Table) -> None:
-    """Drop an index CONCURRENTLY if it exists."""
     op.drop_index(index, table.name, schema=table.schema, if_exists=True, postgresql_concurrently=True)

@@ -70,7 +70,6 @@ class QueueOp(MigrateOperation):
 
     @classmethod
     def rendered_fields(cls) -> list[Field[Any]]:
-        """Return the fields that are written into migrations."""
         return [each for each in fields(cls) if not each.metadata.get("not_rendered")]  # type: ignore[arg-type] # every subclass is a dataclass
 
 
@@ -140,7 +139,6 @@ def _render_call(context: AutogenContext, op: QueueOp) -> str:
 
 
 def render_value(context: AutogenContext, value: Any) -> str:  # noqa: PLR0911 - one for each kind of value
-    """Return a value as Python source."""
     if value is ...:
         return "..."
     if isinstance(value, str):
@@ -411,7 +409,6 @@ TriggerDefinition = tuple[str, TransitionTables] | tuple[str, TransitionTables, 
 
 
 def trigger_definition(event: str, transition_tables: TransitionTables, when: str | None) -> TriggerDefinition:
-    """Return the definition of a trigger for :class:`CreateTriggers`."""
     return (event, transition_tables) if when is None else (event, transition_tables, when)
 
 

@@ -93,8 +93,6 @@ class _Backfill:
 
 
 class _AddColumn(DDLElement):
-    """Adds one column if it does not exist."""
-
     inherit_cache = False
 
     def __init__(self, table: sa.Table, column: sa.Column[Any]) -> None:

@@ -99,10 +99,6 @@ def _escaped_default(default: Any) -> Any:
     return sa.DefaultClause(VerbatimSql(text)) if _NEEDS_ESCAPE.search(text) else default
 
 
-# -- existing tables ---------------------------------------------------------------------------------------------------
-# Tables with rows that become queues: ambiguous columns are refused, and the status of the rows is asked for.
-
-
 def refuse_taken_columns(diff: DiffContext) -> None:
     """Refuse an existing column that has the name of a column of the queue and may have another meaning.
 
@@ -193,24 +189,17 @@ def _names(condition: str, column: str) -> bool:
     return column in tokens or quoted in condition
 
 
-# -- index arguments ---------------------------------------------------------------------------------------------------
-# The parts of an index as the operations of this library name them.
-
-
 def columns_of(index: sa.Index) -> list[Any]:
-    """Return the names of its columns, and its expressions as ``sa.text()``."""
     return [part.name if isinstance(part, sa.Column) else sa.text(literal_sql(part)) for part in index.expressions]
 
 
 def predicate_of(index: sa.Index) -> str | None:
-    """Return its predicate as SQL."""
     where = index.dialect_options["postgresql"]["where"]
     # A reflected predicate is a string, in which a colon is no parameter.
     return where if where is None or isinstance(where, str) else literal_sql(where)
 
 
 def options_of(index: sa.Index) -> dict[str, Any]:
-    """Return its other arguments."""
     return {
         name: [getattr(each, "name", each) for each in value] if isinstance(value, list | tuple) else value
         for name, value in index.dialect_kwargs.items()
@@ -264,10 +253,6 @@ def _has_schedules(diff: DiffContext, schema: str) -> bool:
     # Alembic compares schemas by their real names.
     untranslated = {"schema_translate_map": None}
     return bool(connection.scalar(sa.select(rows), execution_options=untranslated))
-
-
-# -- live tables -------------------------------------------------------------------------------------------------------
-# Migrations of tables that are in use (``-x live=name``): each step commits by itself and can be run again.
 
 
 def split_into_steps(diff: DiffContext) -> None:
@@ -347,7 +332,6 @@ def _take_steps(table: ComparedTable, *, is_queue: bool) -> list[MigrateOperatio
 
 
 def _indexed_columns(op: MigrateOperation) -> set[str]:
-    """Return the columns of an index that is created."""
     if isinstance(op, alembic_ops.CreateIndexOp):
         return {column.name for column in op.to_index().columns}
     return {each for each in op.columns if isinstance(each, str)} if isinstance(op, CreateUniqueIndex) else set()
@@ -445,7 +429,6 @@ def _is_partition_of_queue(diff: DiffContext, table: ComparedTable) -> bool:
 
 
 # -- strategy change ---------------------------------------------------------------------------------------------------
-# What the jobs of a queue need when the queue gets another strategy: locks, released jobs, and messages.
 
 
 _IS_NOT_NULL = re.compile(r'(?:"(?:[^"]|"")+"|\w+) IS NOT NULL')
@@ -596,10 +579,6 @@ def sort_dropped_columns(diff: DiffContext) -> None:
             others = [op for op in table.modify_ops.ops if op not in drops]
             drops.sort(key=lambda op: positions[op.column_name], reverse=True)
             table.modify_ops.ops = [*others, *drops]
-
-
-# -- unique indexes ----------------------------------------------------------------------------------------------------
-# The unique index of a queue is created by an operation that names the jobs which prevent it (twins).
 
 
 _NULLS = "postgresql_nulls_not_distinct"

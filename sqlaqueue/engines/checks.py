@@ -19,7 +19,6 @@ _UNDEFINED = {"42P01", "42703", "42P10"}
 
 
 def check_complete(session: Any, spec: Spec) -> None:
-    """Raise DatabaseNotReadyError for a table, a column or an index that is missing, or that cannot serve claims."""
     name, connection = spec.model.__name__, _connection(session)
     check_tables(session, [spec.table, *spec.side_tables.values()], name)
     engine = _engine(connection)
@@ -29,7 +28,6 @@ def check_complete(session: Any, spec: Spec) -> None:
 
 
 def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> None:
-    """Raise DatabaseNotReadyError if some of the tables are missing, or columns of them."""
     connection = _connection(session)
     inspector = sa.inspect(connection)
     lacking = []
@@ -53,14 +51,12 @@ def _refuse_lack(session: Any, needed_by: str, lacking: Sequence[str]) -> None:
 
 
 def missing_indexes(session: Any, spec: Spec) -> list[sa.Index]:
-    """Return the indexes of claims and rescues, and of unique jobs, that are missing."""
     known = _index_names(_connection(session), spec.table)
     unique = _unique_index(spec)
     return [index for index in [*spec.claim_indexes, *([] if unique is None else [unique])] if index.name not in known]
 
 
 def missing_index_advice(session: Any, spec: Spec) -> str | None:
-    """Return how to create the indexes that are missing."""
     missing = missing_indexes(session, spec)
     if not missing:
         return None
@@ -74,7 +70,6 @@ def missing_index_advice(session: Any, spec: Spec) -> str | None:
 
 
 def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
-    """Return whether a table has an index of this name."""
     return name in _index_names(connection, table)
 
 
@@ -118,7 +113,6 @@ def outdated_triggers(session: Any, spec: Spec) -> str | None:
 
 
 def outdated_triggers_of(session: Any, table: sa.Table, needed_by: str) -> str | None:
-    """Return None, as above."""
     return None
 
 
@@ -146,7 +140,6 @@ def row_security(connection: sa.Connection, spec: Spec) -> tuple[list[str], str 
 
 
 def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> list[str]:
-    """Return none, as above."""
     return []
 
 

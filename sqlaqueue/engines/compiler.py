@@ -80,7 +80,6 @@ def uses_zones(statement: Any) -> bool:
 
 
 def has_zone(type_: Any) -> bool:
-    """Return whether a type is that of a moment with a time zone."""
     inner = undecorated(type_)
     return isinstance(inner, sa.DateTime) and inner.timezone
 
@@ -129,15 +128,12 @@ class TranslatingCompiler(_Compiler):
     # -- what an engine has to give ------------------------------------------------------------------------
 
     def now(self, **options: Any) -> str:
-        """Return the SQL of the present moment, which is the same for all rows of a statement."""
         raise NotImplementedError
 
     def moved(self, moment: str, seconds: str) -> str:
-        """Return the SQL of a moment and a number of seconds, added."""
         raise NotImplementedError
 
     def epoch(self, moment: str) -> str:
-        """Return the SQL of a moment in seconds since 1970."""
         raise NotImplementedError
 
     def rows_in(self, document: sa.BindParameter[Any], name: str) -> sa.FromClause:
@@ -184,7 +180,6 @@ class TranslatingCompiler(_Compiler):
         return replaced
 
     def visit_select(self, select: Any, *positional: Any, **options: Any) -> str:
-        """Render the plain form of a query that has one."""
         plain = plain_form(select)
         if plain is not None:
             return str(self.process(plain, **options))
@@ -192,7 +187,6 @@ class TranslatingCompiler(_Compiler):
         return rendered
 
     def visit_compound_select(self, compound: Any, *positional: Any, **options: Any) -> str:
-        """Render the plain form, as above."""
         plain = plain_form(compound)
         if plain is not None:
             return str(self.process(plain, **options))
@@ -200,7 +194,6 @@ class TranslatingCompiler(_Compiler):
         return rendered
 
     def visit_function(self, func: Any, *positional: Any, **options: Any) -> str:
-        """Render the plain form, as above."""
         plain = plain_form(func)
         if plain is not None:
             return str(self.process(plain, **options))
@@ -208,7 +201,6 @@ class TranslatingCompiler(_Compiler):
         return rendered
 
     def visit_cast(self, cast: Any, **options: Any) -> str:
-        """Render the plain form, as above."""
         plain = plain_form(cast)
         if plain is not None:
             return str(self.process(plain, **options))
@@ -216,11 +208,9 @@ class TranslatingCompiler(_Compiler):
         return rendered
 
     def cast_to(self, cast: Any, **options: Any) -> str:
-        """Return the SQL of a CAST."""
         raise NotImplementedError
 
     def visit_textclause(self, textclause: Any, *positional: Any, **options: Any) -> str:
-        """Render the plain form, as above."""
         plain = plain_form(textclause)
         if plain is not None:
             return str(self.process(plain, **options))
@@ -228,7 +218,6 @@ class TranslatingCompiler(_Compiler):
         return rendered
 
     def visit_case(self, clause: Any, **options: Any) -> str:
-        """Render the plain form, as above."""
         plain = plain_form(clause)
         if plain is not None:
             return str(self.process(plain, **options))
@@ -238,7 +227,6 @@ class TranslatingCompiler(_Compiler):
     # -- expressions -----------------------------------------------------------------------------------------
 
     def visit_binary(self, binary: BinaryExpression[Any], *positional: Any, **options: Any) -> str:
-        """Translate the comparison with an array, and the arithmetic of moments."""
         plain = plain_form(binary)
         if plain is not None:
             return str(self.process(plain, **options))
@@ -258,7 +246,6 @@ class TranslatingCompiler(_Compiler):
         return rendered
 
     def _seconds(self, span: Any, **options: Any) -> str:
-        """Return the SQL of a span as a number of seconds."""
         if is_span_of_program(span):
             return self.epoch(self.process(span, **options))
         before = self.__dict__.get(_IN_SPAN, False)
@@ -307,13 +294,11 @@ class TranslatingCompiler(_Compiler):
         return self.among_values(left, array, **options)
 
     def among_rows(self, left: str, rows: Any, **options: Any) -> str:
-        """Return the SQL of the condition that a value is in a subquery."""
         # It is in parentheses.
         rendered = self.process(rows, **options)
         return f"{left} IN {rendered if rendered.startswith('(') else f'({rendered})'}"
 
     def among_values(self, left: str, array: Any, **options: Any) -> str:
-        """Return the SQL of the condition that a value is in an array."""
         return f"{left} IN ({self.each_value(self.process(array, **options))})"
 
     def _between(self, binary: BinaryExpression[Any], **options: Any) -> str:
@@ -375,7 +360,6 @@ class TranslatingCompiler(_Compiler):
         return f"json_array({', '.join(self._arguments(function, **options))})"
 
     def _as_before(self, function: Any, **options: Any) -> str:
-        """Return the call of a function as the dialect renders it."""
         visit = getattr(super(), f"visit_{function.name}_func", None)
         if visit is not None:
             return str(visit(function, **options))
@@ -390,7 +374,6 @@ class TranslatingTableCompiler(_Compiler):
 
     @memoized_property
     def sql_compiler(self) -> Any:
-        """The compiler of expressions."""
         compiler = super().sql_compiler
         element = getattr(self.statement, "element", None)
         compiler.__dict__["_sqlaqueue_translates"] = is_ours(getattr(element, "table", element))

@@ -17,9 +17,6 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.engine import PREPARED_BY, OtherEngine, engine_of, mark_prepared
 from sqlaqueue.sql.types import TextArray
 
-# -- engine ------------------------------------------------------------------------------------------------------------
-# What all other engines give in the same way, and how they refuse what they cannot carry.
-
 
 class SharedEngine:
     """The base of an :class:`~sqlaqueue.sql.engine.OtherEngine` that carries the strategy ``update_status`` only."""
@@ -77,10 +74,6 @@ class SharedEngine:
 
     def check_storage(self, connection: sa.Connection, spec: Any) -> None:
         """Accept the tables as they are."""
-
-
-# -- types -------------------------------------------------------------------------------------------------------------
-# Types that other engines share: moments as texts, spans in seconds, arrays as JSON.
 
 
 def moment_text(moment: datetime) -> str:
@@ -173,10 +166,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
     return value.hex if isinstance(value, UUID) else str(value)
-
-
-# -- prepare -----------------------------------------------------------------------------------------------------------
-# Replaces the compilers and types of one engine's dialect.
 
 
 def whole_engine(engine: Any) -> sa.Engine:

@@ -202,10 +202,6 @@ def _in_order(cte: CTE, done: set[CTE], locks_apart: bool) -> Iterator[CTE]:
     yield cte
 
 
-# -- events ------------------------------------------------------------------------------------------------------------
-# Carries out the statements of the library on the connections of a prepared engine.
-
-
 _IN_STEP: ContextVar[bool] = ContextVar("sqlaqueue_in_step", default=False)
 """Whether a step is being executed, whose own steps have been executed before it."""
 

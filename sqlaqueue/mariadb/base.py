@@ -19,9 +19,6 @@ from sqlalchemy.sql.visitors import iterate
 from sqlaqueue.engines.shared import moment_text, undecorated
 from sqlaqueue.exc import StatementError
 
-# -- autocommit --------------------------------------------------------------------------------------------------------
-# Refuses statements of several parts on a connection that commits each part by itself.
-
 
 def refuse_autocommit(connection: sa.Connection, statement: Any) -> None:
     """Refuse to execute a statement in parts if each of them would be a transaction.
@@ -59,7 +56,6 @@ def _table_of(statement: Any) -> str:
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
-# The SQLSTATE that PostgreSQL would have raised for an error of MariaDB, by which the library classifies errors.
 
 
 DUPLICATES = (1062, 1586)
@@ -317,10 +313,6 @@ def limit_lock_waits(engine: sa.Engine) -> None:
             own: Any = connection.connection.cursor()
             own.execute(f"SET SESSION innodb_lock_wait_timeout = {former}")
             own.close()
-
-
-# -- types -------------------------------------------------------------------------------------------------------------
-# The type of moments, in UTC with microseconds, and the collation of texts.
 
 
 MICROSECONDS = 6

@@ -224,7 +224,6 @@ def _values_of(compiler: Any, statement: Any) -> dict[Any, Any]:
 
 
 def _assignments(compiler: Any, values: Mapping[Any, Any]) -> str:
-    """Return the SQL of the values that the rows get."""
     assignments = []
     for column, given in values.items():
         value = _as_expression(compiler, given, column)
@@ -233,7 +232,6 @@ def _assignments(compiler: Any, values: Mapping[Any, Any]) -> str:
 
 
 def _as_expression(compiler: Any, given: Any, column: Any) -> Any:
-    """Return the expression of a value that a column gets."""
     value = given if isinstance(given, sa.ClauseElement) else sa.literal(given, column.type)
     if isinstance(value, sa.BindParameter) and compiler.binds.get(value.key) is not value:
         # Not a plain parameter: it would be named after its column, as that of the whole statement is.

@@ -51,8 +51,6 @@ _Compiler: Any = MySQLCompiler
 
 
 class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
-    """Translates statements."""
-
     settings: ClassVar[Mapping[str, str]] = {
         "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
         "transaction_read_only": "IF(@@tx_read_only OR @@read_only, 'on', 'off')",
@@ -149,7 +147,6 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         return rendered.replace(_LEFT, left, 1)
 
     def each_value(self, array: str) -> str:
-        """Return a SELECT from the table of a JSON array."""
         values = f"JSON_TABLE({array}, '$[*]' COLUMNS (value {JSON_TEXT} PATH '$')) AS each_value"
         return f"SELECT value FROM {values}"  # noqa: S608 - the array is a parameter
 
@@ -205,11 +202,9 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         return rendered
 
     def visit_update(self, update_stmt: Any, visiting_cte: Any = None, **options: Any) -> str:
-        """Divide an UPDATE that returns something."""
         return self._divided(super().visit_update, update_stmt, visiting_cte, **options)
 
     def visit_delete(self, delete_stmt: Any, visiting_cte: Any = None, **options: Any) -> str:
-        """Divide a DELETE that returns something."""
         return self._divided(super().visit_delete, delete_stmt, visiting_cte, **options)
 
     def _divided(self, visit: Any, statement: Any, visiting_cte: Any, **options: Any) -> str:
@@ -252,7 +247,6 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         return f"ON DUPLICATE KEY UPDATE {first} = {self.preparer.format_table(table)}.{first}"
 
     def visit_on_conflict_do_update(self, clause: Any, **options: Any) -> str:
-        """Render ON DUPLICATE KEY UPDATE."""
         statement: Any = self.stack[-1]["selectable"]
 
         def proposed(element: Any, **_: Any) -> Any:
@@ -306,7 +300,6 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         )
 
     def visit_least_func(self, function: Any, **options: Any) -> str:
-        """Render the least value, as above."""
         return self._extreme("LEAST", function, **options) if self.translates else self._as_before(function, **options)
 
     def _extreme(self, name: str, function: Any, **options: Any) -> str:
@@ -316,14 +309,12 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         return first
 
     def visit_concat_func(self, function: Any, **options: Any) -> str:
-        """Render CONCAT(); a missing argument is an empty text."""
         if not self.translates:
             return self._as_before(function, **options)
         given = [f"COALESCE({each}, '')" for each in self._arguments(function, **options)]
         return f"CONCAT({', '.join(given)})"
 
     def visit_array_agg_func(self, function: Any, **options: Any) -> str:
-        """Render the aggregate that makes a JSON array."""
         return f"JSON_ARRAYAGG({', '.join(self._arguments(function, **options))})"
 
     def visit_funcfilter(self, funcfilter: Any, **options: Any) -> str:

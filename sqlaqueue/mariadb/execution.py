@@ -68,8 +68,6 @@ def value_place(number: int) -> str:
 
 
 class Divided(NamedTuple):
-    """A change of rows in several statements."""
-
     parts: list[tuple[str, str]]
     """Kinds and texts. ``lock`` and ``select`` return rows that begin with the key, ``change`` changes the rows with
     these keys, and ``read`` selects what is returned."""
@@ -84,7 +82,6 @@ class Divided(NamedTuple):
     """The name of a CTE that was executed before, and its columns with the key, if the keys come from there."""
 
     def text(self) -> str:
-        """Return all statements as one text."""
         kinds = ",".join(kind for kind, _ in self.parts)
         given = "" if self.given is None else f" given {self.given[0]}:{','.join(map(str, self.given[1]))}"
         places = ",".join(map(str, self.places))
@@ -174,7 +171,6 @@ class _Execution:
         return _NO_ROWS if earlier is None else f"(NOT ({_among(columns, earlier, sent)}))"
 
     def change(self, text: str, rows: list[Row], width: int) -> None:
-        """Change the rows, those that get the same values by one statement."""
         if f"{MARK} value" not in text:
             groups = [rows] if rows else []
         else:
@@ -201,7 +197,6 @@ class _Execution:
     def send(
         self, text: str, rows: list[Row] | None, positional: Sequence[Any] | None = None, cursor: Any = None
     ) -> None:
-        """Execute one statement, with keys and values in their places."""
         given = iter([*self.positional_of(text)] if positional is None else positional)
         sent: list[Any] = []
 
@@ -249,10 +244,6 @@ def _among(columns: list[str], keys: list[Row], sent: list[Any]) -> str:
     # Not a comparison of rows, for which the server would not use the index.
     same = " AND ".join(f"{column} = %s" for column in columns)
     return f"({' OR '.join([f'({same})'] * len(keys))})"
-
-
-# -- steps -------------------------------------------------------------------------------------------------------------
-# Executes one step of a statement, and keeps its rows for the statements that follow.
 
 
 _statements: WeakKeyDictionary[CTE, Any] = WeakKeyDictionary()

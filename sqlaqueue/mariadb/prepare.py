@@ -22,10 +22,6 @@ from sqlaqueue.mariadb.execution import EARLIER, execute, execute_each, forget_r
 from sqlaqueue.mariadb.tables import TableCompiler, TypeCompiler, create_trigger
 from sqlaqueue.mariadb.unique import check_comparable, insert_unless_twin
 
-# -- engine ------------------------------------------------------------------------------------------------------------
-# What MariaDB gives, and what it cannot carry.
-
-
 _DIALECT = mysql.dialect()
 """By which the types of columns are told apart."""
 
@@ -106,7 +102,6 @@ class MariaDB(SharedEngine):
                 raise DatabaseNotReadyError(msg)
 
     def created(self, table: sa.Table, connection: sa.Connection) -> None:
-        """Create the trigger of the table of schedules."""
         create_trigger(table, connection)
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
@@ -123,13 +118,8 @@ class MariaDB(SharedEngine):
 
 
 def _place(connection: sa.Connection, table: sa.Table, column: str | None = None) -> dict[str, str | None]:
-    """Return the parameters of a query about a table or a column."""
     place = {"schema": schema_of(connection, table), "table": table.name}
     return place if column is None else {**place, "name": column}
-
-
-# -- written rows ------------------------------------------------------------------------------------------------------
-# Which rows of queues the current transaction has inserted: all but those whose keys were there before.
 
 
 def note_written_rows(engine: sa.Engine) -> None:

@@ -19,10 +19,6 @@ from sqlaqueue.mariadb.changes import conjuncts
 from sqlaqueue.mariadb.unique import create_index, drop_index, is_unique_index
 from sqlaqueue.queue.names import SCHEDULE
 
-# -- ddl ---------------------------------------------------------------------------------------------------------------
-# Translates tables, indexes and types.
-
-
 _NOW = "(UTC_TIMESTAMP(6))"
 _OURS = "sqlaqueue_"
 _LENGTHS = {"key": 512}
@@ -37,8 +33,6 @@ _TableCompiler: Any = MySQLDDLCompiler
 
 
 class TableCompiler(TranslatingTableCompiler, _TableCompiler):
-    """Translates tables and indexes."""
-
     def visit_create_index(self, create: Any, **options: Any) -> str:
         """Render a partial index as one that begins with the columns of its predicate."""
         index = create.element
@@ -97,7 +91,6 @@ class TypeCompiler(MySQLTypeCompiler):
     """
 
     def visit_DATETIME(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
-        """Render the type with microseconds."""
         digits = getattr(type_, "fsp", None)
         return f"DATETIME({MICROSECONDS if digits is None else digits})"
 
@@ -107,13 +100,11 @@ class TypeCompiler(MySQLTypeCompiler):
         return "DOUBLE" if has_spans(column) else str(super().visit_type_decorator(type_, **options))
 
     def visit_JSONB(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
-        """Render JSON, or a text in a table of the library."""
         column = options.get("type_expression")
         # With the collation of other texts, which are compared and mixed with it.
         return self._text(column) if _is_text_of_ours(column) else "JSON"
 
     def visit_ARRAY(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
-        """Render JSON."""
         return "JSON"
 
     def visit_TEXT(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
@@ -164,10 +155,6 @@ def _columns_of(where: Any) -> Iterator[Any]:
 
 
 _COMPARED = {operators.eq, operators.in_op, operators.is_not}
-
-
-# -- schedules ---------------------------------------------------------------------------------------------------------
-# The trigger of the table of schedules.
 
 
 _TIMING = ("cron", "every", "timezone", "paused_at")

@@ -34,7 +34,6 @@ Process = Callable[..., str]
 
 
 def index_name(table: sa.Table) -> str:
-    """Return the name of the index that makes the jobs of a table unique."""
     return object_name("ix", table.name, "queue", "unique")
 
 
@@ -118,8 +117,6 @@ def check_comparable(spec: Any, dialect: sa.Dialect) -> None:
 
 
 def create_index(index: sa.Index, compiler: Any, *, if_not_exists: bool) -> str:
-    """Return the statement that adds the column and its index."""
-
     def process(value: Any) -> str:
         return str(compiler.sql_compiler.process(value, include_table=False, literal_binds=True))
 
@@ -136,7 +133,6 @@ def create_index(index: sa.Index, compiler: Any, *, if_not_exists: bool) -> str:
 
 
 def drop_index(index: sa.Index, compiler: Any, *, if_exists: bool) -> str:
-    """Return the statement that removes the index and its column."""
     table, name = compiler.preparer.format_table(index.table), compiler.preparer.format_index(index)
     only = "IF EXISTS " if if_exists else ""
     return f"ALTER TABLE {table} DROP INDEX {only}{name}, DROP COLUMN {only}{COLUMN}"

@@ -15,9 +15,6 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.postgresql.ddl import Function
 
-# -- table id ----------------------------------------------------------------------------------------------------------
-# Tables as the catalog has them: by name, by OID, and whether row-level security hides rows.
-
 
 class TableName(ColumnElement[str]):
     """The name of a table in SQL, as a text; its schema is translated as in any statement."""
@@ -49,7 +46,6 @@ def _table_id(element: TableId, compiler: SQLCompiler, **_: Any) -> str:
 
 
 def system_table(name: str, *columns: str) -> sa.TableClause:
-    """Return a table of ``pg_catalog`` with some of its columns."""
     return sa.table(name, *map(sa.column, columns))
 
 
@@ -59,17 +55,11 @@ def sees_all(table: sa.Table) -> sa.ColumnElement[bool]:
     return ~hidden
 
 
-# -- citus -------------------------------------------------------------------------------------------------------------
-# Where Citus places tables, from its catalog; read only where the extension is installed.
-
-
 Kind = Literal["local", "reference", "one shard", "distributed"]
 """``one shard`` is a table of a distributed schema, or one that is distributed without a column."""
 
 
 class Placement(NamedTuple):
-    """Where the rows of a table are."""
-
     kind: Kind
     colocation: int = 0
     """Tables on the same nodes have the same number."""
@@ -89,7 +79,6 @@ has_citus: sa.ColumnElement[bool] = sa.exists(
 
 
 def placements(session: Session | sa.Connection, tables: Sequence[sa.Table]) -> list[Placement]:
-    """Return where tables are, in a database that has the extension."""
     ids = [TableId(table) for table in tables]
     column = sa.func.column_to_column_name(_PARTITION.c.logicalrelid, _PARTITION.c.partkey)
     method, model = (sa.cast(each, sa.Text()) for each in (_PARTITION.c.partmethod, _PARTITION.c.repmodel))
@@ -114,13 +103,7 @@ def _placement(method: str, replication: str, colocation: int, column: str | Non
     return Placement("one shard", colocation) if colocation else LOCAL
 
 
-# -- foreign keys ------------------------------------------------------------------------------------------------------
-# The foreign keys that refer to a queue's table, as the database has them.
-
-
 class ForeignKey(NamedTuple):
-    """A foreign key in the database."""
-
     name: str
     """Its own name and that of its table."""
     schema: str
@@ -195,8 +178,6 @@ _FUNCTION = system_table("pg_proc", "oid", "proname", "pronamespace")
 
 
 class ExistingFunction(NamedTuple):
-    """A function in the database."""
-
     comment: str | None
     executable: bool
     """Whether the current role may call it."""
@@ -205,7 +186,6 @@ class ExistingFunction(NamedTuple):
 
 
 def missing_tables(session: Executor, tables: Sequence[sa.Table]) -> list[sa.Table]:
-    """Return the tables that do not exist."""
     found = session.execute(sa.select(*map(TableId, tables))).one()
     return [table for table, oid in zip(tables, found, strict=True) if oid is None]
 
@@ -214,7 +194,6 @@ _ATTRIBUTE = system_table("pg_attribute", "attname", "attrelid", "attisdropped",
 
 
 def missing_columns(session: Executor, tables: Sequence[sa.Table]) -> list[sa.Column[Any]]:
-    """Return the columns that do not exist in existing tables."""
     found = _columns(session, tables, sa.true())
     return [column for table in tables for column in table.c if column not in found]
 
@@ -236,7 +215,6 @@ def _columns(session: Executor, tables: Sequence[sa.Table], condition: sa.Column
 
 
 def trigger_names(session: Executor, table: sa.Table, *, enabled_only: bool = False) -> set[str]:
-    """Return the names of the triggers of a table."""
     trigger = system_table("pg_trigger", "tgname", "tgrelid", "tgenabled")
     query = sa.select(sa.cast(trigger.c.tgname, sa.Text)).where(trigger.c.tgrelid == TableId(table))
     if enabled_only:
@@ -245,7 +223,6 @@ def trigger_names(session: Executor, table: sa.Table, *, enabled_only: bool = Fa
 
 
 def function_comments(session: Executor, table: sa.Table, names: Sequence[str]) -> dict[str, str | None]:
-    """Return the comments of the functions of these names in the schema of a table, by name."""
     rows: Any = session.execute(_functions(table, names)).all()
     return dict(rows)
 
@@ -278,7 +255,6 @@ def _functions(table: sa.Table, names: Sequence[str]) -> AnySelect:
 
 
 def schemas_of(session: Executor, tables: Sequence[sa.Table]) -> dict[str, str]:
-    """Return the schema in which the session finds each table, by the table's name."""
     return schemas_and_citus(session, tables)[0]
 
 
@@ -308,7 +284,6 @@ def schemas_with_table(session: Executor, name: str) -> list[tuple[str, bool]]:
 
 
 def policy_commands(connection: sa.Connection, table: sa.Table) -> set[str]:
-    """Return the commands (``pg_policy.polcmd``) for which the role has a permissive policy on a table."""
     policy, applies = _policies_of_role(table)
     query = sa.select(sa.cast(policy.c.polcmd, sa.Text)).where(applies, policy.c.polpermissive)
     return set(connection.execute(query).scalars())
@@ -333,12 +308,10 @@ def _policies_of_role(table: sa.Table) -> tuple[sa.TableClause, sa.ColumnElement
 
 
 def quoted_role() -> sa.ColumnElement[str]:
-    """Return the current role as an identifier, quoted if necessary."""
     return quoted_name(sa.cast(sa.literal_column("current_user"), sa.Text()))
 
 
 def quoted_name(name: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-    """Return a name as an identifier, quoted if necessary."""
     quoted: sa.ColumnElement[str] = sa.func.quote_ident(name)
     return quoted
 

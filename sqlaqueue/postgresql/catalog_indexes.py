@@ -41,8 +41,6 @@ _INDEXES = sa.text("""
 
 @dataclass(frozen=True)
 class StoredIndex:
-    """An index of the database."""
-
     table: sa.Table
     name: str
     qualified_name: str
@@ -59,7 +57,6 @@ class StoredIndex:
 
 
 def stored_indexes(connection: sa.Connection | Session, tables: Sequence[sa.Table]) -> list[StoredIndex]:
-    """Return the indexes of existing tables."""
     columns = [sa.cast(sa.cast(TableId(each), OID()), sa.BigInteger()) for each in tables]
     ids = connection.execute(sa.select(*columns)).one()
     by_id = dict(zip(ids, tables, strict=True))
@@ -82,7 +79,6 @@ def stored_indexes(connection: sa.Connection | Session, tables: Sequence[sa.Tabl
 
 
 def partitioned_tables(connection: sa.Connection | Session, tables: Sequence[sa.Table]) -> set[sa.Table]:
-    """Return those of some existing tables that are partitioned."""
     relation = system_table("pg_class", "oid", "relkind")
     is_partitioned = sa.cast(relation.c.relkind, sa.Text()) == sa.literal_column("'p'")
     flags = [sa.select(is_partitioned).where(relation.c.oid == TableId(each)).scalar_subquery() for each in tables]
@@ -118,12 +114,6 @@ def plan_of(explained: Any) -> dict[str, Any]:
     return plan
 
 
-# -- indexes -----------------------------------------------------------------------------------------------------------
-# The indexes of a table, and whether they are valid.
-#
-# CREATE INDEX CONCURRENTLY leaves an invalid index behind when it is interrupted.
-
-
 _INDEX = system_table("pg_index", "indexrelid", "indrelid", "indisvalid")
 _RELATION = system_table("pg_class", "oid", "relname")
 
@@ -137,10 +127,6 @@ def index_validity(session: Session | sa.Connection, table: sa.Table, name: str)
     )
     valid: bool | None = session.scalar(found)
     return valid
-
-
-# -- ordered indexes ---------------------------------------------------------------------------------------------------
-# The indexes of a table that give its rows in an order.
 
 
 # A column of another collation or operator class has an order of its own, for which ORDER BY does not ask.
@@ -172,7 +158,6 @@ def table_id(connection: sa.Connection, table: sa.Table) -> int | None:
 
 
 def ordered_indexes(connection: sa.Connection, table_id: int) -> Sequence[OrderedIndex]:
-    """Return the valid B-tree indexes of a table."""
     found: list[OrderedIndex] = []
     for row in connection.execute(_ORDERED_INDEXES, {"table": table_id}):
         number = next((place for place, name in enumerate(row.columns) if name is None), len(row.columns))
@@ -193,8 +178,6 @@ def ordered_indexes(connection: sa.Connection, table_id: int) -> Sequence[Ordere
 
 
 class _Oid(sa.types.UserDefinedType[int]):
-    """The type of an object's number."""
-
     cache_ok = True
 
     def get_col_spec(self, **_: Any) -> str:
@@ -202,7 +185,6 @@ class _Oid(sa.types.UserDefinedType[int]):
 
 
 # -- listing -----------------------------------------------------------------------------------------------------------
-# How lists of jobs read a table at a bounded cost: in the order of an index, with values cut by the server.
 
 
 __all__ = ["SETTINGS", "can_be_converted", "ordered_indexes", "shown_text", "stored_size", "table_id"]

@@ -14,7 +14,6 @@ from sqlaqueue.postgresql.ddl import Function, SqlTemplate, Trigger, bare_table
 from sqlaqueue.sql.types import NEUTRAL
 
 # -- queries -----------------------------------------------------------------------------------------------------------
-# Queries of pg_catalog that list the objects of some schemas; ``:schemas`` is an array of their names.
 
 
 _TRIGGERS = """
@@ -135,10 +134,6 @@ VISIBLE_TABLES = sa.text("""
 """The tables that an unqualified name finds, each with its schema."""
 
 
-# -- reflected objects -------------------------------------------------------------------------------------------------
-# Functions and triggers as a database has them, and how they differ from those of a model.
-
-
 _EVENTS = {4: "INSERT", 8: "DELETE", 16: "UPDATE", 32: "TRUNCATE"}
 """By ``pg_trigger.tgtype``. Other values belong to triggers that are not plain AFTER triggers of one event."""
 
@@ -156,8 +151,6 @@ def trigger_condition(definition: str) -> str | None:
 
 @dataclass(frozen=True)
 class ReflectedFunction:
-    """A function of the database."""
-
     schema: str | None
     """The schema as operations name it: None for the default one."""
     actual_schema: str
@@ -184,7 +177,6 @@ class ReflectedFunction:
     """It is safe as SECURITY DEFINER: PUBLIC may not execute it, and its search path ends with ``pg_temp``."""
 
     def is_as_declared(self, function: Function) -> bool:
-        """Return whether the function is as the model declares it."""
         search_path = self.restricted if function.definer else self.has_search_path == function.sets_search_path
         own = (self.returns, self.comment, self.definer, self.plain, search_path)
         same = own == (function.returns, function.comment, function.definer, True, True)
@@ -194,7 +186,6 @@ class ReflectedFunction:
 
     @classmethod
     def from_row(cls, row: Any, schema: str | None) -> ReflectedFunction:
-        """Return the function in a row of the query ``FUNCTIONS``."""
         return cls(
             schema=schema,
             actual_schema=row.schema,
@@ -227,8 +218,6 @@ def _sources(function: Function, schema: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ReflectedTrigger:
-    """A trigger of the database."""
-
     schema: str | None
     table: str
     name: str
@@ -255,7 +244,6 @@ class ReflectedTrigger:
 
     @classmethod
     def from_row(cls, row: Any, schema: str | None) -> ReflectedTrigger:
-        """Return the trigger in a row of the query ``TRIGGERS``."""
         when = trigger_condition(row.definition)
         # A model declares statement triggers without a condition, and row triggers with one.
         kind = row.type - (0 if when is None else _FOR_EACH_ROW)
@@ -272,10 +260,6 @@ class ReflectedTrigger:
             definition=row.definition,
             columns=row.columns,
         )
-
-
-# -- reader ------------------------------------------------------------------------------------------------------------
-# What some schemas of a database contain, read once and looked up by the names of tables.
 
 
 PREFIX = "sqlaqueue_"
@@ -357,15 +341,12 @@ class CatalogReader:
         return schema or self._visible.get(name, self._current), name
 
     def triggers_of(self, table: QualifiedName) -> Mapping[str, ReflectedTrigger]:
-        """Return the triggers of a table by name."""
         return self.triggers.get(self.resolve(table), {})
 
     def function(self, table: QualifiedName, signature: str) -> ReflectedFunction | None:
-        """Return the function of this name and these arguments in the schema of a table."""
         return self.functions.get((self.resolve(table)[0], signature))
 
     def index(self, table: QualifiedName, name: str) -> ReflectedIndex | None:
-        """Return the index ``name`` of a table."""
         return self._indexes.get((self.resolve(table)[0], name))
 
     def unique_index(self, table: QualifiedName, name: str) -> str | None:
@@ -373,15 +354,12 @@ class CatalogReader:
         return self._unique_indexes.get((self.resolve(table)[0], name))
 
     def checks_of(self, table: QualifiedName) -> Mapping[str, ReflectedCheck]:
-        """Return the check constraints of a table by name."""
         return self._checks.get(self.resolve(table), {})
 
     def storage_parameters_of(self, table: QualifiedName) -> Mapping[str, str]:
-        """Return the storage parameters of a table."""
         return self._storage_parameters.get(self.resolve(table), {})
 
     def is_partitioned(self, table: QualifiedName) -> bool:
-        """Return whether a table is partitioned."""
         return self.tables.get(self.resolve(table), False)
 
     def root_of_partition(self, table: QualifiedName) -> ResolvedName | None:
@@ -435,7 +413,6 @@ class ExpressionNormalizer:
         connection.execute(create)
 
     def close(self) -> None:
-        """Remove the copy of the table."""
         self._savepoint.rollback()
 
     @staticmethod

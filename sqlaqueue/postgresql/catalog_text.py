@@ -15,10 +15,6 @@ from sqlaqueue.postgresql.ddl import QueueObject, SqlTemplate
 from sqlaqueue.postgresql.facts import OpenTransaction
 from sqlaqueue.sql.types import NEUTRAL
 
-# -- relations ---------------------------------------------------------------------------------------------------------
-# Tables and indexes in the database, each with its partitions, and names and texts in SQL for operators.
-
-
 _PARTS = sa.text("""
     SELECT c.oid::bigint FROM pg_class AS c
     WHERE c.oid = ANY (CAST(CAST(:roots AS bigint[]) AS oid[])) AND c.relkind NOT IN ('p', 'I')
@@ -39,7 +35,6 @@ def _number(oid: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
 
 
 def table_oid(connection: sa.Connection, table: sa.Table) -> int | None:
-    """Return the OID of a table; None if it does not exist."""
     return connection.scalar(sa.select(_number(TableId(table))))
 
 
@@ -50,7 +45,6 @@ def table_name(connection: sa.Connection, table: sa.Table) -> str:
 
 
 def index_oids(connection: sa.Connection, table: sa.Table, names: Sequence[str]) -> Sequence[int]:
-    """Return the OIDs of those indexes of a table that exist."""
     found, relation = system_table("pg_index", "indexrelid", "indrelid"), system_table("pg_class", "oid", "relname")
     named = relation.c.relname == sa.any_(sa.literal([*names], ARRAY(sa.Text())))
     return connection.scalars(
@@ -66,12 +60,10 @@ def partitions(connection: sa.Connection, roots: Sequence[int]) -> Sequence[int]
 
 
 def quoted(name: str) -> str:
-    """Return a name as an identifier in SQL."""
     return NEUTRAL.identifier_preparer.quote(name)
 
 
 def literal(text: str) -> str:
-    """Return a text as a literal in SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -120,7 +112,6 @@ _TABLES = {
 
 
 def open_transaction(row: Any) -> OpenTransaction:
-    """Return the fact of a row with the columns :data:`SESSION`."""
     return OpenTransaction(
         pid=row.pid,
         role=row.role,
@@ -167,15 +158,10 @@ def statement_kind(text: str) -> str:
     return keyword if table is None else f"{keyword} {table[1]}"
 
 
-# -- sql ---------------------------------------------------------------------------------------------------------------
-# Statements as text, for an operator to execute: with their values, and with translated schemas.
-
-
 _PARAMETER = re.compile(r"(?<![:\w]):(\w+)")
 
 
 def sql_text(connection: sa.Connection, statement: Any) -> str:
-    """Return a statement as text with its values, which ends with a semicolon."""
     options = {} if isinstance(statement, DDLElement) else {"compile_kwargs": {"literal_binds": True}}
     return f"{_compiled(connection, statement, **options)};"
 
@@ -186,12 +172,10 @@ def name_of(connection: sa.Connection, table: sa.Table) -> str:
 
 
 def sql_texts(connection: sa.Connection, statements: Iterable[Any]) -> str:
-    """Return several statements, each on a line of its own."""
     return "\n".join(sql_text(connection, each) for each in statements)
 
 
 def creation(table: sa.Table, objects: Iterable[QueueObject]) -> list[Any]:
-    """Return the statements that create a table with its indexes and objects."""
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
     return [
         sa.schema.CreateTable(table),

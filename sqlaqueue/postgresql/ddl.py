@@ -31,7 +31,6 @@ _VERSION = re.compile(r"sqlaqueue, version (\d+)")
 
 
 def version_comment(version: int) -> str:
-    """Return the comment that stores the version of a function in the database."""
     return f"sqlaqueue, version {version}"
 
 
@@ -87,7 +86,6 @@ class Function(QueueObject):
 
     @property
     def sets_search_path(self) -> bool:
-        """Whether it has a search path of its own."""
         return self.definer or self.returns == "trigger"
 
     @property
@@ -108,8 +106,6 @@ class Function(QueueObject):
 
 @dataclass(eq=False)
 class TriggerFunction(Function):
-    """A function that triggers call."""
-
     kind: ClassVar[str] = "trigger function"
 
     arguments: str = field(default="", init=False)
@@ -118,8 +114,6 @@ class TriggerFunction(Function):
 
 @dataclass(eq=False)
 class DropFunction(DDLElement):
-    """Drops a :class:`Function`."""
-
     function: Function
 
 
@@ -137,8 +131,6 @@ class SecureFunction(DDLElement):
 
 @dataclass(eq=False)
 class CommentOnFunction(DDLElement):
-    """Writes the comment of a :class:`Function`."""
-
     function: Function
 
 
@@ -233,13 +225,11 @@ def attach(table: sa.Table, element: QueueObject) -> None:
 
 
 def objects_of(table: sa.Table) -> Sequence[QueueObject]:
-    """Return the objects that are attached to a table."""
     objects: Sequence[QueueObject] = table.__dict__.get(_OBJECTS, ())
     return objects
 
 
 def called_functions(table: sa.Table) -> Sequence[Function]:
-    """Return those of its functions that statements call, and no trigger."""
     return [each for each in objects_of(table) if isinstance(each, Function) and not isinstance(each, TriggerFunction)]
 
 
@@ -472,7 +462,6 @@ _PLACEHOLDER = re.compile(r"\{(\w+)(:literal)?\}")
 
 
 def bare_table(name: str, schema: str | None) -> sa.Table:
-    """Return a table without columns, which serves as a qualified name."""
     return sa.Table(name, sa.MetaData(), schema=schema)
 
 

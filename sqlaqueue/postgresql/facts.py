@@ -15,8 +15,6 @@ Severity = Literal["critical", "warning", "notice"]
 """``critical``: jobs do not run, are lost or run twice, now or soon. ``warning``: the queue is slower than it should
 be, or will be critical if nothing is done. ``notice``: worth knowing."""
 
-# -- the server --------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTransaction:
@@ -41,14 +39,11 @@ class OpenTransaction:
 
     @property
     def hidden(self) -> bool:
-        """Whether the current role may not see what the session does."""
         return self.state is None and self.since is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blocker:
-    """A session that holds locks of tables for which other sessions wait."""
-
     session: OpenTransaction
     waiting: int
     """How many sessions wait."""
@@ -59,8 +54,6 @@ class Blocker:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTransaction:
-    """A prepared transaction of this database."""
-
     gid: str
     owner: str
     since: datetime
@@ -144,8 +137,6 @@ class TableStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSize:
-    """The size of one index, or of one partition of it."""
-
     name: str
     """With its schema, quoted."""
     size: int
@@ -158,8 +149,6 @@ class IndexSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting of the server for the current session."""
-
     name: str
     value: str
     source: str
@@ -168,8 +157,6 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """The server that the connection leads to."""
-
     version: int
     """``server_version_num``, such as 160004."""
     in_recovery: bool
@@ -187,7 +174,6 @@ class ServerState:
         return float(self.settings[name].value)
 
     def is_on(self, name: str) -> bool:
-        """Return whether a setting is ``on``."""
         return self.settings[name].value == "on"
 
 
@@ -223,7 +209,6 @@ class KeySequence:
 
     @property
     def limit(self) -> int:
-        """The last number that both the sequence and the column take."""
         return min(self.sequence_limit, self.column_limit)
 
 
@@ -247,9 +232,6 @@ class Connections:
     """``max_connections`` without those that are reserved for superusers."""
     groups: Sequence[ConnectionGroup]
     """The largest first."""
-
-
-# -- plans -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +283,6 @@ class PlanNode:
     parts: Sequence[PlanNode]
 
     def nodes(self) -> Iterator[PlanNode]:
-        """Yield this step and all below it."""
         yield self
         for part in self.parts:
             yield from part.nodes()
@@ -309,8 +290,6 @@ class PlanNode:
 
 @dataclass(frozen=True, kw_only=True)
 class StatementPlan:
-    """The plan of a statement, executed or not."""
-
     sql: str
     """The statement, with its values."""
     root: PlanNode
@@ -341,9 +320,6 @@ class PlannerSetting:
     name: str
     repair: str
     """The SQL that removes it where it is set; empty for a setting of the session."""
-
-
-# -- lists of jobs -----------------------------------------------------------------------------------------------------
 
 
 Form = Literal["short", "text", "bytes", "moment", "large"]

@@ -196,7 +196,6 @@ def other_schemas(session: Session | sa.Connection, table: sa.Table) -> str:
 
 
 def missing_defaults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault]:
-    """Yield the columns without the DEFAULT that the model declares."""
     compiler: Any = cast("Any", NEUTRAL.ddl_compiler)(NEUTRAL, None)
     tables = [spec.table, *spec.side_tables.values()]
     there = catalog.columns_with_default(connection, tables)
@@ -264,7 +263,6 @@ def other_versions(
 
 
 def function_faults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault]:
-    """Yield the functions that are missing or of another version."""
     for table in tables_of(spec):
         functions = [each for each in objects_of(table) if isinstance(each, Function)]
         called = [each for each in functions if not isinstance(each, TriggerFunction)]
@@ -401,7 +399,6 @@ def refused_states(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault
 
 
 def _is_known(connection: sa.Connection, spec: QueueSpec, state: str) -> bool:
-    """Return whether the type of the status column has the value of a state."""
     if not isinstance(spec.columns["status"].type, sa.Enum):
         return True
     try:

@@ -80,19 +80,16 @@ def concurrently(statement: str) -> str:
 
 
 def unique_index(spec: QueueSpec) -> sa.Index | None:
-    """Return the index of ``QueueConfig(unique=...)``."""
     name = object_name("ix", spec.table.name, "queue", "unique")
     unique = (index for index in spec.table.indexes if index.name == name)
     return None if spec.config.unique is None else next(unique, None)
 
 
 def validity_of(session: Session | sa.Connection, index: sa.Index) -> bool | None:
-    """Return whether an index is valid, None if the database lacks it."""
     return None if index.table is None else index_validity(session, index.table, str(index.name))
 
 
 def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
-    """Return whether a table has a valid index of this name."""
     return index_validity(connection, table, name) is True
 
 
@@ -127,7 +124,6 @@ def index_faults(connection: sa.Connection, spec: QueueSpec) -> list[Fault]:
 
 
 def _own_indexes(spec: QueueSpec, tables: Sequence[sa.Table]) -> list[sa.Index]:
-    """Return the indexes that this library has added; others are the application's own business."""
     own = [each for each in spec.table.indexes if is_name_of(str(each.name), "ix", spec.table.name, "queue")]
     side = [each for table in tables if table in spec.side_tables.values() for each in table.indexes]
     return sorted({*spec.claim_indexes, *own, *side}, key=lambda index: str(index.name))
@@ -175,7 +171,6 @@ class _Faults:
                 self._add_of_application(each, "leftover", what, "It is not used, and makes each write slower.", drop)
 
     def add_others(self, stored: Sequence[StoredIndex], own: set[str]) -> None:
-        """Add the invalid indexes of the application."""
         for each in stored:
             if each.is_valid or each.is_being_built or each.name in own or _LEFTOVER.search(each.name):
                 continue
@@ -187,7 +182,6 @@ class _Faults:
             self._add_of_application(each, "invalid", _INVALID, f"{_NOT_USED} {consequence}", self._reindex(each))
 
     def compare(self, present: Sequence[tuple[sa.Index, StoredIndex]]) -> None:
-        """Add the indexes that are defined in another way than the model's."""
         for table in dict.fromkeys(stored.table for _, stored in present):
             mine = [(index, stored) for index, stored in present if stored.table is table]
             texts: list[str] = []
@@ -282,7 +276,6 @@ _LOCKER = sa.text(f"""
 
 
 def _wanted(index: sa.Index) -> list[str]:
-    """Return the elements and the predicate of an index as the model has them."""
     where = index.dialect_options["postgresql"]["where"]
     return [*map(literal_sql, index.expressions), "true" if where is None else literal_sql(where)]
 

@@ -20,10 +20,6 @@ from sqlaqueue.postgresql.catalog_text import name_of, sql_text
 from sqlaqueue.postgresql.facts import Buffers, PlannerSetting, PlanNode, StatementPlan, TableRead
 from sqlaqueue.queue.spec import QueueSpec
 
-# -- plans -------------------------------------------------------------------------------------------------------------
-# How large tables are, when they were analysed, and which settings the planner works with.
-
-
 _USUAL_ROWS_OF_A_PAGE = 80
 """For a table that was never analysed."""
 
@@ -47,7 +43,6 @@ class TableSize:
 
 
 def table_size(connection: sa.Connection, table: sa.Table) -> TableSize:
-    """Return the size of an existing table."""
     relation = system_table("pg_class", "oid", "relpages", "reltuples")
     statistics = sa.table(
         "pg_stat_all_tables",
@@ -95,7 +90,6 @@ _RESETS = {
 
 
 def on_shards(connection: sa.Connection, spec: QueueSpec) -> bool:
-    """Return whether the rows of a queue are on shards of Citus."""
     return bool(connection.scalar(sa.select(has_citus))) and placements(connection, [spec.table]) != [LOCAL]
 
 
@@ -146,14 +140,12 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _scanned(plan: dict[str, Any]) -> Iterator[str]:
-    """Yield the tables that are read whole."""
     for node in _nodes(plan):
         if node["Node Type"] == "Seq Scan":
             yield node["Relation Name"]
 
 
 def _sorted(plan: dict[str, Any]) -> Iterator[str]:
-    """Yield the tables of which many rows are sorted."""
     for node in _nodes(plan):
         if node["Node Type"] == "Sort":
             yield from (each["Relation Name"] for each in _input(node) if _is_long(each))
@@ -172,10 +164,6 @@ def _input(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
             if "Relation Name" in part:
                 yield part
             yield from _input(part)
-
-
-# -- explain -----------------------------------------------------------------------------------------------------------
-# The plan of any statement, by EXPLAIN; executed by EXPLAIN (ANALYZE, BUFFERS).
 
 
 _CONDITIONS = ("Index Cond", "Hash Cond", "Merge Cond", "Recheck Cond", "TID Cond")
@@ -228,7 +216,6 @@ def _node(plan: dict[str, Any]) -> PlanNode:
 
 
 def _kind(plan: dict[str, Any]) -> str:
-    """Return the kind of a step; of one that changes rows, what it does with them."""
     kind: str = plan["Node Type"]
     return str(plan.get("Operation", kind)) if kind == "ModifyTable" else kind
 

@@ -91,7 +91,6 @@ def row_security(connection: sa.Connection, spec: QueueSpec) -> tuple[list[str],
 
 
 def policies_for(connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> list[str]:
-    """Return the policies that the role needs for the required privileges."""
     return _policies(connection, required)[1]
 
 
@@ -161,7 +160,6 @@ def _lacking(connection: sa.Connection, each: RequiredPrivilege) -> list[str]:
 
 
 def _names(connection: sa.Connection, tables: Sequence[sa.Table]) -> dict[sa.Table, str]:
-    """Return the names of tables in this session, in which schemas may be translated."""
     if not tables:
         return {}
     found = connection.execute(sa.select(*(sa.cast(TableId(table), sa.Text()) for table in tables))).one()

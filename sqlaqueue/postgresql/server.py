@@ -74,7 +74,6 @@ _OLDEST = sa.text(f"""
 
 
 def server_state(connection: sa.Connection) -> ServerState:
-    """Return the server's version, settings and address."""
     settings = {row.name: Setting(**row._mapping) for row in connection.execute(_READ_SETTINGS)}  # noqa: SLF001 - its public name begins so
     state: Any = connection.execute(_STATE).mappings().one()
     primary = connection.execute(_PRIMARY).one_or_none()
@@ -83,20 +82,14 @@ def server_state(connection: sa.Connection) -> ServerState:
 
 
 def server_time(connection: sa.Connection) -> datetime:
-    """Return the server's clock at this moment."""
     now: datetime = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
     return now
 
 
 def notification_queue(connection: sa.Connection) -> NotificationQueue:
-    """Return the fill of the notification queue."""
     usage: float = connection.execute(sa.select(sa.func.pg_notification_queue_usage())).scalar_one()
     oldest = connection.execute(_OLDEST).one_or_none()
     return NotificationQueue(usage=usage, oldest=None if oldest is None else open_transaction(oldest))
-
-
-# -- connections -------------------------------------------------------------------------------------------------------
-# Connections of clients, and which process of the server executes their statements.
 
 
 # Where the current role may not see the type of a process, the name of a role tells clients from the server's own.
@@ -238,10 +231,6 @@ def horizon_holders(connection: sa.Connection) -> HorizonHolders:
     )
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
-# The sequences that generate integer keys, and how many numbers are left.
-
-
 # A default that calls nextval() depends on the sequence, whether the column owns it or not; the sequence of an identity
 # column depends on the column. pg_sequence_last_value() is NULL until the first number.
 _SEQUENCES = sa.text("""
@@ -270,13 +259,8 @@ _SEQUENCES = sa.text("""
 
 
 def key_sequences(connection: sa.Connection, table: sa.Table) -> Sequence[KeySequence]:
-    """Return the sequences of the integer columns of a table's primary key."""
     found = connection.execute(_SEQUENCES, {"oid": table_oid(connection, table)}).mappings()
     return [KeySequence(**row) for row in found]
-
-
-# -- locks -------------------------------------------------------------------------------------------------------------
-# Sessions that hold locks of a queue's tables for which other sessions wait.
 
 
 # A session that waits itself is not the one to be ended.
@@ -298,7 +282,6 @@ _BLOCKERS = sa.text(f"""
 
 
 def blockers(connection: sa.Connection, tables: Sequence[sa.Table]) -> list[Blocker]:
-    """Return the sessions that hold locks of tables for which others wait."""
     oids = [oid for table in tables if (oid := table_oid(connection, table)) is not None]
     query = _BLOCKERS.bindparams(sa.bindparam("tables", oids, type_=sa.ARRAY(sa.BigInteger())))
     return [
@@ -307,10 +290,6 @@ def blockers(connection: sa.Connection, tables: Sequence[sa.Table]) -> list[Bloc
         )
         for row in connection.execute(query)
     ]
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
-# The counters that autovacuum and the planner go by, of tables and indexes.
 
 
 # The planner multiplies the rows of a page with the pages of today.
@@ -393,10 +372,6 @@ def common_values(connection: sa.Connection, column: sa.Column[Any]) -> Sequence
     oid = table_oid(connection, column.table)
     row = connection.execute(_COMMON, {"oid": oid, "column": column.name}).one_or_none()
     return None if row is None else row[0] or []
-
-
-# -- transaction -------------------------------------------------------------------------------------------------------
-# The transaction of an examination: nothing in it can write, and nothing in it takes long.
 
 
 def read_only(connection: sa.Connection, *, statement_timeout: str, lock_timeout: str) -> None:

@@ -17,10 +17,6 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.engine import with_plain_form
 from sqlaqueue.sql.inserts import insert_or_ignore, insert_or_replace
 
-# -- control -----------------------------------------------------------------------------------------------------------
-# Pausing a queue, and cancellation requests for running jobs: rows of ``sqlaqueue_control``.
-
-
 PAUSE: sa.ColumnElement[Any] = sa.cast(sa.literal_column("'[]'"), JSONB())
 """The key of the row that pauses a queue; no job has it."""
 
@@ -78,7 +74,6 @@ def key_text(columns: Iterable[sa.ColumnElement[Any]]) -> sa.ColumnElement[str]:
 
 
 def pause_row(spec: QueueSpec) -> sa.Insert:
-    """Return the statement that pauses a queue."""
     return insert_or_ignore(spec.side_tables[CONTROL], {"queue": spec.name, "key": PAUSE, "created_at": clock()})
 
 
@@ -101,12 +96,7 @@ def request_cancellation(spec: QueueSpec, running: sa.FromClause) -> sa.Insert:
     return requested.returning(notification(spec, Signal.CANCEL_REQUESTED)) if wakes(spec) else requested
 
 
-# -- dead letters ------------------------------------------------------------------------------------------------------
-# Dead letters: whole rows as JSON in ``sqlaqueue_dead_letter``, and the same as rows of the model's table.
-
-
 def bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> sa.Insert:
-    """Return the statement that stores ``rows`` of the model's table as dead letters."""
     buried = sa.select(
         sa.literal(spec.name, sa.Text()),
         key_json([rows.c[key.key] for key in spec.keys]),
@@ -158,7 +148,6 @@ def _created_at() -> sa.Column[Any]:
 
 
 def control(spec: QueueSpec) -> sa.Table:
-    """Return the table of requests, which is defined once in each MetaData and schema."""
     return _table(
         spec,
         CONTROL,
@@ -169,7 +158,6 @@ def control(spec: QueueSpec) -> sa.Table:
 
 
 def consumers(spec: QueueSpec) -> sa.Table:
-    """Return the table of live Consumers, which is defined once in each MetaData and schema."""
     moment = sa.DateTime(timezone=True)
     return _table(
         spec,
@@ -192,7 +180,6 @@ def consumers(spec: QueueSpec) -> sa.Table:
 
 
 def crash_journal(spec: QueueSpec) -> sa.Table:
-    """Return the table of batches that are about to run, which is defined once in each MetaData and schema."""
     return _table(
         spec,
         CRASH_JOURNAL,
@@ -206,7 +193,6 @@ def crash_journal(spec: QueueSpec) -> sa.Table:
 
 
 def dead_letter(spec: QueueSpec) -> sa.Table:
-    """Return the table of jobs that failed for good, which is defined once in each MetaData and schema."""
     return _table(
         spec,
         DEAD_LETTER,
@@ -220,7 +206,6 @@ def dead_letter(spec: QueueSpec) -> sa.Table:
 
 
 def rate(spec: QueueSpec) -> sa.Table:
-    """Return the table of rates, which is defined once in each MetaData and schema."""
     moment = sa.DateTime(timezone=True)
     return _table(
         spec,

@@ -161,7 +161,6 @@ def outdated_triggers_of(session: Session | sa.Connection, table: sa.Table, need
 
 
 def outdated_functions(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
-    """Return what is wrong with the functions that statements of a queue call; None if nothing is."""
     functions = functions_of(spec)
     existing = catalog.existing_functions(session, spec.table, functions)
     comments = {each.name: existing[each.signature].comment for each in functions if each.signature in existing}
@@ -171,7 +170,6 @@ def outdated_functions(session: Session | sa.Connection, spec: QueueSpec) -> str
 def _other_version(
     table: sa.Table, functions: Sequence[Function], comments: Mapping[str, str | None], needed_by: str
 ) -> str | None:
-    """Return which function is missing or of another version; None if none is."""
     for function, state, found, wanted in other_versions(functions, comments):
         if state == "newer":
             return (

@@ -31,7 +31,6 @@ MESSAGE_VERSION = 3
 
 
 def attach_message_triggers(spec: QueueSpec, messages: sa.Table) -> None:
-    """Attach the trigger function and its triggers to the queue's table, and storage parameters to the messages."""
     attach(messages, StorageParameters(messages))
     function = TriggerFunction(
         spec.table,
@@ -93,7 +92,6 @@ END
 
 
 def _delete(spec: QueueSpec, gone: str) -> str:
-    """Return the statement that deletes the messages whose keys a query returns."""
     keys = [(NEUTRAL.identifier_preparer.quote(key.name), key) for key in spec.keys]
     name, key = keys[0]
     if len(keys) == 1 and not isinstance(plain_type(key), sa.ARRAY):
@@ -105,17 +103,11 @@ def _delete(spec: QueueSpec, gone: str) -> str:
     )
 
 
-# -- notify ------------------------------------------------------------------------------------------------------------
-# NOTIFY: the channel of a queue, and the function call that sends a payload.
-
-
 def channel_of(spec: QueueSpec) -> str:
-    """Return the channel on which a queue's Consumers listen."""
     return object_name("sqlaqueue", spec.table.fullname, spec.name)
 
 
 def notification(spec: QueueSpec, payload: Payload | sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-    """Return the call that sends ``payload`` to the Consumers of a queue when the transaction commits."""
     text = payload if isinstance(payload, sa.ColumnElement) else str(payload)
     sent: sa.ColumnElement[str] = sa.func.pg_notify(channel_of(spec), text, type_=sa.Text())
     return sent
@@ -149,7 +141,6 @@ def wakes(spec: QueueSpec) -> bool:
 
 
 def attach_wake_triggers(spec: QueueSpec) -> None:
-    """Attach the trigger function and its triggers to the queue's table."""
     function = TriggerFunction(
         spec.table,
         object_name("sqlaqueue_wake", spec.table.name),

@@ -15,10 +15,6 @@ from sqlaqueue.engines.shared import moment_text, undecorated
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.sql.engine import plain_form
 
-# -- schedules ---------------------------------------------------------------------------------------------------------
-# What the table of schedules has on SQLite in the place of functions and spans of PostgreSQL.
-
-
 _TIMING = ("cron", "every", "timezone", "paused_at")
 _CHANGED = " OR ".join(f"OLD.{name} IS NOT NEW.{name}" for name in _TIMING)
 
@@ -44,7 +40,6 @@ def create_trigger(table: sa.Table, connection: sa.Connection) -> None:
 
 
 def span_in_seconds(default: str) -> str:
-    """Return the default of a span in seconds."""
     found = _SPAN.fullmatch(default)
     if found is None:
         return default
@@ -70,8 +65,6 @@ _NOW = sa.bindparam("sqlaqueue_now", callable_=_now, type_=sa.Text(), unique=Fal
 
 
 class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[misc] # it replaces methods on purpose
-    """Translates statements."""
-
     def now(self, **options: Any) -> str:
         """Return a parameter: the file is local, and so the clock of the database is that of this machine."""
         options.pop("add_to_result_map", None)
@@ -85,20 +78,16 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         return f"sqlaqueue_moved({moment}, {seconds})"
 
     def epoch(self, moment: str) -> str:
-        """Return the call of a function, as above."""
         return f"sqlaqueue_epoch({moment})"
 
     def rows_in(self, document: sa.BindParameter[Any], name: str) -> sa.FromClause:
-        """Return the rows of ``json_each()``."""
         return sa.func.json_each(document).table_valued(sa.column("value"), sa.column("key"), name=name)
 
     def value_in(self, rows: sa.FromClause, number: int, type_: Any) -> sa.ColumnElement[Any]:
-        """Return the value; bytes are hexadecimal in the document."""
         value = sa.func.json_extract(rows.c.value, sa.literal_column(f"'$[{number}]'"), type_=type_)
         return sa.func.sqlaqueue_bytes(value, type_=type_) if isinstance(undecorated(type_), sa.LargeBinary) else value
 
     def each_value(self, array: str) -> str:
-        """Return a SELECT from ``json_each()``."""
         return f"SELECT value FROM json_each({array})"  # noqa: S608 - the array is a parameter
 
     def visit_insert(self, insert_stmt: Any, visited_bindparam: Any = None, visiting_cte: Any = None, **kw: Any) -> str:
@@ -144,7 +133,6 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         return self._extreme("max", function, **options)
 
     def visit_least_func(self, function: Any, **options: Any) -> str:
-        """Render ``min()``, as above."""
         return self._extreme("min", function, **options)
 
     def _extreme(self, name: str, function: Any, **options: Any) -> str:
@@ -160,7 +148,6 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         return f"(({seconds} * 1000 + CAST(substr({moment}, 21, 3) AS INTEGER) - {origin}) / {length})"
 
     def visit_array_agg_func(self, function: Any, **options: Any) -> str:
-        """Render the aggregate that makes a JSON array."""
         return f"json_group_array({', '.join(self._arguments(function, **options))})"
 
     def visit_concat_func(self, function: Any, **options: Any) -> str:
@@ -203,10 +190,7 @@ _TableCompiler: Any = SQLiteDDLCompiler
 
 
 class TableCompiler(TranslatingTableCompiler, _TableCompiler):
-    """Translates tables and indexes."""
-
     def visit_create_index(self, create: Any, *positional: Any, **options: Any) -> str:
-        """Render the predicate of a partial index."""
         index = create.element
         where = index.dialect_options["postgresql"]["where"]
         if where is None or index.dialect_options["sqlite"]["where"] is not None:
@@ -239,8 +223,6 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
 
 
 class TypeCompiler(SQLiteTypeCompiler):
-    """Translates the types of columns."""
-
     def visit_type_decorator(self, type_: Any, **options: Any) -> str:
         """Render the type of the library's spans, which are numbers of seconds."""
         column = options.get("type_expression")
@@ -251,9 +233,7 @@ class TypeCompiler(SQLiteTypeCompiler):
         return "INTEGER"
 
     def visit_JSONB(self, type_: Any, **kw: Any) -> Any:  # noqa: N802 - the name that SQLAlchemy looks for
-        """Render JSON."""
         return "JSON"
 
     def visit_ARRAY(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
-        """Render JSON."""
         return "JSON"

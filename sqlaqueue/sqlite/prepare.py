@@ -24,10 +24,6 @@ from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler, create_trigger
 from sqlaqueue.sqlite.transactions import begin_when_needed, refuse_autocommit, refuse_files_of_parent, release_lock
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-# The SQLSTATE that PostgreSQL would have raised for an error of SQLite, by which the library classifies errors.
-
-
 _CODES = {
     2067: "23505",  # SQLITE_CONSTRAINT_UNIQUE
     1555: "23505",  # SQLITE_CONSTRAINT_PRIMARYKEY
@@ -82,13 +78,11 @@ def constraint_of(error: DBAPIError) -> str | None:
 
 
 def column_of(error: DBAPIError) -> str | None:
-    """Return the name of the column that may not be NULL; None for other errors."""
     found = _NOT_NULL.match(str(error.orig))
     return None if found is None else found["column"]
 
 
 def table_of(error: DBAPIError) -> str | None:
-    """Return the table of a violated constraint, where SQLite names it; None otherwise."""
     found = _NOT_NULL.match(str(error.orig))
     if found is not None:
         return found["table"]
@@ -96,13 +90,7 @@ def table_of(error: DBAPIError) -> str | None:
     return unique["columns"].partition(".")[0] if unique is not None and unique["columns"] else None
 
 
-# -- engine ------------------------------------------------------------------------------------------------------------
-# What SQLite gives, and what it cannot carry.
-
-
 class SQLite(SharedEngine):
-    """The engine of :func:`sqlaqueue.sqlite.prepare`."""
-
     name = "sqlite"
     title = "SQLite"
     no_strategy = "whose one write lock a held claim would keep until its transaction ends"
@@ -137,7 +125,6 @@ class SQLite(SharedEngine):
             raise ConfigurationError(msg)
 
     def created(self, table: sa.Table, connection: sa.Connection) -> None:
-        """Create the trigger of the table of schedules."""
         create_trigger(table, connection)
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
@@ -155,10 +142,6 @@ class SQLite(SharedEngine):
                 "sqlaqueue.testing: drain(session, Model, handler)"
             )
             raise ConfigurationError(msg)
-
-
-# -- types -------------------------------------------------------------------------------------------------------------
-# The type of moments: texts in UTC.
 
 
 def moment_in(text: str) -> datetime:
@@ -209,10 +192,6 @@ class Moment(sqlite.DATETIME):
             return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
         return process
-
-
-# -- functions ---------------------------------------------------------------------------------------------------------
-# The functions that the library adds to each connection of a prepared engine.
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -288,10 +267,6 @@ def add_functions(
     connection.create_function("sqlaqueue_written_here", 2, is_written_here)
     for name, (arguments, function) in _FUNCTIONS.items():
         connection.create_function(name, arguments, function, deterministic=True)
-
-
-# -- written rows ------------------------------------------------------------------------------------------------------
-# Which rows of queues the current transaction has inserted: all but those that were there before its first INSERT.
 
 
 _EARLIER = "sqlaqueue_earlier_rowids"

@@ -21,9 +21,6 @@ from sqlaqueue.queue.names import CONSUMERS
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.verbs import consumers
 
-# -- settings ----------------------------------------------------------------------------------------------------------
-# Fixes: the SQL that changes a setting of the server, and the command that leads workers to another server.
-
 
 def change_setting(server: ServerState, name: str, value: str) -> str:
     """Return the statements that give a setting another value for all new sessions like the current one."""
@@ -55,10 +52,6 @@ def use_server(server: ServerState, address: str, port: int) -> str:
     return f"export SQLAQUEUE_URL='postgresql+psycopg://{user}@{place}/{name}{query}'  # for workers"
 
 
-# -- finding -----------------------------------------------------------------------------------------------------------
-# The result of an examination: :class:`Finding`.
-
-
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The worst first."""
 
@@ -81,10 +74,6 @@ class Finding:
     statements that end with a semicolon: to be executed one by one, not in one transaction."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The values that were measured, for programs."""
-
-
-# -- codes -------------------------------------------------------------------------------------------------------------
-# What the doctor may find: the code of each finding, and how severe it can be.
 
 
 CODES: Mapping[str, tuple[Severity, ...]] = {
@@ -170,10 +159,6 @@ CODES: Mapping[str, tuple[Severity, ...]] = {
     "unserved_schedule": ("notice",),
 }
 """By the code, the severities that a finding with it may have, the worst first."""
-
-
-# -- thresholds --------------------------------------------------------------------------------------------------------
-# From which values on something is a finding: :class:`Thresholds`.
 
 
 _LONGEST_TIMEOUT = timedelta(days=1)
@@ -303,7 +288,6 @@ class Examination:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Return a session on the connection, for functions that need one."""
         # A savepoint of its own: closing the session must not end the caller's transaction.
         with Session(self.connection, autoflush=False, join_transaction_mode="create_savepoint") as session:
             yield session
@@ -319,22 +303,13 @@ def target_of(spec: QueueSpec) -> str:
     return f"{spec.model.__module__}:{spec.model.__qualname__}"
 
 
-# -- queue tables ------------------------------------------------------------------------------------------------------
-# The tables of the examined queues, each once, with the queue that a finding about it names.
-
-
 def queue_tables(examination: Examination) -> Iterator[tuple[str | None, sa.Table]]:
-    """Return the job tables, message tables and side tables; the name is None for a table of several queues."""
     names: dict[sa.Table, list[str]] = {}
     for spec in examination.specs:
         for table in dict.fromkeys((*spec.strategy.locked_tables(spec), *spec.side_tables.values())):
             names.setdefault(table, []).append(spec.name)
     for table, queues in names.items():
         yield queues[0] if len(queues) == 1 else None, table
-
-
-# -- shared ------------------------------------------------------------------------------------------------------------
-# What several checks read: live Consumers, and numbers of rows up to a limit.
 
 
 MOST = 1000

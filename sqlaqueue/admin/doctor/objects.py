@@ -27,8 +27,6 @@ from sqlaqueue.texts import duration_text
 
 
 def _check_of(name: str, faults: Callable[[sa.Connection, QueueSpec], Iterable[Fault]]) -> Check:
-    """Return the check that reports each fault of a kind."""
-
     def check(examination: Examination) -> Iterator[Finding]:
         for spec in examination.specs:
             for fault in faults(examination.connection, spec):
@@ -137,7 +135,6 @@ _OF_WORKERS = "If workers use another role, examine the queue with theirs."
 
 
 def check_schemas(examination: Examination) -> Iterator[Finding]:
-    """Find schemas that the role may not use."""
     for spec in examination.specs:
         for grant in missing_schema_grants(examination.connection, spec):
             yield Finding(
@@ -151,7 +148,6 @@ def check_schemas(examination: Examination) -> Iterator[Finding]:
 
 
 def check_privileges(examination: Examination) -> Iterator[Finding]:
-    """Find privileges and policies that a Consumer needs and the role lacks."""
     for spec in examination.specs:
         for grant in missing_grants(examination.connection, spec):
             yield Finding(

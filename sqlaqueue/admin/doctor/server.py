@@ -146,7 +146,6 @@ def check_lock_table(examination: Examination) -> Iterator[Finding]:
 
 
 # -- clock -------------------------------------------------------------------------------------------------------------
-# Whether the clock of this machine and that of the server agree.
 
 
 _MEASUREMENTS = 5
@@ -197,7 +196,6 @@ def _measure(examination: Examination, now: Callable[[], datetime]) -> tuple[flo
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
-# Whether there are connections left, on the server and in the engine's pool.
 
 
 _NAMED = 3
@@ -260,7 +258,6 @@ def check_pool(examination: Examination) -> Iterator[Finding]:
 
 
 # -- pooler ------------------------------------------------------------------------------------------------------------
-# Whether a pooler in transaction mode is between this engine and the server.
 
 
 def check_pooler(examination: Examination) -> Iterator[Finding]:

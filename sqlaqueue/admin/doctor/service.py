@@ -165,7 +165,6 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
 
 
 def _unclaimable_jobs(spec: QueueSpec, alive: Sequence[Any]) -> Iterator[Finding]:
-    """Find jobs that live Consumers cannot claim, rescue or settle."""
     jobs: dict[str, list[tuple[str, str]]] = {}
     for each in alive:
         for key, error in unclaimable_jobs(each):
@@ -254,7 +253,6 @@ def _is_alive(spec: QueueSpec, worker: sa.ColumnElement[Any]) -> sa.ColumnElemen
 
 
 # -- claim plan --------------------------------------------------------------------------------------------------------
-# Whether claims read whole tables, by the plan of the statement that a Consumer executes.
 
 
 _VERY_LARGE = 100
@@ -349,7 +347,6 @@ def claim_of(spec: QueueSpec) -> object | None:
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------
-# Running jobs whose worker is gone, and that no Consumer rescues.
 
 
 def check_leases(examination: Examination) -> Iterator[Finding]:
@@ -498,7 +495,6 @@ def check_status_values(examination: Examination) -> Iterator[Finding]:
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
-# Schedules that are overdue, cannot be fired, or whose jobs would not run.
 
 
 def check_schedules(examination: Examination) -> Iterator[Finding]:

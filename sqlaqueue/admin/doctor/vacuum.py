@@ -34,7 +34,6 @@ from sqlaqueue.strategies.delete_returning import MessageStrategy
 from sqlaqueue.texts import duration_text, moment_text
 
 # -- horizon -----------------------------------------------------------------------------------------------------------
-# Who keeps VACUUM from removing dead rows: sessions, prepared transactions, replication slots and standbys.
 
 
 _CONSEQUENCE = (
@@ -218,7 +217,6 @@ def _hidden(server: ServerState, holders: HorizonHolders) -> Finding:
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
-# Whether the integer keys of jobs and messages run out.
 
 
 def check_keys(examination: Examination) -> Iterator[Finding]:
@@ -289,7 +287,6 @@ def _referring(examination: Examination, table: sa.Table, sequence: KeySequence)
 
 
 # -- notification queue ------------------------------------------------------------------------------------------------
-# Whether the server's queue of notifications fills up, since a listener does not receive them.
 
 
 def check_notification_queue(examination: Examination) -> Iterator[Finding]:
@@ -325,7 +322,6 @@ def check_notification_queue(examination: Examination) -> Iterator[Finding]:
 
 
 # -- status statistics -------------------------------------------------------------------------------------------------
-# Whether the planner knows that a queue has pending jobs.
 
 
 def check_status_statistics(examination: Examination) -> Iterator[Finding]:
@@ -367,7 +363,6 @@ def check_status_statistics(examination: Examination) -> Iterator[Finding]:
 
 
 # -- table statistics --------------------------------------------------------------------------------------------------
-# Whether VACUUM and ANALYZE keep up with the tables of the queues.
 
 
 _OFF = {"off", "false", "no", "0", "f", "n", "of", "fa", "fal", "fals"}
@@ -450,7 +445,6 @@ def _parameter(server: ServerState, table: TableStatistics, name: str) -> float:
 
 
 def _vacuum_threshold(server: ServerState, table: TableStatistics) -> float:
-    """Return at how many dead rows autovacuum vacuums a table."""
     share = _parameter(server, table, "autovacuum_vacuum_scale_factor")
     threshold = _parameter(server, table, "autovacuum_vacuum_threshold") + share * max(table.rows, 0)
     # PostgreSQL 18 has a limit, of which -1 means none.

@@ -74,7 +74,7 @@ def count(session: Session, model: type[Any], job_filter: JobFilter) -> dict[str
 
 
 def counts(session: Session, model: type[Any], job_filter: JobFilter, **options: Any) -> list[tuple[str, int]]:
-    """Return the same in pairs.
+    """Return the states that have selected jobs, each with their number.
 
     :param options: execution options of the query.
     """

@@ -127,7 +127,7 @@ def _running(limit: KeyLimit) -> AnySelect:
 
 
 def _held(limit: KeyLimit) -> AnySelect:
-    """Return the same for a held strategy, under which running jobs read as pending: they are among the first ones."""
+    """Return the keys at a limit of a held strategy: its running jobs read as pending, and are among the first ones."""
     spec, slots = limit.spec, held_slots()
     waiting = [spec.in_state("pending")] if spec.has("status") else []
     first = sa.select(*limit.columns, limit.of(spec.table).label("sqlaqueue_key"), limit.most.label("sqlaqueue_most"))
@@ -161,9 +161,9 @@ class Depth:
     processing: int | None
     """The number of jobs that read as processing; None under a strategy that holds a transaction, or without leases."""
     running: int | None
-    """The number of those that have a lease: the others wait for a twin. None as above."""
+    """The number of those that have a lease: the others wait for a twin. None like ``processing``."""
     expired: int | None
-    """The number of those whose lease has expired, and that were not rescued yet. None as above."""
+    """The number of those whose lease has expired, and that were not rescued yet. None like ``processing``."""
 
 
 @requires_session

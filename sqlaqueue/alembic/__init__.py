@@ -99,7 +99,7 @@ _OURS = "sqlaqueue_"
 def refuse_queues(
     context: AutogenContext,
     upgrade: alembic_ops.UpgradeOps,  # noqa: ARG001 - the signature that Alembic calls
-    schemas: set[str | None],  # noqa: ARG001 - as above
+    schemas: set[str | None],  # noqa: ARG001 - the hook's signature
 ) -> PriorityDispatchResult:
     """Refuse tables of queues that ``include_object`` does not exclude.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -179,50 +179,31 @@ class TranslatingCompiler(_Compiler):
         replaced: CTE = rows.cte(cte.name)
         return replaced
 
+    def _plain_or(self, visit: Callable[..., Any], element: Any, *positional: Any, **options: Any) -> str:
+        """Render the plain form of an element that has one; otherwise the element by ``visit``."""
+        plain = plain_form(element)
+        return str(visit(element, *positional, **options) if plain is None else self.process(plain, **options))
+
     def visit_select(self, select: Any, *positional: Any, **options: Any) -> str:
-        plain = plain_form(select)
-        if plain is not None:
-            return str(self.process(plain, **options))
-        rendered: str = super().visit_select(select, *positional, **options)
-        return rendered
+        return self._plain_or(super().visit_select, select, *positional, **options)
 
     def visit_compound_select(self, compound: Any, *positional: Any, **options: Any) -> str:
-        plain = plain_form(compound)
-        if plain is not None:
-            return str(self.process(plain, **options))
-        rendered: str = super().visit_compound_select(compound, *positional, **options)
-        return rendered
+        return self._plain_or(super().visit_compound_select, compound, *positional, **options)
 
     def visit_function(self, func: Any, *positional: Any, **options: Any) -> str:
-        plain = plain_form(func)
-        if plain is not None:
-            return str(self.process(plain, **options))
-        rendered: str = super().visit_function(func, *positional, **options)
-        return rendered
+        return self._plain_or(super().visit_function, func, *positional, **options)
 
     def visit_cast(self, cast: Any, **options: Any) -> str:
-        plain = plain_form(cast)
-        if plain is not None:
-            return str(self.process(plain, **options))
-        rendered: str = self.cast_to(cast, **options) if self.translates else super().visit_cast(cast, **options)
-        return rendered
+        return self._plain_or(self.cast_to if self.translates else super().visit_cast, cast, **options)
 
     def cast_to(self, cast: Any, **options: Any) -> str:
         raise NotImplementedError
 
     def visit_textclause(self, textclause: Any, *positional: Any, **options: Any) -> str:
-        plain = plain_form(textclause)
-        if plain is not None:
-            return str(self.process(plain, **options))
-        rendered: str = super().visit_textclause(textclause, *positional, **options)
-        return rendered
+        return self._plain_or(super().visit_textclause, textclause, *positional, **options)
 
     def visit_case(self, clause: Any, **options: Any) -> str:
-        plain = plain_form(clause)
-        if plain is not None:
-            return str(self.process(plain, **options))
-        rendered: str = super().visit_case(clause, **options)
-        return rendered
+        return self._plain_or(super().visit_case, clause, **options)
 
     # -- expressions -----------------------------------------------------------------------------------------
 
@@ -352,6 +333,10 @@ class TranslatingCompiler(_Compiler):
         cases = " ".join(f"WHEN '{known}' THEN {rendered}" for known, rendered in self.settings.items())
         return f"CASE {name} {cases} END"
 
+    def visit_lateral(self, lateral_: Any, **kw: Any) -> str:
+        """Refuse what has no plain form: neither SQLite nor MariaDB 10.6 has LATERAL."""
+        raise NotImplementedError(f"LATERAL {lateral_.name}")
+
     def visit_pg_is_in_recovery_func(self, _: Any, **__: Any) -> str:
         """Render false: no replica is known to be one."""
         return "0"
@@ -380,6 +365,18 @@ class TranslatingTableCompiler(_Compiler):
         return compiler
 
 
+class TranslatingTypeCompiler(_Compiler):
+    """Compiles the types of columns that all engines have in the same form."""
+
+    def visit_type_decorator(self, type_: Any, **options: Any) -> str:
+        """Render the type of the library's spans, which are numbers of seconds."""
+        column = options.get("type_expression")
+        return "DOUBLE" if has_spans(column) else str(super().visit_type_decorator(type_, **options))
+
+    def visit_ARRAY(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
+        return "JSON"
+
+
 def _is_any_of_array(binary: BinaryExpression[Any]) -> bool:
     """Return whether a value is compared with ``ANY`` of an array: one of ``array(SELECT ..)``, or a parameter.
 
@@ -398,7 +395,7 @@ def _is_any_of_array(binary: BinaryExpression[Any]) -> bool:
 
 def _read_again(cte: CTE, returned: Any) -> Any:
     """Return a SELECT of the rows that an UPDATE has changed."""
-    table = cte.element.table  # type: ignore[attr-defined] # as above
+    table = cte.element.table  # type: ignore[attr-defined] # the element of such a CTE has a table
     columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.name) for column in cte.c]
     rows = returned.subquery(f"{cte.name}_keys")
     same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.name] for key in keys_in(cte)]

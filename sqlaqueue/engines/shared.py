@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
@@ -16,6 +17,13 @@ from sqlaqueue.engines.notifications import subscribe
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.engine import PREPARED_BY, OtherEngine, engine_of, mark_prepared
 from sqlaqueue.sql.types import TextArray
+
+TIMING = ("cron", "every", "timezone", "paused_at")
+"""The columns of a schedule whose change is recorded: no tick before it is fired by the new definition."""
+
+_SECONDS = re.compile(r"EXTRACT\(epoch FROM (\w+)\)")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MOMENT = re.compile(r"to_timestamp\((\d+)\)")
 
 
 class SharedEngine:
@@ -81,6 +89,15 @@ def moment_text(moment: datetime) -> str:
     if moment.tzinfo is not None:
         moment = moment.astimezone(UTC)
     return moment.replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
+def translated_check(text: str, quote: Callable[[str], str] = str) -> str:
+    """Return a condition of the table of schedules in which spans are seconds, and moments are texts.
+
+    :param quote: quotes the name of a column.
+    """
+    text = _SECONDS.sub(lambda span: quote(span[1]), text)
+    return _MOMENT.sub(lambda found: f"'{moment_text(_EPOCH + timedelta(seconds=int(found[1])))}'", text)
 
 
 def undecorated(type_: Any) -> Any:

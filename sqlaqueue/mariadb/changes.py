@@ -289,9 +289,9 @@ def index_to_lock_by(compiler: Any, select: Any) -> tuple[Any, str] | None:
         where = [*conjuncts(select._where_criteria)]  # noqa: SLF001 - not public
         if any(_is_about_key(each, spec.keys) for each in where):
             return table, BY_KEY
-        order = [getattr(each, "key", None) for each in select._order_by_clauses]  # noqa: SLF001 - as above
+        order = [getattr(each, "key", None) for each in select._order_by_clauses]  # noqa: SLF001 - SQLAlchemy has no public name for it
         purpose = None
-        if order == [column.key for column in spec.claim_order] and select._limit_clause is not None:  # noqa: SLF001 - as above
+        if order == [column.key for column in spec.claim_order] and select._limit_clause is not None:  # noqa: SLF001 - SQLAlchemy has no public name for it
             quarantined = spec.strategy.quarantined(spec)
             is_quarantined = quarantined is not None and any(each.compare(quarantined) for each in where)
             purpose = "quarantined" if is_quarantined else "claim"

@@ -181,7 +181,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         shown += [f"array_0.number AS {each}" for each in names[len(arguments) :]]
         # Because of the limit the server stores the rows, and gives them an index: otherwise each would meet each.
         joins = "".join(
-            f" JOIN (SELECT number, value FROM {array} AS array_of LIMIT {_ALL}) AS array_{number} "  # noqa: S608 - as below
+            f" JOIN (SELECT number, value FROM {array} AS array_of LIMIT {_ALL}) AS array_{number} "  # noqa: S608 - its parts are constants
             f"ON array_{number}.number = array_0.number"
             for number, array in enumerate(arrays[1:], start=1)
         )
@@ -229,7 +229,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         clause = insert_stmt._post_values_clause  # noqa: SLF001 - not public
         ignores = getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing" and is_ignoring(insert_stmt)
         # The only partial index is that of unique jobs.
-        unless = ignores and clause.inferred_target_whereclause is not None and insert_stmt._returning  # noqa: SLF001 - as above
+        unless = ignores and clause.inferred_target_whereclause is not None and insert_stmt._returning  # noqa: SLF001 - SQLAlchemy has no public name for it
         if ignores and not unless:
             insert_stmt = insert_stmt.prefix_with("IGNORE")
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
@@ -260,7 +260,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             column = statement.table.c[name] if isinstance(name, str) else name
             value: Any = given if isinstance(given, sa.ClauseElement) else sa.literal(given, column.type)
             if isinstance(value, sa.BindParameter) and value.type._isnull:  # noqa: SLF001 - not public
-                value = value._with_binary_element_type(column.type)  # noqa: SLF001 - as above
+                value = value._with_binary_element_type(column.type)  # noqa: SLF001 - SQLAlchemy has no public name for it
             if condition is not None:
                 value = sa.case((condition, value), else_=column)
             values[column] = replacement_traverse(value, {}, proposed)
@@ -379,7 +379,3 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             names = tuple(self.bind_names[argument] for argument in sent)
             self.__dict__.setdefault(NOTIFICATIONS, []).append(names)
         return "NULL"
-
-    def visit_lateral(self, lateral_: Any, **kw: Any) -> str:
-        """Refuse what has no plain form: MariaDB 10.6 has no LATERAL."""
-        raise NotImplementedError(f"LATERAL {lateral_.name}")

@@ -290,5 +290,5 @@ def _with_keys_only(cte: Any) -> Any:
     if len(keys) >= len(cte.c) or not all(any(column.shares_lineage(key) for column in cte.c) for key in keys):
         return statement
     reduced = statement._clone()  # noqa: SLF001 - returning() only adds columns
-    reduced._returning = ()  # noqa: SLF001 - as above
+    reduced._returning = ()  # noqa: SLF001 - SQLAlchemy has no public name for it
     return reduced.returning(*keys)

@@ -122,11 +122,6 @@ def _place(connection: sa.Connection, table: sa.Table, column: str | None = None
     return place if column is None else {**place, "name": column}
 
 
-def note_written_rows(engine: sa.Engine) -> None:
-    """Note, before the first INSERT of a transaction into the table of a queue, the keys of its rows."""
-    note_before_inserts(engine, EARLIER, _keys)
-
-
 def _keys(connection: sa.Connection, table: sa.Table, name: str) -> list[tuple[object, ...]]:
     quote = connection.dialect.identifier_preparer.quote
     keys = ", ".join(quote(key.name) for key in table.primary_key)
@@ -199,7 +194,7 @@ def prepare(engine: Any) -> None:
     event.listen(sync, "do_executemany", execute_each)
     event.listen(sync, "after_cursor_execute", _notify)
     limit_lock_waits(sync)
-    note_written_rows(sync)
+    note_before_inserts(sync, EARLIER, _keys)
     notify_within_process(sync, channel_of_change)
     carry_out_statements(sync, other, run_step, locks_apart=True, forget=forget_rows)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,8 +11,13 @@ from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 
-from sqlaqueue.engines.compiler import TranslatingTableCompiler, has_spans, is_moment_of_insert
-from sqlaqueue.engines.shared import moment_text
+from sqlaqueue.engines.compiler import (
+    TranslatingTableCompiler,
+    TranslatingTypeCompiler,
+    has_spans,
+    is_moment_of_insert,
+)
+from sqlaqueue.engines.shared import TIMING, translated_check
 from sqlaqueue.mariadb.base import MICROSECONDS, binary_collation
 from sqlaqueue.mariadb.changes import conjuncts
 from sqlaqueue.mariadb.unique import create_index, drop_index, is_unique_index
@@ -24,9 +28,6 @@ _OURS = "sqlaqueue_"
 _LENGTHS = {"key": 512}
 """The characters of texts that are indexed, so that a key fits into the 3072 bytes that InnoDB allows."""
 _LENGTH = 191
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SPAN = re.compile(r"EXTRACT\(epoch FROM (\w+)\)")
-_MOMENT = re.compile(r"to_timestamp\((\d+)\)")
 
 
 _TableCompiler: Any = MySQLDDLCompiler
@@ -79,12 +80,14 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
         if not _is_ours(constraint.table):
             rendered: str = super().visit_check_constraint(constraint, **options)
             return rendered
-        text = _SPAN.sub(lambda span: self.preparer.quote(span[1]), str(constraint.sqltext))
-        text = _MOMENT.sub(lambda moment: f"'{moment_text(_EPOCH + timedelta(seconds=int(moment[1])))}'", text)
+        text = translated_check(str(constraint.sqltext), self.preparer.quote)
         return f"CONSTRAINT {self.preparer.format_constraint(constraint)} CHECK ({text})"
 
 
-class TypeCompiler(MySQLTypeCompiler):
+_TypeCompiler: Any = MySQLTypeCompiler
+
+
+class TypeCompiler(TranslatingTypeCompiler, _TypeCompiler):
     """Translates the types of columns.
 
     Texts of the library are compared byte by byte, without regard to the collation of the database.
@@ -94,20 +97,12 @@ class TypeCompiler(MySQLTypeCompiler):
         digits = getattr(type_, "fsp", None)
         return f"DATETIME({MICROSECONDS if digits is None else digits})"
 
-    def visit_type_decorator(self, type_: Any, **options: Any) -> str:
-        """Render the type of the library's spans, which are numbers of seconds."""
-        column = options.get("type_expression")
-        return "DOUBLE" if has_spans(column) else str(super().visit_type_decorator(type_, **options))
-
-    def visit_JSONB(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
+    def visit_JSONB(self, type_: Any, **options: Any) -> str:  # noqa: N802 - SQLAlchemy calls it by this name
         column = options.get("type_expression")
         # With the collation of other texts, which are compared and mixed with it.
         return self._text(column) if _is_text_of_ours(column) else "JSON"
 
-    def visit_ARRAY(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
-        return "JSON"
-
-    def visit_TEXT(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
+    def visit_TEXT(self, type_: Any, **options: Any) -> str:  # noqa: N802 - SQLAlchemy calls it by this name
         """Render a text of the library without the limit of 64 kB, or with a limit where the column is indexed."""
         column = options.get("type_expression")
         if _is_text_of_ours(column):
@@ -115,7 +110,7 @@ class TypeCompiler(MySQLTypeCompiler):
         rendered: str = super().visit_TEXT(type_, **options)
         return rendered
 
-    def visit_VARCHAR(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
+    def visit_VARCHAR(self, type_: Any, **options: Any) -> str:  # noqa: N802 - SQLAlchemy calls it by this name
         """Render the type of a status, for which upper and lower case differ."""
         rendered: str = super().visit_VARCHAR(type_, **options)
         if _is_text_of_ours(options.get("type_expression")) and not getattr(type_, "collation", None):
@@ -157,8 +152,7 @@ def _columns_of(where: Any) -> Iterator[Any]:
 _COMPARED = {operators.eq, operators.in_op, operators.is_not}
 
 
-_TIMING = ("cron", "every", "timezone", "paused_at")
-_CHANGED = " OR ".join(f"NOT (OLD.{name} <=> NEW.{name})" for name in _TIMING)
+_CHANGED = " OR ".join(f"NOT (OLD.{name} <=> NEW.{name})" for name in TIMING)
 
 
 def create_trigger(table: sa.Table, connection: sa.Connection) -> None:

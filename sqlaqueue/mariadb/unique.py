@@ -175,7 +175,7 @@ class UniqueStatements:
 def twins_table(select: Any) -> Any:
     """Return the table of a SELECT in which twins are looked for; None for any other SELECT."""
     joined = (each.onclause for each in _joins(select._from_obj))  # noqa: SLF001 - not public
-    for condition in [*select._where_criteria, *joined]:  # noqa: SLF001 - as above
+    for condition in [*select._where_criteria, *joined]:  # noqa: SLF001 - SQLAlchemy has no public name for it
         for part in iterate(condition):
             if isinstance(part, SameUniqueValues):
                 _, key, *_ = part.clauses

@@ -259,7 +259,7 @@ def schemas_of(session: Executor, tables: Sequence[sa.Table]) -> dict[str, str]:
 
 
 def schemas_and_citus(session: Executor, tables: Sequence[sa.Table]) -> tuple[dict[str, str], bool]:
-    """Return the same, and whether the database has the extension Citus: one query for both."""
+    """Return the schema of each table by its name, and whether the database has the extension Citus, in one query."""
     relation = system_table("pg_class", "oid", "relname", "relnamespace")
     schema = system_table("pg_namespace", "oid", "nspname")
     rows: Any = session.execute(

@@ -186,23 +186,10 @@ class ReflectedFunction:
 
     @classmethod
     def from_row(cls, row: Any, schema: str | None) -> ReflectedFunction:
-        return cls(
-            schema=schema,
-            actual_schema=row.schema,
-            name=row.name,
-            arguments=row.arguments,
-            returns=row.returns,
-            source=row.source,
-            comment=row.comment,
-            definition=row.definition,
-            comment_statement=row.comment_statement,
-            plain=bool(row.plain),
-            has_search_path=bool(row.has_search_path),
-            has_session_search_path=bool(row.has_session_search_path),
-            definer=row.definer,
-            public=row.public,
-            restricted=bool(row.restricted),
-        )
+        read = {name: value for name, value in row._mapping.items() if name != "schema"}  # noqa: SLF001 - its public name begins so
+        # A function without settings has NULL in the place of false.
+        flags = {name: bool(read[name]) for name in ("plain", "has_session_search_path", "restricted")}
+        return cls(**{**read, **flags}, schema=schema, actual_schema=row.schema)
 
 
 def _unindented(source: str) -> list[str]:

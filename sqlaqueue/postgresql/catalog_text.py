@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -112,17 +113,8 @@ _TABLES = {
 
 
 def open_transaction(row: Any) -> OpenTransaction:
-    return OpenTransaction(
-        pid=row.pid,
-        role=row.role,
-        application=row.application,
-        client=row.client,
-        state=row.state,
-        since=row.since,
-        seconds=row.seconds,
-        age=row.age,
-        statement=statement_kind(row.query),
-    )
+    names = (field.name for field in fields(OpenTransaction) if field.name != "statement")
+    return OpenTransaction(**{name: getattr(row, name) for name in names}, statement=statement_kind(row.query))
 
 
 def describe_session(session: OpenTransaction) -> str:

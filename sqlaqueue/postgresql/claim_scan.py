@@ -268,7 +268,7 @@ def planned_anew() -> sa.ColumnElement[bool]:
 
 
 def planned_anew_for_many(limit: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Return the same for a claim of more than :data:`FEW` jobs; a claim of fewer may keep its plan.
+    """Return :func:`planned_anew` for a claim of more than :data:`FEW` jobs; a claim of fewer may keep its plan.
 
     The server adds the cost of planning to the cost of a custom plan. For a query with as many tables as a claim,
     planning costs more than scanning a thousand rows, and less than scanning several thousand.

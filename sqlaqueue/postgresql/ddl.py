@@ -112,13 +112,16 @@ class TriggerFunction(Function):
     returns: str = field(default="trigger", init=False)
 
 
-@dataclass(eq=False)
-class DropFunction(DDLElement):
-    function: Function
+class _OfFunction(DDLElement):
+    def __init__(self, function: Function) -> None:
+        self.function = function
 
 
-@dataclass(eq=False)
-class SecureFunction(DDLElement):
+class DropFunction(_OfFunction):
+    pass
+
+
+class SecureFunction(_OfFunction):
     """Makes a :class:`Function` SECURITY DEFINER, and revokes EXECUTE from PUBLIC.
 
     A role with EXECUTE could attach a trigger function to a table of its own, and so change the messages with the
@@ -126,12 +129,9 @@ class SecureFunction(DDLElement):
     temporary table with the name of the real one would run its own triggers with the owner's privileges.
     """
 
-    function: Function
 
-
-@dataclass(eq=False)
-class CommentOnFunction(DDLElement):
-    function: Function
+class CommentOnFunction(_OfFunction):
+    pass
 
 
 @dataclass(eq=False)

@@ -73,7 +73,7 @@ class ReplicationSlot:
     age: int | None
     """The age in transactions of the oldest one whose rows it keeps in all tables; None if it keeps none there."""
     catalog_age: int | None
-    """The same for the system catalogs only."""
+    """The age of the oldest one whose rows it keeps in the system catalogs."""
     inactive_since: datetime | None
     """None if it is active, or before PostgreSQL 17."""
     inactive_seconds: float | None
@@ -273,11 +273,11 @@ class PlanNode:
     rows: float | None
     """How many rows it has returned, for each loop; None if the plan was not executed."""
     loops: float | None
-    """How often it was executed; None as above."""
+    """How often it was executed; None if the plan was not."""
     removed: float
     """How many rows the filter has left out, for each loop."""
     milliseconds: float | None
-    """For how long it ran, with the steps below, in all loops; None as above."""
+    """For how long it ran, with the steps below, in all loops; None if the plan was not executed."""
     buffers: Buffers
     """With those of the steps below."""
     parts: Sequence[PlanNode]
@@ -296,7 +296,7 @@ class StatementPlan:
     planning_milliseconds: float | None
     """None if the plan was not executed."""
     execution_milliseconds: float | None
-    """The same."""
+    """None if the plan was not executed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ def _message_body(spec: QueueSpec) -> str:
     update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in order)}" if order else "DO NOTHING"
     gone = f"""\
 SELECT {key_list} FROM old_rows WHERE {waiting}
-           EXCEPT SELECT {key_list} FROM new_rows WHERE {waiting}"""  # noqa: S608 - as below
+           EXCEPT SELECT {key_list} FROM new_rows WHERE {waiting}"""  # noqa: S608 - its parts are constants
     # Without the first line a column called "found" would be ambiguous: PL/pgSQL has a variable of that name.
     return f"""\
 #variable_conflict use_column
@@ -95,10 +95,10 @@ def _delete(spec: QueueSpec, gone: str) -> str:
     keys = [(NEUTRAL.identifier_preparer.quote(key.name), key) for key in spec.keys]
     name, key = keys[0]
     if len(keys) == 1 and not isinstance(plain_type(key), sa.ARRAY):
-        return f"DELETE FROM {{messages}} WHERE {name} {equals(key)} ANY (ARRAY({gone}));"  # noqa: S608 - as above
+        return f"DELETE FROM {{messages}} WHERE {name} {equals(key)} ANY (ARRAY({gone}));"  # noqa: S608 - the names are quoted
     same_key = " AND ".join(f"m.{name} {equals(key)} gone.{name}" for name, key in keys)
     return (
-        f"EXECUTE $delete$DELETE FROM {{messages}} AS m\n"  # noqa: S608 - as above
+        f"EXECUTE $delete$DELETE FROM {{messages}} AS m\n"  # noqa: S608 - the names are quoted
         f"    USING ({gone}) AS gone WHERE {same_key}$delete$;"
     )
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDDLCompiler, SQLiteTypeCompiler
 from sqlalchemy.sql.elements import _truncated_label
 
-from sqlaqueue.engines.compiler import TranslatingCompiler, TranslatingTableCompiler, has_spans, is_moment_of_insert
-from sqlaqueue.engines.shared import moment_text, undecorated
+from sqlaqueue.engines.compiler import (
+    TranslatingCompiler,
+    TranslatingTableCompiler,
+    TranslatingTypeCompiler,
+    has_spans,
+    is_moment_of_insert,
+)
+from sqlaqueue.engines.shared import TIMING, moment_text, translated_check, undecorated
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.sql.engine import plain_form
 
-_TIMING = ("cron", "every", "timezone", "paused_at")
-_CHANGED = " OR ".join(f"OLD.{name} IS NOT NEW.{name}" for name in _TIMING)
+_CHANGED = " OR ".join(f"OLD.{name} IS NOT NEW.{name}" for name in TIMING)
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 """The present moment without a function of the library, as another program may change the row."""
 
 _SPAN = re.compile(r"'(\d+):(\d+):(\d+)'")
-_SECONDS = re.compile(r"EXTRACT\(epoch FROM (\w+)\)")
-_MOMENT = re.compile(r"to_timestamp\((\d+)\)")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def create_trigger(table: sa.Table, connection: sa.Connection) -> None:
@@ -45,15 +47,6 @@ def span_in_seconds(default: str) -> str:
         return default
     hours, minutes, seconds = map(int, found.groups())
     return str(hours * 3600 + minutes * 60 + seconds)
-
-
-def translated_check(text: str) -> str:
-    """Return the text of a check constraint, in which spans are seconds and moments are texts."""
-    return _MOMENT.sub(_moment, _SECONDS.sub(r"\1", text))
-
-
-def _moment(found: re.Match[str]) -> str:
-    return f"'{moment_text(_EPOCH + timedelta(seconds=int(found[1])))}'"
 
 
 def _now() -> str:
@@ -96,7 +89,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
             rows = insert_stmt.select
             if not isinstance(rows, sa.Select):
                 rows = sa.select(rows.subquery("sqlaqueue_inserted"))
-            insert_stmt = insert_stmt._clone()  # noqa: SLF001 - as above
+            insert_stmt = insert_stmt._clone()  # noqa: SLF001 - SQLAlchemy has no public name for it
             insert_stmt.select = rows.where(sa.literal_column("1 = 1"))
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
         return rendered
@@ -106,11 +99,11 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         plain = plain_form(delete_stmt)
         delete_stmt = delete_stmt if plain is None else plain
         table, criteria = delete_stmt.table, delete_stmt._where_criteria  # noqa: SLF001 - not public
-        others = {each for part in criteria for each in part._from_objects if each is not table}  # noqa: SLF001 - as above
+        others = {each for part in criteria for each in part._from_objects if each is not table}  # noqa: SLF001 - SQLAlchemy has no public name for it
         if others:
             keys = sa.select(*table.primary_key).select_from(table, *others).where(*criteria).correlate(None)
-            delete_stmt = delete_stmt._clone()  # noqa: SLF001 - as above
-            delete_stmt._where_criteria = (sa.tuple_(*table.primary_key).in_(keys),)  # noqa: SLF001 - as above
+            delete_stmt = delete_stmt._clone()  # noqa: SLF001 - SQLAlchemy has no public name for it
+            delete_stmt._where_criteria = (sa.tuple_(*table.primary_key).in_(keys),)  # noqa: SLF001 - SQLAlchemy has no public name for it
         rendered: str = super().visit_delete(delete_stmt, visiting_cte, **kw)
         return rendered
 
@@ -180,10 +173,6 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         table = self.preparer.quote(name)
         return f"(SELECT {', '.join(columns)} FROM {rows}{end}) AS {table}"  # noqa: S608 - the names are quoted
 
-    def visit_lateral(self, lateral_: Any, **kw: Any) -> str:
-        """Refuse what has no plain form: SQLite has no LATERAL."""
-        raise NotImplementedError(f"LATERAL {lateral_.name}")
-
 
 _TableCompiler: Any = SQLiteDDLCompiler
 """Without its types, whose ``sql_compiler`` has not the type of the one that is replaced."""
@@ -222,18 +211,13 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
         return rendered
 
 
-class TypeCompiler(SQLiteTypeCompiler):
-    def visit_type_decorator(self, type_: Any, **options: Any) -> str:
-        """Render the type of the library's spans, which are numbers of seconds."""
-        column = options.get("type_expression")
-        return "DOUBLE" if has_spans(column) else str(super().visit_type_decorator(type_, **options))
+_TypeCompiler: Any = SQLiteTypeCompiler
 
+
+class TypeCompiler(TranslatingTypeCompiler, _TypeCompiler):
     def visit_BIGINT(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
         """Render INTEGER, which has as many bits: a key of any other type is not generated."""
         return "INTEGER"
 
     def visit_JSONB(self, type_: Any, **kw: Any) -> Any:  # noqa: N802 - the name that SQLAlchemy looks for
-        return "JSON"
-
-    def visit_ARRAY(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
         return "JSON"

@@ -272,11 +272,6 @@ def add_functions(
 _EARLIER = "sqlaqueue_earlier_rowids"
 
 
-def note_written_rows(engine: sa.Engine) -> None:
-    """Note, before the first INSERT of a transaction into the table of a queue, its rows."""
-    note_before_inserts(engine, _EARLIER, _rowids)
-
-
 def _rowids(connection: sa.Connection, _: sa.Table, name: str) -> frozenset[int]:
     query = f"SELECT rowid FROM {name}"  # noqa: S608 - the name is quoted
     return frozenset(connection.exec_driver_sql(query).scalars())
@@ -365,7 +360,7 @@ def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
     event.listen(sync, "checkout", refuse_autocommit)
     refuse_files_of_parent(sync)
     begin_when_needed(sync)
-    note_written_rows(sync)
+    note_before_inserts(sync, _EARLIER, _rowids)
     notify_within_process(sync, channel_of_change)
     carry_out_statements(sync, other, _run_step)
 

@@ -210,7 +210,7 @@ class Thresholds:
     changed_rows: int = field(default=10_000, metadata={"unit": "rows"})
     """How many rows may have changed since the last ANALYZE, however small the table."""
     changed_share: float = field(default=0.5, metadata={"unit": "share"})
-    """The same as a share of the rows that the table had then."""
+    """How many rows may have changed since, as a share of the rows that the table had then."""
     row_count_factor: float = field(default=10.0, metadata={"unit": "times"})
     """How many times more or fewer rows a table may have than the planner expects."""
     analyze_overdue: timedelta = timedelta(minutes=10)
@@ -230,11 +230,11 @@ class Thresholds:
     clock_difference: timedelta = timedelta(seconds=2)
     """How much the clock of this machine may differ from the server's."""
     clock_difference_critical: timedelta = timedelta(minutes=1)
-    """The same for a critical finding."""
+    """How much the clock may differ before the finding is critical."""
     notification_queue: float = field(default=0.5, metadata={"unit": "share"})
     """Which share of the notification queue may be in use."""
     notification_queue_critical: float = field(default=0.9, metadata={"unit": "share"})
-    """The same for a critical finding."""
+    """Which share of the notification queue in use is critical."""
     oldest_server: int = field(default=15, metadata={"unit": "version"})
     """The oldest major version of PostgreSQL."""
     claims_at_once: int = field(default=10, metadata={"unit": "claims"})
@@ -243,7 +243,7 @@ class Thresholds:
     keys_used: float = field(default=0.7, metadata={"unit": "share"})
     """Which share of the numbers of an integer key may be used."""
     keys_used_critical: float = field(default=0.9, metadata={"unit": "share"})
-    """The same for a critical finding."""
+    """Which share of the numbers in use is critical."""
 
     connections_used: float = field(default=0.9, metadata={"unit": "share"})
     """Which share of the server's connections may be in use."""

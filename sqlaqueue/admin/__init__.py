@@ -11,35 +11,14 @@ Functions that only read leave the transaction open; those that change jobs work
 an async version for an AsyncSession, such as ``await async_stats(session, Email)``.
 """
 
-from sqlaqueue.admin.async_versions import (
-    async_add_schedule,
-    async_attempts,
-    async_cancel,
-    async_consumers,
-    async_count,
-    async_depth,
-    async_doctor,
-    async_edit_schedule,
-    async_explain_job,
-    async_failures,
-    async_job,
-    async_jobs,
-    async_pause,
-    async_pause_schedule,
-    async_paused,
-    async_purge,
-    async_reconcile,
-    async_remove_schedule,
-    async_requeue,
-    async_rescue,
-    async_reset_schedule,
-    async_resume,
-    async_resume_schedule,
-    async_run_schedule,
-    async_schedule,
-    async_schedules,
-    async_stats,
-)
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy.orm import Session
+
 from sqlaqueue.admin.changes import (
     Cancelled,
     Requeued,
@@ -86,6 +65,10 @@ from sqlaqueue.admin.schedules import (
     schedules,
 )
 from sqlaqueue.admin.state import Depth, KeyAtLimit, Stats, consumers, depth, paused, stats
+from sqlaqueue.session_types import check_session
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
 
 __all__ = [
     "Attempt",
@@ -164,3 +147,49 @@ __all__ = [
     "schedules",
     "stats",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _async_version(
+    operation: Callable[Concatenate[Session, P], T],
+) -> Callable[Concatenate[AsyncSession, P], Awaitable[T]]:
+    """Return the function for an AsyncSession, which runs the sync one by ``AsyncSession.run_sync()``."""
+
+    async def run(session: AsyncSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        check_session(session, run.__name__, is_async=True)
+        return await session.run_sync(operation, *args, **kwargs)
+
+    functools.update_wrapper(run, operation)
+    run.__name__ = run.__qualname__ = f"async_{operation.__name__}"
+    return run
+
+
+async_add_schedule = _async_version(add_schedule)
+async_attempts = _async_version(attempts)
+async_cancel = _async_version(cancel)
+async_consumers = _async_version(consumers)
+async_count = _async_version(count)
+async_depth = _async_version(depth)
+async_doctor = _async_version(doctor)
+async_edit_schedule = _async_version(edit_schedule)
+async_explain_job = _async_version(explain_job)
+async_failures = _async_version(failures)
+async_job = _async_version(job)
+async_jobs = _async_version(jobs)
+async_pause = _async_version(pause)
+async_pause_schedule = _async_version(pause_schedule)
+async_paused = _async_version(paused)
+async_purge = _async_version(purge)
+async_reconcile = _async_version(reconcile)
+async_remove_schedule = _async_version(remove_schedule)
+async_requeue = _async_version(requeue)
+async_rescue = _async_version(rescue)
+async_reset_schedule = _async_version(reset_schedule)
+async_resume = _async_version(resume)
+async_resume_schedule = _async_version(resume_schedule)
+async_run_schedule = _async_version(run_schedule)
+async_schedule = _async_version(schedule)
+async_schedules = _async_version(schedules)
+async_stats = _async_version(stats)

@@ -320,7 +320,7 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
         hidden = check_ready(connection, context.settings.spec_of_shard)
         _check_name(connection, context)
         checks = checks_of(connection)
-        outdated = checks.outdated_triggers(connection, context.spec)
+        outdated = checks.outdated_triggers_of(connection, context.spec.table, context.spec.model.__name__)
         warnings = {
             "rows_hidden": hidden,
             "triggers_outdated": outdated,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,8 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
-from sqlaqueue.postgresql.catalog import ForeignKey
-from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
+from sqlaqueue.queue.strategy_protocol import Spec
 from sqlaqueue.sql.engine import engine_of, engine_of_error
 from sqlaqueue.sql.types import object_name
 
@@ -89,11 +88,6 @@ def _unique_index(spec: Spec) -> sa.Index | None:
     return None if spec.config.unique is None else next(unique, None)
 
 
-def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> Iterable[ForeignKey]:
-    """Return none: deletions find out by their error what refers to a table."""
-    return ()
-
-
 def undefined_object_advice(error: BaseException, spec: Spec) -> str | None:
     """Return how to fix an error about a table, a column or an index that does not exist."""
     other: Any = engine_of_error(error) if isinstance(error, DBAPIError) else None
@@ -107,43 +101,24 @@ def undefined_object_advice(error: BaseException, spec: Spec) -> str | None:
     )
 
 
-def outdated_triggers(session: Any, spec: Spec) -> str | None:
-    """Return None: there are no triggers."""
+def _nothing(*_: Any) -> None:
     return None
 
 
-def outdated_triggers_of(session: Any, table: sa.Table, needed_by: str) -> str | None:
-    return None
+outdated_triggers_of = outdated_functions = split_schemas = _nothing
+"""There are no triggers, no functions and no search path."""
 
 
-def outdated_functions(session: Any, spec: Spec) -> str | None:
-    """Return None: there are no functions in the database."""
-    return None
-
-
-def split_schemas(session: Any, spec: Spec) -> str | None:
-    """Return None: there is no search path."""
-    return None
-
-
-def missing_schema_grants(connection: sa.Connection, spec: Spec) -> list[str]:
-    """Return none: a role that lacks a privilege finds out by the error of a statement."""
+def _none(*_: Any) -> list[Any]:
     return []
 
 
-missing_grants = missing_schema_grants
+missing_schema_grants = missing_grants = grants_for = policies_for = foreign_keys_to = _none
+"""A role that lacks a privilege, and a deletion under a foreign key, find out by the error of a statement."""
 
 
-def row_security(connection: sa.Connection, spec: Spec) -> tuple[list[str], str | None]:
-    """Return nothing: there are no policies."""
+def row_security(*_: Any) -> tuple[list[str], str | None]:
     return [], None
-
-
-def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> list[str]:
-    return []
-
-
-policies_for = grants_for
 
 
 def schema_of(connection: Any, table: sa.Table) -> str | None:

@@ -254,10 +254,6 @@ def _functions(table: sa.Table, names: Sequence[str]) -> AnySelect:
     )
 
 
-def schemas_of(session: Executor, tables: Sequence[sa.Table]) -> dict[str, str]:
-    return schemas_and_citus(session, tables)[0]
-
-
 def schemas_and_citus(session: Executor, tables: Sequence[sa.Table]) -> tuple[dict[str, str], bool]:
     """Return the schema of each table by its name, and whether the database has the extension Citus, in one query."""
     relation = system_table("pg_class", "oid", "relname", "relnamespace")

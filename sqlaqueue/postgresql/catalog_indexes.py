@@ -151,12 +151,6 @@ _ORDERED_INDEXES = sa.text("""
 _DESCENDING, _NULLS_FIRST = 1, 2
 
 
-def table_id(connection: sa.Connection, table: sa.Table) -> int | None:
-    """Return the OID of a table; None if the search path has no table of its name."""
-    found: int | None = connection.scalar(sa.select(sa.cast(sa.cast(TableId(table), _Oid()), sa.BigInteger())))
-    return found
-
-
 def ordered_indexes(connection: sa.Connection, table_id: int) -> Sequence[OrderedIndex]:
     found: list[OrderedIndex] = []
     for row in connection.execute(_ORDERED_INDEXES, {"table": table_id}):
@@ -177,17 +171,10 @@ def ordered_indexes(connection: sa.Connection, table_id: int) -> Sequence[Ordere
     return found
 
 
-class _Oid(sa.types.UserDefinedType[int]):
-    cache_ok = True
-
-    def get_col_spec(self, **_: Any) -> str:
-        return "oid"
-
-
 # -- listing -----------------------------------------------------------------------------------------------------------
 
 
-__all__ = ["SETTINGS", "can_be_converted", "ordered_indexes", "shown_text", "stored_size", "table_id"]
+__all__ = ["SETTINGS", "can_be_converted", "ordered_indexes", "shown_text", "stored_size"]
 
 SETTINGS: dict[str, str] = {
     "enable_bitmapscan": "off",

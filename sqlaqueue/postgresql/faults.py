@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.postgresql import catalog, catalog_schemas
 from sqlaqueue.postgresql import triggers as triggers_module
-from sqlaqueue.postgresql.catalog import schemas_of
 from sqlaqueue.postgresql.catalog_schemas import ReflectedFunction, ReflectedTrigger
 from sqlaqueue.postgresql.catalog_text import (
     creation,
@@ -302,7 +301,7 @@ def altered_objects(connection: sa.Connection, spec: QueueSpec) -> Iterator[Faul
     tables = tables_of(spec)
     if not any(isinstance(each, Trigger | Function) for table in tables for each in objects_of(table)):
         return
-    schemas = schemas_of(connection, tables)
+    schemas, _ = catalog.schemas_and_citus(connection, tables)
     bound = {"schemas": sorted(set(schemas.values()))}
     functions = {
         (row.schema, f"{row.name}({row.arguments})"): ReflectedFunction.from_row(row, row.schema)

@@ -44,7 +44,6 @@ __all__ = [
     "missing_objects",
     "missing_schema_grants",
     "outdated_functions",
-    "outdated_triggers",
     "outdated_triggers_of",
     "policies_for",
     "row_security",
@@ -128,16 +127,10 @@ def split_schemas(session: Session | sa.Connection, spec: QueueSpec) -> str | No
     )
 
 
-def outdated_triggers(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
-    """Return what is wrong with a queue's triggers in the database, and how to fix it; None if nothing is.
-
-    It sends two small queries of the catalog, and none for a queue without triggers.
-    """
-    return outdated_triggers_of(session, spec.table, spec.model.__name__)
-
-
 def outdated_triggers_of(session: Session | sa.Connection, table: sa.Table, needed_by: str) -> str | None:
-    """Return what is wrong with the triggers of one table; None if nothing is.
+    """Return what is wrong with the triggers of one table, and how to fix it; None if nothing is.
+
+    It sends two small queries of the catalog, and none for a table without triggers.
 
     :param needed_by: what needs them, for the text.
     """

@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin import async_versions
 from sqlaqueue.exc import StatementError
 from tests.cli.conftest import MODELS, Shop, wait_until
 from tests.cli.shop import schedules as app
@@ -218,4 +217,4 @@ def test_what_python_changes(shop_with_schedules: Shop) -> None:
         info = admin.schedule(session, app.Report, "often")
         assert info.next_ticks(2)[1] - info.next_ticks(2)[0] == timedelta(hours=1)
     names = [name for name in dir(admin) if name.endswith(("schedule", "schedules"))]
-    assert {f"async_{name}" for name in names if not name.startswith("async_")} <= set(dir(async_versions))
+    assert {f"async_{name}" for name in names if not name.startswith("async_")} <= set(dir(admin))

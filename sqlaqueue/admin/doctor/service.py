@@ -218,32 +218,21 @@ def _left_over(
         return
     fix = sql_text(examination.connection, sa.delete(table).where(rows))
     age = duration_text(examination.thresholds.leftover_age.total_seconds())
-    if table.name == CRASH_JOURNAL:
-        yield Finding(
-            severity="notice",
-            code="old_journal_entries",
-            queue=spec.name,
-            summary=f"{number_text(number, 'entry', 'entries')} of the crash journal older than {age} remain.",
-            consequence=(
-                "Their workers are dead, and pending jobs in them are run apart from others. Consumers delete them "
-                "after a day; so none has run for long, or its maintenance fails."
-            ),
-            fixes=(fix,),
-            facts={"entries": number},
-        )
-    else:
-        yield Finding(
-            severity="notice",
-            code="old_cancellations",
-            queue=spec.name,
-            summary=f"{number_text(number, 'request')} to cancel a job older than {age} remain.",
-            consequence=(
-                "The jobs have ended, or no Consumer runs them. Consumers delete them after a day; so none has run for "
-                "long, or its maintenance fails."
-            ),
-            fixes=(fix,),
-            facts={"requests": number},
-        )
+    in_journal = table.name == CRASH_JOURNAL
+    what = number_text(number, "entry", "entries") if in_journal else number_text(number, "request")
+    of = " of the crash journal" if in_journal else " to cancel a job"
+    cause = "The jobs have ended, or no Consumer runs them."
+    if in_journal:
+        cause = "Their workers are dead, and pending jobs in them are run apart from others."
+    yield Finding(
+        severity="notice",
+        code="old_journal_entries" if in_journal else "old_cancellations",
+        queue=spec.name,
+        summary=f"{what}{of} older than {age} remain.",
+        consequence=f"{cause} Consumers delete them after a day; so none has run for long, or its maintenance fails.",
+        fixes=(fix,),
+        facts={"entries" if in_journal else "requests": number},
+    )
 
 
 def _is_alive(spec: QueueSpec, worker: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:

@@ -15,7 +15,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.postgresql.catalog_indexes import ordered_indexes, table_id
+from sqlaqueue.postgresql.catalog_indexes import ordered_indexes
+from sqlaqueue.postgresql.catalog_text import table_oid
 from sqlaqueue.postgresql.facts import OrderedIndex
 from sqlaqueue.web.data.job_sources import FilterPart, Source
 
@@ -205,7 +206,7 @@ def orders_of(session: Session, source: Source, parts: Sequence[FilterPart]) -> 
     # Within a transaction a name leads to the same table; a page asks several times.
     ids: dict[sa.Table, int | None] = session.info.setdefault(_TABLE_IDS, {})
     if source.table not in ids:
-        ids[source.table] = table_id(connection, source.table)
+        ids[source.table] = table_oid(connection, source.table)
     number = ids[source.table]
     if number is None:
         return Orders(source, parts, [])

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import QueueConfig, claim
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import TriggerFunction, objects_of
-from sqlaqueue.postgresql.start_checks import outdated_triggers, undefined_object_advice
+from sqlaqueue.postgresql.start_checks import outdated_triggers_of, undefined_object_advice
 from sqlaqueue.postgresql.triggers import MESSAGE_VERSION
 from tests.migrations.models import order
 from tests.migrations.project import Project, execute
@@ -32,7 +32,7 @@ WAKE = "sqlaqueue_wake_orders"
 
 def outdated(engine: sa.Engine, model: type[Any]) -> str | None:
     with Session(engine) as session:
-        return outdated_triggers(session, spec_of(model))
+        return outdated_triggers_of(session, spec_of(model).table, model.__name__)
 
 
 @pytest.mark.once
@@ -113,9 +113,9 @@ async def test_versions_in_a_translated_schema(database: Database, driver: Any) 
         await connection.exec_driver_sql('CREATE SCHEMA "Tenant\'s"')
         await connection.run_sync(model.metadata.create_all)
     async with AsyncSession(engine) as session:
-        assert await session.run_sync(outdated_triggers, spec_of(model)) is None
+        assert await session.run_sync(outdated_triggers_of, spec_of(model).table, model.__name__) is None
         await session.execute(sa.text(f'COMMENT ON FUNCTION "Tenant\'s".{FUNCTION} IS NULL'))
-        assert "version 0" in (await session.run_sync(outdated_triggers, spec_of(model)) or "")
+        assert "version 0" in (await session.run_sync(outdated_triggers_of, spec_of(model).table, model.__name__) or "")
     await engine.dispose()
 
 

@@ -12,9 +12,9 @@ from sqlalchemy.orm import Mapper, RelationshipDirection, Session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.job_reasons import MOST_COUNTED, Facts, LiveConsumer, Reason, reasons_of
+from sqlaqueue.admin.job_reasons import MOST_COUNTED, Facts, Reason, reasons_of
 from sqlaqueue.admin.jobs import JobInfo, job, job_info
-from sqlaqueue.admin.state import live_consumers, pause_moment, unclaimable_jobs
+from sqlaqueue.admin.state import live_consumers, pause_moment
 from sqlaqueue.exc import StatementError
 from sqlaqueue.flow_control.held_back import held_back_by
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
@@ -138,7 +138,7 @@ def read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: bo
     if circumstances is None:
         # It was deleted after the first statement.
         return replace(facts, info=None)
-    facts = replace(facts, **circumstances, consumers=_consumers(session, spec))
+    facts = replace(facts, **circumstances, consumers=live_consumers(session, spec))
     if facts.waits_for_twin:
         facts = replace(facts, twin=twin_of(session, spec, info.key))
     return _read_place(session, facts, info) if info.state == "pending" else facts
@@ -237,22 +237,6 @@ def twin_of(session: Session, spec: QueueSpec, key: Key) -> JobInfo | None:
         bind_arguments=_bind(spec),
     ).first()
     return None if found is None else job_info(session, spec.model, tuple(found))
-
-
-def _consumers(session: Session, spec: QueueSpec) -> list[LiveConsumer] | None:
-    live = live_consumers(session, spec)
-    if live is None:
-        return None
-    return [
-        LiveConsumer(
-            name=each.name,
-            listening=each.listening,
-            running=each.running,
-            claimed=each.claimed,
-            unclaimable=unclaimable_jobs(each),
-        )
-        for each in live
-    ]
 
 
 def _first_message(spec: QueueSpec, messages: MessageTable, key: Key) -> AnySelect:

@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.admin.jobs import JobInfo
+from sqlaqueue.admin.state import unclaimable_jobs
 from sqlaqueue.flow_control.held_back import HeldBackBy
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text
@@ -25,20 +26,6 @@ from sqlaqueue.texts import duration_text, moment_text
 
 MOST_COUNTED = 1000
 """Number of jobs up to which those before a job are counted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveConsumer:
-    """A Consumer that has sent a heartbeat recently."""
-
-    name: str
-    listening: bool
-    running: Sequence[Sequence[str]]
-    """The keys of the jobs whose handlers were running."""
-    claimed: int
-    """The number of its other claimed jobs."""
-    unclaimable: Sequence[tuple[list[str], str]] = ()
-    """The jobs that it cannot claim, each with its key as texts and the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +45,8 @@ class Facts:
     """The seconds until the job is due, negative if it is; None if it has no time."""
     lease_left: float | None = None
     """The seconds until its lease ends, negative if it has expired; None if it has none."""
-    consumers: Sequence[LiveConsumer] | None = None
-    """The live Consumers of the queue; None if they are not known."""
+    consumers: Sequence[Any] | None = None
+    """The live Consumers of the queue, as rows of ``consumers()``; None if they are not known."""
     claimed_here: bool = False
     """Whether the session's own transaction holds the job."""
     written_here: bool = False
@@ -105,7 +92,7 @@ class Facts:
         return [
             (each.name, error)
             for each in self.consumers or ()
-            for key, error in each.unclaimable
+            for key, error in unclaimable_jobs(each)
             if key == self._key_texts
         ]
 

@@ -30,8 +30,15 @@ from sqlaqueue.alembic.implementations import (
     in_batches,
 )
 from sqlaqueue.postgresql.catalog_indexes import index_validity
-from sqlaqueue.postgresql.ddl import CommentOnFunction, Function, SqlTemplate, Trigger, TriggerFunction, bare_table
-from sqlaqueue.postgresql.ddl import DropFunction as DropFunctionStatement
+from sqlaqueue.postgresql.ddl import (
+    CommentOnFunction,
+    DropFunctionStatement,
+    Function,
+    SqlTemplate,
+    Trigger,
+    TriggerFunction,
+    bare_table,
+)
 from sqlaqueue.sql.types import NEUTRAL
 
 NOT_RENDERED = {"not_rendered": True}

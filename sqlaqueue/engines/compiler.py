@@ -12,7 +12,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.util import memoized_property
 
-from sqlaqueue.engines.shared import Span, undecorated
+from sqlaqueue.engines.shared import SpanInSeconds, undecorated
 from sqlaqueue.engines.steps import elements, is_step, keys_in, rows_parameter
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import plain_form
@@ -244,7 +244,7 @@ class TranslatingCompiler(_Compiler):
         """
         type_: Any = None
         if isinstance(bindparam.type, sa.Interval) and (self.__dict__.get(_IN_SPAN) or self._has_spans):
-            type_ = Span()
+            type_ = SpanInSeconds()
         elif type(bindparam.type) in _MOMENTS and not bindparam.type.timezone and self.translates:
             type_ = _IN_UTC
         if type_ is not None:
@@ -256,7 +256,7 @@ class TranslatingCompiler(_Compiler):
 
     def _add_to_result_map(self, keyname: Any, name: Any, objects: Any, type_: Any) -> None:
         if isinstance(type_, sa.Interval) and self.translates:
-            type_ = Span()
+            type_ = SpanInSeconds()
         super()._add_to_result_map(keyname, name, objects, type_)
 
     @property

@@ -107,7 +107,7 @@ def undecorated(type_: Any) -> Any:
     return type_
 
 
-class Span(sa.types.UserDefinedType[timedelta]):
+class SpanInSeconds(sa.types.UserDefinedType[timedelta]):
     """A span of time, in seconds. The result may also be a moment after 1970, of a column of the program."""
 
     cache_ok = True

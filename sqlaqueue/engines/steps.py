@@ -64,7 +64,7 @@ def refuse_without_step(name: str, database: str) -> Exception:
     )
 
 
-class _Rows(sa.TypeDecorator[str]):
+class _RowsParameter(sa.TypeDecorator[str]):
     """The rows of a step, as JSON."""
 
     impl = sa.Text
@@ -84,7 +84,7 @@ class _Missing(NamedTuple):
 
 def rows_parameter(cte: CTE) -> sa.BindParameter[Any]:
     """Return the parameter with the rows of a CTE that was executed before, as JSON."""
-    return sa.bindparam(f"{_PREFIX}{cte.name}", _Missing(str(cte.name)), type_=_Rows(), unique=False)
+    return sa.bindparam(f"{_PREFIX}{cte.name}", _Missing(str(cte.name)), type_=_RowsParameter(), unique=False)
 
 
 def steps_of(statement: Any, *, locks_apart: bool = False) -> tuple[CTE, ...]:

@@ -40,7 +40,7 @@ NOTIFICATIONS = "sqlaqueue_notifications"
 """The attribute of a compiled statement with the names of the parameters of what it sends when it is executed."""
 
 
-class _Rows(FunctionElement[Any]):
+class _RowsOfStep(FunctionElement[Any]):
     """The rows of a CTE that was executed before, from the JSON in a parameter."""
 
     name = "sqlaqueue_rows"
@@ -109,7 +109,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             if len(keys) < len(cte.c):
                 return self._read_again(cte, table)
         columns = [sa.column(f"c{number}", column.type) for number, column in enumerate(cte.c)]
-        rows = _Rows(rows_parameter(cte)).table_valued(*(columns or [sa.column("c0")]), name=f"{cte.name}_rows")
+        rows = _RowsOfStep(rows_parameter(cte)).table_valued(*(columns or [sa.column("c0")]), name=f"{cte.name}_rows")
         values = [self._value(rows.c[number], column) for number, column in enumerate(cte.c)]
         return sa.select(*(values or [sa.literal_column("1")])).select_from(rows)
 
@@ -154,7 +154,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         """Translate the rows of a step, and ``unnest()`` of several arrays with the number of each row."""
         function = element.element
         name = getattr(function, "name", None)
-        if name not in {"unnest", _Rows.name} or not options.get("asfrom"):
+        if name not in {"unnest", _RowsOfStep.name} or not options.get("asfrom"):
             rendered: str = super().visit_table_valued_alias(element, **options)
             return rendered
         arguments = [self.process(argument) for argument in function.clause_expr.element.clauses]
@@ -162,7 +162,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         if isinstance(alias, _truncated_label):
             alias = self._truncated_identifier("alias", alias)
         table = self.preparer.quote(alias)
-        if name == _Rows.name:
+        if name == _RowsOfStep.name:
             columns = ", ".join(
                 f"{column.name} {json_type(column.type)} PATH '$[{number}]'" for number, column in enumerate(element.c)
             )

@@ -101,7 +101,7 @@ class Function(QueueObject):
 
     def dropped(self) -> DDLElement:
         """Return DROP FUNCTION: dropping the table leaves the function behind."""
-        return DropFunction(self)
+        return DropFunctionStatement(self)
 
 
 @dataclass(eq=False)
@@ -117,7 +117,7 @@ class _OfFunction(DDLElement):
         self.function = function
 
 
-class DropFunction(_OfFunction):
+class DropFunctionStatement(_OfFunction):
     pass
 
 
@@ -334,7 +334,7 @@ def qualified_name(preparer: IdentifierPreparer, name: str, schema: str | None) 
     return preparer.format_table(sa.Table(name, sa.MetaData(), schema=schema))
 
 
-class _Call(FunctionElement[Any]):
+class _FunctionCall(FunctionElement[Any]):
     inherit_cache = True
     # The name and the schema belong to the key of the cache of statements. A table in their place would be replaced
     # where a statement gets aliases.
@@ -352,8 +352,8 @@ class _Call(FunctionElement[Any]):
         super().__init__(*arguments)
 
 
-@compiles(_Call)
-def _render_call(element: _Call, compiler: SQLCompiler, **options: Any) -> str:
+@compiles(_FunctionCall)
+def _render_call(element: _FunctionCall, compiler: SQLCompiler, **options: Any) -> str:
     name = qualified_name(compiler.preparer, element.name, element.schema)
     return f"{name}{compiler.process(element.clause_expr, **options)}"
 
@@ -363,7 +363,7 @@ def call(function_name: str, table: sa.Table, *arguments: Any, type_: TypeEngine
 
     :param type_: the type of the result.
     """
-    return _Call(function_name, table.schema, arguments, type_)
+    return _FunctionCall(function_name, table.schema, arguments, type_)
 
 
 # -- rendering ---------------------------------------------------------------------------------------------------------
@@ -428,8 +428,8 @@ def _comment_on_function(element: CommentOnFunction, compiler: DDLCompiler, **_:
     return f"COMMENT ON FUNCTION {_signature(compiler, function)} IS {comment}"
 
 
-@compiles(DropFunction, "postgresql")
-def _drop_function(element: DropFunction, compiler: DDLCompiler, **_: Any) -> str:
+@compiles(DropFunctionStatement, "postgresql")
+def _drop_function(element: DropFunctionStatement, compiler: DDLCompiler, **_: Any) -> str:
     return f"DROP FUNCTION IF EXISTS {_signature(compiler, element.function)}"
 
 

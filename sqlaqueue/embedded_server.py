@@ -72,7 +72,7 @@ def main() -> None:
             print(url, flush=True)  # noqa: T201 - the output
             sys.stdin.read()
     except EmbeddedServerError as error:
-        print(error)  # noqa: T201 - as above
+        print(error)  # noqa: T201 - the output
 
 
 @contextlib.contextmanager
@@ -160,7 +160,7 @@ def _running(programs: Path, home: Path, account: dict[str, Any]) -> Iterator[No
         }
         if subprocess.call([programs / "initdb", "-D", data, *_INITDB], **options) != 0:  # noqa: S603 - a program of the wheel
             raise EmbeddedServerError(_start_error(log))
-        server = subprocess.Popen([programs / "postgres", "-D", data, "-k", home, *_POSTGRES], **options)  # noqa: S603 - as above
+        server = subprocess.Popen([programs / "postgres", "-D", data, "-k", home, *_POSTGRES], **options)  # noqa: S603 - a program of the wheel
     try:
         _wait_until_ready(server, home, log)
         yield

@@ -26,7 +26,7 @@ def _handle(record: logging.LogRecord) -> None:
     """
     try:
         type(logger).handle(logger, record)
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - code of the application may raise any error
         # Python's stderr may be closed.
         with contextlib.suppress(ValueError):
             reporter.handleError(record)

@@ -65,7 +65,7 @@ def bench(  # noqa: PLR0917 - click passes options by their names
     batch_size: int,
     concurrency: int,
     singles: int,
-    as_json: bool,  # noqa: FBT001 - the same
+    as_json: bool,  # noqa: FBT001 - click passes the flag by its name
 ) -> None:
     """Measure how fast jobs that do nothing are enqueued and run, and how soon a single job starts.
 
@@ -169,7 +169,7 @@ def demo(  # noqa: PLR0917 - click passes options by their names
     workers: int,
     batch: int,
     url: str | None,
-    sqlite: bool,  # noqa: FBT001 - as above
+    sqlite: bool,  # noqa: FBT001 - click passes the flag by its name
 ) -> None:
     """Enqueue a job for every file of a directory, run them in several processes, and kill one with SIGKILL.
 

@@ -391,7 +391,7 @@ def of_processes(directory: str | None) -> ReadMetrics | None:
     if directory is None or not is_available():
         return None
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest  # noqa: PLC0415 - optional
-    from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415 - as above
+    from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415 - optional
 
     collect: Any = MultiProcessCollector  # it has no types
 

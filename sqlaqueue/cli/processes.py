@@ -65,10 +65,10 @@ class PlainFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
         return printable(super().formatMessage(record))
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - as above
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name in logging
         return _indented(super().formatException(ei))
 
-    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - as above
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - the name in logging
         return _indented(super().formatStack(stack_info))
 
 
@@ -308,7 +308,7 @@ class WorkerProcess:
             # Closing a loop waits for its tasks, and a handler that swallows its cancellation may never end.
             if self._failure is None or not isinstance(self._failure[1], HandlerNotStopped):
                 runner.close()
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._fail(consumers[0], error)
 
     async def _run_tasks(self, consumers: Sequence[AsyncConsumer[Any]]) -> None:
@@ -329,7 +329,7 @@ class WorkerProcess:
                 self._count(await consumer.drain())
             else:
                 await consumer.run()
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._fail(consumer, error)
 
     def _count(self, finished: int) -> None:

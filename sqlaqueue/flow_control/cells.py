@@ -128,7 +128,7 @@ class Cells:
 
     def taken(self, level: sa.ColumnElement[Any], turn: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Return how many jobs the turn of a key has had already."""
-        assert self.given is not None  # noqa: S101 - as above
+        assert self.given is not None  # noqa: S101 - only asked for where keys take turns
         known = self.given.c
         had: Any = sa.select(known.taken).where(known.level == level, known.start == turn).limit(_ONE)
         had = had.correlate_except(self.given).scalar_subquery()

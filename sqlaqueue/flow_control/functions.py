@@ -420,7 +420,7 @@ def _head(order: KeyOrder) -> Function:
     {first_unfinished(order, "sqlaqueue_key", into="sqlaqueue_first")}
     IF sqlaqueue_first IS DISTINCT FROM sqlaqueue_job THEN
       {{refuse}};
-    END IF;"""  # noqa: S608 - as above
+    END IF;"""  # noqa: S608 - the names are quoted, and the values are literals
     checked = _twice(look, _lock_text("order", order), "NULL", "sqlaqueue_first", guess="sqlaqueue_job")
     body = f"""
 DECLARE
@@ -536,7 +536,7 @@ BEGIN
     WHERE {key} = hash_record_extended(ROW({new}), 0) AND {in_state(spec, "", "pending")} AND {behind};
   RETURN NULL;
 END
-"""  # noqa: S608 - as above
+"""  # noqa: S608 - the texts are the library's own
     name = object_name("sqlaqueue_order", table.name)
     function = TriggerFunction(table, name, body, {"table": table}, _COMMENT)
     attach(table, function)

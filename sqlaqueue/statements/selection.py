@@ -67,7 +67,7 @@ def select_jobs(target: Any, verb: str) -> JobSelection:
     _check_connected(target, entity, verb)
     bare = target.with_only_columns(*described[:0], entity, maintain_column_froms=True)
     options = target._with_options  # noqa: SLF001 - SQLAlchemy has no public access to the options of a select
-    bare._with_options = ()  # noqa: SLF001 - as above; `bare` is a copy
+    bare._with_options = ()  # noqa: SLF001 - SQLAlchemy has no public access to the options of a select; `bare` is a copy
     return JobSelection(spec, entity, bare, options)
 
 
@@ -87,12 +87,12 @@ def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
     name = entity.__name__
     clauses = {
         "DISTINCT": target._distinct,  # noqa: SLF001 - SQLAlchemy has no public access to the clauses
-        "GROUP BY": target._group_by_clauses,  # noqa: SLF001 - as above
-        "HAVING": target._having_criteria,  # noqa: SLF001 - as above
-        "LIMIT": target._limit_clause is not None,  # noqa: SLF001 - as above
-        "OFFSET": target._offset_clause is not None,  # noqa: SLF001 - as above
-        "ORDER BY": target._order_by_clauses,  # noqa: SLF001 - as above
-        "FOR UPDATE": target._for_update_arg is not None,  # noqa: SLF001 - as above
+        "GROUP BY": target._group_by_clauses,  # noqa: SLF001 - SQLAlchemy has no public access to the clauses
+        "HAVING": target._having_criteria,  # noqa: SLF001 - SQLAlchemy has no public access to the clauses
+        "LIMIT": target._limit_clause is not None,  # noqa: SLF001 - SQLAlchemy has no public access to the clauses
+        "OFFSET": target._offset_clause is not None,  # noqa: SLF001 - SQLAlchemy has no public access to the clauses
+        "ORDER BY": target._order_by_clauses,  # noqa: SLF001 - SQLAlchemy has no public access to the clauses
+        "FOR UPDATE": target._for_update_arg is not None,  # noqa: SLF001 - SQLAlchemy has no public access to the clauses
     }
     for clause, used in clauses.items():
         if used:
@@ -101,7 +101,7 @@ def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
                 "orders and limits the jobs) and use exists() for conditions on other tables"
             )
             raise StatementError(msg)
-    for joined, onclause, _, flags in target._setup_joins:  # noqa: SLF001 - as above
+    for joined, onclause, _, flags in target._setup_joins:  # noqa: SLF001 - SQLAlchemy has no public access to the clauses
         prop = onclause.property if isinstance(onclause, QueryableAttribute) else getattr(joined, "property", None)
         many = isinstance(prop, RelationshipProperty) and prop.uselist
         if many or flags.get("full"):

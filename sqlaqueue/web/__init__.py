@@ -17,7 +17,7 @@ from __future__ import annotations
 
 try:
     import jinja2  # noqa: F401 - all modules of this folder need it
-    import starlette  # noqa: F401 - as above
+    import starlette  # noqa: F401 - all modules of this folder need it
 except ModuleNotFoundError as missing:
     msg = f"sqlaqueue.web needs {missing.name}: pip install 'sqlaqueue[web]'"
     raise ModuleNotFoundError(msg, name=missing.name) from None

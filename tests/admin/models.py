@@ -89,7 +89,7 @@ def make_animals() -> tuple[Any, Any]:
         __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "animal"}  # noqa: RUF012 - as SQLAlchemy has it
 
     class Dog(Animal):
-        __mapper_args__ = {"polymorphic_identity": "dog"}  # noqa: RUF012 - as above
+        __mapper_args__ = {"polymorphic_identity": "dog"}  # noqa: RUF012 - as SQLAlchemy has it
 
     return Animal, Dog
 

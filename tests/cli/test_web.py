@@ -40,7 +40,7 @@ class Browser:
                 return error.code, error.read().decode()
 
     def post(self, url: str, **headers: str) -> int:
-        request = urllib.request.Request(url, b"", headers, method="POST")  # noqa: S310 - as above
+        request = urllib.request.Request(url, b"", headers, method="POST")  # noqa: S310 - the command's own address
         try:
             with self._opener.open(request, timeout=60) as answer:
                 return int(answer.status)

@@ -33,14 +33,14 @@ class Models:
             kind: Mapped[str]
 
         class Email(Message):
-            __mapper_args__ = {"polymorphic_identity": "email"}  # noqa: RUF012 - as above
+            __mapper_args__ = {"polymorphic_identity": "email"}  # noqa: RUF012 - as SQLAlchemy reads it
             to: Mapped[str | None]
 
         class Letter(Email):
-            __mapper_args__ = {"polymorphic_identity": "letter"}  # noqa: RUF012 - as above
+            __mapper_args__ = {"polymorphic_identity": "letter"}  # noqa: RUF012 - as SQLAlchemy reads it
 
         class Text(Message):
-            __mapper_args__ = {"polymorphic_identity": "text"}  # noqa: RUF012 - as above
+            __mapper_args__ = {"polymorphic_identity": "text"}  # noqa: RUF012 - as SQLAlchemy reads it
             number: Mapped[str | None]
 
         self.Base, self.Message, self.Email, self.Letter, self.Text = Base, Message, Email, Letter, Text
@@ -191,11 +191,11 @@ def test_each_handler_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="a handler is a callable"):
         Consumer(kinds.Message, {kinds.Message: 5}, sessions)  # type: ignore[dict-item] # the point of this test
     with pytest.raises(ConfigurationError, match="is called as"):
-        Consumer(kinds.Message, {kinds.Message: handle, kinds.Text: lambda job: None}, sessions)  # type: ignore[dict-item] # as above
+        Consumer(kinds.Message, {kinds.Message: handle, kinds.Text: lambda job: None}, sessions)  # type: ignore[dict-item] # the point of this test
     with pytest.raises(ConfigurationError, match="use AsyncConsumer"):
         Consumer(kinds.Message, {kinds.Message: handle, kinds.Text: handle_async}, sessions)
     with pytest.raises(ConfigurationError, match="async def"):
-        AsyncConsumer(kinds.Message, {kinds.Message: handle_async, kinds.Text: handle}, async_sessions)  # type: ignore[dict-item] # as above
+        AsyncConsumer(kinds.Message, {kinds.Message: handle_async, kinds.Text: handle}, async_sessions)  # type: ignore[dict-item] # the point of this test
 
 
 @pytest.mark.once

@@ -57,19 +57,19 @@ def mapped(strategy: str) -> tuple[Any, Any, dict[Any, str]]:
         __tablename__ = "of_any"
         id: Mapped[int] = mapped_column(sa.ForeignKey(AnyTask.id), primary_key=True)
         to: Mapped[str] = mapped_column(default="its own")
-        __mapper_args__ = {"polymorphic_identity": "of any"}  # noqa: RUF012 - as above
+        __mapper_args__ = {"polymorphic_identity": "of any"}  # noqa: RUF012 - as declarative has it
 
     class Some(Task):
         __tablename__ = "some"
         kind: Mapped[str]
-        __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "some"}  # noqa: RUF012 - as above
+        __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "some"}  # noqa: RUF012 - as declarative has it
 
     class OfSome(Some):
         __tablename__ = "of_some"
         id: Mapped[int] = mapped_column(sa.ForeignKey(Some.id), primary_key=True)
         friend_id: Mapped[int] = mapped_column(sa.ForeignKey(Owner.id), default=2)
         friend: Mapped[Owner] = relationship(lazy="joined")
-        __mapper_args__ = {"polymorphic_identity": "of some", "polymorphic_load": "inline"}  # noqa: RUF012 - as above
+        __mapper_args__ = {"polymorphic_identity": "of some", "polymorphic_load": "inline"}  # noqa: RUF012 - as declarative has it
 
     return Base, Owner, {Joined: "owner", Subquery: "owner", Computed: "owner_name", OfAny: "to", OfSome: "friend"}
 

@@ -335,7 +335,7 @@ def test_schedules_of_all_classes_of_the_tables_are_fired(engine: sa.Engine) -> 
         __mapper_args__ = {"polymorphic_on": "type", "polymorphic_identity": "plain"}  # noqa: RUF012 - as SQLAlchemy reads it
 
     class Reminder(Invoice):
-        __mapper_args__ = {"polymorphic_identity": "reminder"}  # noqa: RUF012 - as above
+        __mapper_args__ = {"polymorphic_identity": "reminder"}  # noqa: RUF012 - as SQLAlchemy reads it
         level: Mapped[int | None]
 
     schedules = [hourly(report), Schedule("remind", Reminder, every=HOUR, values={"level": 3})]

@@ -161,7 +161,7 @@ def test_a_scoped_session(engine: sa.Engine) -> None:
     session = scoped_session(sessionmaker(engine))
     session.add(email := LeasedEmail(to="ada@example.com"))
     assert enqueued(session, LeasedEmail) == [email]  # type: ignore[arg-type]  # it has the methods of a Session
-    assert run_job(session, email, send).state == "completed"  # type: ignore[arg-type]  # as above
+    assert run_job(session, email, send).state == "completed"  # type: ignore[arg-type]  # it has the methods of a Session
     session.remove()
 
 
@@ -371,13 +371,13 @@ def test_async_sessions(shared_database: Database) -> None:
         scoped = async_scoped_session(async_sessionmaker(engine, class_=AppAsyncSession), asyncio.current_task)
         scoped.add(email := LeasedEmail(to="ada@example.com"))
         assert await async_enqueued(scoped, LeasedEmail) == [email]  # type: ignore[arg-type]  # it has the methods
-        assert (await async_run_job(scoped, email, asend)).exception is None  # type: ignore[arg-type]  # as above
-        assert await async_drain(scoped, LeasedEmail, asend) == 0  # type: ignore[arg-type]  # as above
+        assert (await async_run_job(scoped, email, asend)).exception is None  # type: ignore[arg-type]  # it has the methods
+        assert await async_drain(scoped, LeasedEmail, asend) == 0  # type: ignore[arg-type]  # it has the methods
         await scoped.remove()
         async with AsyncSession(engine) as session:
             with pytest.raises(ConfigurationError, match=r"use async_run_job"):
                 run_job(session, email, send)  # type: ignore[arg-type]  # that is the mistake
         with pytest.raises(ConfigurationError, match=r"use run_job"):
-            await async_run_job(Session(), email, asend)  # type: ignore[arg-type]  # as above
+            await async_run_job(Session(), email, asend)  # type: ignore[arg-type]  # that is the mistake
 
     asyncio.run(main())

@@ -38,7 +38,7 @@ def attributes_are_typed(email: Email) -> None:
     assert_type(email.last_error, str | Any | None)
     assert_type(email.lease_token, uuid.UUID | Any | None)
     email.last_error = email.priority  # type: ignore[assignment] # what the test is about
-    email.priority = "high"  # type: ignore[assignment] # the same
+    email.priority = "high"  # type: ignore[assignment] # what the test is about
     email.finished_at.isoformat()  # type: ignore[union-attr] # it may be None
 
 

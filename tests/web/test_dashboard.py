@@ -79,7 +79,7 @@ async def test_refuses_to_start_without_an_access_rule(queues: Any, sessions: An
     with pytest.raises(TypeError, match="access"):
         Dashboard(queues.all, sessions)  # type: ignore[call-arg]  # the mistake that is tested
     with pytest.raises(Exception, match="Dashboard\\(access=None\\): give a function"):
-        Dashboard(queues.all, sessions, access=None)  # type: ignore[arg-type]  # as above
+        Dashboard(queues.all, sessions, access=None)  # type: ignore[arg-type]  # its types are those of its own
 
 
 async def test_nobody_sees_nothing(client_of: Any) -> None:

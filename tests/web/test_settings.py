@@ -63,11 +63,11 @@ def test_subclasses_may_have_different_columns_under_one_name(given: list[str], 
 
     class Letter(Item):
         secret: Mapped[str | None] = mapped_column("letter_secret")
-        __mapper_args__ = {"polymorphic_identity": "letter"}  # noqa: RUF012 - as above
+        __mapper_args__ = {"polymorphic_identity": "letter"}  # noqa: RUF012 - as SQLAlchemy wants it
 
     class Parcel(Item):
         secret: Mapped[str | None] = mapped_column("parcel_secret")
-        __mapper_args__ = {"polymorphic_identity": "parcel"}  # noqa: RUF012 - as above
+        __mapper_args__ = {"polymorphic_identity": "parcel"}  # noqa: RUF012 - as SQLAlchemy wants it
 
     made = Settings.of([Item], given, {}, ())
     columns = columns_of(spec_of(Item), made.is_redacted).values()

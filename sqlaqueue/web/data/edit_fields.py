@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Mapper
 
-from sqlaqueue.consumer.errors import is_twin
+from sqlaqueue.consumer.core.errors import is_twin
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.errors import violated_column, violated_constraint, violated_table
 from sqlaqueue.sql.types import NEUTRAL

@@ -26,7 +26,7 @@ class Email(QueueMixin, Base):
 
 
 class Newsletter(Email):
-    __mapper_args__ = {"polymorphic_identity": "newsletter"}  # noqa: RUF012 - as above
+    __mapper_args__ = {"polymorphic_identity": "newsletter"}  # noqa: RUF012 - as SQLAlchemy has it
 
 
 class Letter(QueueMixin, Base):

@@ -116,7 +116,7 @@ def test_all_templates_share_one_script_template() -> None:
 def test_every_operation_that_the_page_names_exists() -> None:
     from alembic.operations import Operations  # noqa: PLC0415 - the plug-in adds to it
 
-    import sqlaqueue.alembic  # noqa: F401, PLC0415 - as above
+    import sqlaqueue.alembic  # noqa: F401, PLC0415 - the plug-in adds to it
 
     named = set(re.findall(r"`op\.(\w+)\(", (ROOT / "docs" / "migrations.md").read_text()))
     assert named

@@ -160,7 +160,7 @@ def test_what_a_user_may_not_do_is_not_offered(
     open_view: OpenView, module_database: Any, audit: Any, request: pytest.FixtureRequest
 ) -> None:
     from sqlaqueue.web import Access  # noqa: PLC0415 - the one test with a rule of its own
-    from tests.web.browser.site import example_site  # noqa: PLC0415 - as above
+    from tests.web.browser.site import example_site  # noqa: PLC0415 - the one test with a rule of its own
 
     with example_site(module_database, access=lambda _: Access(read=["email"], act={"email": ["requeue"]})) as site:
         view = open_view(site).open("queues/email")

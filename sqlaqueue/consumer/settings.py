@@ -15,7 +15,6 @@ from sqlalchemy.orm import Mapper
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError, JobTimeout
-from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.triggers import wakes
 from sqlaqueue.queue.config import check_lease, is_count
 from sqlaqueue.queue.options import SHARD, Distribution
@@ -254,7 +253,7 @@ class ConsumerSettings(NamedTuple):
     @property
     def has_flow_control(self) -> bool:
         """Whether limits, rates, an order or turns decide which jobs may begin."""
-        return flow_control(self.spec) is not None
+        return bool(self.spec.flow_options)
 
     @property
     def connections(self) -> int:

@@ -74,7 +74,7 @@ class ConsumerStatements:
         def is_among(parameter: str) -> sa.ColumnElement[bool]:
             return spec.key_in(spec.keys, sa.bindparam(parameter, (), expanding=len(spec.keys) > 1))
 
-        flow = flow_control(spec)
+        flow = flow_control(spec) if spec.flow_options else None
         # A cursor would pass over jobs that were held back.
         head, cursor = (
             (by_priority, from_cursor(spec)) if spec.strategy.supports_scan_range and flow is None else (None, None)

@@ -126,17 +126,15 @@ def _deregister(context: ConsumerContext) -> Routine:
 
 def shut_down(context: ConsumerContext) -> Routine:
     """Settle finished runs, release the others, and deregister; the workers have ended, or are abandoned."""
+    steps: list[Callable[[], Routine]] = []
     if context.settings.holds_transaction:
         # Their transactions end when their handlers do, or the process; these jobs must not look as if they had killed
         # it.
         context.journal.discard_all()
+        steps.append(partial(discard_entries, context))
     else:
         release(context, context.forget_claimed())
-    steps: list[Callable[[], Routine]] = [
-        partial(discard_entries, context),
-        partial(settle_finished, context, wait=False),
-        partial(settle_postponed, context, last=True),
-    ]
+    steps += [partial(settle_finished, context, wait=False), partial(settle_postponed, context, last=True)]
     if context.registered:
         steps.append(partial(_deregister, context))
     for step in steps:

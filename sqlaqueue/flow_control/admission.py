@@ -15,7 +15,7 @@ from sqlaqueue.flow_control.checks import ClaimRecord, LimitCheck, OrderCheck, R
 from sqlaqueue.flow_control.functions import CONTENDED, hold_function, slot_text
 from sqlaqueue.flow_control.keys import FlowControl, flow_control
 from sqlaqueue.flow_control.rates import begin_jobs
-from sqlaqueue.postgresql.claim_scan import few_rows, first_in_order, lateral_each, take_first
+from sqlaqueue.postgresql.claim_scan import few_rows, first_in_order, lateral_each
 from sqlaqueue.postgresql.ddl import call
 from sqlaqueue.postgresql.side_tables import key_text
 from sqlaqueue.queue.names import TURN
@@ -250,13 +250,10 @@ def _system_column(table: sa.Table, name: str, type_: Any) -> sa.ColumnClause[An
     return column
 
 
-def take(request: ClaimRequest, waiting: AnySelect, scanned: sa.FromClause, *others: sa.FromClause) -> sa.CTE:
-    """Return the first due rows of ``waiting`` in claim order, locked together with those of ``others``.
-
-    The strategy of the queue narrows, orders and locks them: ``ClaimStrategy.first_due()`` and ``lock()``.
-    """
-    flow = None if request.admits_all else flow_control(request.spec)
-    if flow is None:
-        return take_first(request, waiting, scanned, *others)
-    admitted = HeldAdmitted if request.spec.strategy.holds_transaction else Admitted
-    return admitted(request, flow, waiting, lambda rows: request.spec.strategy.lock(request.spec, rows, *others)).rows()
+def admit(request: ClaimRequest, waiting: AnySelect, *others: sa.FromClause) -> sa.CTE:
+    """Return the first rows of ``waiting`` that the queue's flow control admits, locked with those of ``others``."""
+    spec: QueueSpec = request.spec
+    flow = flow_control(spec)
+    assert flow is not None  # noqa: S101 - only called for queues with flow control
+    admitted = HeldAdmitted if spec.strategy.holds_transaction else Admitted
+    return admitted(request, flow, waiting, lambda rows: spec.strategy.lock(spec, rows, *others)).rows()

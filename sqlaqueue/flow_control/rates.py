@@ -122,14 +122,9 @@ def _hold_back(rate: KeyRate, jobs: Sequence[Key], delay: float) -> sa.Insert:
     return insert_or_replace(spec.side_tables[RATE], (names, rows), raised=["throttled_until"])
 
 
-def delete_idle(spec: QueueSpec) -> sa.Delete | None:
-    """Return the statement that deletes what rates no longer need; None for a queue without rates.
-
-    A row whose time has passed says the same as none. Rows that a claim has locked stay.
-    """
-    table = spec.side_tables.get(RATE)
-    if table is None:
-        return None
+def delete_idle(spec: QueueSpec) -> sa.Delete:
+    """Return the statement that deletes the rows of rates whose time has passed, unless a claim has locked them."""
+    table = spec.side_tables[RATE]
     passed = sa.and_(table.c.next_at < clock(), sa.func.coalesce(table.c.throttled_until < clock(), sa.true()))
     idle = sa.select(*table.primary_key).where(table.c.queue == spec.name, passed).with_for_update(skip_locked=True)
     chosen = idle.cte("sqlaqueue_idle")

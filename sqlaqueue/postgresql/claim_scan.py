@@ -23,6 +23,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.selectable import Lateral, NamedFromClause, SelectBase
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.postgresql.side_tables import PAUSE
+from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimRequest, ScanRange
 from sqlaqueue.sql.engine import with_plain_form
@@ -93,6 +95,13 @@ def cursor_at(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
     if None in values:
         return None
     return {f"{CURSOR}_{number}": value for number, value in enumerate(values)}
+
+
+def is_paused(spec: QueueSpec) -> sa.ColumnElement[bool]:
+    """Return the condition that a queue is paused. It names no column of the job, so it runs once a statement."""
+    table = spec.side_tables[CONTROL]
+    paused = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)
+    return sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(paused).correlate(None))
 
 
 def take_first(request: ClaimRequest, waiting: AnySelect, scanned: sa.FromClause, *others: sa.FromClause) -> sa.CTE:

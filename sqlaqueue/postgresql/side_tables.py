@@ -77,13 +77,6 @@ def pause_row(spec: QueueSpec) -> sa.Insert:
     return insert_or_ignore(spec.side_tables[CONTROL], {"queue": spec.name, "key": PAUSE, "created_at": clock()})
 
 
-def is_paused(spec: QueueSpec) -> sa.ColumnElement[bool]:
-    """Return the condition that a queue is paused. It names no column of the job, so it runs once a statement."""
-    table = spec.side_tables[CONTROL]
-    paused = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)
-    return sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(paused).correlate(None))
-
-
 def request_cancellation(spec: QueueSpec, running: sa.FromClause) -> sa.Insert:
     """Return the statement that requests the cancellation of the jobs whose keys are in ``running``."""
     keys = [running.corresponding_column(column) for column in spec.keys]

@@ -263,11 +263,6 @@ class QueueConfig:
             raise ConfigurationError(msg)
         return timedelta(seconds=kept)
 
-    @property
-    def lease_duration(self) -> timedelta:
-        """The lease as a timedelta."""
-        return timedelta(seconds=seconds(self.lease))
-
     def attribute_for(self, role: str, default: str | None = None) -> str | None:
         """Return the attribute that has a role, None if the role is left out.
 

@@ -76,9 +76,10 @@ class QueueSpec:
         """The columns of the primary key."""
         return cast("tuple[sa.Column[Any], ...]", self.mapper.primary_key)
 
-    @property
+    @cached_property
     def lease(self) -> timedelta:
-        return self.config.lease_duration
+        lease = self.config.lease
+        return lease if isinstance(lease, timedelta) else timedelta(seconds=lease)
 
     @cached_property
     def run_attributes(self) -> tuple[str, str, str, str]:
@@ -148,7 +149,12 @@ class QueueSpec:
     def literal(self, state: str) -> sa.ColumnElement[Any]:
         """Return the status value of a state as an SQL literal, see :func:`~sqlaqueue.queue.roles.literal_text`."""
         type_ = self.columns["status"].type
-        return sa.literal_column(literal_text(self.status_value(state), type_), type_)
+        return sa.literal_column(self._literals[state], type_)
+
+    @cached_property
+    def _literals(self) -> dict[str, str]:
+        type_, values = self.columns["status"].type, self.config.states.items()
+        return {state: literal_text(self.status_value(state), type_) for state, value in values if value is not None}
 
     def in_state(self, *states: str) -> sa.ColumnElement[bool]:
         """Return the condition that a job is in one of ``states``; states without a value are ignored."""

@@ -15,8 +15,7 @@ from sqlalchemy.orm import undefer
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES
 from sqlaqueue.notify_payloads import CLAIMED
-from sqlaqueue.postgresql.claim_scan import planned_anew, planned_anew_for_many
-from sqlaqueue.postgresql.side_tables import is_paused
+from sqlaqueue.postgresql.claim_scan import is_paused, planned_anew, planned_anew_for_many
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONTROL

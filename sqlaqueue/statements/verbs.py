@@ -15,7 +15,8 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.notify_payloads import Signal
-from sqlaqueue.postgresql.side_tables import PAUSE, is_paused, pause_row
+from sqlaqueue.postgresql.claim_scan import is_paused
+from sqlaqueue.postgresql.side_tables import PAUSE, pause_row
 from sqlaqueue.postgresql.triggers import notification, wakes
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONSUMERS, CONTROL

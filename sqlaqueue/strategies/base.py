@@ -17,6 +17,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.flow_control.admission import admit
+from sqlaqueue.postgresql.claim_scan import take_first
 from sqlaqueue.postgresql.due_times import upcoming_times
 from sqlaqueue.postgresql.side_tables import attempt, consumers, control, crash_journal, request_cancellation
 from sqlaqueue.postgresql.triggers import attach_wake_triggers
@@ -59,6 +61,16 @@ class StatementParts:
             for column in columns
         ]
         return candidates.with_only_columns(*attributes, maintain_column_froms=True)
+
+    @staticmethod
+    def take(request: ClaimRequest, waiting: AnySelect, scanned: sa.FromClause, *others: sa.FromClause) -> sa.CTE:
+        """Return the first due rows of ``waiting`` in claim order, locked together with those of ``others``.
+
+        Under flow control they are the first that no limit, rate or order holds back.
+        """
+        if request.admits_all or not request.spec.flow_options:
+            return take_first(request, waiting, scanned, *others)
+        return admit(request, waiting, *others)
 
     @staticmethod
     def first_due(

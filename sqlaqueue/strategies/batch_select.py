@@ -14,7 +14,6 @@ from typing import ClassVar
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.flow_control.admission import take
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest
 from sqlaqueue.strategies.base import HeldStrategy
@@ -42,4 +41,4 @@ class BatchSelect(HeldStrategy):
         """Return the first due rows, locked."""
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.table.c).where(spec.in_state("pending"))
-        return take(request, waiting, spec.table)
+        return self.take(request, waiting, spec.table)

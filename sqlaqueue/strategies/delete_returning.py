@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.flow_control.admission import take
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.catalog import sees_all
 from sqlaqueue.postgresql.due_times import upcoming_times
@@ -187,7 +186,7 @@ class DeleteReturning(MessageStrategy):
             waiting = waiting.where(spec.in_state("pending"))
         # take() locks the job first: a job that is locked must be passed over before its message is locked for the
         # length of this transaction.
-        return take(request, waiting, table, table)
+        return self.take(request, waiting, table, table)
 
     def upcoming(self, spec: QueueSpec, limit: int) -> AnySelect:
         """Return when the next jobs will be due, from their messages."""

@@ -16,7 +16,6 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, StatementError
-from sqlaqueue.flow_control.admission import take
 from sqlaqueue.postgresql.due_times import transaction_id
 from sqlaqueue.postgresql.due_times import was_committed as transaction_was_committed
 from sqlaqueue.postgresql.side_tables import bury, dead_letter, key_json, request_cancellation, stored_rows
@@ -208,7 +207,7 @@ class DeleteRow(HeldStrategy):
         """Return the keys of the first due rows, locked."""
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.keys)
-        return take(request, waiting, spec.table)
+        return self.take(request, waiting, spec.table)
 
     @staticmethod
     def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:

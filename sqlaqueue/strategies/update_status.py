@@ -20,7 +20,6 @@ import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.flow_control.admission import take
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, Settlement, Verb
@@ -146,7 +145,7 @@ class UpdateStatus(ClaimStrategy):
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.keys)
         waiting = waiting.where(spec.in_state("pending"), *spec.on_shard(spec.table))
-        return take(request, waiting, spec.table)
+        return self.take(request, waiting, spec.table)
 
     @staticmethod
     def _claimed_values(request: ClaimRequest) -> dict[sa.Column[Any], Any]:

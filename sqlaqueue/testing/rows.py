@@ -18,8 +18,8 @@ from sqlaqueue.exc import (
 from sqlaqueue.flow_control.held_back import held_back_by
 from sqlaqueue.log import seconds_text
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec, spec_of
+from sqlaqueue.postgresql.claim_scan import is_paused
 from sqlaqueue.postgresql.due_times import written_here
-from sqlaqueue.postgresql.side_tables import is_paused
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import QueueSpec, clock

@@ -23,7 +23,7 @@ from sqlaqueue.flow_control.rates import delete_idle
 from sqlaqueue.log import logger
 from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.postgresql.side_tables import PAUSE
-from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL
+from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, RATE
 from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.statements.selection import returning_keys
@@ -171,9 +171,8 @@ def _delete_old(session: Session, context: ConsumerContext) -> None:
     spec, bind = context.spec, context.settings.bind_arguments
     if CRASH_JOURNAL in spec.side_tables:
         quarantine.delete_old_entries(session, spec)
-    idle = delete_idle(spec)
-    if idle is not None:
-        session.execute(idle, bind_arguments=bind)
+    if RATE in spec.side_tables:
+        session.execute(delete_idle(spec), bind_arguments=bind)
     control = spec.side_tables.get(CONTROL)
     if control is not None:
         old = control.c.created_at < clock() - _KEEP

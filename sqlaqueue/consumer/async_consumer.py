@@ -150,7 +150,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         return await self._serve(draining=True)
 
     async def _serve(self, *, draining: bool) -> int:
-        runner = TaskRunner(repr(self), self._parts, self._factory, self.handler_call, draining=draining)
+        runner = TaskRunner(repr(self), self._parts, self.session_factory, self.handler_call, draining=draining)
         self._begin(runner.context)
         try:
             runner.context.engine = await self._check_factory()
@@ -160,7 +160,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         return runner.context.runs_ended
 
     async def _check_factory(self) -> sa.Engine:
-        session: AsyncSession = self._factory()
+        session: AsyncSession = self.session_factory()
         self._check_maker(session)
         async with session:
             return self._engine_of(session.sync_session)

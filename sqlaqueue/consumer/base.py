@@ -86,7 +86,7 @@ class ConsumerBase:
         self._parts = ConsumerParts(settings, ConsumerStatements(settings))
         self._handler: Any = handler if settings.dispatch is None else settings.dispatch
         self._around = check_middleware(around, type(self).__name__, is_async=self.is_async)
-        self._factory = resolve_factory(session_factory, self._kind, is_async=self.is_async)
+        self.session_factory = resolve_factory(session_factory, self._kind, is_async=self.is_async)
         self.handles_signals = signals
         self._context: ConsumerContext | None = None
         self.stop_requested: Callable[[], bool] | None = None
@@ -146,11 +146,6 @@ class ConsumerBase:
         return self._settings.spec.model
 
     @property
-    def session_factory(self) -> Any:
-        """The factory of its sessions."""
-        return self._factory
-
-    @property
     def settings(self) -> ConsumerSettings:
         """Its arguments, checked and completed."""
         return self._settings
@@ -201,11 +196,11 @@ class ConsumerBase:
 
     def _check_maker(self, session: Any) -> None:
         """Refuse a factory that makes the other kind of sessions, or returns one twice: several are used at once."""
-        check_session_class(type(session), self._factory, self._kind, is_async=self.is_async)
-        if self._factory() is session:
+        check_session_class(type(session), self.session_factory, self._kind, is_async=self.is_async)
+        if self.session_factory() is session:
             msg = (
-                f"{type(self).__name__}({self._settings.spec.model.__name__}, ...): {self._factory!r} returns the same "
-                "session each time; give a sessionmaker, which makes a new one"
+                f"{type(self).__name__}({self._settings.spec.model.__name__}, ...): {self.session_factory!r} returns the "
+                "same session each time; give a sessionmaker, which makes a new one"
             )
             raise ConfigurationError(msg)
 

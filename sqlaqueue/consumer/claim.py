@@ -45,7 +45,6 @@ class HeldBack(NamedTuple):
 
     @classmethod
     def of(cls, row: Any) -> HeldBack:
-        """Make it from the row of :func:`sqlaqueue.flow_control.held_back.held_back`."""
         was_contended, due, seconds = row
         waits = [] if seconds is None else [max(float(seconds), 0.0)]
         if was_contended:
@@ -445,7 +444,6 @@ class Claimer:
         return jobs
 
     def claim_key(self, session: Session, key: Key) -> list[Any]:
-        """Claim the one job with this key, if it is free and due."""
         try:
             self._isolation.begin(session)
             return self._execute(session, self._statements.claim_key, {KEYS: self._spec.bind_keys([key])})

@@ -271,7 +271,7 @@ class Consumer(RunsInThread, Generic[T]):
         return self._serve(draining=True)
 
     def _serve(self, *, draining: bool) -> int:
-        runner = ThreadRunner(repr(self), self._parts, self._factory, self.handler_call, draining=draining)
+        runner = ThreadRunner(repr(self), self._parts, self.session_factory, self.handler_call, draining=draining)
         with contextlib.closing(runner):
             self._begin(runner.context)
             try:
@@ -282,7 +282,7 @@ class Consumer(RunsInThread, Generic[T]):
         return runner.context.runs_ended
 
     def _check_factory(self) -> sa.Engine:
-        session: Session = self._factory()
+        session: Session = self.session_factory()
         self._check_maker(session)
         with session:
             return self._engine_of(session)

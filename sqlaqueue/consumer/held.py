@@ -190,10 +190,8 @@ def settle_committed(
     verb = context.spec.strategy.restore(context.spec, ClaimedJobs(list(claims.items()), jobs))
     if verb is None:
         return []
-    found = session.execute(
-        returning_keys(context.spec, verb), bind_arguments=context.settings.bind_arguments
-    ).scalars()
-    back = set(keys_from(found, len(context.spec.keys)))
+    found = session.execute(returning_keys(context.spec, verb), bind_arguments=context.settings.bind_arguments)
+    back = set(keys_from(found.scalars(), len(context.spec.keys)))
     again = [_settle_anew(session, context, one) for one in finished if one.run.key in back]
     quarantine.delete_entry(session, context.spec, entry)
     context.settler.commit(session)
@@ -239,7 +237,7 @@ def run_held_batch(
     emit_polled(context, jobs, time.monotonic() - began)
     runs = runs_of(jobs)
     if jobs:
-        turn.hold(runs)
+        context.assign(turn, lambda: runs)
     turn.claimed(found=bool(jobs), more=more)
     context.poll_when_admitted(ended_before)
     if not jobs:
@@ -503,11 +501,7 @@ def _settle_disconnected(
 
 
 def _settle_alone(
-    context: ConsumerContext,
-    runs: Sequence[Run],
-    cause: BaseException,
-    entry: JournalEntry,
-    ended: Outcome = COMPLETED,
+    context: ConsumerContext, runs: Sequence[Run], cause: BaseException, entry: JournalEntry, ended: Outcome = COMPLETED
 ) -> Routine:
     """Count the attempt of those responsible for a lost batch. ``ended``: only settling this outcome has failed."""
     rules, settled, counted, is_refused = context.outcome_rules, list[FinishedRun](), list[Key](), False

@@ -335,9 +335,6 @@ class WorkerTurn:
             context.assign(self, executor.runs)
             return executor
 
-    def hold(self, runs: list[Run]) -> None:
-        self._context.assign(self, lambda: runs)
-
     def may_claim(self) -> bool:
         """Return whether it is this worker's turn to claim.
 

@@ -60,7 +60,6 @@ class IsolationLevel:
 
     @property
     def is_strict(self) -> bool:
-        """Whether the default level is stricter than READ COMMITTED."""
         return self.default in _STRICT
 
     def begin(self, session: Session) -> None:
@@ -184,7 +183,6 @@ def check_engine(session: Session, mapper: Any, who: str, spec: QueueSpec | None
 
 
 def shared_connection_error(who: str, source: str) -> ConfigurationError:
-    """Return the error for sessions that share a connection because of ``source``, the engine or its pool."""
     return ConfigurationError(
         f"{who}: {source} does not give each session a connection of its own, so handlers would commit and roll back "
         "each other's work; make the engine without poolclass= and creator=, or with poolclass=NullPool"
@@ -192,7 +190,6 @@ def shared_connection_error(who: str, source: str) -> ConfigurationError:
 
 
 def check_two_phase(session: Session, model: str) -> None:
-    """Refuse two-phase commits for a queue whose table sends notifications."""
     if session.twophase:
         msg = (
             f"{model}: PostgreSQL cannot prepare a transaction that has sent a notification, so a queue whose sessions "
@@ -203,7 +200,6 @@ def check_two_phase(session: Session, model: str) -> None:
 
 
 def check_pool(pool: Pool, consumer: Any, who: str) -> None:
-    """Refuse a pool with fewer connections than one Consumer uses at once."""
     needed, limit = consumer.connections, pool_limit(pool)
     if limit is not None and limit < needed:
         msg = (
@@ -215,7 +211,6 @@ def check_pool(pool: Pool, consumer: Any, who: str) -> None:
 
 
 def check_shared_pool(engine: sa.Engine, consumers: Sequence[Any], who: str) -> None:
-    """Refuse an engine whose pool has fewer connections than all Consumers that share it use at once."""
     limit, needed = pool_limit(engine.pool), sum(consumer.connections for consumer in consumers)
     if limit is not None and limit < needed:
         msg = (
@@ -457,7 +452,6 @@ def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
 
 
 def check_session_class(made: type[Any], factory: Any, what: str, *, is_async: bool) -> None:
-    """Refuse a factory that makes sessions of the other kind."""
     if issubclass(made, async_class("AsyncSession") if is_async else Session):
         return
     maker = "an async_sessionmaker" if is_async else "a sessionmaker"
@@ -466,7 +460,6 @@ def check_session_class(made: type[Any], factory: Any, what: str, *, is_async: b
 
 
 def _other_kind(what: str) -> str:
-    """Return the name of the class or function for the other kind of sessions."""
     if what.lower().startswith("async"):
         return what.removeprefix("Async").removeprefix("async_")
     return f"Async{what}" if what[0].isupper() else f"async_{what}"

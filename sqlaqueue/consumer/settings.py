@@ -297,7 +297,6 @@ def make_settings(
     schedules: Sequence[Any] = (),
     distribution: Distribution | None = None,
 ) -> ConsumerSettings:
-    """Check and resolve the arguments of a Consumer; ``handlers`` are those of each class, where there are several."""
     for argument, number in (("concurrency", concurrency), ("batch_size", BATCH if batch_size is None else batch_size)):
         if not is_count(number):
             msg = f"Consumer({argument}={number!r}): give an integer from 1 on"
@@ -374,7 +373,6 @@ def _check_distribution(spec: QueueSpec, distribution: Any) -> None:
 
 
 def _check_states(spec: QueueSpec) -> None:
-    """Refuse a queue whose runs could end in a state for which its table has no value."""
     needed = {"failed": "a job ends that has spent its attempts"}
     if spec.config.on_complete == "keep":
         needed["completed"] = 'a job ends that succeeded; or delete such jobs with on_complete="delete"'
@@ -429,7 +427,6 @@ def _check(each: Any, consumer: str, *, is_async: bool) -> None:
 def surround(
     handler: Callable[..., Any], around: Sequence[Callable[..., Any]], *, is_async: bool
 ) -> Callable[..., Any]:
-    """Return a handler that calls ``handler`` inside the middleware."""
     if not around:
         return handler
     outwards = around[::-1]

@@ -37,8 +37,9 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.engine import OURS, engine_of, may_be_other_engine, own_work, settlement
 from sqlaqueue.sql.errors import violated_constraint, violated_table
 from sqlaqueue.sql.types import as_library_statement, numbered_rows
+from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.statements.verbs import settle_statement, storable, with_run_details
-from sqlaqueue.strategies import ClaimedJobs
+from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.twins import unique_key
 
 LOCK_TIMEOUT = "500ms"
@@ -302,6 +303,13 @@ def really_lost(
 
 BESIDE_ORM = {"synchronize_session": False}
 """Consumers settle beside the ORM: the instances are not used any more."""
+
+
+def execute_for_keys(session: Session, settings: ConsumerSettings, verb: Verb) -> list[Key]:
+    """Execute what changes jobs beside the ORM, and return their keys."""
+    statement = returning_keys(settings.spec, verb)
+    found = session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments)
+    return keys_from(found.scalars(), len(settings.spec.keys))
 
 
 class SettledEach(NamedTuple):

@@ -127,7 +127,6 @@ class TaskRunner(BaseRunner):
         self._raise_error(self._left)
 
     async def execute(self, routine: Routine) -> Any:
-        """Run one routine in the caller's task, as a worker does, and return what it returns."""
         return await self._drive(routine)
 
     def _listen_to_schedules(self, engine: sa.Engine, state: GroupState) -> None:

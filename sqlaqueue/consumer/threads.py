@@ -271,7 +271,6 @@ class ThreadRunner(BaseRunner):
         self._waker.wake()
 
     def run(self) -> None:
-        """Run until the workers have ended, or are abandoned."""
         context = self.context
         name = f"sqlaqueue-{context.spec.name}"
         workers = [self._thread(work(context), f"{name}-{number}") for number in range(context.settings.concurrency)]
@@ -322,7 +321,6 @@ class ThreadRunner(BaseRunner):
         self._grace.log_stopped()
 
     def execute(self, routine: Routine) -> Any:
-        """Run one routine in the caller's thread, as a worker does, and return what it returns."""
         return self._drive(routine)
 
     def close(self) -> None:

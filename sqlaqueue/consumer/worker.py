@@ -53,7 +53,6 @@ A run without end waits for its database; the end of this one is waited for."""
 
 
 def work(context: ConsumerContext) -> Routine:
-    """Claim and run jobs until the consumer stops."""
     if context.settings.holds_transaction:
         yield from _take_turns(context, _held_turn)
         return
@@ -381,7 +380,6 @@ def _refuse(name: str, grants: Sequence[str]) -> None:
 
 
 def log_started(context: ConsumerContext, *, notified: bool) -> None:
-    """Log once which queue is served, its database, the concurrency, and how new jobs are found."""
     if context.start_logged:
         return
     context.start_logged = True

@@ -73,7 +73,6 @@ def context_of(traceparent: str | None) -> Context:
 
 
 def links_to(contexts: Iterable[Context]) -> list[Link]:
-    """Return a link to the span of each of the contexts that has one."""
     spans = [trace.get_current_span(context).get_span_context() for context in contexts]
     return [Link(span) for span in spans if span.is_valid]
 

@@ -334,8 +334,6 @@ def read_job(session: Session, waiter: Waiter, *, load_in: Collection[str]) -> J
 
 
 class JobState(NamedTuple):
-    """The state of a job in the database."""
-
     state: str
     """The name of the state, or ``gone``."""
     error: str | None
@@ -354,7 +352,6 @@ def read_state(session: Session, spec: QueueSpec, key: Key) -> JobState:
 
 
 def notify_consumers(session: Session, waiter: Waiter) -> None:
-    """Notify the Consumers of the queue that a caller waits for this job, and commit."""
     session.execute(sa.select(notification(waiter.spec, waiter.state.notification)), bind_arguments=waiter.bind)
     session.commit()
 

@@ -246,7 +246,6 @@ def _disconnect(session: Session) -> None:
 
 
 def _connections(session: Session) -> Iterator[sa.Connection]:
-    """Return the connections of the session's transaction and of those around it."""
     transaction = session.get_nested_transaction() or session.get_transaction()
     seen = set()
     while transaction is not None:
@@ -271,7 +270,6 @@ def _socket_of(driver: Any) -> int | None:
 
 
 def _replace_socket(number: int) -> None:
-    """Replace the socket of a connection by one whose other end is closed; the parent's is unchanged."""
     mine, other = socket.socketpair()
     other.close()
     os.dup2(mine.fileno(), number, inheritable=False)

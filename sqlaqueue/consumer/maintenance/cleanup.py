@@ -18,7 +18,7 @@ from sqlaqueue.consumer.core.errors import is_transient
 from sqlaqueue.consumer.maintenance.leases import look_for_unchanged
 from sqlaqueue.consumer.maintenance.state import MAINTAINERS, Maintenance, Walk, batch_limits
 from sqlaqueue.consumer.settings import ConsumerSettings
-from sqlaqueue.consumer.settle import BESIDE_ORM
+from sqlaqueue.consumer.settle import BESIDE_ORM, execute_for_keys
 from sqlaqueue.flow_control.rates import delete_idle
 from sqlaqueue.log import logger
 from sqlaqueue.postgresql.claim_scan import planned_anew
@@ -26,7 +26,6 @@ from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, RATE
 from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import clock
-from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.statements.verbs import reconcile
 from sqlaqueue.strategies import KeyRange
 
@@ -159,8 +158,7 @@ def reconcile_range(session: Session, context: ConsumerContext, after: Key | Non
     upto = session.execute(last, bind_arguments=bind).one_or_none()
     part = KeyRange(after, None if upto is None else tuple(upto))
     verb: Any = spec.strategy.reconcile_range(spec, part)
-    repaired = session.execute(returning_keys(spec, verb), execution_options=BESIDE_ORM, bind_arguments=bind)
-    keys = keys_from(repaired.scalars(), len(spec.keys))
+    keys = execute_for_keys(session, context.settings, verb)
     if upto is None:
         _delete_old(session, context)
     session.commit()

@@ -28,18 +28,17 @@ from sqlaqueue.consumer.core.errors import (
 from sqlaqueue.consumer.leased import RescuedJob, report_rescued, report_unclaimable
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.polls import notify_released, notify_settled
-from sqlaqueue.consumer.settle import BESIDE_ORM, LOCK_TIMEOUT, LOCK_TIMEOUT_ONE_BY_ONE
+from sqlaqueue.consumer.settle import LOCK_TIMEOUT, LOCK_TIMEOUT_ONE_BY_ONE, execute_for_keys
 from sqlaqueue.log import logger
 from sqlaqueue.notify_payloads import Deregistered, Heartbeat, Signal
 from sqlaqueue.postgresql.side_tables import as_json
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
-from sqlaqueue.queue.run import Key, Run, keys_by_token, keys_from
+from sqlaqueue.queue.run import Key, Run, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.errors import violated_table
 from sqlaqueue.sql.inserts import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
-from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.listing import has_history, without_history
 from sqlaqueue.strategies.twins import unique_key
@@ -105,9 +104,7 @@ def _extend(session: Session, context: ConsumerContext, claims: Sequence[tuple[A
     spec, settings = context.spec, context.settings
     verb = spec.strategy.extend(spec, ClaimedJobs(claims), sa.literal(settings.lease, sa.Interval()))
     limit_transaction(session, context)
-    statement = returning_keys(spec, verb)
-    found = session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments).scalars()
-    extended = keys_from(found, len(spec.keys))
+    extended = execute_for_keys(session, settings, verb)
     session.commit()
     return extended
 
@@ -509,9 +506,7 @@ def _rescue(
     if lock_timeout is not None:
         others.append(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
     limit_transaction(session, context, *others)
-    statement = returning_keys(spec, verb)
-    found = session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments).scalars()
-    rescued = keys_from(found, len(spec.keys))
+    rescued = execute_for_keys(session, settings, verb)
     # Some of them may have failed by that.
     notify_settled(session, spec, context.waiters, rescued)
     jobs = rescued_jobs(session, spec, rescued)

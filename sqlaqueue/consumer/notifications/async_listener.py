@@ -16,11 +16,9 @@ from sqlaqueue.consumer.core.waker import limit_connects
 from sqlaqueue.consumer.notifications.listener import (
     CHECK_INTERVAL,
     REPLY_TIMEOUT,
+    BaseListener,
     Subscriber,
-    Subscriptions,
     enable_keepalive,
-    log_failure,
-    reconnect_delay,
     sends_in_process,
     subscribe,
     unsubscribe,
@@ -30,17 +28,14 @@ _LONGEST_END = 2.0
 """Seconds for a connection to be closed."""
 
 
-class AsyncListener:
+class AsyncListener(BaseListener):
     """A task that listens on the channels of its subscriptions, and ends with the last one."""
 
     def __init__(self, engine: sa.Engine) -> None:
+        super().__init__()
         self._engine = AsyncEngine(engine)
-        self.subscriptions = Subscriptions()
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._reconnects = False
-        self._failures = 0
-        """How many connections in a row have failed before they proved to work."""
 
     def add(self, channel: str, subscriber: Subscriber) -> None:
         if sends_in_process(self._engine.sync_engine):
@@ -70,16 +65,11 @@ class AsyncListener:
             task.cancel()
             await asyncio.wait([task], timeout=_LONGEST_END)
 
-    def reconnect(self) -> None:
-        self._reconnects = True
-        self.wake()
-
     def deliver(self, channel: str, text: str) -> None:
         self._failures = 0
         self.subscriptions.deliver(channel, text)
 
     def wake(self) -> None:
-        """Make the task read the subscriptions and the connection."""
         self._woken.set()
 
     async def _run(self) -> None:
@@ -90,12 +80,10 @@ class AsyncListener:
                     await self._listen(connection, driver)
             except Exception as error:  # noqa: BLE001 - subscribers poll meanwhile, and the next try may succeed
                 failed = True
-                self._failures += 1
-                if self._failures == 1:
-                    log_failure(error)
+                self._failed(error)
             self.subscriptions.listening_lost(self.subscriptions.channels)
             if failed:
-                await self._wait(reconnect_delay(self._failures))
+                await self._wait(self._delay())
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Any]]:

@@ -28,18 +28,6 @@ _FIRST_DELAY, _MAX_DELAY = 0.2, 30.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 
-def log_failure(error: Exception) -> None:
-    """Log that a listener has no connection; its subscribers poll meanwhile."""
-    kind = type(error).__name__
-    extra = fields("listener_lost", error_kind=kind)
-    logger.warning("cannot listen for notifications, polling: %s: %s", kind, error, extra=extra)
-
-
-def reconnect_delay(failures: int) -> float:
-    """Return the seconds to wait before connecting again after some failures in a row."""
-    return min(_MAX_DELAY, _FIRST_DELAY * 2.0 ** min(failures, 10))
-
-
 def enable_keepalive(descriptor: int) -> None:
     """Have the operating system probe a silent TCP connection, which may be half open."""
     # A UNIX socket supports no keepalive and needs none.
@@ -168,21 +156,44 @@ _LONGEST_SLEEP = 1.0
 """Seconds of a pause that cannot be interrupted."""
 
 
-class Listener:
-    """A thread that listens on the channels of its subscriptions, and ends with the last one."""
+class BaseListener:
+    """What the listeners of threads and of tasks share."""
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
         self.subscriptions = Subscriptions()
-        self._waker = Waker()
         self._reconnects = False
         self._failures = 0
         """How many connections in a row have failed before they proved to work."""
-        self.thread = threading.Thread(target=self._run, name="sqlaqueue-listener", daemon=True)
+
+    def wake(self) -> None:
+        """Make the thread or task read the subscriptions and the connection."""
+        raise NotImplementedError
 
     def reconnect(self) -> None:
+        """Replace the connection, as no notification arrives by it."""
         self._reconnects = True
         self.wake()
+
+    def _failed(self, error: Exception) -> None:
+        """Count a failed connection, and log the first; subscribers poll meanwhile, and the next one may work."""
+        self._failures += 1
+        if self._failures == 1:
+            kind = type(error).__name__
+            extra = fields("listener_lost", error_kind=kind)
+            logger.warning("cannot listen for notifications, polling: %s: %s", kind, error, extra=extra)
+
+    def _delay(self) -> float:
+        """Return the seconds to wait before connecting again."""
+        return min(_MAX_DELAY, _FIRST_DELAY * 2.0 ** min(self._failures, 10))
+
+
+class Listener(BaseListener):
+    """A thread that listens on the channels of its subscriptions, and ends with the last one."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        super().__init__()
+        self._engine, self._waker = engine, Waker()
+        self.thread = threading.Thread(target=self._run, name="sqlaqueue-listener", daemon=True)
 
     def wake(self) -> None:
         self._waker.wake()
@@ -195,12 +206,10 @@ class Listener:
                     self._listen(connection, driver)
             except Exception as error:  # noqa: BLE001 - subscribers poll meanwhile, and the next try may succeed
                 failed = True
-                self._failures += 1
-                if self._failures == 1:
-                    log_failure(error)
+                self._failed(error)
             self.subscriptions.listening_lost(self.subscriptions.channels)
             if failed:
-                self._pause(reconnect_delay(self._failures))
+                self._pause(self._delay())
 
     def _pause(self, seconds: float) -> None:
         try:

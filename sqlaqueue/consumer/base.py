@@ -87,6 +87,7 @@ class ConsumerBase:
         self._handler: Any = handler if settings.dispatch is None else settings.dispatch
         self._around = check_middleware(around, type(self).__name__, is_async=self.is_async)
         self.session_factory = resolve_factory(session_factory, self._kind, is_async=self.is_async)
+        """The factory of its sessions."""
         self.handles_signals = signals
         self._context: ConsumerContext | None = None
         self.stop_requested: Callable[[], bool] | None = None
@@ -199,8 +200,8 @@ class ConsumerBase:
         check_session_class(type(session), self.session_factory, self._kind, is_async=self.is_async)
         if self.session_factory() is session:
             msg = (
-                f"{type(self).__name__}({self._settings.spec.model.__name__}, ...): {self.session_factory!r} returns the "
-                "same session each time; give a sessionmaker, which makes a new one"
+                f"{type(self).__name__}({self._settings.spec.model.__name__}, ...): {self.session_factory!r} "
+                "returns the same session each time; give a sessionmaker, which makes a new one"
             )
             raise ConfigurationError(msg)
 

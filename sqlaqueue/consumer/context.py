@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from sqlaqueue.consumer.claim import Claimer
 from sqlaqueue.consumer.core.events import EventEmitter
 from sqlaqueue.consumer.core.signals import ForkGuard
 from sqlaqueue.consumer.core.waker import Deadlines
-from sqlaqueue.consumer.in_flight import CallGroup, CompletionBuffer, InFlight, JobBuffer, runs_in
+from sqlaqueue.consumer.in_flight import CallGroup, CompletionBuffer, InFlight, runs_in
 from sqlaqueue.consumer.notifications.polls import PollSchedule, WaiterRegistry
 from sqlaqueue.consumer.outcomes import ConflictDelays, OutcomeRules
 from sqlaqueue.consumer.pace import FLUSH_AFTER, BatchSizer, Intervals
@@ -89,7 +90,8 @@ class ConsumerContext:
         self.intervals, self.sizer, self.journal = parts.intervals, parts.sizer, parts.journal
         self._factory = factory
         settings, self.lock, self.variables = self.settings, threading.RLock(), copy_context()
-        self.buffer = JobBuffer(self.lock)
+        self.buffer = deque[CallGroup]()
+        """The claimed jobs that no worker has taken yet, detached from any session. It is changed under the lock."""
         self.completions = CompletionBuffer(self.lock)
         self.quarantine = Quarantine(settings.concurrency // 2)
         self.in_flight = InFlight(self.lock)
@@ -238,7 +240,7 @@ class ConsumerContext:
         """Put claimed jobs, detached from their session, into the buffer."""
         if groups:
             with self.lock:
-                self.buffer.add(groups)
+                self.buffer.extend(groups)
                 self._work_begins()
             self.changed(len(groups))
 
@@ -247,7 +249,7 @@ class ConsumerContext:
         with self.lock:
             if self.quarantine.is_running or self.runs_low or self.wants_settling(time.monotonic()):
                 return []
-            return self.buffer.take()
+            return self.buffer.popleft() if self.buffer else []
 
     def assign(self, owner: object, runs: Callable[[], list[Run]]) -> None:
         """Record that ``owner`` works on claimed jobs; ``runs`` returns those that it still has."""
@@ -276,7 +278,7 @@ class ConsumerContext:
 
     def claimed_runs(self) -> list[Run]:
         with self.lock:
-            return runs_in(self.buffer.groups()) + self.in_flight.runs()
+            return runs_in(self.buffer) + self.in_flight.runs()
 
     def live_runs(self) -> list[Run]:
         """Return the runs whose leases are to be extended: all that are here and not given up.
@@ -298,7 +300,8 @@ class ConsumerContext:
     def forget_waiting(self) -> list[Run]:
         """Forget the claimed jobs that have not begun, and return their runs."""
         with self.lock:
-            runs = self.buffer.clear()
+            runs = runs_in(self.buffer)
+            self.buffer.clear()
             for executor in self.in_flight.executors():
                 runs += runs_in(executor.take_waiting())
                 executor.waiting_taken()

@@ -45,39 +45,6 @@ def groups_except(groups: Iterable[CallGroup], removed: Iterable[CallGroup]) -> 
     return deque(group for group in groups if id(group) not in gone)
 
 
-class JobBuffer:
-    """The claimed jobs that no worker has taken yet, detached from any session."""
-
-    def __init__(self, lock: threading.RLock) -> None:
-        self._lock = lock
-        self._groups: deque[CallGroup] = deque()
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def add(self, groups: Iterable[CallGroup]) -> None:
-        with self._lock:
-            self._groups.extend(groups)
-
-    def take(self) -> CallGroup:
-        with self._lock:
-            return self._groups.popleft() if self._groups else []
-
-    def groups(self) -> list[CallGroup]:
-        with self._lock:
-            return list(self._groups)
-
-    def remove(self, groups: Iterable[CallGroup]) -> None:
-        with self._lock:
-            self._groups = groups_except(self._groups, groups)
-
-    def clear(self) -> list[Run]:
-        with self._lock:
-            runs = runs_in(self._groups)
-            self._groups.clear()
-            return runs
-
-
 class InFlight:
     """The jobs in the hands of workers, and the Executors that call handlers."""
 

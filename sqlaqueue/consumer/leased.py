@@ -328,10 +328,11 @@ class WorkerTurn:
     def take_jobs(self) -> Executor | None:
         context = self._context
         with context.lock:
-            group = context.buffer.take()
-            if not group:
+            if not context.buffer:
                 return None
-            executor = Executor(context, [group], context.completions.add, next_group=context.next_group)
+            executor = Executor(
+                context, [context.buffer.popleft()], context.completions.add, next_group=context.next_group
+            )
             context.assign(self, executor.runs)
             return executor
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executor import Executor
-from sqlaqueue.consumer.in_flight import CallGroup, has_waited, runs_in, runs_of
+from sqlaqueue.consumer.in_flight import CallGroup, groups_except, has_waited, runs_in, runs_of
 from sqlaqueue.consumer.leased import Report, apply, pass_on, release, settle_finished, settle_postponed
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.outcomes import RELEASED, CancellationRequested, FinishedRun
@@ -213,7 +213,7 @@ def late_groups(context: ConsumerContext, now: float) -> list[CallGroup]:
     claimed_by = now if all_busy or context.stopping else now - LATE
     with context.lock:
         groups = [
-            *context.buffer.groups(),
+            *context.buffer,
             *(group for one in context.in_flight.executors() for group in one.waiting_groups()),
         ]
         return [group for group in groups if has_waited(group, claimed_by)]
@@ -223,7 +223,7 @@ def release_late(context: ConsumerContext, now: float) -> int:
     """Release the jobs of :func:`late_groups`, and return how many there are."""
     with context.lock:
         late = late_groups(context, now)
-        context.buffer.remove(late)
+        context.buffer = groups_except(context.buffer, late)
         for executor in context.in_flight.executors():
             executor.remove(late)
         runs, cancelled = runs_in(late), CancellationRequested()

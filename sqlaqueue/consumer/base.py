@@ -314,8 +314,6 @@ class _InBackground(ConsumerBase):
 
 
 class RunsInThread(_InBackground):
-    """The ``with`` of a Consumer."""
-
     def __enter__(self) -> Self:
         """Serve the queue in a background thread until the block ends; signals are left to the host.
 
@@ -367,8 +365,6 @@ class RunsInThread(_InBackground):
 
 
 class RunsInTask(_InBackground):
-    """The ``async with`` of an AsyncConsumer."""
-
     async def __aenter__(self) -> Self:
         """Serve the queue in a task until the block ends; signals are left to the host.
 

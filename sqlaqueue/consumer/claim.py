@@ -195,11 +195,7 @@ class Unclaimable:
                 self._waiting.insert(0, suspects)
 
     def succeeded(self, suspects: Suspects | None, *, found: bool) -> None:
-        """Record that a claim has been committed.
-
-        :param suspects: the jobs that it was to claim; None if it has taken those that are due.
-        :param found: whether it has returned jobs. If it has not, suspects are not pending any more.
-        """
+        """Record that a claim has been committed. If it has found none of its suspects, they are not pending any more."""
         if found:
             self._in_row, self.settles_apart = 0, False
         if suspects is None:
@@ -251,6 +247,8 @@ class Unclaimable:
 
 
 class ClaimFailed(Exception):
+    """A claim has failed; its cause is the error. Without ``suspects`` it has taken those that are due."""
+
     def __init__(self, limit: int, suspects: Suspects | None = None, *, quarantined: bool = False) -> None:
         super().__init__("a claim has failed")
         self.limit, self.suspects, self.quarantined = limit, suspects, quarantined
@@ -286,11 +284,9 @@ class Claimer:
         return ConsumerStatements(self._settings, excluding=True)
 
     def claim(self, session: Session, limit: int, announcements: Sequence[str] = ()) -> tuple[list[Any], bool]:
-        """Claim up to ``limit`` jobs, from the head of the queue or from the scan cursor.
+        """Claim up to ``limit`` jobs, from the head or the scan cursor; return them, and whether there may be more.
 
         :param announcements: the ids of the announcements that this answers; the others are notified when it commits.
-        :return: the jobs, and whether there may be more.
-        :raises ClaimFailed: whatever the error is.
         """
         try:
             jobs, more = self._claim_due(session, limit, announcements)

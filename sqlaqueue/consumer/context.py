@@ -71,9 +71,6 @@ class ConsumerContext:
 
     Each has a state of its own: a handler that outlives the grace period goes on in its thread, and must not meet the
     next run.
-
-    :param name: the consumer, as the log has it.
-    :param draining: whether the run ends when no job is due.
     """
 
     variables: Context

@@ -195,9 +195,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
 
     The jobs stay in the session as they were loaded: ``expire_on_commit`` would have each read again.
 
-    :param poll: the announcements that this answers.
     :param alone: whether no other worker of this process claims meanwhile, which might take a quarantined job as well.
-    :param suspects: the jobs to claim; None for those that are due.
     :return: the jobs, the runs whose lease was lost, and whether there may be more to claim.
     """
     claimer, settler = context.claimer, context.settler

@@ -126,8 +126,6 @@ def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 -
     """Return whether a run ended because its connection was lost, or could not be made.
 
     A handler that gave a statement up has ended the connection itself.
-
-    :param gone: whether the connection of its session is gone.
     """
     if is_connection_lost(error) or is_connect_error(error):
         return True
@@ -257,7 +255,6 @@ def _checked_throttle(spec: QueueSpec, error: Throttle) -> BaseException:
 def outcome_of(error: BaseException | None, run: Run, policy: RetryPolicy, *, has_run_at: bool = True) -> Outcome:
     """Return the outcome of a run whose handler returned (``error`` is None) or raised; never raise.
 
-    :param policy: gives the delay before the next attempt, or None for none.
     :param has_run_at: whether the model can delay a job; without, a job runs again at once.
     """
     if error is None:

@@ -413,10 +413,7 @@ def refuse_missing_rows(spec: QueueSpec, missing: Iterable[tuple[Run, Any]]) -> 
 
 
 def refuse_changed_rows(session: Session, spec: QueueSpec, lost: Sequence[Run]) -> None:
-    """Roll back, and distinguish runs whose lease was lost from those whose row the handler itself changed.
-
-    :raises HandlerMisuseError: if the lease of one is still held after the rollback.
-    """
+    """Roll back; raise for a run whose row its handler has changed, so that its lease is still held."""
     session.rollback()
     claimed = ClaimedJobs([(run.token, [run.key]) for run in lost])
     mine = sa.select(*spec.keys).where(spec.strategy.fence(spec, claimed))
@@ -575,11 +572,7 @@ class Savepoint:
         self._not_released = []
 
     def close(self, *, keep: bool) -> None:
-        """Release the savepoint, or roll back to it.
-
-        :raises HandlerMisuseError: if the handler has ended the transaction that holds the batch.
-        :raises BatchLost: if the connection is lost; the handler may have caught that error.
-        """
+        """Release the savepoint, or roll back to it; raise if the batch's transaction has ended, or its connection is lost."""
         if self._session.get_transaction() is not self._root or self._root is None or not self._root.is_active:
             msg = (
                 "the handler ended the transaction that holds its batch (session.rollback() or close()); "

@@ -120,11 +120,9 @@ class AttemptHistory:
 
     @contextlib.contextmanager
     def checked_at_commit(self) -> Iterator[None]:
-        """Tell a deferred constraint of the history that a commit finds violated from an error of the jobs.
+        """Raise NotSettled if the commit finds a deferred constraint of the history violated, and no error of the jobs.
 
         From then on such a constraint is checked in the savepoint of the INSERT, where it costs no settlement.
-
-        :raises NotSettled: in place of the error of the commit.
         """
         try:
             yield
@@ -415,11 +413,7 @@ class Settler:
         return lost
 
     def commit(self, session: Session, finished: Sequence[FinishedRun] = ()) -> None:
-        """Commit what settles runs.
-
-        :param finished: those whose settlement is checked again if the reply to the commit is lost.
-        :raises NotSettled: if only the attempt history cannot be committed; a repetition settles the runs without it.
-        """
+        """Commit what settles runs; raise NotSettled if only the attempt history cannot be committed."""
         with self.history.checked_at_commit():
             commit_settlements(session, finished)
 
@@ -515,8 +509,6 @@ class Settler:
         """Commit a handler's writes together with the completion of its jobs, or neither.
 
         :return: the runs whose lease was lost; if there is one, everything was rolled back.
-        :raises HandlerMisuseError: when a handler has settled its job itself.
-        :raises NotSettled: when the handler's writes could be kept, but the outcome not be written.
         """
         # The fence needs the row: the row of a job that its handler deletes is there until the flush.
         deleted = [one for one in finished if one.job in session.deleted]

@@ -121,10 +121,7 @@ class Peers:
     def begin_heartbeat(self, *, news: bool) -> bool:
         """Record that a heartbeat is about to be sent, and return whether to notify the channel of it.
 
-        The channel need not be notified if there is no news, and this consumer has received a notification since its
-        last heartbeat: this proves that notifications arrive.
-
-        :param news: whether this is the first heartbeat, or listening has begun or ended since the last one.
+        Without news, a notification received since the last heartbeat proves that notifications arrive.
         """
         with self._lock:
             self._gone.clear()

@@ -195,7 +195,7 @@ class Unclaimable:
                 self._waiting.insert(0, suspects)
 
     def succeeded(self, suspects: Suspects | None, *, found: bool) -> None:
-        """Record that a claim has been committed. If it has found none of its suspects, they are not pending any more."""
+        """Record that a claim has been committed. If it has not found its suspects, they are not pending any more."""
         if found:
             self._in_row, self.settles_apart = 0, False
         if suspects is None:

@@ -572,7 +572,7 @@ class Savepoint:
         self._not_released = []
 
     def close(self, *, keep: bool) -> None:
-        """Release the savepoint, or roll back to it; raise if the batch's transaction has ended, or its connection is lost."""
+        """Release the savepoint, or roll back to it; raise if the transaction has ended or the connection is lost."""
         if self._session.get_transaction() is not self._root or self._root is None or not self._root.is_active:
             msg = (
                 "the handler ended the transaction that holds its batch (session.rollback() or close()); "

@@ -305,7 +305,7 @@ def _check_connections(context: ConsumerContext) -> Routine:
 
 
 def check_database(session: Session, context: ConsumerContext) -> bool:
-    """Refuse a database that lacks what the queue needs; log what is outdated; return whether notifications are sent."""
+    """Refuse a database that lacks what the queue needs; log what is outdated; return whether it notifies."""
     # By the connection, as some statements name no mapped class, and a session may have several engines.
     connection = session.connection(bind_arguments=context.settings.bind_arguments)
     distribution = context.settings.distribution

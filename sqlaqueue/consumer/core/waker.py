@@ -177,8 +177,6 @@ class Deadlines:
     """The deadlines of a Consumer, of a Scheduler, or of a call.
 
     :param longest: the most seconds to wait for the database.
-    :param who: whose they are, for the log.
-    :param log_fields: returns the ``extra`` of a log record.
     :param in_loop: whether tasks of an event loop wait, and no threads.
     """
 

@@ -29,7 +29,9 @@ _OWN_DATABASE = ("demo",)
 
 
 def apply_settings(context: click.Context) -> None:
-    path = next((each for each in _candidates() if each.is_file()), None)
+    here = Path.cwd()
+    candidates = (directory / "pyproject.toml" for directory in (here, *here.parents))
+    path = next((each for each in candidates if each.is_file()), None)
     if path is None:
         return
     try:
@@ -39,11 +41,6 @@ def apply_settings(context: click.Context) -> None:
     group = context.command
     if table and isinstance(group, click.Group):
         context.default_map = _defaults(table, group, f"{path}: [tool.sqlaqueue")
-
-
-def _candidates() -> list[Path]:
-    here = Path.cwd()
-    return [directory / "pyproject.toml" for directory in (here, *here.parents)]
 
 
 def _defaults(table: dict[str, Any], group: click.Group, where: str) -> dict[str, Any]:

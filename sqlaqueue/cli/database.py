@@ -41,11 +41,8 @@ class Target:
 
     text: str
     model: type[Any]
-    """The queue class."""
     consumer: ConsumerBase | None = None
-    """The Consumer, if the target names one."""
     scheduler: SchedulerBase | None = None
-    """The Scheduler, if the target names one."""
 
     @property
     def spec(self) -> QueueSpec:

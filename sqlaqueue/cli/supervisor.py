@@ -161,7 +161,6 @@ class WorkerSlot:
 class Supervisor:
     def __init__(self, options: WorkerOptions, processes: int, metrics: str | None = None) -> None:
         self.signals: list[int] = []
-        """The signals received so far."""
         self._slots = [WorkerSlot(number, options, metrics) for number in range(1, processes + 1)]
         self._draining = options.drain
         self._stopping = False

@@ -250,7 +250,6 @@ class WorkerInTest:
         self.spec = settings.spec
         self.selection = settings.selection
         self.events: list[JobEvent] = []
-        """What has become of the jobs, in order."""
         self._function, self._name, self._limit = function, repr(consumer), limit
         self._handler = consumer.handler_call
         self._interrupted: list[BaseException] = []

@@ -107,7 +107,6 @@ FINDINGS_SHARED_FOR = 10.0
 """Seconds for which findings are shown, so that many viewers do not each send a hundred statements."""
 
 DEEP_SHARED_FOR = 60.0
-"""The same for an examination that has read all jobs."""
 
 _HIDDEN = "(hidden)"
 

@@ -44,7 +44,6 @@ class Settings:
     redacted: frozenset[tuple[str, str]] = frozenset()
     """The redacted columns: the name of the queue and the name of the column in the table."""
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
-    """The same for the links of columns."""
 
     @classmethod
     def of(

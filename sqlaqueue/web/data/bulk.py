@@ -41,7 +41,6 @@ APPLIES_TO: dict[BulkAction, tuple[str, ...]] = {
 """The states of the jobs that an action changes."""
 
 MOST_KEYS = 1000
-"""The number of keys in one request."""
 
 MOST_SHOWN = 20
 MOST_AT_ONCE = 10_000
@@ -110,7 +109,6 @@ class Effect:
 @dataclass(frozen=True, kw_only=True)
 class Preview:
     jobs: Part[Sequence[PreviewedJob]]
-    """The first of the jobs."""
     effects: Part[Sequence[Effect]]
     missing: int
     """The number of given keys without a job."""
@@ -139,7 +137,6 @@ class Done:
     after: str | None = None
     """The cursor from which the action goes on, if jobs are left; else None."""
     problem: str = ""
-    """Why it was broken off."""
 
 
 def by_filter(wanted: JobsWanted, action: BulkAction, **bounds: Any) -> ByFilter:

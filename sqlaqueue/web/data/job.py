@@ -54,7 +54,6 @@ class ShownValue:
     is_in_bytes: bool = False
     """Whether the size is in bytes, not in characters: of a binary value, and of one that is too large to be read."""
     moment: datetime | None = None
-    """The value of a moment with a time zone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,6 @@ TOLD_BY: dict[Only, str] = {"due": "run_at", "expired": "lease_expires_at"}
 """The role that tells which they are."""
 
 PREFIX = "f."
-"""The beginning of the parameters that name a column."""
 
 OPERATORS: dict[Kind, tuple[str, ...]] = {
     "integer": ("", "min", "max", "null"),

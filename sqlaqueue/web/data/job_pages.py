@@ -152,9 +152,7 @@ class JobPage:
     next: str | None
     """The cursor of the page after this one; None at the end."""
     previous: str | None
-    """That of the page before."""
     sorts: Sequence[str] = ()
-    """The columns by which the list can be sorted."""
     lasting_sorts: Sequence[str] = ()
     """Those by which it can be sorted whatever the filter is."""
     examined: int | None = None

@@ -265,7 +265,6 @@ LIMIT = 20_000
 """The number of entries that are read at most, which takes about ten milliseconds."""
 
 OUTCOMES = ("completed", "retried", "failed", "cancelled")
-"""The outcomes that are counted, in the order in which they are drawn."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COUNTED_AS = {"rescued": "retried"}

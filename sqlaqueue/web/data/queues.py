@@ -51,7 +51,6 @@ class ClaimPlan:
     is_measured: bool
     """Whether the claim was executed, and rolled back."""
     indexes: Sequence[str]
-    """The indexes that it reads."""
     whole_tables: Sequence[str]
     """The tables of the queue, small ones left out, that it reads from the beginning to the end."""
 

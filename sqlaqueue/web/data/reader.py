@@ -200,9 +200,7 @@ class Unavailable:
     """A number that is not read, as that would read a whole table."""
 
     reason: str
-    """A sentence."""
     fixes: tuple[Fix, ...] = ()
-    """Each one is enough by itself."""
 
 
 def attempt_history_fix(spec: QueueSpec) -> Fix:

@@ -368,7 +368,7 @@ _STALLED_AFTER = 60.0
 
 @dataclass(frozen=True)
 class Demo:
-    """The arguments that are the same for every strategy."""
+    """The arguments of every strategy."""
 
     engine: sa.Engine
     display: Display

@@ -80,25 +80,25 @@ T = TypeVar("T")
 
 
 async def async_enqueued(session: AnyAsyncSession, model: Jobs[T], /, **columns: Any) -> list[T]:
-    """Do what :func:`enqueued` does."""
+    """The version of :func:`enqueued` for an AsyncSession."""
     own = resolve_session(session, "async_enqueued", is_async=True)
     jobs: list[T] = await own.run_sync(enqueued, model, **columns)
     return jobs
 
 
 async def async_fire_schedules(session: AnyAsyncSession, schedules: Sequence[Schedule[Any] | type[Any]]) -> list[Any]:
-    """Do what :func:`fire_schedules` does."""
+    """The version of :func:`fire_schedules` for an AsyncSession."""
     own = resolve_session(session, "async_fire_schedules", is_async=True)
     jobs: list[Any] = await own.run_sync(fire_in, schedules, "async_fire_schedules")
     return jobs
 
 
 async def async_travel(session: AnyAsyncSession, delta: Delay) -> None:
-    """Do what :func:`travel` does."""
+    """The version of :func:`travel` for an AsyncSession."""
     await resolve_session(session, "async_travel", is_async=True).run_sync(travel, delta)
 
 
 async def async_crash(session: AnyAsyncSession, job: Any) -> None:
-    """Do what :func:`crash` does."""
+    """The version of :func:`crash` for an AsyncSession."""
     own = resolve_session(session, "async_crash", is_async=True)
     await own.run_sync(execute, partial(crash_in, is_async=True), (job, "async_crash"))

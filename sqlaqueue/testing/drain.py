@@ -69,7 +69,7 @@ def crash(session: AnySession, job: Any) -> None:
 
 
 def crash_in(session: Session, job: Any, function: str, *, is_async: bool = False) -> None:
-    """Do so; for a ``session`` of async code the instances are read again at once."""
+    """Leave a job as a dead worker does; in async code the instances are read again at once."""
     key, model = flushed_key(session, job, function), type(job)
     spec = spec_of(model)
     remember_earlier_jobs(session, spec, key)
@@ -131,7 +131,6 @@ def fire_schedules(session: AnySession, schedules: Sequence[Schedule[Any] | type
 
 
 def fire_in(session: Session, schedules: Sequence[Any], function: str) -> list[Any]:
-    """Do so; ``function`` is named in errors."""
     session.flush()
     jobs: list[tuple[Any, type[Any], Any]] = []
     for group in schedule_groups(schedules, f"{function}()"):
@@ -246,7 +245,7 @@ async def async_drain(
     check: bool = False,
     limit: int = MOST_RUNS,
 ) -> int:
-    """Do what :func:`drain` does, with a coroutine function as the handler, or an AsyncConsumer.
+    """The version of :func:`drain` for a coroutine function as the handler, or an AsyncConsumer.
 
     A function or a Consumer works as well; it gets a ``Session``.
     """
@@ -355,7 +354,7 @@ def run_job(session: AnySession, job: T, handler: Handler[T], *, check: bool = F
 async def async_run_job(
     session: AnyAsyncSession, job: T, handler: AsyncHandler[T] | Handler[T], *, check: bool = False
 ) -> RunResult[T]:
-    """Do what :func:`run_job` does, with a coroutine function as the handler, or an AsyncConsumer.
+    """The version of :func:`run_job` for a coroutine function as the handler, or an AsyncConsumer.
 
     A function or a Consumer works as well; it gets a ``Session``.
     """

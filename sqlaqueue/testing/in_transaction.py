@@ -302,7 +302,7 @@ class WorkerInTest:
             raise
 
     async def run_async(self, session: AsyncSession, routine: Callable[[ConsumerContext], Routine]) -> Any:
-        """Do what :meth:`run` does, in a task; a handler that is no coroutine function is run as in sync code."""
+        """Run a routine in a task; a handler that is no coroutine function is run as in sync code."""
         if not self._is_async:
             return await session.run_sync(self.run, routine)
         from sqlaqueue.consumer.tasks import TaskRunner  # noqa: PLC0415 - it needs greenlet
@@ -368,7 +368,7 @@ class WorkerInTest:
         self._check_progress()
 
     def run_all(self, context: ConsumerContext) -> Routine:
-        """Do so until no job is due; return how many runs have ended."""
+        """Rescue jobs, and claim and run until no job is due; return how many runs have ended."""
         yield from _rescue(context)
         while True:
             claimed = yield from _take_turn(context)

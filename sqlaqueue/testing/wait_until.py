@@ -83,7 +83,7 @@ async def async_wait_until(
 async def async_wait_until(
     session_factory: Callable[[], AsyncSession], job: Any, state: State, timeout: Delay = DEFAULT_TIMEOUT
 ) -> JobResult[Any]:
-    """Do what :func:`wait_until` does, with an ``async_sessionmaker(engine)``."""
+    """The version of :func:`wait_until` for an ``async_sessionmaker(engine)``."""
     waiter = _waiter("async_wait_until", job, state, timeout)
     factory = resolve_factory(session_factory, "async_wait_until", is_async=True)
 

@@ -37,21 +37,21 @@ pytest.register_assert_rewrite(
     *(f"{__name__}.{module}" for module in ("claims", "engines", "jobs", "queue_under_test", "runs"))
 )
 
-from sqlaqueue.strategies import ClaimStrategy  # noqa: E402 - see above
-from sqlaqueue.testing.conformance.claims import (  # noqa: E402 - see above
+from sqlaqueue.strategies import ClaimStrategy  # noqa: E402 - after their registration
+from sqlaqueue.testing.conformance.claims import (  # noqa: E402 - after their registration
     ClaimConformance,
     ConcurrencyConformance,
     LockConformance,
     QueryPlanConformance,
 )
-from sqlaqueue.testing.conformance.engines import Exemption, Gate  # noqa: E402 - see above
-from sqlaqueue.testing.conformance.jobs import (  # noqa: E402 - see above
+from sqlaqueue.testing.conformance.engines import Exemption, Gate  # noqa: E402 - after their registration
+from sqlaqueue.testing.conformance.jobs import (  # noqa: E402 - after their registration
     EnqueueConformance,
     ListingConformance,
     MaintenanceConformance,
 )
-from sqlaqueue.testing.conformance.queue_under_test import QueueUnderTest, concerns, traits_of  # noqa: E402 - see above
-from sqlaqueue.testing.conformance.runs import LeaseConformance, SettlementConformance  # noqa: E402 - see above
+from sqlaqueue.testing.conformance.queue_under_test import QueueUnderTest, concerns, traits_of  # noqa: E402 - after their registration
+from sqlaqueue.testing.conformance.runs import LeaseConformance, SettlementConformance  # noqa: E402 - after their registration
 
 __all__ = ["Gate", "QueueUnderTest", "StrategyConformance"]
 

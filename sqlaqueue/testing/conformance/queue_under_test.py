@@ -86,7 +86,7 @@ def traits_of(strategy: str | ClaimStrategy, columns: Mapping[str, str | None]) 
 
 
 def make_models(strategy: str | ClaimStrategy, columns: Mapping[str, str | None], *, composite: bool) -> Models:
-    """Return the classes of a queue: the same ones for the same arguments, for SQLAlchemy's caches."""
+    """Return the classes of a queue: for equal arguments identical ones, for SQLAlchemy's caches."""
     return _make_models(strategy, tuple(sorted(columns.items())), composite=composite)
 
 

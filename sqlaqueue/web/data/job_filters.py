@@ -73,7 +73,7 @@ _LONGEST = 1000
 """The number of characters that a value may have."""
 
 _LONGEST_KEY = 8000
-"""The same for a key. An index has no longer values, unless they are compressed."""
+"""The number of characters of a key. An index has no longer values, unless they are compressed."""
 
 _INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d{1,100}(\.\d{0,100})?|\.\d{1,100})([eE][+-]?\d{1,3})?", re.ASCII)

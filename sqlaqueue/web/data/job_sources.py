@@ -40,7 +40,7 @@ class FilterPart:
     column: sa.Column[Any] | None = None
     """The column of the source's table, an index of which may serve the condition."""
     clause: sa.ColumnElement[bool] | None = None
-    """The same condition on that column."""
+    """The condition, on that column."""
     is_equality: bool = False
     is_null: bool = False
     """Whether it is the condition that the column is null."""

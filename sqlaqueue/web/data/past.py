@@ -151,7 +151,7 @@ SAMPLE = 2_000
 """The number of runs from which percentiles are computed, the newest ones."""
 
 JOINED = 1_000
-"""The same where the row of each job has to be looked up."""
+"""The number of runs where the row of each job has to be looked up."""
 
 SPAN = timedelta(days=1)
 """How long ago a run may have ended."""

@@ -24,10 +24,7 @@ _DRIVERS = {"psycopg", "psycopg2", "pg8000"}
 @click.command(short_help="Benchmark a copy of your queue in your own database.")
 @click.argument("model", required=False, metavar="[MODULE:CLASS]")
 @click.option(
-    "--url",
-    required=True,
-    envvar="SQLAQUEUE_URL",
-    help="The database, postgresql://...; the benchmark keeps it busy.",
+    "--url", required=True, envvar="SQLAQUEUE_URL", help="The database, postgresql://...; the benchmark keeps it busy."
 )
 @click.option("--strategy", type=click.Choice(STRATEGIES), help="Overrides the model's strategy.")
 @click.option("--jobs", type=click.IntRange(100, 10_000_000), default=10_000, show_default=True, help="Number of jobs.")

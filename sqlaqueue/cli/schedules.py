@@ -180,10 +180,7 @@ for changing in (
         "Pause schedules. The ticks until they are resumed are passed over.",
     ),
     _change(
-        admin.resume_schedule,
-        "is resumed",
-        "Resume paused schedules.",
-        "Resume paused schedules with their next tick.",
+        admin.resume_schedule, "is resumed", "Resume paused schedules.", "Resume paused schedules with their next tick."
     ),
     _change(
         admin.run_schedule,

@@ -38,12 +38,7 @@ from sqlaqueue.consumer.settings import is_coroutine_function
 from sqlaqueue.consumer.settle import BESIDE_ORM
 from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.consumer.threads import ThreadRunner
-from sqlaqueue.exc import (
-    ConfigurationError,
-    DatabaseNotReadyError,
-    HandlerMisuseError,
-    TransactionLostError,
-)
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, HandlerMisuseError, TransactionLostError
 from sqlaqueue.postgresql.checks_of import checks_of_error
 from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import QueueSpec

@@ -10,11 +10,7 @@ from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, object_session
 from sqlalchemy.orm.attributes import instance_state
 
-from sqlaqueue.exc import (
-    NotAQueueError,
-    NotClaimableError,
-    StatementError,
-)
+from sqlaqueue.exc import NotAQueueError, NotClaimableError, StatementError
 from sqlaqueue.flow_control.held_back import held_back_by
 from sqlaqueue.log import seconds_text
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec, spec_of

@@ -23,12 +23,7 @@ from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.state import KeyAtLimit
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.charts import Bar, Range, bar_chart, range_chart, sparkline
-from sqlaqueue.web.context import (
-    PageContext,
-    SharedResult,
-    both,
-    shared_result,
-)
+from sqlaqueue.web.context import PageContext, SharedResult, both, shared_result
 from sqlaqueue.web.data.past import DAY, HOUR, MINUTES, Durations, Percentiles, Throughput
 from sqlaqueue.web.data.queues import (
     COUNT_LIMIT,
@@ -73,12 +68,7 @@ async def claim(context: PageContext) -> Response:
     measured = await shared_result(context.state, ("claim", shown.name), CLAIM_SHARED_FOR, measure)
     tables, horizon = await context.database.read(_read_server, shown.spec)
     return context.render(
-        "claim.html",
-        queue=shown,
-        measured=measured.value,
-        measured_at=measured.made_at,
-        tables=tables,
-        horizon=horizon,
+        "claim.html", queue=shown, measured=measured.value, measured_at=measured.made_at, tables=tables, horizon=horizon
     )
 
 

@@ -261,12 +261,7 @@ class OneTimeToken:
     """
 
     def __init__(
-        self,
-        app: AsgiApp,
-        *,
-        origin: str,
-        announce: Callable[[str], None],
-        now: Callable[[], float] = time.monotonic,
+        self, app: AsgiApp, *, origin: str, announce: Callable[[str], None], now: Callable[[], float] = time.monotonic
     ) -> None:
         self._app, self._origin, self._announce = app, origin, announce
         self._secrets = Secrets(now)

@@ -47,11 +47,7 @@ class Settings:
 
     @classmethod
     def of(
-        cls,
-        models: Iterable[type[Any]],
-        redact: Iterable[Column],
-        links: Mapping[Any, Link],
-        origins: Iterable[str],
+        cls, models: Iterable[type[Any]], redact: Iterable[Column], links: Mapping[Any, Link], origins: Iterable[str]
     ) -> Settings:
         queues = _queues(models)
         redacted = {found for each in _listed(redact, "redact") for found in _columns(queues, each, "redact")}

@@ -339,12 +339,7 @@ class ConcurrencyConformance:
     def test_a_job_claimed_concurrently_is_not_claimed_again(self, queue: QueueUnderTest) -> None:
         """The other claim began later and finished first."""
         queue.enqueue(4)
-        with (
-            ThreadPoolExecutor(1) as pool,
-            queue.session() as session,
-            queue.session() as faster,
-            queue.gate() as gate,
-        ):
+        with ThreadPoolExecutor(1) as pool, queue.session() as session, queue.session() as faster, queue.gate() as gate:
             late = claim(sa.select(queue.Job).where(gate.passed), 2)
             claiming = pool.submit(lambda: numbers_of(session.scalars(late)))
             gate.await_arrival()

@@ -290,11 +290,7 @@ class ListingConformance:
             queue.claim(session, of=queue.only(0))
             holder.execute(queue.only(1).with_for_update())
             running = "processing" if queue.leased else "pending"
-            assert _states(_listing(queue)) == {
-                queue.key(0): running,
-                queue.key(1): "pending",
-                queue.key(2): "pending",
-            }
+            assert _states(_listing(queue)) == {queue.key(0): running, queue.key(1): "pending", queue.key(2): "pending"}
 
     @needs(status=True)
     def test_a_listing_shows_an_unknown_status_as_other(self, queue: QueueUnderTest) -> None:

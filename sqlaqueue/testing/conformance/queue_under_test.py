@@ -78,11 +78,7 @@ def concerns(test: Any, traits: Traits) -> bool:
 
 def traits_of(strategy: str | ClaimStrategy, columns: Mapping[str, str | None]) -> Traits:
     spec = spec_of(make_models(strategy, columns, composite=False).job)
-    return Traits(
-        leases=not spec.strategy.holds_transaction,
-        rows=spec.strategy.keeps_rows,
-        status=spec.has("status"),
-    )
+    return Traits(leases=not spec.strategy.holds_transaction, rows=spec.strategy.keeps_rows, status=spec.has("status"))
 
 
 def make_models(strategy: str | ClaimStrategy, columns: Mapping[str, str | None], *, composite: bool) -> Models:
@@ -163,10 +159,7 @@ class QueueUnderTest:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Drop the tables."""
         self.drop()

@@ -390,10 +390,7 @@ class SettlementConformance:
     def test_jobs_of_several_claims_are_settled_together(self, queue: QueueUnderTest, verb: str) -> None:
         queue.enqueue(4)
         with queue.session() as session:
-            jobs = [
-                *queue.claim(session, of=queue.only(0, 1)),
-                *queue.claim(session, of=queue.only(2, 3)),
-            ]
+            jobs = [*queue.claim(session, of=queue.only(0, 1)), *queue.claim(session, of=queue.only(2, 3))]
             assert set(session.scalars(VERBS[verb](jobs))) == queue.keys(0, 1, 2, 3)
 
     def test_settling_leaves_other_jobs_alone(self, queue: QueueUnderTest) -> None:

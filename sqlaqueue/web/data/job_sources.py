@@ -117,9 +117,7 @@ class Source:
             return [FilterPart(lambda jobs: jobs.state.not_in(listed))]
         in_state = self.spec.in_state(state)
         status = self.spec.columns["status"]
-        return [
-            FilterPart(lambda jobs: jobs.state == state, status, in_state, is_equality=True, is_of_list=True),
-        ]
+        return [FilterPart(lambda jobs: jobs.state == state, status, in_state, is_equality=True, is_of_list=True)]
 
     def _of_only(self) -> list[FilterPart]:
         wanted, spec = self.wanted, self.spec

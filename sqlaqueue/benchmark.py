@@ -113,11 +113,10 @@ def shape_of(model: type[Any]) -> Shape:
     spec = spec_of(model)
     config = spec.config
     if not isinstance(config.strategy, str):
-        msg = (
+        raise ConfigurationError(
             f"{model.__name__}: its strategy {config.strategy!r} is an object, which may have tables of its own; the "
             "benchmark supports strategies that are given by name"
         )
-        raise ConfigurationError(msg)
     roles = {column for column in spec.columns.values() if not column.primary_key}
     fields = tuple(
         _field(model, number, column) for number, column in enumerate(spec.table.columns, 1) if column not in roles
@@ -131,14 +130,14 @@ def _field(model: type[Any], number: int, column: sa.Column[Any]) -> CopiedColum
     kind = _plain(column.type)
     value = None if column.primary_key else _value(kind)
     if column.primary_key and _kind(kind) not in {int, str, uuid.UUID}:
-        msg = f"{model.__name__}: cannot make values for the key {column.name} of type {column.type!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{model.__name__}: cannot make values for the key {column.name} of type {column.type!r}"
+        )
     if value is None and not column.nullable and not column.primary_key:
-        msg = (
+        raise ConfigurationError(
             f"{model.__name__}: the column {column.name} is not nullable, and the benchmark cannot make a value of "
             f"type {column.type!r}"
         )
-        raise ConfigurationError(msg)
     # Not the original name, which may be that of a queue attribute.
     return CopiedColumn(f"column_{number}", kind, bool(column.nullable), column.primary_key, value)
 
@@ -284,11 +283,10 @@ def run_benchmark(
     given: object = url  # a caller without a type checker may pass any object
     if not isinstance(given, str | sa.URL):
         # An engine cannot be sent to the worker processes. The error does not repeat a URL, which may hold a password.
-        msg = (
+        raise ConfigurationError(
             f"run_benchmark(url=...): give the URL of the database as text, not of type {type(given).__name__}; "
             "that of an engine is engine.url.render_as_string(hide_password=False)"
         )
-        raise ConfigurationError(msg)
     schema = PREFIX + secrets.token_hex(6)
     arguments = _Arguments(url, schema, model, strategy, batch_size, concurrency)
     shape = _shape(arguments)
@@ -320,18 +318,15 @@ def find_model(path: str) -> type[Any]:
     """
     module, colon, name = path.partition(":")
     if not (module and colon and name):
-        msg = f"{path!r}: give a queue class as package.module:Class"
-        raise ValueError(msg)
+        raise ValueError(f"{path!r}: give a queue class as package.module:Class")
     try:
         model: type[Any] = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        msg = f"{path!r}: there is no module {error.name}"
-        raise ValueError(msg) from None
+        raise ValueError(f"{path!r}: there is no module {error.name}") from None
     except AttributeError:
-        msg = f"{path!r}: the module {module} has no {name}"
-        raise ValueError(msg) from None
+        raise ValueError(f"{path!r}: the module {module} has no {name}") from None
     return model
 
 
@@ -416,8 +411,7 @@ def _next_start(started: Any, worker: Any) -> float:
         _check([worker], may_end=False)
         with contextlib.suppress(Empty):
             return float(started.get(timeout=0.5))
-    msg = f"a single job has not started within {_TIMEOUT:g} seconds"
-    raise BenchmarkError(msg)
+    raise BenchmarkError(f"a single job has not started within {_TIMEOUT:g} seconds")
 
 
 @contextlib.contextmanager
@@ -437,8 +431,7 @@ def _start_together(start: Any, workers: Sequence[Any]) -> None:
     while start.n_waiting < len(workers):
         _check(workers, may_end=False)
         if time.monotonic() > deadline:
-            msg = f"the worker processes were not ready within {_TIMEOUT:g} seconds"
-            raise BenchmarkError(msg)
+            raise BenchmarkError(f"the worker processes were not ready within {_TIMEOUT:g} seconds")
         time.sleep(0.005)
     start.wait()
 
@@ -446,8 +439,7 @@ def _start_together(start: Any, workers: Sequence[Any]) -> None:
 def _check(workers: Sequence[Any], *, may_end: bool) -> None:
     codes = [worker.exitcode for worker in workers]
     if any(code is not None and (code or not may_end) for code in codes):
-        msg = "a worker process failed; see its output above"
-        raise BenchmarkError(msg)
+        raise BenchmarkError("a worker process failed; see its output above")
 
 
 # -- in the worker processes ------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ try:
     import click
     import rich  # noqa: F401 - the commands need it
 except ModuleNotFoundError as missing:
-    msg = f"The command line needs {missing.name}: pip install 'sqlaqueue[cli]'"
-    raise SystemExit(msg) from None
+    raise SystemExit(f"The command line needs {missing.name}: pip install 'sqlaqueue[cli]'") from None
 
 from sqlaqueue import __version__
 from sqlaqueue.cli.bench import alembic_template, bench, demo

@@ -89,14 +89,16 @@ def bench(  # noqa: PLR0917 - click passes options by their names
     except ModuleNotFoundError as error:
         if error.name not in _DRIVERS:
             raise
-        msg = f"--url: its driver {error.name} is not installed: pip install 'sqlaqueue[psycopg]' installs psycopg"
-        raise click.UsageError(msg) from None
+        raise click.UsageError(
+            f"--url: its driver {error.name} is not installed: pip install 'sqlaqueue[psycopg]' installs psycopg"
+        ) from None
     except (SqlaqueueError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     except (BenchmarkError, DBAPIError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        msg = f"{cause}\nThe schema {PREFIX}... has been dropped, if the database could be reached."
-        raise click.ClickException(msg) from error
+        raise click.ClickException(
+            f"{cause}\nThe schema {PREFIX}... has been dropped, if the database could be reached."
+        ) from error
     if as_json:
         click.echo(json.dumps(asdict(result) | {"picked_up": _percentiles(result)}))
     else:
@@ -110,11 +112,11 @@ def _with_driver(text: str) -> str:
             url = url.set(drivername="postgresql+psycopg")
         is_async = url.get_dialect().is_async
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
-        msg = f"--url: {error}; give a URL such as postgresql://user:password@host/database"
-        raise click.UsageError(msg) from None
+        raise click.UsageError(f"--url: {error}; give a URL such as postgresql://user:password@host/database") from None
     if url.get_backend_name() != "postgresql" or is_async:
-        msg = f"--url: {url.drivername}:// is not supported; give a URL of PostgreSQL with a synchronous driver"
-        raise click.UsageError(msg)
+        raise click.UsageError(
+            f"--url: {url.drivername}:// is not supported; give a URL of PostgreSQL with a synchronous driver"
+        )
     return url.render_as_string(hide_password=False)
 
 
@@ -189,8 +191,7 @@ def demo(  # noqa: PLR0917 - click passes options by their names
     except CannotRunError as error:
         raise click.UsageError(str(error)) from None
     except DBAPIError as error:
-        msg = f"The database failed during the demo: {error.orig}"
-        raise click.ClickException(msg) from error
+        raise click.ClickException(f"The database failed during the demo: {error.orig}") from error
     sys.exit(0 if passed else 1)
 
 

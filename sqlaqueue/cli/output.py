@@ -235,8 +235,6 @@ def clean_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")

@@ -104,10 +104,6 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL)
 
 
-# -- worker options ----------------------------------------------------------------------------------------------------
-# The options of a worker process, in a form that can be sent to another process.
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
     targets: list[str]
@@ -132,10 +128,6 @@ class WorkerOptions:
     @classmethod
     def from_json(cls, text: str) -> Self:
         return cls(**json.loads(text))
-
-
-# -- consumers ---------------------------------------------------------------------------------------------------------
-# Make the Consumers of a worker process from its options.
 
 
 def make_consumers(options: WorkerOptions) -> list[ConsumerBase]:

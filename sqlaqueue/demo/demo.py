@@ -155,8 +155,6 @@ def printable_path(path: bytes) -> str:
     return texts.printable(os.fsdecode(path))
 
 
-# -- display -----------------------------------------------------------------------------------------------------------
-
 _RATE_WINDOW = 2.0
 """Seconds over which the rate is measured."""
 
@@ -221,9 +219,6 @@ class Display:
             self._samples.popleft()
         (start, before), (end, after) = self._samples[0], self._samples[-1]
         return (after - before) / (end - start) if end > start else 0.0
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
 
 
 class DemoWorker:
@@ -407,8 +402,7 @@ def run(
         display.print("skipped, as they cannot be read:")
         display.print_list([printable_path(directory) for directory in unreadable])
     if not files:
-        msg = f"there are no files below {path}; choose another directory with --path"
-        raise CannotRunError(msg)
+        raise CannotRunError(f"there are no files below {path}; choose another directory with --path")
     with demo_database(url, sqlite=sqlite) as engine:
         demo = Demo(engine, display, files, list_files, workers, batch)
         passed = [_run_strategy(demo, strategy) for strategy in strategies]

@@ -153,19 +153,18 @@ def _check_driver() -> None:
     try:
         sa.make_url(f"{_DRIVER}://").get_dialect().import_dbapi()
     except ModuleNotFoundError:
-        msg = "the demo needs psycopg: pip install 'sqlaqueue[demo]'"
-        raise CannotRunError(msg) from None
+        raise CannotRunError("the demo needs psycopg: pip install 'sqlaqueue[demo]'") from None
 
 
 def _with_driver(text: str) -> sa.URL:
     try:
         url = sa.make_url(text)
     except (ArgumentError, ValueError) as error:
-        msg = f"--url: {error}; give a URL such as postgresql://user:password@host/database"
-        raise CannotRunError(msg) from None
+        raise CannotRunError(f"--url: {error}; give a URL such as postgresql://user:password@host/database") from None
     if url.drivername not in {"postgresql", "postgres", _DRIVER}:
-        msg = f"--url: {url.drivername}:// is not supported; give postgresql://, the demo uses psycopg 3"
-        raise CannotRunError(msg)
+        raise CannotRunError(
+            f"--url: {url.drivername}:// is not supported; give postgresql://, the demo uses psycopg 3"
+        )
     # By default drivers wait for a minute or more if the host does not answer.
     return url.set(drivername=_DRIVER, query={"connect_timeout": "10", **url.query})
 

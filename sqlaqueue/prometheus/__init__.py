@@ -24,8 +24,9 @@ from pathlib import Path
 try:
     import prometheus_client  # noqa: F401 - all modules of this folder need it
 except ModuleNotFoundError as missing:
-    msg = "sqlaqueue.prometheus needs prometheus_client: pip install 'sqlaqueue[prometheus]'"
-    raise ModuleNotFoundError(msg, name=missing.name) from None
+    raise ModuleNotFoundError(
+        "sqlaqueue.prometheus needs prometheus_client: pip install 'sqlaqueue[prometheus]'", name=missing.name
+    ) from None
 
 from sqlaqueue.prometheus.asgi import MetricsApp, metrics_app
 from sqlaqueue.prometheus.queues import QueueCollector

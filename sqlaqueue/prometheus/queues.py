@@ -292,11 +292,11 @@ class Scrape:
         self.specs = list(specs_by_name(models, what, of_one_name=_OF_ONE_NAME).values())
         timeout = seconds(statement_timeout, f"{what}(statement_timeout=...)")
         if not 0 < timeout <= _LONGEST_TIMEOUT:
-            msg = f"{what}(statement_timeout={statement_timeout!r}): give more than zero, and at most a day"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"{what}(statement_timeout={statement_timeout!r}): give more than zero, and at most a day"
+            )
         if not is_count(count_limit):
-            msg = f"{what}(count_limit={count_limit!r}): give an integer of 1 or more"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{what}(count_limit={count_limit!r}): give an integer of 1 or more")
         self._max_age = seconds(max_age, f"{what}(max_age=...)")
         tables = [(id(spec.table.metadata), spec.table.schema) for spec in self.specs]
         self._readers = [
@@ -416,15 +416,15 @@ class QueueCollector(ScrapeCollector):
 
 def read_in_thread(session_factory: Any, what: str) -> Callable[[GaugeReader], Reading]:
     if makes_async(session_factory):
-        msg = f"{what}: {session_factory!r} makes AsyncSessions, and a registry collects in sync code; {_FIX}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{what}: {session_factory!r} makes AsyncSessions, and a registry collects in sync code; {_FIX}"
+        )
     factory = resolve_factory(session_factory, what, is_async=False)
 
     def read(reader: GaugeReader) -> Reading:
         session = open_session(factory)
         if not isinstance(session, Session):
-            msg = f"{what}: {factory!r} makes {type(session).__name__}; {_FIX}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{what}: {factory!r} makes {type(session).__name__}; {_FIX}")
         with session:
             result: Reading = execute(session, reader.read)
         return result

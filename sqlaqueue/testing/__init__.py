@@ -72,8 +72,7 @@ def __getattr__(name: str) -> Any:
     # Imported when it is used: an application may test its jobs with another framework than pytest.
     if name in _CONFORMANCE:
         return getattr(import_module("sqlaqueue.testing.conformance"), name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 T = TypeVar("T")

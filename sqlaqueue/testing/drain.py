@@ -103,11 +103,10 @@ def _leave_journal_entry(session: Session, spec: QueueSpec, job: Any) -> None:
     write_entry(session, spec, entry, worker_name())
     if run.attempt + entry.deaths > run.max_attempts:
         session.rollback()
-        msg = (
+        raise NotClaimableError(
             f"crash(): {spec.model.__name__} {key_text(run.key)} has no attempt left: a worker that claims it "
             "settles it as failed, and calls no handler that could crash; run_job() shows that"
         )
-        raise NotClaimableError(msg)
 
 
 def _expire_lease(session: Session, spec: QueueSpec, key: Key) -> None:
@@ -179,8 +178,9 @@ class RunResult(JobResult[T]):
         """Raise :class:`~sqlaqueue.exc.JobFailed`, caused by the handler's exception, if the job is not completed."""
         if self.outcome != "completed":
             why = self.error if self.exception is None else repr(self.exception)
-            msg = f"{self.name}: the run ended as {self.outcome}, and the job is {self.state}: {why}"
-            raise JobFailed(msg, self) from self.exception
+            raise JobFailed(
+                f"{self.name}: the run ended as {self.outcome}, and the job is {self.state}: {why}", self
+            ) from self.exception
 
 
 def result_of(session: Session, spec: QueueSpec, model: type[T], event: JobEvent) -> RunResult[T]:

@@ -46,11 +46,10 @@ def enqueued(session: AnySession, model: Jobs[T], /, **columns: Any) -> list[T]:
     known = sa.inspect(selection.entity).all_orm_descriptors.keys()
     for name in columns:
         if name not in known:
-            msg = (
+            raise StatementError(
                 f"enqueued({selection.entity.__name__}, {name}=...): the class has no attribute {name!r}; it has "
                 f"{', '.join(sorted(known))}"
             )
-            raise StatementError(msg)
     jobs: list[T] = execute(own, _jobs, (selection,))
     # Compared in Python: a JSON column has no equality in the database, and a relationship is compared as an instance.
     found = [job for job in jobs if all(getattr(job, name) == value for name, value in columns.items())]
@@ -108,8 +107,7 @@ def travel(session: AnySession, delta: Delay) -> None:
     own = resolve_session(session, "travel", is_async=False)
     moved = timedelta(seconds=seconds(delta, "travel(delta)"))
     if moved > LONGEST:
-        msg = f"travel({delta!r}): travel() moves at most a hundred years at a time"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"travel({delta!r}): travel() moves at most a hundred years at a time")
     execute(own, _move, (moved,))
 
 

@@ -61,10 +61,6 @@ if TYPE_CHECKING:
 
     from sqlaqueue.consumer.async_consumer import AsyncConsumer
 
-# --  types ------------------------------------------------------------------------------------------------------------
-# Types of the arguments of this package's functions.
-
-
 T = TypeVar("T")
 
 AnySession = Session | scoped_session[Any]
@@ -342,12 +338,11 @@ class WorkerInTest:
 
     def _refuse_lost_connection(self, session: Session, error: Exception | None) -> None:
         if has_lost_connection(session):
-            msg = (
+            raise TransactionLostError(
                 f"{self._function}(): the connection of the test's transaction was lost while a handler ran, and the "
                 "jobs with it. A handler that ends its connection, or a coroutine that is cancelled while it executes "
                 "a statement, has to be tested with committed jobs and a Consumer"
-            )
-            raise TransactionLostError(msg) from error
+            ) from error
 
     def _note_interrupt(self, error: BaseException) -> None:
         # Ctrl-C, and pytest.fail() or pytest.skip(), are meant for the test, and not for the job.
@@ -376,12 +371,11 @@ class WorkerInTest:
             raise self._interrupted[0]
         if self._limit is not None and self._runs.total() > self._limit:
             ((key, runs),) = self._runs.most_common(1)
-            msg = (
+            raise AssertionError(
                 f"{self._function}(): {self._runs.total()} runs have come to no end, {runs} of them of "
                 f"{self.spec.model.__name__} {key_text(key)}; does a handler always snooze, or enqueue its own "
                 f"successor? For more than {self._limit} runs give {self._function}(..., limit=...)"
             )
-            raise AssertionError(msg)
 
 
 def _consumer(function: str, model: Any, handler: Any) -> ConsumerBase:
@@ -391,15 +385,18 @@ def _consumer(function: str, model: Any, handler: Any) -> ConsumerBase:
     is_async = not isinstance(handler, Consumer) if is_consumer else any(map(is_coroutine_function, handlers))
     if is_async and not function.startswith("async_"):
         what = "an AsyncConsumer" if is_consumer else "a coroutine function"
-        msg = f"{function}(..., {handler!r}): for {what} use async_{function}() with an AsyncSession"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{function}(..., {handler!r}): for {what} use async_{function}() with an AsyncSession"
+        )
     if is_consumer:
         if handler.model is not select_jobs(model, function).spec.model:
-            msg = f"{function}(..., {handler!r}): it serves {handler.model.__name__}, and not these jobs"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"{function}(..., {handler!r}): it serves {handler.model.__name__}, and not these jobs"
+            )
         if isinstance(model, sa.Select):
-            msg = f"{function}(..., {model}, {handler!r}): the Consumer chooses its jobs itself; give the class"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"{function}(..., {model}, {handler!r}): the Consumer chooses its jobs itself; give the class"
+            )
         given: ConsumerBase = handler
         return given
     make: Any = Consumer
@@ -408,14 +405,12 @@ def _consumer(function: str, model: Any, handler: Any) -> ConsumerBase:
     try:
         consumer: ConsumerBase = make(model, handler, _no_session)
     except ConfigurationError as error:
-        msg = f"{function}(): {str(error).removeprefix(f'{make.__name__}: ')}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{function}(): {str(error).removeprefix(f'{make.__name__}: ')}") from None
     return consumer
 
 
 def _no_session() -> Any:
-    msg = "a worker in a test uses sessions of its own"
-    raise RuntimeError(msg)
+    raise RuntimeError("a worker in a test uses sessions of its own")
 
 
 def _rescue(context: ConsumerContext) -> Routine:

@@ -22,22 +22,17 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.selection import JobSelection, instances, key_of
 from sqlaqueue.waiting.wait import read_state
 
-# -- claimable ---------------------------------------------------------------------------------------------------------
-# The one job that a function of this package was given: its key, and why it could not be claimed.
-
 
 def flushed_key(session: Session, job: Any, function: str) -> Key:
     if isinstance(job, Iterable) and not isinstance(job, QueueMixin):
-        msg = f"{function}(): this is a {type(job).__name__}; give one job, and call it for each"
-        raise NotAQueueError(msg)
+        raise NotAQueueError(f"{function}(): this is a {type(job).__name__}; give one job, and call it for each")
     (job,) = instances([job], function)
     owner = object_session(job)
     if owner is not None and owner is not session:
-        msg = (
+        raise StatementError(
             f"{function}(): this {type(job).__name__} belongs to another session, whose transaction this one may not "
             "see; give the session to which the job was added"
         )
-        raise StatementError(msg)
     session.flush()
     return key_of(job, function)
 
@@ -85,18 +80,10 @@ def queue_is_paused(session: Session, spec: QueueSpec) -> bool:
     return bool(session.execute(paused, bind_arguments={"mapper": spec.mapper}).scalar_one())
 
 
-# -- existing rows -----------------------------------------------------------------------------------------------------
-# Which jobs still have a row.
-
-
 def existing_keys(session: Session, spec: QueueSpec, keys: Collection[Key]) -> set[Key]:
     found = sa.select(*spec.keys).where(spec.key_in(spec.keys, list(keys)))
     rows = session.execute(found, bind_arguments={"mapper": spec.mapper}).all()
     return set(keys_from((row if len(row) > 1 else row[0] for row in rows), len(spec.keys)))
-
-
-# -- earlier jobs ------------------------------------------------------------------------------------------------------
-# Which jobs the transaction of a test has enqueued, and which were there before.
 
 
 _EARLIER = "sqlaqueue_earlier_jobs"
@@ -154,10 +141,6 @@ def _earlier(session: Session, spec: QueueSpec) -> set[Key]:
     # By name, as several classes may be mapped to one table.
     remembered: set[Key] = tables.setdefault((spec.table.schema, spec.table.name), set())
     return remembered
-
-
-# -- instances ---------------------------------------------------------------------------------------------------------
-# What the instances of a test's session show after others have written in its transaction.
 
 
 def show_changes(session: Session, *, is_async: bool = False) -> None:

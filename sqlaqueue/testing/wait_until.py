@@ -99,14 +99,14 @@ async def async_wait_until(
 def _waiter(function: str, job: Any, state: str, timeout: Delay) -> Waiter:
     waiter = Waiter(function, job, None, timeout, lambda: None, check=False)
     if state not in get_args(State):
-        msg = f"{function}(..., {state!r}): there is no such state; give one of {', '.join(get_args(State))}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{function}(..., {state!r}): there is no such state; give one of {', '.join(get_args(State))}"
+        )
     if state == "processing" and waiter.spec.strategy.holds_transaction:
-        msg = (
+        raise ConfigurationError(
             f"{function}(..., 'processing'): under {waiter.spec.strategy.name} other sessions see a running job as "
             "pending; wait for the state in which it ends"
         )
-        raise ConfigurationError(msg)
     return waiter
 
 
@@ -121,18 +121,15 @@ def _look_until(waiter: Waiter, wanted: str) -> Generator[ExecuteInOwnSession | 
         if found.state in {*FINISHED, "gone"}:
             _refuse(waiter, wanted, found)
         if timed_out:
-            msg = f"{waiter} is {found.state}, and not {wanted}, after {waiter.timeout:g} s"
-            raise WaitTimeout(msg)
+            raise WaitTimeout(f"{waiter} is {found.state}, and not {wanted}, after {waiter.timeout:g} s")
         yield Wait("poll", _PAUSE)
 
 
 def _refuse(waiter: Waiter, wanted: str, found: JobResult[Any]) -> NoReturn:
     if found.state == "gone":
-        msg = f"{waiter} is not in the database: it was deleted, or has not been committed"
-        raise AssertionError(msg)
+        raise AssertionError(f"{waiter} is not in the database: it was deleted, or has not been committed")
     error = f": {found.error}" if found.error else ""
-    msg = f"{waiter} is {found.state}{error}; it does not become {wanted} any more"
-    raise AssertionError(msg)
+    raise AssertionError(f"{waiter} is {found.state}{error}; it does not become {wanted} any more")
 
 
 def check_handlers(base: Any, handlers: Mapping[type[Any], Any] | Iterable[Any]) -> None:
@@ -149,8 +146,9 @@ def check_handlers(base: Any, handlers: Mapping[type[Any], Any] | Iterable[Any])
     """
     mapped = base if isinstance(base, registry) else getattr(base, "registry", None)
     if not isinstance(mapped, registry):
-        msg = f"check_handlers({base!r}, ...): give the declarative base of the models, or their registry"
-        raise StatementError(msg)
+        raise StatementError(
+            f"check_handlers({base!r}, ...): give the declarative base of the models, or their registry"
+        )
     mapped.configure()
     found = list(_pairs(handlers))
     problems = [problem for model, handler, batch in found for problem in _problems(model, handler, batch=batch)]
@@ -170,14 +168,12 @@ def _pairs(handlers: Any) -> Iterable[tuple[type[Any], Any, bool]]:
     if isinstance(handlers, Mapping):
         for model, handler in handlers.items():
             if not isinstance(model, type) or queue_spec(model) is None:
-                msg = f"check_handlers(..., {{{model!r}: ...}}): give queue classes as keys"
-                raise StatementError(msg)
+                raise StatementError(f"check_handlers(..., {{{model!r}: ...}}): give queue classes as keys")
             yield model, handler, False
         return
     for consumer in handlers if isinstance(handlers, Iterable) else [handlers]:
         if not isinstance(consumer, ConsumerBase):
-            msg = f"check_handlers(..., [{consumer!r}]): give a dict of handlers by class, or Consumers"
-            raise StatementError(msg)
+            raise StatementError(f"check_handlers(..., [{consumer!r}]): give a dict of handlers by class, or Consumers")
         settings = consumer.settings
         if settings.dispatch is None:
             yield settings.selection.entity, consumer.handler, settings.batch

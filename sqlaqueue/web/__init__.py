@@ -19,8 +19,9 @@ try:
     import jinja2  # noqa: F401 - all modules of this folder need it
     import starlette  # noqa: F401 - all modules of this folder need it
 except ModuleNotFoundError as missing:
-    msg = f"sqlaqueue.web needs {missing.name}: pip install 'sqlaqueue[web]'"
-    raise ModuleNotFoundError(msg, name=missing.name) from None
+    raise ModuleNotFoundError(
+        f"sqlaqueue.web needs {missing.name}: pip install 'sqlaqueue[web]'", name=missing.name
+    ) from None
 
 from sqlaqueue.web.dashboard import Dashboard
 from sqlaqueue.web.settings import ACTIONS, Access, Action

@@ -88,8 +88,6 @@ def count_text(count: Count) -> str:
     return f"{count.number:,}" + ("" if count.is_complete else "+")
 
 
-# -- edit --------------------------------------------------------------------------------------------------------------
-
 _MISSING = ("There is no such job any more.", "It may have been deleted; look at the list again.")
 _VALUE, _NULL, _WAS_NULL = "v.", "null.", "was_null."
 """The beginnings of the names of fields: the text, whether it is NULL, and whether it was when the form was shown."""
@@ -272,6 +270,5 @@ def _change_schedule(session: Session, operation: Any, queue: Any, name: str) ->
     # One table has the schedules of several queues, and the right is that for one queue.
     if admin.schedule(session, queue.model, name).queue != queue.name:
         session.rollback()
-        msg = f"the schedule {name!r} is of another queue"
-        raise StatementError(msg)
+        raise StatementError(f"the schedule {name!r} is of another queue")
     operation(session, queue.model, name)

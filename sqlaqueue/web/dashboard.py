@@ -363,11 +363,10 @@ class Dashboard:
     ) -> None:
         given: object = access  # without a type checker, callers may pass None
         if not callable(given):
-            msg = (
+            raise ConfigurationError(
                 f"Dashboard(access={given!r}): give a function of a request that returns what its user may do, as in "
                 "access=lambda request: Access(read=True)"
             )
-            raise ConfigurationError(msg)
         self._access = access
         self._settings = Settings.of(models, redact, links, origins)
         mappers = [queue.spec.mapper for queue in self._settings.queues.values()]
@@ -456,13 +455,15 @@ class Dashboard:
         if access is None:
             raise Forbidden("You have no access to this dashboard.", "Sign in to the application that it belongs to.")
         if not isinstance(access, Access | Response):
-            msg = f"the access rule of the dashboard returned {access!r}; return an Access, a response or None"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"the access rule of the dashboard returned {access!r}; return an Access, a response or None"
+            )
         names = access.named_queues() if isinstance(access, Access) else ()
         unknown = next((name for name in names if name not in self._settings.queues), None)
         if unknown is not None:
-            msg = f"the access rule named the queue {unknown!r}; there are {', '.join(self._settings.queues)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"the access rule named the queue {unknown!r}; there are {', '.join(self._settings.queues)}"
+            )
         return access
 
     def _context(self, request: Request, access: Access) -> PageContext:

@@ -285,8 +285,6 @@ def _read(session: Session, request: ListRequest) -> tuple[Part[JobPage], Part[M
     return found, counts
 
 
-# -- job ---------------------------------------------------------------------------------------------------------------
-
 _LONG = 120
 """The number of characters from which a value has a block of its own."""
 

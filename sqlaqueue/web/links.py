@@ -96,8 +96,6 @@ def _most(text: str | None) -> int:
     return int(text)
 
 
-# -- list link ---------------------------------------------------------------------------------------------------------
-
 FIELD = "list"
 """The field that has the query of the list's URL."""
 

@@ -54,8 +54,7 @@ class Settings:
         _check_keys(queues, redacted)
         given: object = links
         if not isinstance(given, Mapping):
-            msg = f"{_WHAT}(links={links!r}): give a dictionary of columns and URLs"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{_WHAT}(links={links!r}): give a dictionary of columns and URLs")
         checked = {
             found: _link(column, link) for column, link in links.items() for found in _columns(queues, column, "links")
         }
@@ -107,8 +106,7 @@ def _slug(name: str) -> str:
 
 def _listed(given: Any, argument: str) -> Collection[Any]:
     if isinstance(given, str | InstrumentedAttribute) or not isinstance(given, Iterable):
-        msg = f"{_WHAT}({argument}={given!r}): give a list, as in {argument}=[{given!r}]"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{_WHAT}({argument}={given!r}): give a list, as in {argument}=[{given!r}]")
     return list(given)
 
 
@@ -119,16 +117,18 @@ def _columns(queues: Mapping[str, Queue], column: Any, argument: str) -> list[tu
     elif isinstance(column, str):
         class_name, _, name = column.rpartition(".")
     else:
-        msg = f"{_WHAT}({argument}=...): {column!r} is not a column; give Email.body, 'Email.body' or 'body'"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{_WHAT}({argument}=...): {column!r} is not a column; give Email.body, 'Email.body' or 'body'"
+        )
     specs = [queue.spec for queue in queues.values() if not class_name or class_name in _class_names(queue.spec)]
     found = [(spec.name, key) for spec in specs for key in _column_names(spec, class_name, name)]
     if not found:
         where = (
             f"no queue class {class_name} has a column {name!r}" if class_name else f"no queue has a column {name!r}"
         )
-        msg = f"{_WHAT}({argument}=...): {where}; name an attribute of a queue class, as in 'Email.body'"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{_WHAT}({argument}=...): {where}; name an attribute of a queue class, as in 'Email.body'"
+        )
     return found
 
 
@@ -136,11 +136,10 @@ def _check_keys(queues: Mapping[str, Queue], redacted: Iterable[tuple[str, str]]
     for queue, column in redacted:
         spec = queues[queue].spec
         if column in {key.key for key in spec.keys}:
-            msg = (
+            raise ConfigurationError(
                 f"{_WHAT}(redact=...): {column!r} is in the primary key of {spec.model.__name__}, which is the address "
                 "of a job and cannot be hidden; leave it out"
             )
-            raise ConfigurationError(msg)
 
 
 def _class_names(spec: QueueSpec) -> set[str]:
@@ -168,8 +167,9 @@ def _link(column: Any, link: Any) -> Link:
     if callable(link):
         return link  # type: ignore[no-any-return]  # whatever it is, its result is checked when it is called
     if not isinstance(link, str) or "{value}" not in link or not _is_safe(link):
-        msg = f"{_WHAT}(links={{{column!s}: {link!r}}}): give a URL as in 'https://shop.example/customers/{{value}}'"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{_WHAT}(links={{{column!s}: {link!r}}}): give a URL as in 'https://shop.example/customers/{{value}}'"
+        )
     return link
 
 
@@ -191,11 +191,10 @@ def _origin(origin: Any) -> str:
             return f"{parts.scheme}://{parts.netloc.lower()}"
     except (ValueError, TypeError, AttributeError):
         pass
-    msg = (
+    raise ConfigurationError(
         f"{_WHAT}(origins=[{origin!r}]): give the scheme and host under which browsers reach it, as in "
         "'https://ops.example.com'"
     )
-    raise ConfigurationError(msg)
 
 
 Action = Literal["requeue", "cancel", "edit", "purge", "pause", "schedule"]
@@ -237,15 +236,15 @@ class Access:
     def __post_init__(self) -> None:
         for name, given in (("read", self.read), ("act", self.act)):
             if not isinstance(given, bool) and (isinstance(given, str) or not isinstance(given, Collection)):
-                msg = f"Access({name}={given!r}): give True, False, or a list of queue classes, as in [{given}]"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(
+                    f"Access({name}={given!r}): give True, False, or a list of queue classes, as in [{given}]"
+                )
         if isinstance(self.act, Mapping):
             for queue, actions in self.act.items():
                 _check_actions(queue, actions)
         given_user: object = self.user  # without a type checker, callers may pass the user object
         if not isinstance(given_user, str):
-            msg = f"Access(user={given_user!r}): give the name of the user as a text, for the audit"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"Access(user={given_user!r}): give the name of the user as a text, for the audit")
 
     def reads(self, queue: str) -> bool:
         """Return whether the user sees a queue."""
@@ -276,8 +275,9 @@ def _check_actions(queue: str | type[Any], actions: object) -> None:
     unknown = [each for each in listed if each not in ACTIONS]
     if unknown or listed is not actions:
         what = f"there is no action {unknown[0]!r}" if unknown else "give a list of actions"
-        msg = f"Access(act={{{_name(queue)!r}: {actions!r}}}): {what}; the actions are {', '.join(ACTIONS)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"Access(act={{{_name(queue)!r}: {actions!r}}}): {what}; the actions are {', '.join(ACTIONS)}"
+        )
 
 
 def _name(queue: str | type[Any]) -> str:

@@ -209,8 +209,6 @@ def _claim_within(queue: QueueUnderTest, session: Session, scan_range: ScanRange
     return list(session.execute(statement).scalars())
 
 
-# -- concurrency -------------------------------------------------------------------------------------------------------
-
 CLAIMERS = 4
 RACING_JOBS = 200
 

@@ -11,9 +11,6 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-# -- engine under test -------------------------------------------------------------------------------------------------
-# What the suite needs of an engine beside the statements of the library.
-
 
 @dataclass(frozen=True)
 class Exemption:
@@ -56,10 +53,6 @@ class EngineUnderTest:
     def without_triggers(self, session: Session, table: sa.Table) -> Iterator[None]:
         """Write to a table as a program does that bypasses its triggers."""
         yield
-
-
-# -- sqlite ------------------------------------------------------------------------------------------------------------
-# SQLite, prepared by ``sqlaqueue.sqlite.prepare(engine)``.
 
 
 _ONE_WRITER = Exemption(
@@ -130,10 +123,6 @@ class SQLiteUnderTest(EngineUnderTest):
         session.invalidate()
 
 
-# -- gate --------------------------------------------------------------------------------------------------------------
-# Controlled concurrency: a gate that blocks statements, and waiting for a condition.
-
-
 DEADLINE = 60
 """Seconds until the suite stops waiting for a condition that must become true."""
 
@@ -183,10 +172,6 @@ def wait_for(condition: Callable[[], bool], between: Callable[[], Any] = lambda:
         assert time.monotonic() < deadline, "the condition did not become true"
         between()
         time.sleep(0.01)
-
-
-# -- mariadb -----------------------------------------------------------------------------------------------------------
-# MariaDB, prepared by ``sqlaqueue.mariadb.prepare(engine)``.
 
 
 _NO_GATE = Exemption(
@@ -253,10 +238,6 @@ class MariaDBUnderTest(EngineUnderTest):
         session.invalidate()
 
 
-# -- postgresql --------------------------------------------------------------------------------------------------------
-# PostgreSQL: all tests hold.
-
-
 _OTHERS = sa.text(
     "SELECT count(pg_terminate_backend(pid)) FROM pg_locks JOIN pg_stat_activity USING (pid)"
     " JOIN pg_class ON pg_class.oid = relation"
@@ -291,10 +272,6 @@ class PostgreSQLUnderTest(EngineUnderTest):
         session.execute(sa.text(f"ALTER TABLE {table.name} ENABLE TRIGGER USER"))
 
 
-# -- engines -----------------------------------------------------------------------------------------------------------
-# The engines of the suite: for each, what differs in the tests, and which tests cannot hold there, with the reason.
-
-
 ENGINES: tuple[EngineUnderTest, ...] = (PostgreSQLUnderTest(), SQLiteUnderTest(), MariaDBUnderTest())
 
 
@@ -305,8 +282,7 @@ def engine_under_test(engine: sa.Engine) -> EngineUnderTest:
     """
     known = {each.dialect: each for each in ENGINES}
     if engine.dialect.name not in known:
-        msg = f"the conformance suite knows {', '.join(known)}, not {engine.dialect.name}"
-        raise LookupError(msg)
+        raise LookupError(f"the conformance suite knows {', '.join(known)}, not {engine.dialect.name}")
     return known[engine.dialect.name]
 
 

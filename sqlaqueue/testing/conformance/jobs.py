@@ -212,9 +212,6 @@ def _copy(queue: QueueUnderTest, command: str, lines: str) -> None:
         connection.close()
 
 
-# -- job listing -------------------------------------------------------------------------------------------------------
-
-
 def _listing(
     queue: QueueUnderTest, chosen: AnySelect | None = None, states: Sequence[str] | None = None
 ) -> dict[Any, sa.RowMapping]:
@@ -319,8 +316,6 @@ class ListingConformance:
             assert standing(5) == ("processing" if queue.leased else "pending", None)
             assert standing(6) == ("pending", None)
 
-
-# -- maintenance -------------------------------------------------------------------------------------------------------
 
 Verb = Callable[[Any], Any]
 

@@ -289,8 +289,6 @@ class LeaseConformance:
             assert (queue.state(0), queue.attempts(0)) == ("pending", 0)
 
 
-# -- settlement --------------------------------------------------------------------------------------------------------
-
 Verb = Callable[[Any], Any]
 
 VERBS: dict[str, Verb] = {"complete": complete, "retry": retry, "fail": fail, "release": release}

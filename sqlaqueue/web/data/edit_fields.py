@@ -92,8 +92,6 @@ def _text(element: Element, name: str) -> str:
     return f"Another row has {'these values together' if several else 'this value'} already ({name})."
 
 
-# -- edit fields -------------------------------------------------------------------------------------------------------
-
 FieldKind = Literal["text", "integer", "number", "boolean", "moment", "naive_moment", "date", "enum", "uuid", "json"]
 
 EDITABLE_ROLES = ("priority", "run_at", "max_attempts")

@@ -254,12 +254,12 @@ def parse_exact(text: str) -> Any:
     def number(digits: str) -> float:
         value = float(digits)
         if Decimal(repr(value)) != Decimal(digits):
-            msg = f"the number {digits[:50]} would be rounded; write it as a text, or change it in a program"
-            raise ValueError(msg)
+            raise ValueError(
+                f"the number {digits[:50]} would be rounded; write it as a text, or change it in a program"
+            )
         return value
 
     def refuse(name: str) -> None:
-        msg = f"{name} is no JSON"
-        raise ValueError(msg)
+        raise ValueError(f"{name} is no JSON")
 
     return json.loads(text, parse_float=number, parse_constant=refuse)

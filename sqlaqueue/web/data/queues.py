@@ -112,8 +112,6 @@ def _distinct(names: Iterable[str | None]) -> list[str]:
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
-# -- overview ----------------------------------------------------------------------------------------------------------
-
 COUNT_LIMIT = 10_000
 """The number up to which pending, due and running jobs are counted."""
 
@@ -180,9 +178,6 @@ def one_of_each_table(specs: Iterable[QueueSpec]) -> list[QueueSpec]:
     return list(found.values())
 
 
-# -- queue page --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class QueuePresent:
     state: QueueState
@@ -220,8 +215,6 @@ def read_past(
     failures = reader.part(lambda: read_failure_kinds(reader, source) if shows_errors else hidden)
     return QueuePast(throughput=throughput, durations=durations, failures=failures)
 
-
-# -- server ------------------------------------------------------------------------------------------------------------
 
 _GROWING = (ATTEMPT, DEAD_LETTER)
 """The side tables that grow with the number of jobs, beside those that a claim locks."""

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Limit, Schedule, admin
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web import queues as health_page
 from sqlaqueue.web import queues as overview_page
@@ -59,8 +60,8 @@ def test_each_strategy_is_read_without_a_problem(engine: sa.Engine, kind: str, o
     assert state.paused.value is True
     assert state.failed.value == CappedCount(number=0, is_capped=False)
     first, second = state.consumers.value or ()
-    assert (first.running, first.claimed, first.is_listening) == (["1", "2"], 4, True)
-    assert (second.running, second.is_listening) == ([], False)
+    assert ([*map(key_text, first.running)], first.claimed, first.listening) == (["1", "2"], 4, True)
+    assert (second.running, second.listening) == ([], False)
     assert state.at_limit.value == []
     if options:
         assert isinstance(found.throughput.value, Throughput)
@@ -85,7 +86,7 @@ def test_a_large_table_costs_as_much_as_is_counted(
     engine: sa.Engine, options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_table_is_small(monkeypatch)
-    for name, limit in (("overview.COUNT_LIMIT", 100), ("overview.RECENT", 100), ("failed_jobs.COUNTED", 100)):
+    for name, limit in (("queues.COUNT_LIMIT", 100), ("queues.RECENT", 100), ("past.COUNTED", 100)):
         monkeypatch.setattr(f"sqlaqueue.web.data.{name}", limit)
     setup = Setup.of(engine, "update_status", unique=None, **options)
     fill(setup, 5000)

@@ -163,13 +163,12 @@ async def test_a_missing_side_table_hides_its_panel_only(engine: sa.Engine, tabl
 async def test_a_page_of_a_large_table_reads_few_rows(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     no_table_is_small(monkeypatch)
     limits = {
-        "overview.COUNT_LIMIT": 100,
-        "throughput.LIMIT": 100,
-        "failed_jobs.LIMIT": 100,
-        "failed_jobs.COUNTED": 100,
-        "failed_jobs.GROUPED": 100,
-        "durations.SAMPLE": 100,
-        "durations.JOINED": 100,
+        "queues.COUNT_LIMIT": 100,
+        "past.LIMIT": 100,
+        "past.COUNTED": 100,
+        "past.GROUPED": 100,
+        "past.SAMPLE": 100,
+        "past.JOINED": 100,
     }
     for name, limit in limits.items():
         monkeypatch.setattr(f"sqlaqueue.web.data.{name}", limit)

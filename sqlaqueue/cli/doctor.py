@@ -104,7 +104,9 @@ def doctor(
         for number, finding in enumerate(found):
             echo(*([""] if number else []), *_lines(finding, printed))
         if not found:
-            echo(_healthy(loaded, deep=deep))
+            names = ", ".join(dict.fromkeys(target.spec.name for target in loaded))
+            more = "" if deep else " With --deep all jobs and messages are read as well."
+            echo(f"Nothing is wrong with {names}.{more}")
     if any(SEVERITIES.index(finding.severity) <= SEVERITIES.index(fail_on) for finding in found):
         context.exit(FAILED)
 
@@ -116,11 +118,6 @@ def _by_database(targets: Sequence[Target], url: str | None) -> list[list[Target
         key = None if url is not None or user is None else id(user.session_factory)
         groups.setdefault(key, []).append(target)
     return list(groups.values())
-
-
-def _healthy(targets: Sequence[Target], *, deep: bool) -> str:
-    names = ", ".join(dict.fromkeys(target.spec.name for target in targets))
-    return f"Nothing is wrong with {names}." + ("" if deep else " With --deep all jobs and messages are read as well.")
 
 
 def _concrete(finding: admin.Finding, targets: Sequence[Target], url: str | None) -> admin.Finding:

@@ -266,7 +266,7 @@ def health(checked: Sequence[str], url: str | None, timeout: Any, *, live: bool,
     """
     rows = [
         _worker(_url_of(each), LIVE if live else READY, timeout.total_seconds())
-        if _is_address(each)
+        if each.startswith(("http://", "https://")) or each.rpartition(":")[2].isdecimal()
         else _queue(each, url, live=live)
         for each in checked
     ]
@@ -279,10 +279,6 @@ def health(checked: Sequence[str], url: str | None, timeout: Any, *, live: bool,
             echo(f"{row['name']}: {good if row['ok'] else f'not {good}: ' + '; '.join(row['problems'])}")
     if not all(row["ok"] for row in results):
         click.get_current_context().exit(FAILED)
-
-
-def _is_address(text: str) -> bool:
-    return text.startswith(("http://", "https://")) or text.rpartition(":")[2].isdecimal()
 
 
 def _url_of(text: str) -> str:

@@ -189,10 +189,6 @@ def joined_session(session: Session, guard: TransactionGuard) -> Session:
     return joined
 
 
-def joined_factory(session: Session, guard: TransactionGuard) -> Callable[[], Session]:
-    return lambda: joined_session(session, guard)
-
-
 def joined_async_factory(session: AsyncSession, guard: TransactionGuard) -> Callable[[], AsyncSession]:
     from sqlalchemy.ext.asyncio import AsyncSession as Base  # noqa: PLC0415 - it needs greenlet, which sync code may lack
 
@@ -285,7 +281,7 @@ class WorkerInTest:
 
         try:
             with self._guarded(session) as guard:
-                factory = joined_factory(session, guard)
+                factory = partial(joined_session, session, guard)
                 with closing(ThreadRunner(self._name, self._parts, factory, handler, draining=True)) as runner:
                     return runner.execute(routine(runner.context))
         except BaseException:

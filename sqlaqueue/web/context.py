@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from sqlaqueue.exc import StatementError
 from sqlaqueue.web.data.reader import ParameterError
-from sqlaqueue.web.database import Database
+from sqlaqueue.web.database import Database, of_this_loop
 from sqlaqueue.web.errors import Forbidden, NotFound, PageError
 from sqlaqueue.web.rendering import Renderer, notices_in
 from sqlaqueue.web.security import FormData, read_form, write_audit
@@ -241,7 +241,7 @@ async def shared_result(
     :param key: all that the result depends on, such as the queues that the user sees.
     """
     results: dict[Any, SharedResult[T]] = state.setdefault(_SHARED, {})
-    async with _locks().setdefault((id(state), key), anyio.Lock()):
+    async with of_this_loop(_LOCKS, dict).setdefault((id(state), key), anyio.Lock()):
         found = results.get(key)
         if found is None or found.until < time.monotonic():
             value = await make()
@@ -250,12 +250,3 @@ async def shared_result(
                 results.pop(other, None)
             found = results[key] = SharedResult(value, datetime.now(UTC), now + seconds)
         return found
-
-
-def _locks() -> dict[Any, anyio.Lock]:
-    try:
-        return _LOCKS.get()
-    except LookupError:
-        locks: dict[Any, anyio.Lock] = {}
-        _LOCKS.set(locks)
-        return locks

@@ -107,7 +107,7 @@ class Database:
                 session.rollback()
 
     async def _run(self, run: Callable[..., T], *args: Any) -> T:
-        limiter = self._of_this_loop()
+        limiter = of_this_loop(self._limiter, lambda: anyio.CapacityLimiter(MOST_AT_ONCE))
         try:
             with anyio.fail_after(_LONGEST_WAIT):
                 await limiter.acquire_on_behalf_of(borrower := object())
@@ -124,13 +124,15 @@ class Database:
         finally:
             limiter.release_on_behalf_of(borrower)
 
-    def _of_this_loop(self) -> anyio.CapacityLimiter:
-        try:
-            return self._limiter.get()
-        except LookupError:
-            limiter = anyio.CapacityLimiter(MOST_AT_ONCE)
-            self._limiter.set(limiter)
-            return limiter
+
+def of_this_loop(variable: RunVar[T], make: Callable[[], T]) -> T:
+    """Return the value of a variable in this event loop, made when it is first asked for."""
+    try:
+        return variable.get()
+    except LookupError:
+        made = make()
+        variable.set(made)
+        return made
 
 
 def _in_thread(session: Session, run: Callable[..., T], args: tuple[Any, ...]) -> T:

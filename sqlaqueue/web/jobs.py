@@ -336,13 +336,10 @@ def _block(value: ShownValue) -> str | None:
     text = value.text
     if text is None or value.column.kind not in {"text", "bytes", "other"}:
         return None
-    if value.column.kind == "other" and text[:1] in {"{", "["} and not value.size and _is_json(value):
+    is_json = "JSON" in type(value.column.stored_type).__name__.upper()
+    if is_json and value.column.kind == "other" and text[:1] in {"{", "["} and not value.size:
         return indented(text)
     return text if len(text) > _LONG or "\n" in text else None
-
-
-def _is_json(value: ShownValue) -> bool:
-    return "JSON" in type(value.column.stored_type).__name__.upper()
 
 
 def _link(context: PageContext, column: JobColumn, text: str | None) -> str | None:

@@ -283,7 +283,8 @@ class OneTimeToken:
         if not is_loopback(headers.get("host", "")):
             await _page(send, 421, "Unknown host", f"Open {self._origin} instead: there is no other name for it.")
             return
-        is_below = _is_below(scope, self._path)
+        below = str(scope["path"])[: len(self._path)]
+        is_below = hmac.compare_digest(_digest(below), _digest(self._path))
         token = self._token(scope) if is_below else None
         is_signed_in = is_below and self._is_signed_in(headers.get("cookie", ""))
         if token is not None:
@@ -333,11 +334,6 @@ def _headers(scope: Scope) -> dict[str, str]:
         joined = "; " if key == "cookie" else ", "
         found[key] = f"{found[key]}{joined}{value.decode('latin-1')}" if key in found else value.decode("latin-1")
     return found
-
-
-def _is_below(scope: Scope, path: str) -> bool:
-    given = str(scope["path"])[: len(path)]
-    return hmac.compare_digest(_digest(given), _digest(path))
 
 
 async def _page(send: Send, status: int, title: str, text: str) -> None:

@@ -49,7 +49,8 @@ class Settings:
     def of(
         cls, models: Iterable[type[Any]], redact: Iterable[Column], links: Mapping[Any, Link], origins: Iterable[str]
     ) -> Settings:
-        queues = _queues(models)
+        specs = specs_by_name(models, _WHAT, of_one_name="; set QueueConfig(name=...), or show them in two dashboards")
+        queues = {name: Queue(name, spec.model, spec, _slug(name)) for name, spec in specs.items()}
         redacted = {found for each in _listed(redact, "redact") for found in _columns(queues, each, "redact")}
         _check_keys(queues, redacted)
         given: object = links
@@ -90,11 +91,6 @@ class Settings:
                 logger.exception(text, column, spec.name, extra=fields("dashboard_error", queue=spec.name))
                 return None
         return str(url) if url is not None and _is_safe(str(url)) else None
-
-
-def _queues(models: Iterable[type[Any]]) -> dict[str, Queue]:
-    specs = specs_by_name(models, _WHAT, of_one_name="; set QueueConfig(name=...), or show them in two dashboards")
-    return {name: Queue(name, spec.model, spec, _slug(name)) for name, spec in specs.items()}
 
 
 def _slug(name: str) -> str:

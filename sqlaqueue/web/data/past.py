@@ -104,7 +104,11 @@ def find_finished_jobs(reader: QueueReader) -> FinishedJobs | Unavailable:
     kept = [state for state in FINISHED if getattr(spec.config.states, state) is not None]
     if spec.config.on_complete == "delete" and "completed" in kept:
         kept.remove("completed")
-    together = FinishedJobs(spec=spec, source="jobs", states=kept, missing=_deleted(reader))
+    lacking = None
+    if spec.config.on_complete == "delete":
+        reason = 'Completed jobs are deleted (on_complete="delete"), so they are not counted.'
+        lacking = Unavailable(reason=reason, fixes=(attempt_history_fix(spec),))
+    together = FinishedJobs(spec=spec, source="jobs", states=kept, missing=lacking)
     if reader.is_small or reader.is_bounded("finished", together.newest(_ANY_TIME, 1)):
         return together
     indexed = [
@@ -120,7 +124,6 @@ def find_finished_jobs(reader: QueueReader) -> FinishedJobs | Unavailable:
             fixes=(attempt_history_fix(spec), finished_index_fix(reader)),
         )
     missing = [state for state in kept if state not in indexed]
-    lacking = together.missing
     if missing:
         reason = f"No index has the {' and '.join(missing)} jobs by time."
         lacking = Unavailable(reason=reason, fixes=(attempt_history_fix(spec), finished_index_fix(reader)))
@@ -136,13 +139,6 @@ def due_at(spec: QueueSpec) -> sa.ColumnElement[Any]:
 
 def _moment(spec: QueueSpec, role: str) -> sa.ColumnElement[Any]:
     return sa.cast(spec.columns[role] if spec.has(role) else sa.null(), _MOMENT)
-
-
-def _deleted(reader: QueueReader) -> Unavailable | None:
-    if reader.spec.config.on_complete != "delete":
-        return None
-    reason = 'Completed jobs are deleted (on_complete="delete"), so they are not counted.'
-    return Unavailable(reason=reason, fixes=(attempt_history_fix(reader.spec),))
 
 
 # -- durations ---------------------------------------------------------------------------------------------------------
@@ -187,7 +183,9 @@ def read_durations(reader: QueueReader, source: FinishedJobs | Unavailable | Non
     if isinstance(found, Unavailable):
         return Durations(waits=found, runs=found)
     if not found.knows_starts:
-        lacking = _without_starts(reader.spec)
+        reason = f"{reader.spec.model.__name__} does not store when a run began."
+        fixes = (attempt_history_fix(reader.spec), _add_role(reader.spec, "started_at"))
+        lacking = Unavailable(reason=reason, fixes=fixes)
         return Durations(waits=lacking, runs=lacking)
     jobs = found.newest(SPAN, SAMPLE).subquery("sqlaqueue_newest")
     ran = jobs.c.outcome.in_(_RUNS)
@@ -246,11 +244,6 @@ def _read(reader: QueueReader, durations: AnySelect) -> Percentiles | None:
 
 def _seconds(interval: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
     return sa.cast(sa.extract("epoch", interval), sa.Double())
-
-
-def _without_starts(spec: QueueSpec) -> Unavailable:
-    reason = f"{spec.model.__name__} does not store when a run began."
-    return Unavailable(reason=reason, fixes=(attempt_history_fix(spec), _add_role(spec, "started_at")))
 
 
 def _add_role(spec: QueueSpec, role: str) -> Fix:

@@ -65,10 +65,6 @@ def read_index_findings(session: Session, spec: QueueSpec) -> list[Finding]:
     return [each for each in found if each.code == "check_failed" or each.facts.get("index") in names]
 
 
-def plan_claim(session: Session, spec: QueueSpec) -> ClaimPlan | Unavailable:
-    return _read(session, spec, execute=False)
-
-
 def measure_claim(session: Session, spec: QueueSpec) -> ClaimPlan | Unavailable:
     """Execute a claim under EXPLAIN, and return its plan. The caller rolls back; the transaction is not read-only.
 
@@ -79,12 +75,12 @@ def measure_claim(session: Session, spec: QueueSpec) -> ClaimPlan | Unavailable:
     connection.execute(sa.select(sa.func.set_config("lock_timeout", _LOCK_TIMEOUT, sa.true())))
     # In a savepoint, so that nothing is left of it whatever the caller does.
     with connection.begin_nested() as savepoint:
-        plan = _read(session, spec, execute=True)
+        plan = plan_claim(session, spec, execute=True)
         savepoint.rollback()
     return plan
 
 
-def _read(session: Session, spec: QueueSpec, *, execute: bool) -> ClaimPlan | Unavailable:
+def plan_claim(session: Session, spec: QueueSpec, *, execute: bool = False) -> ClaimPlan | Unavailable:
     claim = claim_of(spec)
     if claim is None:
         return Unavailable(reason=f"No Consumer can be made for {spec.model.__name__} alone, so it has no claim.")

@@ -304,12 +304,7 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
 def filter_options(
     states: tuple[str, ...], *, default: tuple[str, ...] | None = None, age_of: str = "were enqueued"
 ) -> Callable[[F], F]:
-    """Return a decorator that adds the options which select jobs; :func:`job_filter` reads them.
-
-    :param states: the states that can be selected.
-    :param default: the states that are selected by default; None for all jobs.
-    :param age_of: what the age of a job is counted from, for the help.
-    """
+    """Return a decorator that adds the options which select jobs; :func:`job_filter` reads them."""
     return with_options(
         click.option(
             "--state",

@@ -32,7 +32,6 @@ from sqlaqueue.texts import duration_text, moment_text
 
 
 def load_schedule_targets(texts: Sequence[str]) -> list[Target]:
-    """Return a queue for each pair of tables with schedules that the targets name."""
     found: dict[tuple[int, str | None], Target] = {}
     for target in (target for text in texts for target in _targets(text)):
         table = target.spec.table

@@ -53,12 +53,7 @@ class Findings:
 
 
 def regular_files(root: Path, exclude: Collection[str] = ()) -> tuple[list[bytes], list[bytes]]:
-    """Return the paths of all regular files below ``root``, and the paths that this process may not read.
-
-    Links are not followed.
-
-    :param exclude: names of directories to skip.
-    """
+    """Return the paths of all regular files below ``root``, without links, and those that may not be read."""
     excluded = {os.fsencode(name) for name in exclude}
     files: list[bytes] = []
     closed: list[bytes] = []
@@ -277,7 +272,6 @@ class DemoWorker:
         self.stderr_lines = self._stderr.read().decode(errors="replace").splitlines()
 
     def resume(self) -> None:
-        """Let it continue the job at which it has paused."""
         self.paused = False
         self._stdin.write(b"resume\n")
         self._stdin.flush()
@@ -363,8 +357,6 @@ _STALLED_AFTER = 60.0
 
 @dataclass(frozen=True)
 class Demo:
-    """The arguments of every strategy."""
-
     engine: sa.Engine
     display: Display
     files: Sequence[bytes]
@@ -383,13 +375,7 @@ def run(
     display: Display,
     sqlite: bool = False,
 ) -> bool:
-    """Run the demo with each strategy in turn and print the results; return whether all passed.
-
-    :param path: the directory to read; None for the interpreter's standard library.
-    :param url: the database; None for an embedded server.
-    :param sqlite: whether to use a file of SQLite instead.
-    :raises CannotRunError: if the demo cannot start.
-    """
+    """Run the demo with each strategy in turn and print the results; return whether all passed."""
 
     def list_files() -> tuple[list[bytes], list[bytes]]:
         if path is not None:

@@ -30,8 +30,6 @@ SCHEMA = "sqlaqueue_demo"
 
 
 class Base(DeclarativeBase):
-    """The base of the demo's models, in a schema of its own."""
-
     metadata = MetaData(schema=SCHEMA)
 
 
@@ -109,12 +107,7 @@ _DUPLICATE_SCHEMA = "42P06"
 
 @contextlib.contextmanager
 def demo_database(url: str | None, *, sqlite: bool = False) -> Iterator[sa.Engine]:
-    """Yield an engine for a database with the tables of the demo, which are dropped afterwards.
-
-    :param url: the user's own database; None for an embedded server.
-    :param sqlite: whether to use a file in a temporary directory instead.
-    :raises CannotRunError: if the database cannot be used.
-    """
+    """Yield an engine, of an embedded server without ``url``, with the demo's tables, which are dropped afterwards."""
     if sqlite:
         with tempfile.TemporaryDirectory(prefix="sqlaqueue-demo-") as directory:
             engine = connect(f"sqlite:///{directory}/jobs.db")

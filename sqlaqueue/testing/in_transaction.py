@@ -375,7 +375,6 @@ class WorkerInTest:
 
 
 def _consumer(function: str, model: Any, handler: Any) -> ConsumerBase:
-    """Return the Consumer that a test was given, or one for its handler."""
     handlers = [*handler.values()] if isinstance(handler, Mapping) else [handler]
     is_consumer = isinstance(handler, ConsumerBase)
     is_async = not isinstance(handler, Consumer) if is_consumer else any(map(is_coroutine_function, handlers))

@@ -195,7 +195,6 @@ _CHANGED = ("lock_timeout", "synchronous_commit")
 
 
 def read_settings(session: Session, spec: QueueSpec) -> tuple[str, ...]:
-    """Return the settings that runs of a queue change; empty if they change none."""
     if not spec.strategy.holds_transaction:
         return ()
     current = sa.select(*(sa.func.current_setting(name, type_=sa.Text()) for name in _CHANGED))
@@ -203,7 +202,6 @@ def read_settings(session: Session, spec: QueueSpec) -> tuple[str, ...]:
 
 
 def restore_settings(session: Session, spec: QueueSpec, settings: tuple[str, ...]) -> None:
-    """Set them as :func:`read_settings` returned them."""
     if settings:
         before = [sa.func.set_config(name, value, sa.true()) for name, value in zip(_CHANGED, settings, strict=True)]
         session.execute(sa.select(*before), bind_arguments={"mapper": spec.mapper})

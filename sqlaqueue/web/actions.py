@@ -163,7 +163,6 @@ _CHANGED = {"requeue": "requeued", "cancel": "cancelled", "purge": "purged"}
 
 
 async def act_on_queue(context: PageContext) -> Response:
-    """Carry out the action in the path on jobs of a queue, or on the queue."""
     action = context.request.path_params["action"]
     if action in BULK_ACTIONS:
         return await _act_on_jobs(context, bulk_action(action))

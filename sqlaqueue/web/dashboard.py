@@ -109,7 +109,6 @@ class Channel:
     # Called in the thread or the event loop of the listener.
 
     def receive(self, payload: Payload) -> None:
-        """Handle a notification; those that every Consumer sends all the time mean no change."""
         if not isinstance(payload, Heartbeat | WaitRequest):
             self.listening_lost()
 
@@ -134,8 +133,6 @@ class Channel:
 
 
 class Broadcaster:
-    """The windows of one dashboard in one event loop."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self._channels: dict[str, Channel] = {}
@@ -212,8 +209,6 @@ _LOOK = 0.5
 
 
 class EventStream(Response):
-    """Events of some queues, for a window of a reader."""
-
     media_type = "text/event-stream"
 
     def __init__(self, broadcaster: Broadcaster, queues: Iterable[Queue], reader: Reader) -> None:

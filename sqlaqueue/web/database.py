@@ -42,14 +42,7 @@ _FAILURES_EXPECTED = 30.0
 
 
 class Database:
-    """The database of a dashboard.
-
-    :param session_factory: creates sessions: a ``sessionmaker``, whose sessions are used in threads, or an
-        ``async_sessionmaker``, whose sessions are used in the event loop.
-    :param what: the class of the dashboard, for the texts of errors.
-    :param mappers: those of the queues.
-    :raises ConfigurationError: if it is not a session factory, or its database is not PostgreSQL.
-    """
+    """The database of a dashboard: sessions are used in threads, those of an async_sessionmaker in the event loop."""
 
     def __init__(self, session_factory: Callable[[], Any], what: str, mappers: Iterable[Any]) -> None:
         self.is_async = makes_async(session_factory)

@@ -28,12 +28,7 @@ _MOST_KEYS = 100
 
 
 def write_audit(user: str, action: str, queue: str, *, count: int | None, **facts: Any) -> None:
-    """Log an action.
-
-    :param user: the name of the user, as the access rule says; empty if it names none.
-    :param count: the number of changed jobs; None for an action on a queue or a schedule.
-    :param facts: what else there is to say, such as ``keys``, ``filter`` or ``error``.
-    """
+    """Log an action; ``count`` is None for one on a queue or a schedule. Facts are keys, a filter or an error."""
     if "keys" in facts and len(facts["keys"]) > _MOST_KEYS:
         facts["keys"] = [*facts["keys"][:_MOST_KEYS], f"and {len(facts['keys']) - _MOST_KEYS} more"]
     shown = "".join(f" {name}={value!r}" for name, value in facts.items() if value not in (None, "", [], {}))

@@ -26,8 +26,6 @@ class Exemption:
 
 
 class EngineUnderTest:
-    """One kind of database."""
-
     dialect: ClassVar[str]
     title: ClassVar[str]
     reasons: ClassVar[Mapping[str, Exemption]] = {}
@@ -276,10 +274,6 @@ ENGINES: tuple[EngineUnderTest, ...] = (PostgreSQLUnderTest(), SQLiteUnderTest()
 
 
 def engine_under_test(engine: sa.Engine) -> EngineUnderTest:
-    """Return what the suite knows about the database of an engine.
-
-    :raises LookupError: for a dialect that the suite does not know.
-    """
     known = {each.dialect: each for each in ENGINES}
     if engine.dialect.name not in known:
         raise LookupError(f"the conformance suite knows {', '.join(known)}, not {engine.dialect.name}")

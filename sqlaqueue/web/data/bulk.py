@@ -140,10 +140,7 @@ class Done:
 
 
 def by_filter(wanted: JobsWanted, action: BulkAction, **bounds: Any) -> ByFilter:
-    """Return the jobs that a filter selects.
-
-    Jobs that wait and jobs that failed may be in different tables; without a state in the filter the action decides.
-    """
+    """Return the jobs that a filter selects. Those that wait and those that failed may be in different tables."""
     if wanted.state is None and not wanted.columns.spec.has("status"):
         wanted = replace(wanted, state="pending" if action == "cancel" else "failed")
     # What becomes due, or loses its lease, after the preview is left alone as well.

@@ -75,8 +75,6 @@ Outcome = Literal["saved", "requeued", "unchanged", "wrong", "changed", "refused
 
 @dataclass(frozen=True)
 class Edited:
-    """The result of an edit."""
-
     outcome: Outcome
     """``wrong``: a value was refused; ``changed``: the job was written since the form was shown; ``refused``: it runs,
     or is locked; ``missing``: it does not exist any more."""
@@ -226,7 +224,6 @@ def _letter_instance(session: Session, columns: JobColumns, key: str) -> Any:
 
 
 def _parse(attempt: _Attempt, fields: Sequence[EditableField]) -> None:
-    """Parse the texts that differ from the stored values."""
     unknown = min(attempt.given.keys() - {each.name for each in fields}, default=None)
     if unknown is not None:
         raise ParameterError(unknown[:100], "it cannot be edited")

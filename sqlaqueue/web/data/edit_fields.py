@@ -37,7 +37,6 @@ class Violation:
 
 
 def violation_of(error: DBAPIError, spec: QueueSpec) -> Violation | None:
-    """Return the constraint of the queue's table that a statement has violated; None if it is none that is mapped."""
     if violated_table(error) != spec.table.name:
         return None
     column = violated_column(error)

@@ -133,7 +133,6 @@ def _fits(type_: Any, number: Any) -> bool:
 
 
 def letter_of(columns: JobColumns, key: str) -> sa.ColumnElement[bool]:
-    """Return the condition that a dead letter has a key."""
     values = JobsWanted(columns, key=key).key_values()
     dead = columns.spec.side_tables[DEAD_LETTER]
     same: sa.ColumnElement[bool] = dead.c.key == key_json(values)

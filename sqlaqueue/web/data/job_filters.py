@@ -96,7 +96,6 @@ class Condition:
         return self.operator in {"min", "max"} or (self.operator == "null" and self.text == "no")
 
     def on(self, expression: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-        """Return it as a condition on an expression that has the values of the column."""
         if self.operator == "null":
             return expression.is_(None) if self.text == "yes" else expression.is_not(None)
         value = typed(self.column, self.text, self.parameter)
@@ -246,7 +245,6 @@ def typed(column: JobColumn, text: str, parameter: str) -> sa.ColumnElement[Any]
 def typed_as(  # noqa: C901, PLR0911, PLR0912 - one for each kind
     column: sa.Column[Any], text: str, parameter: str
 ) -> sa.ColumnElement[Any]:
-    """Return a text as a value of a column of any table."""
     stored = stored_type(column.type)
     match kind_of_type(stored):
         case "integer":

@@ -137,7 +137,6 @@ class ListRequest:
         return [*self.parameters(), *((name, value) for name, value in place if value is not None)]
 
     def without(self, parameter: str) -> list[tuple[str, str]]:
-        """Return the parameters without one condition of the filter."""
         return [pair for pair in self.parameters() if pair[0] != parameter]
 
 

@@ -28,8 +28,6 @@ SHOWN = 200
 
 @dataclass(frozen=True)
 class Cell:
-    """The value of a column of one job, as a text."""
-
     column: JobColumn
     text: str | None
     """None for null, for a redacted value, and for a value that is too large to be read in a list."""
@@ -275,7 +273,6 @@ class Windows:
         position: Texts | None,
         need: int,
     ) -> AnySelect:
-        """Return the first ``need`` jobs after a position, of the few rows that meet ``clauses``."""
         found = self.examine(clauses, (), (), WINDOW, numbered=False)
         jobs = self.source.expose(found.rows, found.stored)
         values = [found.stored[each.column.name] for each in by]
@@ -431,5 +428,4 @@ class JobReader:
 
 
 def clauses_of(parts: Sequence[FilterPart]) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions on the columns of the source's table."""
     return [part.clause for part in parts if part.clause is not None]

@@ -273,7 +273,6 @@ class ChartSpan:
     bars: int
 
     def bucket_for(self, covered: timedelta) -> timedelta:
-        """Return the shortest period for a part of the span."""
         return next((each for each in self.buckets if covered / each <= self.bars), self.buckets[-1])
 
 

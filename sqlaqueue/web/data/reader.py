@@ -53,8 +53,6 @@ _PROBLEMS = {
 
 @dataclass(frozen=True)
 class Part(Generic[T]):
-    """A part of a page: its value; or the problem because of which there is none."""
-
     value: T | None = None
     problem: str = ""
 

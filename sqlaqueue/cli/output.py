@@ -218,6 +218,16 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
+def signals_handled(numbers: Sequence[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
 def clean_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt in the block at SIGINT, SIGTERM or SIGHUP, and ignore further ones during clean-up."""
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -227,12 +237,8 @@ def clean_interrupt() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
+    with signals_handled(numbers, interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,14 +13,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from types import FrameType
 from typing import NoReturn
 
 from sqlaqueue.cli import http as http_module
 from sqlaqueue.cli.http import serving_http
-from sqlaqueue.cli.output import FAILED, NOT_STOPPED
+from sqlaqueue.cli.output import FAILED, NOT_STOPPED, signals_handled
 from sqlaqueue.cli.processes import STARTED, WorkerOptions, read_report
 from sqlaqueue.consumer.context import STUCK_AFTER, Health
 from sqlaqueue.log import fields, logger
@@ -45,7 +43,8 @@ def supervise(options: WorkerOptions, processes: int) -> int:
         with http_module.shared_directory(wanted=options.measured) as metrics:
             supervisor = Supervisor(replace(options, http=None), processes, metrics)
             read_metrics = http_module.of_processes(metrics)
-            with _recorded(supervisor.signals), serving_http(options.http, supervisor.healths, read_metrics):
+            recorded = signals_handled(_SIGNALS, lambda number, _: supervisor.signals.append(number))
+            with recorded, serving_http(options.http, supervisor.healths, read_metrics):
                 try:
                     return supervisor.run()
                 finally:
@@ -212,19 +211,6 @@ class Supervisor:
             # The exit code of a process that could not start tells why; a later failure is FAILED.
             tells_why = code == NOT_STOPPED or (code > 0 and not slot.has_started)
             self._exit_code = code if tells_why else FAILED
-
-
-@contextlib.contextmanager
-def _recorded(signals: list[int]) -> Iterator[None]:
-    def record(number: int, _: FrameType | None) -> None:
-        signals.append(number)
-
-    before = {number: signal.signal(number, record) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _die_by(number: int) -> NoReturn:

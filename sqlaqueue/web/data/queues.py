@@ -127,8 +127,6 @@ class QueueState:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOverview:
-    queue: str
-    strategy: str
     state: QueueState
     throughput: Part[Throughput | Unavailable]
 
@@ -136,8 +134,6 @@ class QueueOverview:
 def read_overview(session: Session, spec: QueueSpec, memory: Memory | None = None) -> QueueOverview:
     reader = QueueReader.begin(session, spec, memory)
     return QueueOverview(
-        queue=spec.name,
-        strategy=spec.strategy.name,
         state=read_state(reader),
         throughput=reader.part(lambda: read_throughput(reader, MINUTES, limit=RECENT)),
     )

@@ -25,11 +25,12 @@ from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.core.waker import Deadlines, Waker, limit_connects
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
 from sqlaqueue.consumer.notifications import listener
-from sqlaqueue.consumer.sessions import check_engine, check_session_class, resolve_factory
+from sqlaqueue.consumer.sessions import check_engine
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import database_text, fields, logger
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.schedules.schedule import Schedule, schedule_groups
+from sqlaqueue.session_types import check_session_class, resolve_factory
 from sqlaqueue.sql.engine import own_work
 from sqlaqueue.write_routing import execute, open_session
 

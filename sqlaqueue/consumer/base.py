@@ -15,14 +15,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts, Health, health_of
 from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName, PollListener
-from sqlaqueue.consumer.sessions import (
-    check_engine,
-    check_pool,
-    check_session_class,
-    check_shared_pool,
-    check_two_phase,
-    resolve_factory,
-)
+from sqlaqueue.consumer.sessions import check_engine, check_pool, check_shared_pool, check_two_phase
 from sqlaqueue.consumer.settings import (
     ConsumerSettings,
     check_handler,
@@ -36,6 +29,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.options import Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
+from sqlaqueue.session_types import check_session_class, resolve_factory
 
 
 class ConsumerBase:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
-from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
+from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
@@ -20,7 +20,6 @@ from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.run import Key, Run, key_text, keys_by_token, keys_from
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.session_types import article, async_class, is_of_asyncio
 from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.sql.types import RowLocation, check_dialect
 from sqlaqueue.statements.selection import returning_keys
@@ -421,45 +420,6 @@ def refuse_changed_rows(session: Session, spec: QueueSpec, lost: Sequence[Run]) 
     session.rollback()
     if found is not None:
         raise row_changed_error(spec, tuple(found))
-
-
-# -- session factory ---------------------------------------------------------------------------------------------------
-
-
-def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
-    """Return the factory of new sessions; of a scoped_session, the one that it uses. ``what`` was given it."""
-    given: Any = getattr(session_factory, "session_factory", session_factory)
-    maker = "async_sessionmaker" if is_async else "sessionmaker"
-    of_async = is_of_asyncio(given, "AsyncEngine", "AsyncConnection", "AsyncSession")
-    if of_async or isinstance(given, sa.Engine | sa.Connection | Session):
-        fix = f"give {maker}(engine)"
-        if of_async != is_async:
-            create = "create_async_engine" if is_async else "create_engine"
-            fix = f"give {maker}(engine) of an engine from {create}(), or use {_other_kind(what)}"
-        msg = f"{what}: {given!r} is {article(given)}, where a session factory is needed; {fix}"
-        raise ConfigurationError(msg)
-    if not callable(given):
-        # Its value is left out, as a URL may contain a password.
-        msg = f"{what}: the session factory is {article(given)}, which is not callable; give {maker}(engine)"
-        raise ConfigurationError(msg)
-    if isinstance(given, sessionmaker) or is_of_asyncio(given, "async_sessionmaker"):
-        made: Any = given.class_  # pyright: ignore[reportFunctionMemberAccess] # it narrows a callable to a function
-        check_session_class(made, given, what, is_async=is_async)
-    return given
-
-
-def check_session_class(made: type[Any], factory: Any, what: str, *, is_async: bool) -> None:
-    if issubclass(made, async_class("AsyncSession") if is_async else Session):
-        return
-    maker = "an async_sessionmaker" if is_async else "a sessionmaker"
-    msg = f"{what}: {factory!r} makes {made.__name__}; give {maker}, or use {_other_kind(what)}"
-    raise ConfigurationError(msg)
-
-
-def _other_kind(what: str) -> str:
-    if what.lower().startswith("async"):
-        return what.removeprefix("Async").removeprefix("async_")
-    return f"Async{what}" if what[0].isupper() else f"async_{what}"
 
 
 def was_used(session: Session, job: Any) -> bool:

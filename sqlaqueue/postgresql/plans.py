@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from sqlaqueue.postgresql.catalog import LOCAL, TableId, has_citus, placements, system_table
-from sqlaqueue.postgresql.catalog_indexes import plan_of
 from sqlaqueue.postgresql.catalog_text import name_of, sql_text
 from sqlaqueue.postgresql.facts import Buffers, PlannerSetting, PlanNode, StatementPlan, TableRead
 from sqlaqueue.queue.spec import QueueSpec
@@ -32,17 +29,8 @@ _SETTINGS = sa.text("""
 """)
 
 
-@dataclass(frozen=True)
-class TableSize:
-    """How large a table is, as the planner sees it."""
-
-    rows: int
-    analyzed_at: datetime | None
-    changed: int
-    """Number of rows that were written since."""
-
-
-def table_size(connection: sa.Connection, table: sa.Table) -> TableSize:
+def _read_of(connection: sa.Connection, table: sa.Table, how: Literal["scan", "sort"]) -> TableRead:
+    """Return a table of which all rows are read or sorted, with its size as the planner sees it."""
     relation = system_table("pg_class", "oid", "relpages", "reltuples")
     statistics = sa.table(
         "pg_stat_all_tables",
@@ -69,12 +57,13 @@ def table_size(connection: sa.Connection, table: sa.Table) -> TableSize:
     rows = int(size) * density
     # The pages of a queue's table are full of rows that are dead; their number tells little.
     counted = max(reltuples, live or 0)
-    return TableSize(round(min(rows, counted) if counted > 0 else rows), analyzed_at, int(changed or 0))
-
-
-def disabled_settings(connection: sa.Connection) -> Sequence[Any]:
-    """Return the planner settings that are off though claims need them, each with its source."""
-    return connection.execute(_SETTINGS).all()
+    return TableRead(
+        how=how,
+        table=name_of(connection, table),
+        rows=round(min(rows, counted) if counted > 0 else rows),
+        analyzed_at=analyzed_at,
+        changed=int(changed or 0),
+    )
 
 
 _SORTED = 1000
@@ -104,22 +93,14 @@ def shard_column(connection: sa.Connection, spec: QueueSpec) -> sa.Column[Any] |
 
 def whole_reads(connection: sa.Connection, claim: Any, tables: Sequence[sa.Table]) -> list[TableRead]:
     """Return which of the tables a claim would read or sort whole."""
-    # Without parameters, a driver leaves percent signs alone.
-    explained = connection.exec_driver_sql(
-        f"EXPLAIN (FORMAT JSON) {sql_text(connection, claim)}", execution_options={"no_parameters": True}
-    ).scalar_one()
-    plan = plan_of(explained)
+    plan = explain(connection, claim).root
     names = {table.name: table for table in tables}
-    reads: list[TableRead] = []
-    how: dict[str, Literal["scan", "sort"]] = {name: "sort" for name in _sorted(plan) if name in names}
-    how |= {name: "scan" for name in _scanned(plan) if name in names}
-    for name, read in how.items():
-        size = table_size(connection, names[name])
-        text = name_of(connection, names[name])
-        reads.append(
-            TableRead(how=read, table=text, rows=size.rows, analyzed_at=size.analyzed_at, changed=size.changed)
-        )
-    return reads
+    how: dict[str, Literal["scan", "sort"]] = {}
+    for node in plan.nodes():
+        if node.kind == "Sort":
+            how |= {str(each.relation): "sort" for each in _input(node) if _is_long(each)}
+    how |= {str(node.relation): "scan" for node in plan.nodes() if node.kind == "Seq Scan"}
+    return [_read_of(connection, names[name], read) for name, read in how.items() if name in names]
 
 
 def disabled_plans(connection: sa.Connection) -> list[PlannerSetting]:
@@ -129,39 +110,22 @@ def disabled_plans(connection: sa.Connection) -> list[PlannerSetting]:
             name=row.name,
             repair=_RESETS.get(row.source, "").format(name=row.name, database=row.database, role=row.role),
         )
-        for row in disabled_settings(connection)
+        for row in connection.execute(_SETTINGS)
     ]
 
 
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for part in plan.get("Plans", ()):
-        yield from _nodes(part)
-
-
-def _scanned(plan: dict[str, Any]) -> Iterator[str]:
-    for node in _nodes(plan):
-        if node["Node Type"] == "Seq Scan":
-            yield node["Relation Name"]
-
-
-def _sorted(plan: dict[str, Any]) -> Iterator[str]:
-    for node in _nodes(plan):
-        if node["Node Type"] == "Sort":
-            yield from (each["Relation Name"] for each in _input(node) if _is_long(each))
-
-
-def _is_long(scan: dict[str, Any]) -> bool:
+def _is_long(scan: PlanNode) -> bool:
     """Return whether a scan reads many rows, or an index from its beginning to its end."""
-    index = scan["Plans"][0] if scan["Node Type"] == "Bitmap Heap Scan" else scan
-    return bool(scan["Plan Rows"] > _SORTED or "Index Cond" not in index)
+    index = scan.parts[0] if scan.kind == "Bitmap Heap Scan" else scan
+    return scan.planned_rows > _SORTED or not index.condition
 
 
-def _input(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _input(node: PlanNode) -> Iterator[PlanNode]:
     """Yield the scans of tables whose rows a node receives."""
-    for part in node.get("Plans", ()):
-        if part.get("Parent Relationship") not in {"InitPlan", "SubPlan"}:
-            if "Relation Name" in part:
+    for part in node.parts:
+        # A part with a name is a subplan, which is executed for itself.
+        if not part.name:
+            if part.relation is not None:
                 yield part
             yield from _input(part)
 

@@ -141,6 +141,7 @@ def _created_at() -> sa.Column[Any]:
 
 
 def control(spec: QueueSpec) -> sa.Table:
+    """Requests to cancel running jobs, whose rows may be locked for as long as they run, and paused queues."""
     return _table(
         spec,
         CONTROL,
@@ -151,6 +152,7 @@ def control(spec: QueueSpec) -> sa.Table:
 
 
 def consumers(spec: QueueSpec) -> sa.Table:
+    """The Consumers that are alive, with their last heartbeat."""
     moment = sa.DateTime(timezone=True)
     return _table(
         spec,
@@ -173,6 +175,7 @@ def consumers(spec: QueueSpec) -> sa.Table:
 
 
 def crash_journal(spec: QueueSpec) -> sa.Table:
+    """The batches that are about to run in a held transaction, which a dead worker's rollback does not undo."""
     return _table(
         spec,
         CRASH_JOURNAL,
@@ -186,6 +189,7 @@ def crash_journal(spec: QueueSpec) -> sa.Table:
 
 
 def dead_letter(spec: QueueSpec) -> sa.Table:
+    """The jobs that failed for good in a queue whose claims delete rows."""
     return _table(
         spec,
         DEAD_LETTER,
@@ -199,6 +203,7 @@ def dead_letter(spec: QueueSpec) -> sa.Table:
 
 
 def rate(spec: QueueSpec) -> sa.Table:
+    """When the next job of each key of a rate may begin."""
     moment = sa.DateTime(timezone=True)
     return _table(
         spec,
@@ -212,7 +217,7 @@ def rate(spec: QueueSpec) -> sa.Table:
 
 
 def attempt(spec: QueueSpec) -> sa.Table:
-    """Return the table of ended attempts, which is defined once in each MetaData and schema.
+    """The ended attempts of queues with an attempt history.
 
     Each index costs WAL for every run, so there are two besides the primary key: one for the attempts of a job, which
     are few and sorted when they are read, and one for the retention and for queries of a span of time.

@@ -17,7 +17,6 @@ from prometheus_client.registry import Collector
 from sqlaqueue.admin.state import DEFAULT_LIMIT
 from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.consumer.core.driver import adrive
-from sqlaqueue.consumer.sessions import resolve_factory
 from sqlaqueue.prometheus.queues import (
     DEFAULT_MAX_AGE,
     DEFAULT_TIMEOUT,
@@ -27,7 +26,7 @@ from sqlaqueue.prometheus.queues import (
     ScrapeCollector,
     read_in_thread,
 )
-from sqlaqueue.session_types import makes_async
+from sqlaqueue.session_types import makes_async, resolve_factory
 from sqlaqueue.write_routing import execute, open_session
 
 _PLAIN = "text/plain; charset=utf-8"

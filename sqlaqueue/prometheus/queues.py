@@ -21,7 +21,6 @@ from sqlaqueue.admin.state import DEFAULT_LIMIT, is_paused, keys_at_limit, live_
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.waker import Deadlines
-from sqlaqueue.consumer.sessions import resolve_factory
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import specs_by_name
@@ -31,7 +30,7 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
-from sqlaqueue.session_types import makes_async
+from sqlaqueue.session_types import makes_async, resolve_factory
 from sqlaqueue.write_routing import execute, open_session
 
 

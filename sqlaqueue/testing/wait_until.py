@@ -15,12 +15,12 @@ from sqlalchemy.orm import Session, registry
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.driver import adrive, drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
-from sqlaqueue.consumer.sessions import resolve_factory
 from sqlaqueue.consumer.settings import check_handler, function_of, is_coroutine_function
 from sqlaqueue.exc import ConfigurationError, JobResult, StatementError, WaitTimeout
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay
+from sqlaqueue.session_types import resolve_factory
 from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Waiter, read_job
 from sqlaqueue.write_routing import execute, open_session
 

@@ -13,11 +13,11 @@ from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.consumer.core.waker import Deadlines, limit_connects
 from sqlaqueue.consumer.notifications.async_listener import AsyncListener, async_listener_of
-from sqlaqueue.consumer.sessions import check_session_class, resolve_factory
 from sqlaqueue.consumer.tasks import wait_for_event
 from sqlaqueue.exc import JobResult
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.retry_policies import Delay
+from sqlaqueue.session_types import check_session_class, resolve_factory
 from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Listen, Waiter, wait_for_end
 from sqlaqueue.write_routing import execute, open_session, primary_bind
 

@@ -28,7 +28,6 @@ from sqlaqueue.consumer.core.errors import is_connection_lost, may_recover
 from sqlaqueue.consumer.core.waker import Deadlines, limit_connects
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.pace import longest_wait
-from sqlaqueue.consumer.sessions import check_session_class, resolve_factory
 from sqlaqueue.exc import ConfigurationError, JobFailed, JobResult, StatementError, WaitTimeout
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of
@@ -38,6 +37,7 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.session_types import check_session_class, resolve_factory
 from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.write_routing import execute, open_session, primary_bind
 

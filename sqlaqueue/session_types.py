@@ -1,4 +1,4 @@
-"""Whether a session, or a factory of sessions, is of the right kind, so that a mistake is found before the first job."""
+"""Whether a session or a factory of sessions is of the right kind, so that a mistake is found before the first job."""
 
 from __future__ import annotations
 

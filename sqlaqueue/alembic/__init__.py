@@ -158,7 +158,12 @@ def compare_sqlite_queues(
     upgrade.ops = [op for op in upgrade.ops if not (isinstance(op, alembic_ops.ModifyTableOps) and op.is_empty())]
     known = {name for table in tables for name in _index_names(connection, table)}
     missing = (index for table in tables for index in table.indexes if index.name not in known)
-    upgrade.ops.extend(alembic_ops.CreateIndexOp.from_index(index) for index in missing if _has_expressions(index))
+    # Alembic passes over indexes of expressions, as it cannot compare them.
+    upgrade.ops.extend(
+        alembic_ops.CreateIndexOp.from_index(index)
+        for index in missing
+        if not all(isinstance(expression, sa.Column) for expression in index.expressions)
+    )
     return PriorityDispatchResult.CONTINUE
 
 
@@ -182,11 +187,6 @@ def _is_span_as_it_is(op: Any) -> bool:
 def _index_names(connection: sa.Connection, table: sa.Table) -> Iterator[str]:
     names = sa.text("SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = :table")
     yield from connection.scalars(names, {"table": table.name})
-
-
-def _has_expressions(index: sa.Index) -> bool:
-    # Alembic passes over these, as it cannot compare them.
-    return not all(isinstance(expression, sa.Column) for expression in index.expressions)
 
 
 try:

@@ -37,61 +37,41 @@ from sqlaqueue.postgresql.ddl import (
     queue_of,
     server_default_sql,
 )
-from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import object_name
 
 _TABLES = "_sqlaqueue_tables"
 
 
-@dataclass
 class ComparedTable:
-    """A table that passed the filters of ``env.py``."""
+    """A table that passed the filters of ``env.py``.
 
-    qualified_name: QualifiedName
-    database_table: sa.Table | None
-    """The table in the database, None if there is none."""
-    model_table: sa.Table | None
-    """The table in the models, None if there is none."""
-    modify_ops: alembic_ops.ModifyTableOps
-    """The changes that Alembic has found."""
+    :param database_table: the table in the database, None if there is none.
+    :param model_table: the table in the models, None if there is none.
+    :param modify_ops: the changes that Alembic has found.
+    """
 
-    @property
-    def name(self) -> str:
-        return self.qualified_name[1]
-
-    @property
-    def schema(self) -> str | None:
+    def __init__(
+        self,
+        qualified_name: QualifiedName,
+        database_table: sa.Table | None,
+        model_table: sa.Table | None,
+        modify_ops: alembic_ops.ModifyTableOps,
+    ) -> None:
+        self.qualified_name = qualified_name
+        self.database_table = database_table
+        self.model_table = model_table
+        self.modify_ops = modify_ops
+        schema, self.name = qualified_name
+        self.schema = schema if model_table is None else model_table.schema
         """The schema as operations name it: that of the model."""
-        return self.qualified_name[0] if self.model_table is None else self.model_table.schema
-
-    @property
-    def names(self) -> set[str]:
-        return {self.name, ".".join(filter(None, (self.schema, self.name)))}
-
-    @property
-    def spec(self) -> QueueSpec | None:
-        return None if self.model_table is None else queue_of(self.model_table)
-
-    @property
-    def objects(self) -> Sequence[Any]:
-        return () if self.model_table is None else objects_of(self.model_table)
-
-    @property
-    def functions(self) -> dict[str, Function]:
-        return {each.signature: each for each in self.objects if isinstance(each, Function)}
-
-    @property
-    def triggers(self) -> dict[str, Trigger]:
-        return {each.name: each for each in self.objects if isinstance(each, Trigger)}
-
-    @property
-    def unique_index(self) -> str:
-        return object_name("ix", self.name, "queue", "unique")
-
-    @property
-    def belongs_to_queue(self) -> bool:
+        self.names = {self.name, ".".join(filter(None, (self.schema, self.name)))}
+        self.spec = None if model_table is None else queue_of(model_table)
+        self.objects = () if model_table is None else objects_of(model_table)
+        self.functions = {each.signature: each for each in self.objects if isinstance(each, Function)}
+        self.triggers = {each.name: each for each in self.objects if isinstance(each, Trigger)}
+        self.unique_index = object_name("ix", self.name, "queue", "unique")
+        self.belongs_to_queue = self.spec is not None or self.name.startswith(PREFIX)
         """Whether the table is a queue in the models, or a table of this library."""
-        return self.spec is not None or self.name.startswith(PREFIX)
 
     def is_dropped_by(self, op: MigrateOperation) -> bool:
         """Return whether an operation that Alembic found drops this table, or its indexes before it."""

@@ -127,7 +127,9 @@ def _add_columns(operation: AddColumns) -> tuple[list[DDLElement], _Backfill]:
         table.append_column(added)
         statements.append(_AddColumn(table, added))
     if status is not None:
-        statements.append(_set_default(table, status))
+        name, default = NEUTRAL.identifier_preparer.quote(status.name), server_default_sql(status)
+        set_default = f"ALTER TABLE {{table}} ALTER COLUMN {name} SET DEFAULT {default}"
+        statements.append(SqlTemplate(set_default, table=table))
         if isinstance(operation.existing_rows, sa.TextClause):
             backfill = _backfill(table, status, operation.existing_rows.text)
     return statements, backfill
@@ -184,11 +186,6 @@ def _literal(operation: AddColumns, column: sa.Column[Any]) -> sa.ColumnElement[
             f"{column.name} cannot store this value; give one of its values, or sa.text() with an expression"
         )
         raise CommandError(msg) from error
-
-
-def _set_default(table: sa.Table, status: sa.Column[Any]) -> DDLElement:
-    name, default = NEUTRAL.identifier_preparer.quote(status.name), server_default_sql(status)
-    return SqlTemplate(f"ALTER TABLE {{table}} ALTER COLUMN {name} SET DEFAULT {default}", table=table)
 
 
 def _backfill(table: sa.Table, status: sa.Column[Any], expression: str) -> _Backfill:

@@ -454,7 +454,9 @@ def move_jobs(diff: DiffContext) -> None:
             emptied.append(ops.PerDirection(down=[empty]))
         if rewritten or any(map(table.has_message_triggers, diff.before)):
             down += _fill_former_messages(diff, table)
-        if diff.was_queue(table) and (up or down or released or _triggers_change(diff, table)):
+        # Triggers that are created or dropped need a strong lock on the table.
+        triggers_change = any(table.triggers_in(op) for op in [*diff.before, *diff.after])
+        if diff.was_queue(table) and (up or down or released or triggers_change):
             locked.append(table)
         if released is not None:
             # In both directions before the columns are dropped that the conditions name.
@@ -478,11 +480,6 @@ def _message_columns_change(diff: DiffContext, table: ComparedTable) -> bool:
         if other.qualified_name == messages
         for op in other.modify_ops.ops
     )
-
-
-def _triggers_change(diff: DiffContext, table: ComparedTable) -> bool:
-    """Return whether triggers are created or dropped, which needs a strong lock on the table."""
-    return any(table.triggers_in(op) for op in [*diff.before, *diff.after])
 
 
 def _lease_conditions(diff: DiffContext, table: ComparedTable, spec: QueueSpec) -> tuple[str | None, str | None]:

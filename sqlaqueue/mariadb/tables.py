@@ -123,7 +123,7 @@ class TypeCompiler(TranslatingTypeCompiler, _TypeCompiler):
         return f"CHARACTER SET utf8mb4 COLLATE {binary_collation(self.dialect)}"
 
     def _text(self, column: Any) -> str:
-        if not _is_indexed(column):
+        if not (column.primary_key or any(column in index.columns.values() for index in column.table.indexes)):
             return f"LONGTEXT {self._binary}"
         return f"VARCHAR({_LENGTHS.get(column.name, _LENGTH)}) {self._binary}"
 
@@ -134,10 +134,6 @@ def _is_ours(table: Any) -> bool:
 
 def _is_text_of_ours(column: Any) -> bool:
     return isinstance(column, sa.Column) and (_is_ours(column.table) or "sqlaqueue" in column.info)
-
-
-def _is_indexed(column: Any) -> bool:
-    return column.primary_key or any(column in index.columns.values() for index in column.table.indexes)
 
 
 def _columns_of(where: Any) -> Iterator[Any]:

@@ -96,7 +96,8 @@ def comparable(connection: sa.Connection | Session, table: sa.Table, expressions
     listed = ", ".join(f"({each})" for each in expressions)
     explain = SqlTemplate(f"EXPLAIN (VERBOSE, COSTS OFF, FORMAT JSON) SELECT {listed} FROM {{table}}", table=table)  # noqa: S608 - as the parameter says
     plan: Any = connection.execute(explain).scalar_one()
-    node = plan_of(plan)
+    # Some drivers return a text.
+    node: dict[str, Any] = (json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]
     if "Distributed Query" in node:
         # What Citus prints of its own node are names of the results of its shards; these print the expressions.
         node = node["Distributed Query"]["Job"]["Tasks"][0]["Remote Plan"][0][0]["Plan"]
@@ -105,13 +106,6 @@ def comparable(connection: sa.Connection | Session, table: sa.Table, expressions
         node = node["Plans"][0]
     output: list[str] = node["Output"]
     return output
-
-
-def plan_of(explained: Any) -> dict[str, Any]:
-    """Return the plan in the result of EXPLAIN (FORMAT JSON), which some drivers return as a text."""
-    found: list[dict[str, Any]] = json.loads(explained) if isinstance(explained, str) else explained
-    plan: dict[str, Any] = found[0]["Plan"]
-    return plan
 
 
 _INDEX = system_table("pg_index", "indexrelid", "indrelid", "indisvalid")

@@ -229,13 +229,10 @@ def objects_of(table: sa.Table) -> Sequence[QueueObject]:
     return objects
 
 
-def called_functions(table: sa.Table) -> Sequence[Function]:
-    return [each for each in objects_of(table) if isinstance(each, Function) and not isinstance(each, TriggerFunction)]
-
-
 def functions_of(spec: QueueSpec) -> Sequence[Function]:
     """Return the functions that statements of a queue call, those of its side tables among them."""
-    return [each for table in (spec.table, *spec.side_tables.values()) for each in called_functions(table)]
+    objects = (each for table in (spec.table, *spec.side_tables.values()) for each in objects_of(table))
+    return [each for each in objects if isinstance(each, Function) and not isinstance(each, TriggerFunction)]
 
 
 @event.listens_for(sa.Table, "before_create")

@@ -108,7 +108,8 @@ def _policies(connection: sa.Connection, required: Sequence[RequiredPrivilege]) 
         hidden = [] if "*" in commands else [each for each in needed if _COMMANDS[each] not in commands]
         name = _names(connection, [table])[table]
         missing += [
-            f"CREATE POLICY {_policy_name(role, each)} ON {name} FOR {each} TO {role} {_all_rows(each)}"
+            f"CREATE POLICY {_policy_name(role, each)} ON {name} FOR {each} TO {role} "
+            f"{'WITH CHECK (true)' if each == 'INSERT' else 'USING (true)'}"
             for each in hidden
         ]
     return secured, missing
@@ -139,10 +140,6 @@ def _policy_name(role: str, privilege: str) -> str:
     """Return the name of a policy, from a role that is quoted if necessary."""
     end = f"_{privilege.lower()}"
     return f'{role[:-1]}{end}"' if role.endswith('"') else f"{role}{end}"
-
-
-def _all_rows(privilege: str) -> str:
-    return "WITH CHECK (true)" if privilege == "INSERT" else "USING (true)"
 
 
 def _lacking(connection: sa.Connection, each: RequiredPrivilege) -> list[str]:

@@ -57,7 +57,7 @@ def begin_when_needed(engine: sa.Engine) -> None:
             return statement, parameters
         # A SAVEPOINT does not read either: one that begins a transaction is set for what it writes.
         reads = _is_read(text, context)
-        locks = not reads or OWN_WORK.get() or _writes_later(context)
+        locks = not reads or OWN_WORK.get() or (context is not None and WRITES_LATER in context.execution_options)
         if not driver.in_transaction:
             if not _is_autocommit(connection):
                 connection.exec_driver_sql("BEGIN IMMEDIATE" if locks else "BEGIN")
@@ -108,10 +108,6 @@ def _is_autocommit(connection: sa.Connection) -> bool:
     # The last one is the argument of create_engine().
     levels.append(dialect._on_connect_isolation_level)  # noqa: SLF001 - not public
     return bool(levels[0] == "AUTOCOMMIT")
-
-
-def _writes_later(context: Any) -> bool:
-    return context is not None and WRITES_LATER in context.execution_options
 
 
 def _is_read(text: str, context: Any) -> bool:

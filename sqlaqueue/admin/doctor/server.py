@@ -151,11 +151,7 @@ def check_lock_table(examination: Examination) -> Iterator[Finding]:
 _MEASUREMENTS = 5
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
-def check_clock(examination: Examination, now: Callable[[], datetime] = _utc_now) -> Iterator[Finding]:
+def check_clock(examination: Examination, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Iterator[Finding]:
     """Find a difference between the clocks that the duration of a round trip cannot explain.
 
     Thresholds: ``clock_difference``, ``clock_difference_critical``.

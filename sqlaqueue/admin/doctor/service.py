@@ -136,7 +136,9 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
     """Find live Consumers that receive no notifications, cannot claim some jobs, or have another version."""
     for spec in examination.specs:
         alive = live_consumers(examination, spec)
-        silent = [] if not wakes(spec) else [each for each in alive if _is_silent(examination, each)]
+        # One that has just started has not received its own heartbeat yet.
+        old = examination.thresholds.not_listening_for.total_seconds()
+        silent = [each for each in alive if not each.listening and each.age >= old] if wakes(spec) else []
         if silent:
             names = ", ".join(str(each.name) for each in silent)
             yield Finding(
@@ -188,11 +190,6 @@ def _unclaimable_jobs(spec: QueueSpec, alive: Sequence[Any]) -> Iterator[Finding
         fixes=(f"sqlaqueue why {target_of(spec)} {shlex.quote(first)}",),
         facts={"jobs": [{"key": key, "consumers": dict(found)} for key, found in jobs.items()]},
     )
-
-
-def _is_silent(examination: Examination, consumer: Any) -> bool:
-    # One that has just started has not received its own heartbeat yet.
-    return not consumer.listening and consumer.age >= examination.thresholds.not_listening_for.total_seconds()
 
 
 def check_leftovers(examination: Examination) -> Iterator[Finding]:

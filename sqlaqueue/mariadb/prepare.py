@@ -66,10 +66,6 @@ class MariaDB(SharedEngine):
     violated_table = staticmethod(base.violated_table)
 
     def check_supported(self, spec: Any) -> None:
-        """Refuse a queue with options that MariaDB cannot carry.
-
-        :raises ConfigurationError: naming the class, the option and what to use instead.
-        """
         super().check_supported(spec)
         if spec.config.unique is not None:
             check_comparable(spec, _DIALECT)
@@ -105,10 +101,6 @@ class MariaDB(SharedEngine):
         create_trigger(table, connection)
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
-        """Refuse a pool with one connection for all sessions.
-
-        :raises ConfigurationError: naming what to use instead.
-        """
         if isinstance(engine.pool, SingletonThreadPool | StaticPool | AssertionPool):
             msg = (
                 f"{who}: the engine's {type(engine.pool).__name__} does not give each session a connection of its own, "

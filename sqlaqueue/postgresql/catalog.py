@@ -169,7 +169,7 @@ def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> list[ForeignK
 # The tables, columns, triggers, functions and policies of one queue, as the current session finds them.
 #
 # The queries name tables as any statement does, by the search path and ``schema_translate_map``, and run at each
-# start of a Consumer. :mod:`.reader` reads whole schemas for migrations.
+# start of a Consumer. :mod:`.catalog_schemas` reads whole schemas for migrations.
 
 
 Executor = Session | sa.Connection

@@ -16,10 +16,8 @@ from sqlaqueue.postgresql.ddl import SqlTemplate
 from sqlaqueue.postgresql.facts import Form, OrderedIndex
 
 # -- index definitions -------------------------------------------------------------------------------------------------
-# How the indexes of some tables are defined, and expressions in the form in which they can be compared.
-#
-# :mod:`.normalize` creates what it compares. Here nothing may be created: the transaction is read-only. So both forms
-# of an expression are planned as columns of a SELECT, whose plan prints them in the same way.
+# Migrations compare expressions by creating them. Here nothing may be created: the transaction is read-only. So both
+# forms of an expression are planned as columns of a SELECT, whose plan prints them in one form.
 
 
 _INDEXES = sa.text("""

@@ -62,7 +62,7 @@ class OtherEngine(Protocol):
 
     @property
     def checks(self) -> Any:
-        """The module with the checks of what the database lacks, see ``sqlaqueue.postgresql.checks``."""
+        """The module of checks, see :class:`~sqlaqueue.postgresql.checks_of.Checks`."""
         ...
 
     def check_supported(self, spec: Any) -> None:

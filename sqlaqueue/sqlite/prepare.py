@@ -111,10 +111,6 @@ class SQLite(SharedEngine):
     violated_table = staticmethod(table_of)
 
     def check_supported(self, spec: Any) -> None:
-        """Refuse a queue with options that SQLite cannot carry.
-
-        :raises ConfigurationError: naming the class, the option and what to use instead.
-        """
         super().check_supported(spec)
         unique = spec.config.unique
         if unique is not None and not unique.nulls_distinct:

@@ -26,8 +26,7 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.session_types import requires_session
-from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, plain_form
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, plain_form, sqlstate
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import instances, key_of, returning_keys, select_jobs
 from sqlaqueue.strategies.twins import unique_key

@@ -25,7 +25,7 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.session_types import requires_session
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
 from sqlaqueue.strategies.twins import UniqueKey, unique_key

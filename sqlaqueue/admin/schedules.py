@@ -20,7 +20,7 @@ from sqlaqueue.schedules.schedule import PAUSED, Schedule, from_json
 from sqlaqueue.schedules.store import from_code, is_edited
 from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import WRITES_LATER
-from sqlaqueue.sql.inserts import insert_or_ignore
+from sqlaqueue.sql.types import insert_or_ignore
 from sqlaqueue.write_routing import routing_to_primary
 
 Origin = Literal["program", "edited", "added"]

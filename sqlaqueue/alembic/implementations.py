@@ -18,7 +18,7 @@ from sqlalchemy.schema import DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
 
 from sqlaqueue.postgresql.ddl import SqlTemplate
-from sqlaqueue.sql.errors import INSUFFICIENT_PRIVILEGE, sqlstate
+from sqlaqueue.sql.engine import INSUFFICIENT_PRIVILEGE, sqlstate
 
 LOCK_TIMEOUT = 0.5
 """How long one attempt to lock a table waits, in seconds."""

@@ -28,7 +28,7 @@ from sqlaqueue.alembic.operations import NOT_RENDERED, DropColumns, DropIndex, Q
 from sqlaqueue.postgresql.catalog_indexes import index_validity
 from sqlaqueue.postgresql.ddl import SqlTemplate, bare_table, literal_sql, server_default_sql
 from sqlaqueue.queue.roles import literal_text
-from sqlaqueue.sql.errors import UNIQUE_VIOLATION, sqlstate, violated_constraint
+from sqlaqueue.sql.engine import UNIQUE_VIOLATION, sqlstate, violated_constraint
 from sqlaqueue.sql.types import NEUTRAL, object_name
 
 # -- columns -----------------------------------------------------------------------------------------------------------

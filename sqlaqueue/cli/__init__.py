@@ -20,8 +20,7 @@ from sqlaqueue.cli.http import health
 from sqlaqueue.cli.inspect import failed, job, jobs, metrics, stats, why, workers
 from sqlaqueue.cli.output import InputError
 from sqlaqueue.cli.schedules import schedules
-from sqlaqueue.cli.web import web
-from sqlaqueue.cli.worker import scheduler, worker
+from sqlaqueue.cli.worker import scheduler, web, worker
 
 _OWN_DATABASE = ("demo",)
 """Commands that the settings of all commands do not apply to: the demo must not run in an application's database."""

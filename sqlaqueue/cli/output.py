@@ -27,7 +27,7 @@ from sqlaqueue.exc import DatabaseNotReadyError, HandlerNotStopped, SqlaqueueErr
 from sqlaqueue.postgresql.checks_of import checks_of_error
 from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.texts import duration_text, printable
 
 _PIPE_WIDTH = 200

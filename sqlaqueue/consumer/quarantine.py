@@ -27,7 +27,7 @@ from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.names import CRASH_JOURNAL
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.inserts import insert_or_replace
+from sqlaqueue.sql.types import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
 
 

@@ -34,8 +34,15 @@ from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.queue.run import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.engine import OURS, engine_of, may_be_other_engine, own_work, settlement
-from sqlaqueue.sql.errors import violated_constraint, violated_table
+from sqlaqueue.sql.engine import (
+    OURS,
+    engine_of,
+    may_be_other_engine,
+    own_work,
+    settlement,
+    violated_constraint,
+    violated_table,
+)
 from sqlaqueue.sql.types import as_library_statement, numbered_rows
 from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.statements.verbs import settle_statement, storable, with_run_details

@@ -21,8 +21,7 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.session_types import is_of_asyncio, session_in_scope
-from sqlaqueue.sql.inserts import insert_unless
-from sqlaqueue.sql.types import NEUTRAL, as_library_statement
+from sqlaqueue.sql.types import NEUTRAL, as_library_statement, insert_unless
 from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index, unique_key
 
 if TYPE_CHECKING:

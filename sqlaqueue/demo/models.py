@@ -23,7 +23,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 from sqlaqueue import Consumer, Fail, JobEvent, QueueConfig, QueueMixin
 from sqlaqueue.embedded_server import EmbeddedServerError, embedded_server
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.sqlite import prepare
 
 SCHEMA = "sqlaqueue_demo"

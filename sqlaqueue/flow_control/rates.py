@@ -16,8 +16,7 @@ from sqlaqueue.flow_control.keys import KeyRate, flow_control
 from sqlaqueue.queue.names import BEGUN, RATE
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.inserts import insert_or_replace
-from sqlaqueue.sql.types import key_array
+from sqlaqueue.sql.types import insert_or_replace, key_array
 
 # -- rate rows ---------------------------------------------------------------------------------------------------------
 # The rows of rates: when the next job of each key may begin.

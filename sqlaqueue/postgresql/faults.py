@@ -42,7 +42,7 @@ from sqlaqueue.queue.names import SCHEDULE, TICK
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.sql.types import NEUTRAL
 
 

@@ -15,7 +15,7 @@ from sqlaqueue.postgresql.triggers import notification, wakes
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.engine import with_plain_form
-from sqlaqueue.sql.inserts import insert_or_ignore, insert_or_replace
+from sqlaqueue.sql.types import insert_or_ignore, insert_or_replace
 
 PAUSE: sa.ColumnElement[Any] = sa.cast(sa.literal_column("'[]'"), JSONB())
 """The key of the row that pauses a queue; no job has it."""

@@ -28,7 +28,7 @@ from sqlaqueue.postgresql.privileges import (
 )
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.errors import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+from sqlaqueue.sql.engine import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 from sqlaqueue.sql.types import NEUTRAL
 from sqlaqueue.texts import states_text
 

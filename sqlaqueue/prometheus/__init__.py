@@ -28,8 +28,7 @@ except ModuleNotFoundError as missing:
         "sqlaqueue.prometheus needs prometheus_client: pip install 'sqlaqueue[prometheus]'", name=missing.name
     ) from None
 
-from sqlaqueue.prometheus.asgi import MetricsApp, metrics_app
-from sqlaqueue.prometheus.queues import QueueCollector
+from sqlaqueue.prometheus.queues import MetricsApp, QueueCollector, metrics_app
 from sqlaqueue.prometheus.worker_metrics import instrument
 
 __all__ = ["MetricsApp", "QueueCollector", "alerts", "dashboard", "instrument", "metrics_app"]

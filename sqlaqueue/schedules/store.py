@@ -16,8 +16,7 @@ from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.fire import recurrence_of
 from sqlaqueue.schedules.recurrence import current_rules, in_utc
 from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, due, due_in, is_known
-from sqlaqueue.sql.inserts import insert_or_ignore
-from sqlaqueue.sql.types import key_array
+from sqlaqueue.sql.types import insert_or_ignore, key_array
 
 # -- declare -----------------------------------------------------------------------------------------------------------
 # Writes the schedules of a program into the database when it starts.

@@ -29,7 +29,7 @@ from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.run import CopiedTransaction, Key, Run, key_text, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.sql.types import NEUTRAL, as_library_statement
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.base import TOKEN

@@ -26,8 +26,7 @@ from sqlaqueue.postgresql.due_times import upcoming_times
 from sqlaqueue.postgresql.triggers import attach_message_triggers
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, KeyRange, Settlement, Verb
-from sqlaqueue.sql.inserts import insert_or_ignore
-from sqlaqueue.sql.types import object_name
+from sqlaqueue.sql.types import insert_or_ignore, object_name
 from sqlaqueue.strategies.base import ClaimStrategy, HeldStrategy
 from sqlaqueue.strategies.columns import add_index, column_of, named, same
 from sqlaqueue.strategies.delete_row import DeleteRow

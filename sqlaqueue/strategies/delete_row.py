@@ -23,7 +23,7 @@ from sqlaqueue.queue.names import DEAD_LETTER, TURN
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
-from sqlaqueue.sql.inserts import insert_unless
+from sqlaqueue.sql.types import insert_unless
 from sqlaqueue.strategies.attach import attach_to_dead_letters, everything, oldest_first
 from sqlaqueue.strategies.base import TOKEN, HeldStrategy
 from sqlaqueue.strategies.columns import add_index, named

@@ -28,8 +28,7 @@ from sqlaqueue.queue.options import FINISHED, UNFINISHED, Unique
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.queue.strategy_protocol import Strategy
-from sqlaqueue.sql.engine import engine_of_error
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import engine_of_error, sqlstate
 from sqlaqueue.sql.types import object_name, period
 from sqlaqueue.strategies.columns import add_index, key_column, same
 

@@ -18,8 +18,7 @@ from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of, with_plain_form
-from sqlaqueue.sql.inserts import insert_unless
-from sqlaqueue.sql.types import as_library_statement, numbered_rows
+from sqlaqueue.sql.types import as_library_statement, insert_unless, numbered_rows
 from sqlaqueue.strategies.columns import same
 from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index
 from sqlaqueue.unique.relationships import Relationships, set_foreign_key

@@ -16,7 +16,7 @@ import sqlaqueue.mariadb
 from sqlaqueue import Consumer, Schedule, claim
 from sqlaqueue.admin import add_schedule
 from sqlaqueue.exc import DatabaseNotReadyError, StatementError
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import sqlstate
 from tests.mariadb.models import Job, Report
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from sqlaqueue.engines.notifications import database_of, subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.base import violated_column, violated_constraint, violated_table
 from sqlaqueue.queue.spec import clock
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import sqlstate
 from tests.mariadb.models import Base, ByUuid, Child, Job
 from tests.mariadb.server import MariaDBServer
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.sql.errors import sqlstate, violated_column, violated_constraint
+from sqlaqueue.sql.engine import sqlstate, violated_column, violated_constraint
 
 if TYPE_CHECKING:
     from tests.sqlite.bench import SQLiteBench

@@ -59,8 +59,7 @@ from sqlaqueue.log import fields, logger
 from sqlaqueue.postgresql.server import read_only
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.session_types import requires_session
-from sqlaqueue.sql.engine import refuse_other_engines
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import refuse_other_engines, sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.write_routing import routing_to_primary
 

@@ -9,8 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.exc import Fail, Retry, SqlaqueueError
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.engine import engine_of_error
-from sqlaqueue.sql.errors import sqlstate, violated_constraint
+from sqlaqueue.sql.engine import engine_of_error, sqlstate, violated_constraint
 from sqlaqueue.statements.verbs import error_text
 from sqlaqueue.strategies.twins import names_unique_index
 

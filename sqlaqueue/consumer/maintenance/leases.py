@@ -36,8 +36,8 @@ from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
 from sqlaqueue.queue.run import Key, Run, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.errors import violated_table
-from sqlaqueue.sql.inserts import insert_or_replace
+from sqlaqueue.sql.engine import violated_table
+from sqlaqueue.sql.types import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.listing import has_history, without_history

@@ -16,7 +16,7 @@ from sqlaqueue.consumer.core.errors import is_connection_lost, is_lock_or_timeou
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.errors import sqlstate, violated_constraint
+from sqlaqueue.sql.engine import sqlstate, violated_constraint
 from sqlaqueue.strategies.delete_row import letters, stored_columns
 from sqlaqueue.web.data.edit_fields import EditableField, WrongValue, field_text, field_value, fields_of, violation_of
 from sqlaqueue.web.data.job import StoredJob, has_key, letter_of, read_job

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Mapper
 
 from sqlaqueue.consumer.core.errors import is_twin
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.errors import violated_column, violated_constraint, violated_table
+from sqlaqueue.sql.engine import violated_column, violated_constraint, violated_table
 from sqlaqueue.sql.types import NEUTRAL
 from sqlaqueue.web.data.job import ShownValue
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, indented, parse_exact

@@ -23,7 +23,7 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.schedules.schedule import Tick, tick_of_key
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.strategies.delete_row import letters
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
 from sqlaqueue.web.data.job_filters import JobsWanted

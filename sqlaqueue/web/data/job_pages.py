@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.postgresql.catalog_indexes import SETTINGS
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, kind_of_type, states_of
 from sqlaqueue.web.data.job_filters import JobsWanted, Only, lists_of, parse_filter, typed_as
 from sqlaqueue.web.data.job_orders import JobOrder, OrderColumn, Orders, orders_of

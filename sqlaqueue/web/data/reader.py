@@ -21,7 +21,7 @@ from sqlaqueue.postgresql.plans import explain
 from sqlaqueue.postgresql.server import table_statistics
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.errors import sqlstate
+from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.sql.types import object_name
 
 

@@ -22,7 +22,13 @@ MOST_FILES, MOST_LINES, MOST_IN_FOLDER, SMALL = 230, 700, 25, 100
 SMALL_FILES: dict[str, str] = {}
 """The small files that only one other file imports, each with the reason why it is a file."""
 
-SEVERAL_MEANINGS: dict[str, str] = {}
+SEVERAL_MEANINGS = {
+    "Attempt": "public: one that has ended, in admin; one that runs, for telemetry",
+    "Moment": "the type of SQLite, and that of MariaDB",
+    "StatementCompiler": "that of SQLite, and that of MariaDB",
+    "TableCompiler": "that of SQLite, and that of MariaDB",
+    "TypeCompiler": "that of SQLite, and that of MariaDB",
+}
 """The class names that are defined more than once, each with the reason."""
 
 

@@ -31,7 +31,7 @@ Process = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Constant:
+class FixedValue:
     """A default that is the same for each row."""
 
     value: Any
@@ -154,10 +154,10 @@ def _defaults(what: str, spec: QueueSpec, mapper: Mapper[Any], given: Collection
         if column is spec.columns.get("traceparent") and is_filled_here(column):
             current = current_traceparent()
             # Without a span the column is left to its server default, which may be set in the transaction.
-            default: Constant | Callable[[Any], Any] | None = None if current is None else Constant(current)
+            default: FixedValue | Callable[[Any], Any] | None = None if current is None else Constant(current)
         else:
             default = _default(what, mapper, prop.key, column)
-        if isinstance(default, Constant):
+        if isinstance(default, FixedValue):
             constants[prop.key] = column, default.value
         elif default is not None:
             calls[prop.key] = column, default
@@ -166,17 +166,17 @@ def _defaults(what: str, spec: QueueSpec, mapper: Mapper[Any], given: Collection
 
 def _default(
     what: str, mapper: Mapper[Any], key: str, column: sa.Column[Any]
-) -> Constant | Callable[[Any], Any] | None:
+) -> FixedValue | Callable[[Any], Any] | None:
     """Return the default of a column, None if the database sets it."""
     if column is mapper.polymorphic_on and mapper.polymorphic_identity is not None:
-        return Constant(mapper.polymorphic_identity)
+        return FixedValue(mapper.polymorphic_identity)
     if column is mapper.version_id_col and callable(generate := mapper.version_id_generator):
         return lambda context: generate(None)  # noqa: ARG005 - has the signature of a default
     default: Any = column.default
     if default is None:
         return None
     if default.is_scalar:
-        return Constant(default.arg)
+        return FixedValue(default.arg)
     if default.is_callable:
         call: Callable[[Any], Any] = default.arg
         return call

@@ -40,7 +40,7 @@ DEFINITION = (
 _SPANS = ("every", "jitter", "grace")
 
 
-class Declared(NamedTuple):
+class Declarations(NamedTuple):
     """What was found and written."""
 
     written: list[str]
@@ -77,14 +77,14 @@ def is_edited(row: Mapping[Any, Any]) -> bool:
     return row["code"] is None or as_json(row) != row["code"]
 
 
-def declare(session: Session, group: ScheduleGroup, *, reset: bool = False) -> Declared:
+def declare(session: Session, group: ScheduleGroup, *, reset: bool = False) -> Declarations:
     """Write those schedules of the program that differ from what a program last wrote, and commit.
 
     A schedule that was changed at run time is left as it is. None is deleted: it may belong to another program.
 
     :param reset: overwrite what was changed at run time as well.
     """
-    declared = Declared([], [], [])
+    declared = Declarations([], [], [])
     found = declarations(session, group, reset=reset)
     for each, written in zip(found, write_declarations(session, group, some=found), strict=True):
         (declared.changed if not written else declared.kept if each.keeps else declared.written).append(each.name)

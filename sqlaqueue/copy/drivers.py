@@ -154,7 +154,7 @@ def _defaults(what: str, spec: QueueSpec, mapper: Mapper[Any], given: Collection
         if column is spec.columns.get("traceparent") and is_filled_here(column):
             current = current_traceparent()
             # Without a span the column is left to its server default, which may be set in the transaction.
-            default: FixedValue | Callable[[Any], Any] | None = None if current is None else Constant(current)
+            default: FixedValue | Callable[[Any], Any] | None = None if current is None else FixedValue(current)
         else:
             default = _default(what, mapper, prop.key, column)
         if isinstance(default, FixedValue):

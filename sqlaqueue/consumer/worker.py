@@ -316,17 +316,17 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
         _check_name(connection, context)
         checks = checks_of(connection)
         outdated = checks.outdated_triggers_of(connection, context.spec.table, context.spec.model.__name__)
-        warnings = {
-            "rows_hidden": hidden,
-            "triggers_outdated": outdated,
-            "functions_outdated": checks.outdated_functions(connection, context.spec),
-            "indexes_missing": checks.missing_index_advice(connection, context.spec),
-        }
+        warnings = [
+            (context.log_fields("rows_hidden"), hidden),
+            (context.log_fields("triggers_outdated"), outdated),
+            (context.log_fields("functions_outdated"), checks.outdated_functions(connection, context.spec)),
+            (context.log_fields("indexes_missing"), checks.missing_index_advice(connection, context.spec)),
+        ]
     finally:
         session.rollback()
-    for name, text in warnings.items():
+    for extra, text in warnings:
         if text is not None:
-            logger.warning("%s", text, extra=context.log_fields(name))
+            logger.warning("%s", text, extra=extra)
     return context.settings.notifies and outdated is None and engine_of(connection.dialect) is None
 
 

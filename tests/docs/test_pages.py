@@ -73,7 +73,7 @@ def test_the_log_events_are_listed() -> None:
     assert table
     listed = {name for row in table[0].split("\n")[2:-2] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     code = "".join(module.read_text() for module in (ROOT / "sqlaqueue").rglob("*.py"))
-    assert listed == {*get_args(EventName), *re.findall(r'(?:fields\(\s*|"event": )"(\w+)"', code)}
+    assert listed == {*get_args(EventName), *re.findall(r'(?:fields\(\s*|log_error\(\s*|"event": )"(\w+)"', code)}
 
 
 @pytest.mark.once

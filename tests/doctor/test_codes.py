@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -10,38 +11,61 @@ import pytest
 
 from sqlaqueue import admin
 from sqlaqueue.admin.doctor.doctor import CHECKS, COMPLETE
-from sqlaqueue.admin.doctor.examination import CODES
 
 pytestmark = pytest.mark.once
 
 FOLDER = Path(admin.__file__).parent / "doctor"
 FAULTS = Path(admin.__file__).parents[1] / "postgresql"
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
-OF_SETTINGS = {"fsync_off", "full_page_writes_off", "synchronous_commit_off"}
-"""The code is made from the name of the setting."""
-OF_STATES = {
-    *("missing_index", "invalid_index", "altered_index", "leftover_index", "index_building"),
-    *("missing_function", "outdated_function", "newer_function"),
+SEVERITIES = {"critical", "warning", "notice"}
+COMPUTED = {
+    "fsync_off": {"critical"},
+    "full_page_writes_off": {"critical"},
+    "synchronous_commit_off": {"notice"},
+    "missing_index": {"warning", "critical"},
+    "invalid_index": {"warning", "critical"},
+    "altered_index": {"warning", "critical"},
+    "leftover_index": {"warning"},
+    "index_building": {"warning", "notice"},
+    "missing_function": {"warning", "critical"},
+    "outdated_function": {"warning"},
+    "newer_function": {"warning"},
 }
-"""The code is made from the state of the index or the function."""
+"""The codes that are made from the name of a setting, or from the state of an index or a function."""
 
 
 def sources() -> str:
     return "".join(module.read_text() for module in FOLDER.glob("*.py") if module.name != "examination.py")
 
 
-def test_every_code_is_listed() -> None:
-    faults = "".join(module.read_text() for module in FAULTS.glob("faults*.py"))
-    # The code is the second argument of a fault.
-    lines = re.findall(r"\bcode=([^\n]*),\n", sources()) + re.findall(r"\bFault\(\n[^\n]+\n([^\n]+),\n", faults)
-    used = {code for line in lines for code in re.findall(r'(?<!f)"(\w+)"', line)}
-    assert used | OF_SETTINGS | OF_STATES == set(CODES)
+def words(node: ast.expr) -> set[str]:
+    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+
+
+def found() -> dict[str, set[str]]:
+    """Return the codes of all findings in the code, each with its severities."""
+    codes: dict[str, set[str]] = {}
+    for path in (*FOLDER.glob("*.py"), *FAULTS.glob("faults*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if node.func.id == "Finding":
+                given = {each.arg: each.value for each in node.keywords}
+                severity, code = given["severity"], given["code"]
+            elif node.func.id == "Fault":
+                severity, code = node.args[:2]
+            else:
+                continue
+            if not isinstance(code, ast.JoinedStr):
+                for each in words(code):
+                    codes.setdefault(each, set()).update(words(severity) & SEVERITIES)
+    return codes
 
 
 def test_the_page_lists_every_code_with_its_severities() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| [^|]+ \| [^|]+ \|$", PAGE.read_text(), re.MULTILINE)
-    assert {code: tuple(severities.split(", ")) for code, severities in rows} == dict(CODES)
-    assert len(rows) == len(CODES)
+    assert {code: set(severities.split(", ")) for code, severities in rows} == found() | COMPUTED
+    assert len(rows) == len({code for code, _ in rows})
 
 
 def test_the_page_lists_every_threshold() -> None:

@@ -29,7 +29,7 @@ from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, plain_form, sqlstate
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import instances, key_of, returning_keys, select_jobs
-from sqlaqueue.strategies.twins import unique_key
+from sqlaqueue.strategies.unique_key import unique_key
 from sqlaqueue.write_routing import routing_to_primary
 
 Narrowed = TypeVar("Narrowed", AnySelect, sa.CompoundSelect[Any])

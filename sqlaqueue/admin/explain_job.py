@@ -28,7 +28,7 @@ from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
-from sqlaqueue.strategies.twins import UniqueKey, unique_key
+from sqlaqueue.strategies.unique_key import UniqueKey, unique_key
 from sqlaqueue.strategies.update_status import waits_for_twin
 from sqlaqueue.texts import moment_text, printable
 from sqlaqueue.unique.insert import NewJob, search, set_created_at

@@ -21,7 +21,7 @@ from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.strategies.listing import OTHER
-from sqlaqueue.strategies.twins import twin_in
+from sqlaqueue.strategies.unique_key import twin_in
 from sqlaqueue.texts import duration_text, moment_text
 
 MOST_COUNTED = 1000

@@ -22,7 +22,7 @@ from sqlaqueue.queue.run import Key, Run
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.verbs import delayed
 from sqlaqueue.strategies import Settlement
-from sqlaqueue.strategies.twins import REASON
+from sqlaqueue.strategies.unique_key import REASON
 
 Ending = Literal["completed", "retried", "failed", "cancelled", "released"]
 State = Literal["completed", "pending", "failed", "cancelled"]

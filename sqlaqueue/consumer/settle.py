@@ -47,7 +47,7 @@ from sqlaqueue.sql.types import as_library_statement, numbered_rows
 from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.statements.verbs import settle_statement, storable, with_run_details
 from sqlaqueue.strategies import ClaimedJobs, Verb
-from sqlaqueue.strategies.twins import unique_key
+from sqlaqueue.strategies.unique_key import unique_key
 
 LOCK_TIMEOUT = "500ms"
 """The longest time to wait for a lock where others wait as well, for a transaction that has enqueued a twin, or for the

@@ -22,7 +22,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.session_types import is_of_asyncio, session_in_scope
 from sqlaqueue.sql.types import NEUTRAL, as_library_statement, insert_unless
-from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index, unique_key
+from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index, unique_key
 
 if TYPE_CHECKING:
     # It needs greenlet, which sync code may lack.

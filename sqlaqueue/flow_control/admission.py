@@ -10,11 +10,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, OID, array
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.flow_control.cells import Cells
 from sqlaqueue.flow_control.checks import ClaimRecord, LimitCheck, OrderCheck, RateCheck, checks_of, order_name
 from sqlaqueue.flow_control.functions import CONTENDED, hold_function, slot_text
 from sqlaqueue.flow_control.keys import FlowControl, flow_control
 from sqlaqueue.flow_control.rates import begin_jobs
+from sqlaqueue.flow_control.turns import Cells
 from sqlaqueue.postgresql.claim_scan import few_rows, first_in_order, lateral_each
 from sqlaqueue.postgresql.ddl import call
 from sqlaqueue.postgresql.side_tables import key_text
@@ -26,7 +26,7 @@ from sqlaqueue.sql.types import RowLocation
 # -- admitted ----------------------------------------------------------------------------------------------------------
 # Claims under flow control: the first jobs that no limit, rate or order holds back.
 #
-# For each cell (:mod:`~sqlaqueue.flow_control.cells`), jobs are read in order, and pass these steps one by one:
+# For each cell (:mod:`~sqlaqueue.flow_control.turns`), jobs are read in order, and pass these steps one by one:
 #
 # 1. *Checked*: for each limit, rate and order, a function locks the key and counts in a new snapshot what runs. The
 #    lock is an advisory one of the transaction, so no other claim admits jobs of the key before this one is committed.

@@ -13,7 +13,7 @@ from sqlalchemy.orm import ColumnProperty, InstanceState, Mapper, QueryContext
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.flow_control.keys import turns_of
+from sqlaqueue.flow_control.turns import turns_of
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec, spec_of
 from sqlaqueue.queue.run import Run, key_text
 from sqlaqueue.queue.spec import QueueSpec

@@ -18,7 +18,7 @@ from sqlaqueue.mariadb.base import number_of, violated_constraint
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import plain_form
 from sqlaqueue.sql.types import object_name
-from sqlaqueue.strategies.twins import SameUniqueValues, UniqueValues
+from sqlaqueue.strategies.unique_key import SameUniqueValues, UniqueValues
 
 COLUMN = "sqlaqueue_unique"
 """The generated column. It is invisible, so that ``SELECT *`` does not return it."""

@@ -34,7 +34,7 @@ from sqlaqueue.sql.types import NEUTRAL, as_library_statement
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.base import TOKEN
 from sqlaqueue.strategies.columns import attribute_names, column_of, named
-from sqlaqueue.strategies.twins import TWIN
+from sqlaqueue.strategies.unique_key import TWIN
 from sqlaqueue.write_routing import WRITES_OPTION
 
 

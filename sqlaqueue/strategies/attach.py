@@ -22,7 +22,7 @@ from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.queue.strategy_protocol import Privilege, RequiredPrivilege, Strategy
 from sqlaqueue.sql.types import object_name
 from sqlaqueue.strategies.columns import add_index, column_named, key_column
-from sqlaqueue.strategies.twins import unique_key
+from sqlaqueue.strategies.unique_key import unique_key
 
 # -- flow control checks -----------------------------------------------------------------------------------------------
 # The checks of the configuration of flow control when a class is mapped.

@@ -38,7 +38,15 @@ from sqlaqueue.queue.strategy_protocol import (
 from sqlaqueue.strategies.attach import attach_retention, consumer_privileges, oldest_first
 from sqlaqueue.strategies.columns import ListedKeys, column_of, holds_none_back, named, named_in
 from sqlaqueue.strategies.listing import job_listing
-from sqlaqueue.strategies.twins import TWIN, attach_unique, columns_to_judge, judge, reason, unique_key, update_judged
+from sqlaqueue.strategies.unique_key import (
+    TWIN,
+    attach_unique,
+    columns_to_judge,
+    judge,
+    reason,
+    unique_key,
+    update_judged,
+)
 
 # -- statement parts ---------------------------------------------------------------------------------------------------
 # The parts of which claim strategies make their statements: to pick, lock, compare and order rows.
@@ -177,7 +185,7 @@ class ClaimStrategy(StatementParts):
 
     tells_running_apart: ClassVar[bool] = False
     """Whether a running job reads as processing, and the strategy's settlements and rescues leave out a job whose
-    place a twin has taken, see ``sqlaqueue.strategies.twins``. Only then can jobs be unique while they wait."""
+    place a twin has taken, see ``sqlaqueue.strategies.unique_key``. Only then can jobs be unique while they wait."""
 
     required_roles: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The queue attributes that the strategy requires, each with the reason for the error message."""

@@ -28,7 +28,7 @@ from sqlaqueue.strategies.attach import attach_to_dead_letters, everything, olde
 from sqlaqueue.strategies.base import TOKEN, HeldStrategy
 from sqlaqueue.strategies.columns import add_index, named
 from sqlaqueue.strategies.listing import SHOWN, labelled_keys
-from sqlaqueue.strategies.twins import TWIN, UniqueKey, key_text_of, reason, unique_key
+from sqlaqueue.strategies.unique_key import TWIN, UniqueKey, key_text_of, reason, unique_key
 
 # -- dead letters ------------------------------------------------------------------------------------------------------
 # Dead letters as rows of the model's table, with the conditions of a caller's select applied to them.

@@ -31,7 +31,7 @@ from sqlaqueue.sql.types import object_name
 from sqlaqueue.strategies.attach import everything
 from sqlaqueue.strategies.columns import column_of, named, numbered, same
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
-from sqlaqueue.strategies.twins import TWIN
+from sqlaqueue.strategies.unique_key import TWIN
 
 
 class ExistingMessages(MessageStrategy):

@@ -26,7 +26,7 @@ from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, Settlem
 from sqlaqueue.strategies.base import ClaimStrategy
 from sqlaqueue.strategies.columns import add_index, named
 from sqlaqueue.strategies.listing import has_history, record_rescued, run_columns
-from sqlaqueue.strategies.twins import TWIN, UniqueKey, columns_to_judge, judge, unique_key, update_judged
+from sqlaqueue.strategies.unique_key import TWIN, UniqueKey, columns_to_judge, judge, unique_key, update_judged
 
 # -- claim tokens ------------------------------------------------------------------------------------------------------
 # The tokens of claims, and what a token that a dead worker left behind reveals about its run.

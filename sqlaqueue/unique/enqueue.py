@@ -23,7 +23,7 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.session_types import check_session, session_in_scope
 from sqlaqueue.sql.engine import own_work
 from sqlaqueue.statements.selection import instances, without_criteria
-from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index, unique_key
+from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index, unique_key
 from sqlaqueue.unique.insert import (
     Found,
     NewJob,

@@ -20,7 +20,7 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of, with_plain_form
 from sqlaqueue.sql.types import as_library_statement, insert_unless, numbered_rows
 from sqlaqueue.strategies.columns import same
-from sqlaqueue.strategies.twins import UniqueKey, explaining_missing_index
+from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index
 from sqlaqueue.unique.relationships import Relationships, set_foreign_key
 
 # -- new job -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sqlalchemy.schema import CreateIndex
 
 from sqlaqueue import QueueConfig, QueueMixin, States, Unique
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.strategies.twins import index_name
+from sqlaqueue.strategies.unique_key import index_name
 from tests.unique.models import make_job
 
 DAY = timedelta(days=1)

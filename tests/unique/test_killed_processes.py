@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, admin
-from sqlaqueue.strategies.twins import twin_in
+from sqlaqueue.strategies.unique_key import twin_in
 from tests.unique.models import create, make_job
 from tests.unique.random_process import CONFIGURATIONS
 

@@ -11,7 +11,7 @@ from sqlaqueue.exc import Fail, Retry, SqlaqueueError
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of_error, sqlstate, violated_constraint
 from sqlaqueue.statements.verbs import error_text
-from sqlaqueue.strategies.twins import names_unique_index
+from sqlaqueue.strategies.unique_key import names_unique_index
 
 _CONFLICTS = {"40001", "40P01"}
 _LOCKS_AND_TIMEOUTS = {"55P03", "57014"}

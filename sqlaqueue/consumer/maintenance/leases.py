@@ -41,7 +41,7 @@ from sqlaqueue.sql.types import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.listing import has_history, without_history
-from sqlaqueue.strategies.twins import unique_key
+from sqlaqueue.strategies.unique_key import unique_key
 
 _LONGEST_TIMEOUT = 2**31 - 1
 

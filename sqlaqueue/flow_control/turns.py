@@ -2,7 +2,7 @@
 
 A cell is a part of the pending jobs that one scan of an index reads in order. The cells of one priority come before
 those of the next one. Where keys take turns, each turn is a cell, and the turns begin behind the last one that this
-process has seen (:mod:`sqlaqueue.flow_control.keys`); once each key had its turn, a second lap takes what is left.
+process has seen (:class:`Turns`); once each key had its turn, a second lap takes what is left.
 
 The first cell of a turn is its *window*: its first due jobs, whatever their keys. If jobs that are held back fill the
 window, the jobs behind it are visited key by key, so that a million jobs of one key cost one descent of an index. These
@@ -14,17 +14,79 @@ The next cell is found by a recursive query. Nothing is read for cells that a cl
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.flow_control.keys import LEVELS, TAKEN, FlowControl, JobKey, TurnKey, turns_of
+from sqlaqueue.flow_control.keys import FlowControl, JobKey, TurnKey, flow_control
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import key_hash, nullable_array
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+# Whose turn it is: the last keys that this process has claimed jobs of, by priority.
+#
+# It is memory of the process, and nothing is written for it. Each process takes turns by itself.
+
+
+LEVELS, TAKEN = "sqlaqueue_level", "sqlaqueue_taken"
+"""The names of what is remembered beside the attributes of the key: the priority, and how many jobs in a row."""
+
+_MOST_LEVELS = 100
+"""Of how many priorities the last key is remembered."""
+
+
+class Turns:
+    """The last key of each priority of one queue.
+
+    Threads may mix the values of two claims. Then a turn begins at another key, which does no harm.
+    """
+
+    def __init__(self, spec: QueueSpec) -> None:
+        flow = flow_control(spec)
+        assert flow is not None and flow.turn is not None  # noqa: S101, PT018 - only made where keys take turns
+        self._columns = {column.key: spec.mapper.get_property_by_column(column).key for column in flow.turn.columns}
+        self._priority = spec.attributes.get("priority")
+        self._last: dict[Any, tuple[tuple[Any, ...], int]] = {}
+
+    def claimed(self, values: Mapping[str, Any]) -> None:
+        """Record that a job was claimed.
+
+        :param values: its loaded attributes.
+        """
+        level = 0 if self._priority is None else values.get(self._priority)
+        key = tuple(values.get(name) for name in self._columns.values())
+        last, taken = self._last.pop(level, (None, 0))
+        self._last[level] = (key, taken + 1 if key == last else 1)
+        if len(self._last) > _MOST_LEVELS:
+            self._last.pop(next(iter(self._last)), None)
+
+    def reader(self, name: str) -> Callable[[], list[Any]]:
+        """Return a function that returns one column of what is remembered, with an entry for each priority."""
+        if name == LEVELS:
+            return lambda: [*self._last]
+        if name == TAKEN:
+            return lambda: [taken for _, taken in [*self._last.values()]]
+        number = [*self._columns].index(name)
+        return lambda: [key[number] for key, _ in [*self._last.values()]]
+
+
+_turns: WeakKeyDictionary[QueueSpec, Turns] = WeakKeyDictionary()
+
+
+def turns_of(spec: QueueSpec) -> Turns:
+    """Return the turns of a queue whose keys take turns."""
+    known = _turns.get(spec)
+    if known is None:
+        known = _turns.setdefault(spec, Turns(spec))
+    return known
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
 
 _ONE = sa.literal_column("1", sa.Integer())
 _ZERO = sa.literal_column("0", sa.Integer())

@@ -14,7 +14,7 @@ from sqlaqueue.flow_control.checks import ClaimRecord, LimitCheck, OrderCheck, R
 from sqlaqueue.flow_control.functions import CONTENDED, hold_function, slot_text
 from sqlaqueue.flow_control.keys import FlowControl, flow_control
 from sqlaqueue.flow_control.rates import begin_jobs
-from sqlaqueue.flow_control.turns import Cells
+from sqlaqueue.flow_control.turns import Groups
 from sqlaqueue.postgresql.claim_scan import few_rows, first_in_order, lateral_each
 from sqlaqueue.postgresql.ddl import call
 from sqlaqueue.postgresql.side_tables import key_text
@@ -26,7 +26,7 @@ from sqlaqueue.sql.types import RowLocation
 # -- admitted ----------------------------------------------------------------------------------------------------------
 # Claims under flow control: the first jobs that no limit, rate or order holds back.
 #
-# For each cell (:mod:`~sqlaqueue.flow_control.turns`), jobs are read in order, and pass these steps one by one:
+# For each group (:mod:`~sqlaqueue.flow_control.turns`), jobs are read in order, and pass these steps one by one:
 #
 # 1. *Checked*: for each limit, rate and order, a function locks the key and counts in a new snapshot what runs. The
 #    lock is an advisory one of the transaction, so no other claim admits jobs of the key before this one is committed.
@@ -59,22 +59,22 @@ class Admitted:
         numbers = [sa.literal_column(str(number), sa.Integer()) for number in flow.most_at_once]
         self._limit = sa.func.least(request.limit, *numbers, type_=sa.Integer()) if numbers else request.limit
         self._checks = checks_of(flow)
-        self._cells = Cells(flow, self._limit, one=request.few)
+        self._groups = Groups(flow, self._limit, one=request.few)
         self._record = ClaimRecord(self._spec, request.token)
         self._named = [str(name) for name, _ in waiting.subquery().c.items()]
         self._ordered = list(dict.fromkeys([*self._spec.claim_order, *(() if flow.order is None else flow.order.by)]))
 
     def rows(self) -> sa.CTE:
         """Return the jobs that are admitted, locked."""
-        cells = self._cells.all
-        kinds = [self._cell(cells, part=False)]
-        if self._cells.part is not None:
-            kinds.append(self._cell(cells, part=True))
+        groups = self._groups.all
+        kinds = [self._group(groups, part=False)]
+        if self._groups.part is not None:
+            kinds.append(self._group(groups, part=True))
         laterals = [
-            lateral_each(kind.correlate(cells), f"sqlaqueue_kind_{number}") for number, kind in enumerate(kinds)
+            lateral_each(kind.correlate(groups), f"sqlaqueue_kind_{number}") for number, kind in enumerate(kinds)
         ]
         each = lateral_each(sa.union_all(*(sa.select(*kind.c) for kind in laterals)), "sqlaqueue_each")
-        rows = few_rows(each, self._limit, cells.join(each, sa.true())).cte("sqlaqueue_admitted")
+        rows = few_rows(each, self._limit, groups.join(each, sa.true())).cte("sqlaqueue_admitted")
         # The rows of a CTE come in the order in which it has found them.
         turns = [] if self._flow.turn is None else [sa.func.row_number().over().label(TURN)]
         picked = sa.select(*(rows.c[name] for name in self._named), *turns)
@@ -90,12 +90,12 @@ class Admitted:
             begun.append(statement.returning(sa.literal_column("1")).cte(check.name("begun")))
         return begun
 
-    def _cell(self, cells: sa.CTE, *, part: bool) -> AnySelect:
-        """Return the jobs of a cell that may be admitted, locked.
+    def _group(self, groups: sa.CTE, *, part: bool) -> AnySelect:
+        """Return the jobs of a group that may be admitted, locked.
 
         :param part: of a part, or of a window.
         """
-        checked = self._checked(self._candidates(cells, part=part))
+        checked = self._checked(self._candidates(groups, part=part))
         locked = lateral_each(self._locked(checked), "sqlaqueue_locked")
         keys = [checked.c[check.name("key")] for check in self._checks]
         # A job without a limit runs beside those that have one. Where slots are counted, it has none.
@@ -103,42 +103,42 @@ class Admitted:
         recorded = self._record.with_job(checked, self._checks, itself=self._visits_twice, unlimited=unlimited)
         found = sa.select(*keys, recorded.label("sqlaqueue_recorded"), *(locked.c[name] for name in self._named))
         found = found.select_from(checked.join(locked, sa.true()))
-        if self._cells.turn is None:
+        if self._groups.turn is None:
             return found
-        first = cells.c.lap == sa.literal_column("1")
-        return found.limit(sa.case((first, self._turn_size(cells)), else_=self._limit))
+        first = groups.c.cycle == sa.literal_column("1")
+        return found.limit(sa.case((first, self._turn_size(groups)), else_=self._limit))
 
-    def _turn_size(self, cells: sa.CTE) -> sa.ColumnElement[int]:
-        """Return how many jobs the key of a cell may have in the first lap."""
-        level, turn = cells.c.level, cells.c.turn
-        # The key whose turn had begun before comes once more at the end of the lap, for its next turn.
-        taken = sa.case((cells.c.wrapped == sa.literal_column("0"), self._cells.taken(level, turn)), else_=0)
-        left = self._cells.turn_size(level, turn) - taken
+    def _turn_size(self, groups: sa.CTE) -> sa.ColumnElement[int]:
+        """Return how many jobs the key of a group may have in the first cycle."""
+        level, turn = groups.c.level, groups.c.turn
+        # The key whose turn had begun before comes once more at the end of the cycle, for its next turn.
+        taken = sa.case((groups.c.turns_restarted == sa.literal_column("0"), self._groups.taken(level, turn)), else_=0)
+        left = self._groups.turn_size(level, turn) - taken
         return sa.func.greatest(left, 0, type_=sa.Integer())
 
-    def _candidates(self, cells: sa.CTE, *, part: bool) -> sa.FromClause:
-        """Return the first jobs of a cell."""
+    def _candidates(self, groups: sa.CTE, *, part: bool) -> sa.FromClause:
+        """Return the first jobs of a group."""
         spec, rows, flow = self._spec, self._spec.table, self._flow
         by = [column.label(order_name(column)) for column in self._ordered]
-        visited = sa.or_(cells.c.lap > sa.literal_column("1"), cells.c.wrapped > sa.literal_column("0"))
+        visited = sa.or_(groups.c.cycle > sa.literal_column("1"), groups.c.turns_restarted > sa.literal_column("0"))
         again = sa.true() if part else visited
         of_checks = [column for check in self._checks for column in check.columns]
         candidates = self._waiting.add_columns(*by, *of_checks, again.label(_AGAIN), *self._places())
         candidates = candidates.where(
             *spec.due(spec.columns.get("run_at")),
-            *self._cells.of_level(rows, cells.c.level),
-            *self._cells.of_turn(rows, cells.c.turn),
+            *self._groups.of_level(rows, groups.c.level),
+            *self._groups.of_turn(rows, groups.c.turn),
         )
-        order = [*spec.claim_order] if self._cells.one else [*self._cells.order]
+        order = [*spec.claim_order] if self._groups.one else [*self._groups.order]
         if not part:
-            first = first_in_order(candidates.where(cells.c.part.is_(None)), order, self._cells.window)
+            first = first_in_order(candidates.where(groups.c.part.is_(None)), order, self._groups.window)
         else:
-            assert self._cells.part is not None  # noqa: S101 - only asked for where there are parts
-            of_part = candidates.where(self._cells.part.hashed(rows) == cells.c.part)
+            assert self._groups.part is not None  # noqa: S101 - only asked for where there are parts
+            of_part = candidates.where(self._groups.part.hashed(rows) == groups.c.part)
             # The head of a key need not be the first one that is due.
             order = order if flow.order is None else [*flow.order.by]
             first = first_in_order(of_part, order, self._limit)
-        return first.correlate(cells).subquery("sqlaqueue_candidate")
+        return first.correlate(groups).subquery("sqlaqueue_candidate")
 
     def _places(self) -> list[sa.ColumnElement[Any]]:
         """Return where the rows are, for a function that locks them."""
@@ -156,15 +156,15 @@ class Admitted:
         return sa.select(*rows.c).where(*before).subquery("sqlaqueue_checked")
 
     def _not_before(self, candidates: sa.FromClause) -> list[sa.ColumnElement[bool]]:
-        """Return the conditions that a candidate has not been admitted in another cell."""
+        """Return the conditions that a candidate has not been admitted in another group."""
         if not self._visits_twice:
             return []
         return [~sa.case((candidates.c[_AGAIN], self._record.has(candidates)), else_=sa.false())]
 
     @property
     def _visits_twice(self) -> bool:
-        """Whether a claim may find a job in two cells."""
-        return self._cells.part is not None or self._cells.turn is not None
+        """Whether a claim may find a job in two groups."""
+        return self._groups.part is not None or self._groups.turn is not None
 
     def _locked(self, checked: sa.FromClause) -> AnySelect:
         """Return the row of a candidate, locked, if it is still what it was."""

@@ -1,14 +1,14 @@
-"""In which order a claim under flow control visits the jobs: cell by cell, until it has enough.
+"""In which order a claim under flow control visits the jobs: group by group, until it has enough.
 
-A cell is a part of the pending jobs that one scan of an index reads in order. The cells of one priority come before
-those of the next one. Where keys take turns, each turn is a cell, and the turns begin behind the last one that this
-process has seen (:class:`Turns`); once each key had its turn, a second lap takes what is left.
+A group is a part of the pending jobs that one scan of an index reads in order. The groups of one priority come before
+those of the next one. Where keys take turns, each turn is a group, and the turns begin behind the last one that this
+process has seen (:class:`Turns`); once each key had its turn, a second cycle takes what is left.
 
-The first cell of a turn is its *window*: its first due jobs, whatever their keys. If jobs that are held back fill the
+The first group of a turn is its *window*: its first due jobs, whatever their keys. If jobs that are held back fill the
 window, the jobs behind it are visited key by key, so that a million jobs of one key cost one descent of an index. These
-cells are called *parts*. They begin at a random key, since the claims that find the window full must not favour some.
+groups are called *parts*. They begin at a random key, since the claims that find the window full must not favour some.
 
-The next cell is found by a recursive query. Nothing is read for cells that a claim does not reach.
+The next group is found by a recursive query. Nothing is read for groups that a claim does not reach.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def turns_of(spec: QueueSpec) -> Turns:
     return known
 
 
-# -- cells ------------------------------------------------------------------------------------------------------------
+# -- groups ------------------------------------------------------------------------------------------------------------
 
 _ONE = sa.literal_column("1", sa.Integer())
 _ZERO = sa.literal_column("0", sa.Integer())
@@ -99,15 +99,15 @@ def _random_key() -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
-    """The cells of one claim.
+class Groups:
+    """The groups of one claim.
 
-    Their columns: ``level``, the priority; ``lap``; ``turn``, the hash of the key whose turn it is; ``part``, the hash
-    of the key of a part, NULL for a window; ``wrapped`` and ``again``, whether turns and parts have begun anew at the
-    least hash, 0 or 1.
+    Their columns: ``level``, the priority; ``cycle``, 1 while each key has its turn and 2 for what is left; ``turn``,
+    the hash of the key whose turn it is; ``part``, the hash of the key of a part, NULL for a window;
+    ``turns_restarted`` and ``parts_restarted``, whether turns and parts have begun anew at the least hash, 0 or 1.
 
     :param limit: the most jobs to claim.
-    :param one: whether all jobs are one cell, of all priorities.
+    :param one: whether all jobs are one group, of all priorities.
     """
 
     flow: FlowControl
@@ -165,7 +165,7 @@ class Cells:
             rows.c[TAKEN].label("taken"),
         )
         last = known.cte("sqlaqueue_last")
-        # The key whose turn is over comes last in the next lap.
+        # The key whose turn is over comes last in the next cycle.
         over = last.c.taken >= self.turn_size(last.c.level, last.c.last)
         start = sa.case((over, last.c.last + _ONE), else_=last.c.last)
         return sa.select(last.c.level, start.label("start"), last.c.taken).cte("sqlaqueue_given")
@@ -218,38 +218,47 @@ class Cells:
 
     @cached_property
     def all(self) -> sa.CTE:
-        """All cells, in order."""
+        """All groups, in order."""
         first = self._first_of_level(self._levels(None), "sqlaqueue_first")
         if self.one or not (self.part or self.turn or self.spec.has("priority")):
-            return sa.select(*first.c).cte("sqlaqueue_cell")
-        cells = sa.select(*first.c).cte("sqlaqueue_cell", recursive=True)
+            return sa.select(*first.c).cte("sqlaqueue_group")
+        groups = sa.select(*first.c).cte("sqlaqueue_group", recursive=True)
         steps = [
-            self._first_of(step, cells, f"sqlaqueue_step_{number}") for number, step in enumerate(self._steps(cells))
+            self._first_of(step, groups, f"sqlaqueue_step_{number}") for number, step in enumerate(self._steps(groups))
         ]
         any_step = sa.union_all(*(sa.select(*step.c) for step in steps)).subquery("sqlaqueue_steps")
         nearest = sa.select(*any_step.c).limit(_ONE).lateral("sqlaqueue_next")
-        return cells.union_all(sa.select(*nearest.c).select_from(cells.join(nearest, sa.true())))
+        return groups.union_all(sa.select(*nearest.c).select_from(groups.join(nearest, sa.true())))
 
     @staticmethod
-    def _first_of(step: AnySelect, cells: sa.FromClause, name: str) -> sa.FromClause:
-        return step.correlate(cells).limit(_ONE).lateral(name)
+    def _first_of(step: AnySelect, groups: sa.FromClause, name: str) -> sa.FromClause:
+        return step.correlate(groups).limit(_ONE).lateral(name)
 
-    def _steps(self, cells: sa.CTE) -> Iterator[AnySelect]:
-        """Yield the ways to the next cell, the nearest first."""
-        c = cells.c
+    def _steps(self, groups: sa.CTE) -> Iterator[AnySelect]:
+        """Yield the ways to the next group, the nearest first."""
+        c = groups.c
         part, turn = self.part, self.turn
         if part is not None:
-            for again, key, more in self._rotation(part, c.again, c.part, self._random, window=True):
+            for parts_restarted, key, more in self._rotation(
+                part, c.parts_restarted, c.part, self._random, window=True
+            ):
                 rows, where = more
                 inside = [*self.waiting(rows), *self.of_level(rows, c.level), *self.of_turn(rows, c.turn)]
                 entered = sa.or_(c.part.is_not(None), self._is_window_full(c.level, c.turn))
-                found = sa.select(c.level, c.lap, c.wrapped, c.turn, again.label("again"), key.label("part"))
+                found = sa.select(
+                    c.level,
+                    c.cycle,
+                    c.turns_restarted,
+                    c.turn,
+                    parts_restarted.label("parts_restarted"),
+                    key.label("part"),
+                )
                 yield found.select_from(rows).where(*inside, *where, entered).order_by(key)
         if turn is not None:
-            for wrapped, key, more in self._rotation(turn, c.wrapped, c.turn, self.start(c.level)):
-                yield self._turns(c.level, c.lap, wrapped, key, more)
-            for wrapped, key, more in self._rotation(turn, None, None, self.start(c.level)):
-                yield self._turns(c.level, c.lap + _ONE, wrapped, key, more).where(c.lap == _ONE)
+            for turns_restarted, key, more in self._rotation(turn, c.turns_restarted, c.turn, self.start(c.level)):
+                yield self._turns(c.level, c.cycle, turns_restarted, key, more)
+            for turns_restarted, key, more in self._rotation(turn, None, None, self.start(c.level)):
+                yield self._turns(c.level, c.cycle + _ONE, turns_restarted, key, more).where(c.cycle == _ONE)
         if self.spec.has("priority"):
             yield sa.select(*self._first_of_level(self._levels(c.level), "sqlaqueue_of_level").c)
 
@@ -260,18 +269,18 @@ class Cells:
     def _turns(
         self,
         level: sa.ColumnElement[Any],
-        lap: sa.ColumnElement[int],
-        wrapped: sa.ColumnElement[int],
+        cycle: sa.ColumnElement[int],
+        turns_restarted: sa.ColumnElement[int],
         key: sa.ColumnElement[int],
         more: tuple[sa.FromClause, Sequence[sa.ColumnElement[bool]]],
     ) -> AnySelect:
         rows, where = more
         found = sa.select(
             level.label("level"),
-            lap.label("lap"),
-            wrapped.label("wrapped"),
+            cycle.label("cycle"),
+            turns_restarted.label("turns_restarted"),
             key.label("turn"),
-            _ZERO.label("again"),
+            _ZERO.label("parts_restarted"),
             _NO_PART.label("part"),
         )
         return found.select_from(rows).where(*self.waiting(rows), *self.of_level(rows, level), *where).order_by(key)
@@ -279,7 +288,7 @@ class Cells:
     def _rotation(
         self,
         job_key: JobKey,
-        wrapped: sa.ColumnElement[int] | None,
+        turns_restarted: sa.ColumnElement[int] | None,
         last: sa.ColumnElement[int] | None,
         start: sa.ColumnElement[int],
         *,
@@ -289,18 +298,21 @@ class Cells:
     ]:
         """Yield the two ways to the next key: a greater one, and those before the start once there is none.
 
-        :param wrapped: whether it has begun anew already; None for the first key.
+        :param turns_restarted: whether it has begun anew already; None for the first key.
         :param last: the hash of the last key; None, or NULL, for the first key.
         """
         for number, value in enumerate((_ZERO, _ONE)):
             rows = self.spec.table.alias(self._name())
             key = job_key.hashed(rows)
-            if last is None or wrapped is None:
+            if last is None or turns_restarted is None:
                 where = [key >= start] if number == 0 else [key <= start]
             elif number == 0:
-                where = [wrapped == _ZERO, key >= (sa.func.coalesce(last + _ONE, start) if window else last + _ONE)]
+                where = [
+                    turns_restarted == _ZERO,
+                    key >= (sa.func.coalesce(last + _ONE, start) if window else last + _ONE),
+                ]
             else:
-                where = [key >= sa.case((wrapped == _ONE, last + _ONE), else_=_LEAST), key <= start]
+                where = [key >= sa.case((turns_restarted == _ONE, last + _ONE), else_=_LEAST), key <= start]
             yield value, key, (rows, where)
 
     def _name(self) -> str:
@@ -327,16 +339,18 @@ class Cells:
         if self.turn is None:
             found = sa.select(
                 level,
-                _ONE.label("lap"),
-                _ZERO.label("wrapped"),
+                _ONE.label("cycle"),
+                _ZERO.label("turns_restarted"),
                 sa.cast(_ZERO, sa.BigInteger()).label("turn"),
-                _ZERO.label("again"),
+                _ZERO.label("parts_restarted"),
                 _NO_PART.label("part"),
             )
             return found.select_from(levels).lateral(name)
         ways = [
-            self._first_of(self._turns(level, _ONE, wrapped, key, more), levels, f"{name}_{number}")
-            for number, (wrapped, key, more) in enumerate(self._rotation(self.turn, None, None, self.start(level)))
+            self._first_of(self._turns(level, _ONE, turns_restarted, key, more), levels, f"{name}_{number}")
+            for number, (turns_restarted, key, more) in enumerate(
+                self._rotation(self.turn, None, None, self.start(level))
+            )
         ]
         any_way = sa.union_all(*(sa.select(*way.c) for way in ways)).subquery(f"{name}_ways")
         nearest = sa.select(*any_way.c).limit(_ONE).lateral(f"{name}_turn")

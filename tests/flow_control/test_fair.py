@@ -114,7 +114,7 @@ def test_ten_thousand_keys_cost_a_claim_a_bounded_number_of_buffers(engine: sa.E
     sa.event.listen(engine, "before_cursor_execute", keep)
     claim_and_commit(engine, job, 1)
     sa.event.remove(engine, "before_cursor_execute", keep)
-    statement, parameters = next(each for each in statements if "sqlaqueue_cell" in each[0])
+    statement, parameters = next(each for each in statements if "sqlaqueue_group" in each[0])
     with engine.connect() as connection:
         plan = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters).scalar()
         connection.rollback()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -42,15 +41,11 @@ def order_name(column: sa.Column[Any]) -> str:
     return f"sqlaqueue_by_{column.key}"
 
 
-@dataclass(frozen=True, eq=False)
 class ClaimRecord:
-    """The record of one claim.
+    """The record of one claim; its ``token`` differs for each execution."""
 
-    :param token: identifies the claim; it differs for each execution.
-    """
-
-    spec: QueueSpec
-    token: Any
+    def __init__(self, spec: QueueSpec, token: Any) -> None:
+        self.spec, self.token = spec, token
 
     @property
     def claim(self) -> sa.ColumnElement[str]:
@@ -113,17 +108,18 @@ _INTEGER = sa.Integer()
 _ONE, _ZERO = (sa.literal_column(text, _INTEGER) for text in "10")
 
 
-@dataclass(frozen=True, eq=False)
 class Check:
-    """One of them. Its columns in a claim end in its number.
+    """A limit, a rate or an order, as a claim checks it. Its columns in a claim end in its number.
 
     ``sqlaqueue_key_0`` is the hash of a job's key, NULL if the job is not concerned; ``sqlaqueue_most_0``, how many
-    jobs of the key may run, NULL for any number; ``sqlaqueue_free_0``, how many
-    more now; ``sqlaqueue_room_0``, the same before the key is locked.
+    jobs of the key may run, NULL for any number; ``sqlaqueue_free_0``, how many more now; ``sqlaqueue_room_0``, how
+    many more before the key is locked.
     """
 
-    number: int
-    job_key: JobKey
+    job_key: Any
+
+    def __init__(self, number: int, job_key: JobKey) -> None:
+        self.number, self.job_key = number, job_key
 
     def name(self, what: str) -> str:
         """Return the name of one of its columns."""
@@ -131,7 +127,8 @@ class Check:
 
     @property
     def spec(self) -> QueueSpec:
-        return self.job_key.spec
+        spec: QueueSpec = self.job_key.spec
+        return spec
 
     @property
     def most(self) -> sa.ColumnElement[int]:

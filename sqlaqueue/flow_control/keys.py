@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -20,12 +19,13 @@ from sqlaqueue.sql.types import key_hash
 # to them.
 
 
-@dataclass(frozen=True, eq=False)
 class JobKey:
     """Some attributes of a job whose values are the key of a limit, a rate, an order or a turn."""
 
-    spec: QueueSpec
-    names: Sequence[str]
+    config: Any
+
+    def __init__(self, spec: QueueSpec, names: Sequence[str], config: Any = None) -> None:
+        self.spec, self.names, self.config = spec, names, config
 
     @cached_property
     def columns(self) -> list[sa.Column[Any]]:
@@ -58,7 +58,6 @@ class JobKey:
         return ",".join(self.names)
 
 
-@dataclass(frozen=True, eq=False)
 class KeyLimit(JobKey):
     """A limit of a queue."""
 
@@ -75,7 +74,6 @@ class KeyLimit(JobKey):
         return not isinstance(self.config.most, int)
 
 
-@dataclass(frozen=True, eq=False)
 class KeyRate(JobKey):
     """A rate of a queue."""
 
@@ -97,7 +95,6 @@ class KeyRate(JobKey):
         return sa.func.greatest(rates.c.next_at - burst, rates.c.throttled_until)
 
 
-@dataclass(frozen=True, eq=False)
 class KeyOrder(JobKey):
     """The order of a queue."""
 
@@ -110,7 +107,6 @@ class KeyOrder(JobKey):
         return (first, *(key for key in self.spec.keys if key is not first))
 
 
-@dataclass(frozen=True, eq=False)
 class TurnKey(JobKey):
     """Whose jobs take turns."""
 
@@ -140,15 +136,16 @@ def _number(spec: QueueSpec, given: Number) -> sa.ColumnElement[int]:
     return sa.cast(found.scalar_subquery() if isinstance(found, sa.Select) else found, sa.Integer())
 
 
-@dataclass(frozen=True, eq=False)
 class FlowControl:
-    """All of it for one queue."""
+    """The limits, rates, order and turns of one queue."""
 
-    spec: QueueSpec
-    limits: Sequence[KeyLimit]
-    rates: Sequence[KeyRate]
-    order: KeyOrder | None
-    turn: TurnKey | None
+    def __init__(self, spec: QueueSpec) -> None:
+        config = spec.config
+        self.spec = spec
+        self.limits = [KeyLimit(spec, one.per, one) for one in config.limits]
+        self.rates = [KeyRate(spec, one.per, one) for one in config.rates]
+        self.order = None if config.order is None else KeyOrder(spec, config.order.per, config.order)
+        self.turn = None if config.fair is None else TurnKey(spec, config.fair.per, config.fair)
 
     @property
     def keys(self) -> list[JobKey]:
@@ -180,13 +177,4 @@ class FlowControl:
 
 def flow_control(spec: QueueSpec) -> FlowControl | None:
     """Return the flow control of a queue; None for a queue without any."""
-    config = spec.config
-    if not spec.flow_options:
-        return None
-    return FlowControl(
-        spec,
-        [KeyLimit(spec, one.per, one) for one in config.limits],
-        [KeyRate(spec, one.per, one) for one in config.rates],
-        None if config.order is None else KeyOrder(spec, config.order.per, config.order),
-        None if config.fair is None else TurnKey(spec, config.fair.per, config.fair),
-    )
+    return FlowControl(spec) if spec.flow_options else None

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -98,7 +97,6 @@ def _random_key() -> int:
     return secrets.randbits(64) - 2**63
 
 
-@dataclass(frozen=True, eq=False)
 class Groups:
     """The groups of one claim.
 
@@ -110,9 +108,8 @@ class Groups:
     :param one: whether all jobs are one group, of all priorities.
     """
 
-    flow: FlowControl
-    limit: sa.ColumnElement[int]
-    one: bool = False
+    def __init__(self, flow: FlowControl, limit: sa.ColumnElement[int], *, one: bool = False) -> None:
+        self.flow, self.limit, self.one = flow, limit, one
 
     @property
     def turn(self) -> TurnKey | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -32,8 +32,7 @@ ScanRange = Callable[[Sequence[sa.ColumnElement[Any]]], sa.ColumnElement[bool]]
 Privilege = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClaimRequest:
+class ClaimRequest(NamedTuple):
     """What a claim is made of. Later versions may add fields; a strategy ignores those that it has no use for."""
 
     spec: Spec
@@ -57,8 +56,7 @@ class ClaimRequest:
     """Whether flow control holds no job back: the claim is to settle a job that has run already."""
 
 
-@dataclass(frozen=True)
-class ClaimedJobs:
+class ClaimedJobs(NamedTuple):
     """The runs that a statement settles or extends: jobs of one claim or of several."""
 
     claims: Sequence[tuple[Token, Keys]]
@@ -67,8 +65,7 @@ class ClaimedJobs:
     """The instances, where the caller has them."""
 
 
-@dataclass(frozen=True)
-class Settlement:
+class Settlement(NamedTuple):
     """How runs end: the next state, and what is written with it."""
 
     state: Literal["completed", "pending", "failed", "cancelled"]

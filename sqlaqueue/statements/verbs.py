@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -324,7 +323,7 @@ def with_run_details(spec: QueueSpec, settlement: Settlement, runs: Iterable[Run
     # The clock of this machine measures only the duration since the claim.
     ago = time.monotonic() - min(run.claimed_at for run in runs)
     started_at = clock() - sa.literal(timedelta(seconds=ago), sa.Interval())
-    return replace(settlement, started_at=started_at, worker=sa.literal(worker, sa.Text()))
+    return settlement._replace(started_at=started_at, worker=sa.literal(worker, sa.Text()))
 
 
 def _settle(jobs: Any, verb: str, settlement: Settlement) -> Any:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer import held
 from sqlaqueue.consumer.claim import NOTHING, HeldBack
-from sqlaqueue.flow_control.keys import Turns
+from sqlaqueue.flow_control.turns import Turns
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,6 @@ from sqlaqueue.unique.insert import (
     insert_rows,
     lock_waiting,
     make_persistent,
-    refuse_children,
-    refuse_other_class,
     replace,
     search,
     set_created_at,
@@ -46,30 +44,11 @@ if TYPE_CHECKING:
     # It needs greenlet, which sync code may lack.
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
-# -- enqueueing --------------------------------------------------------------------------------------------------------
-# One call of enqueue(): which jobs have a twin, which are inserted, and which values move to a twin.
-
-
 T = TypeVar("T")
 
 OnTwin = Literal["skip", "raise", "replace", "replace_keep_time"]
 
 _MOST_ROUNDS = 20
-
-
-@contextlib.contextmanager
-def _savepoint(connection: sa.Connection) -> Iterator[None]:
-    """Execute something in a savepoint, and raise its own error if the savepoint is gone by then."""
-    with own_work():
-        savepoint = connection.begin_nested()
-    try:
-        yield
-    except BaseException:
-        # After a deadlock, MariaDB has rolled back the transaction, and its savepoints with it.
-        with contextlib.suppress(DBAPIError):
-            savepoint.rollback()
-        raise
-    savepoint.commit()
 
 
 class Enqueued(NamedTuple, Generic[T]):
@@ -82,7 +61,10 @@ class Enqueued(NamedTuple, Generic[T]):
 
 
 class Enqueueing:
-    """One call for a queue with ``QueueConfig(unique=...)``. Jobs are known by their place in the call."""
+    """One call for a queue with ``QueueConfig(unique=...)``. Jobs are known by their place in the call.
+
+    It finds out which jobs have a twin, which are inserted, and which values move to a twin.
+    """
 
     def __init__(self, key: UniqueKey, jobs: Sequence[Any], on_twin: OnTwin) -> None:
         self.key, self.spec, self.on_twin = key, key.spec, on_twin
@@ -157,28 +139,33 @@ class Enqueueing:
         for job in replaced:
             session.refresh(job.job, [*job.columns()])
 
-    def _savepoint(self, connection: sa.Connection) -> contextlib.AbstractContextManager[Any]:
-        """Return a savepoint; nothing if each statement is a transaction, as far as that does no harm.
-
-        :raises StatementError: if the call consists of several statements that belong together.
-        """
+    @contextlib.contextmanager
+    def _savepoint(self, connection: sa.Connection) -> Iterator[None]:
+        """Execute something in a savepoint; in none if each statement is a transaction, where that does no harm."""
         level = connection.get_execution_options().get("isolation_level", connection.default_isolation_level)
-        if level != "AUTOCOMMIT":
-            return _savepoint(connection)
-        if self.on_twin != "skip":
-            msg = f"enqueue(on_twin={self.on_twin!r}): it needs a transaction, and the engine has AUTOCOMMIT"
-            raise StatementError(msg)
-        return contextlib.nullcontext()
+        if level == "AUTOCOMMIT":
+            if self.on_twin != "skip":
+                msg = f"enqueue(on_twin={self.on_twin!r}): it needs a transaction, and the engine has AUTOCOMMIT"
+                raise StatementError(msg)
+            yield
+            return
+        with own_work():
+            savepoint = connection.begin_nested()
+        try:
+            yield
+        except BaseException:
+            # After a deadlock, MariaDB has rolled back the transaction, and its savepoints with it.
+            with contextlib.suppress(DBAPIError):
+                savepoint.rollback()
+            raise
+        savepoint.commit()
 
     @property
     def _replaces(self) -> bool:
         return self.on_twin.startswith("replace")
 
     def _may_have_twin(self, place: int) -> bool:
-        """Return whether a job can have a twin: it counts, and none of its values is a NULL that differs from others.
-
-        :raises StatementError: if its state is known to the database only.
-        """
+        """Return whether a job can have a twin: it counts, and none of its values is a NULL unlike all others."""
         job = self.jobs[place]
         status = job.given().get(self.spec.attributes.get("status", ""))
         if isinstance(status, sa.ClauseElement):
@@ -291,10 +278,7 @@ class Enqueueing:
         return ended
 
     def _refuse_twins(self, session: Session, first_of: Mapping[int, int]) -> None:
-        """Refuse jobs that have twins.
-
-        :raises JobExists: for the first of them.
-        """
+        """Raise JobExists for the first job that has a twin."""
         again = [place for place, first in first_of.items() if place != first and place not in self.twins]
         refused = sorted([*self.twins, *again])
         if not refused:
@@ -347,9 +331,6 @@ class Enqueueing:
             for place, twin in sorted(self.twins.items())
             if twin in self.locked
         }
-        for job, twin in replaced.values():
-            refuse_other_class(job, twin)
-            refuse_children(job)
         replace(connection, self.key, replaced, keep_time=self.on_twin == "replace_keep_time")
         self.found = {key: twin for key, twin in self.found.items() if key not in replaced or key in own}
         self._load(session)
@@ -388,7 +369,6 @@ def enqueue(session: Any, jobs: Any, /, *, on_twin: OnTwin = "skip") -> list[Enq
 
 
 def enqueue_in(session: Session, jobs: Any, on_twin: OnTwin) -> list[Enqueued[Any]]:
-    """Enqueue jobs as :func:`enqueue` documents."""
     listed: list[Any] = instances(jobs, "enqueue")
     if on_twin not in get_args(OnTwin):
         msg = f"enqueue(on_twin={on_twin!r}): use one of {', '.join(map(repr, get_args(OnTwin)))}"
@@ -409,10 +389,7 @@ def enqueue_in(session: Session, jobs: Any, on_twin: OnTwin) -> list[Enqueued[An
 
 
 def _check_new(session: Session, jobs: Sequence[Any]) -> None:
-    """Refuse instances that are no new jobs of this session.
-
-    :raises StatementError: naming the class and the fix.
-    """
+    """Refuse instances that are no new jobs of this session."""
     seen: set[int] = set()
     for job in jobs:
         name, state = type(job).__name__, sa.inspect(job)
@@ -432,10 +409,7 @@ def _check_new(session: Session, jobs: Sequence[Any]) -> None:
 
 
 def _check_can_replace(spec: QueueSpec, key: UniqueKey | None, on_twin: OnTwin) -> None:
-    """Refuse to replace where there are no twins, or where a running job reads as pending.
-
-    :raises StatementError: naming the class and the fix.
-    """
+    """Refuse to replace where there are no twins, or where a running job reads as pending."""
     what = f"enqueue(on_twin={on_twin!r}): {spec.model.__name__}"
     if key is None:
         msg = f"{what} is not unique, so its jobs have no twins; set QueueConfig(unique=Unique(...))"
@@ -446,10 +420,6 @@ def _check_can_replace(spec: QueueSpec, key: UniqueKey | None, on_twin: OnTwin) 
             'would change while it runs; use strategy="update_status", or on_twin="skip"'
         )
         raise StatementError(msg)
-
-
-# -- async enqueue -----------------------------------------------------------------------------------------------------
-# Enqueue unique jobs in async code: :func:`async_enqueue`.
 
 
 @overload

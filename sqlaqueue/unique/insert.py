@@ -23,15 +23,11 @@ from sqlaqueue.strategies.columns import same
 from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index
 from sqlaqueue.unique.relationships import Relationships, set_foreign_key
 
-# -- new job -----------------------------------------------------------------------------------------------------------
-# A job that is to be enqueued: its instance, and the values of its columns.
-
-
 _COLUMNS: WeakKeyDictionary[Mapper[Any], dict[str, sa.Column[Any]]] = WeakKeyDictionary()
 
 
 class NewJob:
-    """One job of a call."""
+    """A job that is to be enqueued: its instance, and the values of its columns."""
 
     def __init__(self, job: Any) -> None:
         self.job = job
@@ -61,7 +57,7 @@ class NewJob:
         }
 
     def set_value(self, column: sa.Column[Any], value: Any) -> None:
-        """Set the attribute of a column, without events."""
+        # Without events.
         set_committed_value(self.job, self.mapper.get_property_by_column(column).key, value)
 
     def prepare(self) -> None:
@@ -209,7 +205,10 @@ def complete_rows(connection: sa.Connection, key: UniqueKey, inserted: Sequence[
         keys = list(table.primary_key)
         there = [job for job, _ in inserted if table in job.mapper.tables]
         for job in there:
-            _link(job, table)
+            # The key in a subclass's table is that in the table of its parent class.
+            for foreign in (foreign for column in keys for foreign in column.foreign_keys):
+                if foreign.column.table in job.mapper.tables:
+                    job.set_value(foreign.parent, _value(job, foreign.column))
         by_key = {tuple(_value(job, column) for column in keys): job for job in there}
         for given, some in _grouped(there, table):
             for found, row in _insert(connection, sa.insert(table), keys, given, some).items():
@@ -224,14 +223,6 @@ def make_persistent(session: Session, jobs: Sequence[NewJob]) -> None:
     for job in jobs:
         # Mutable types wrap the values that the database has computed.
         job.mapper.class_manager.dispatch.refresh_flush(instance_state(job.job), None, [*job.columns()])
-
-
-def _link(job: NewJob, table: sa.Table) -> None:
-    """Set the key in a subclass's table to the key in the table of its parent class."""
-    for column in table.primary_key:
-        for foreign in column.foreign_keys:
-            if foreign.column.table in job.mapper.tables:
-                job.set_value(column, _value(job, foreign.column))
 
 
 def _grouped(jobs: Iterable[NewJob], table: sa.Table) -> list[tuple[tuple[sa.Column[Any], ...], list[dict[str, Any]]]]:
@@ -287,8 +278,6 @@ def _set_values(job: NewJob, row: Row) -> None:
 
 
 # -- twin search -------------------------------------------------------------------------------------------------------
-# Search for the twins of jobs that are to be enqueued.
-
 
 _NUMBER = "sqlaqueue_number"
 
@@ -343,8 +332,6 @@ def with_keys(spec: QueueSpec, jobs: AnySelect, keys: Sequence[Key]) -> AnySelec
 
 
 # -- replace -----------------------------------------------------------------------------------------------------------
-# Move the values of new jobs to twins that wait: ``enqueue(on_twin="replace")``.
-
 
 _KEPT = object()
 """For a column that is left as it is, or to its ``onupdate``."""
@@ -387,6 +374,19 @@ def replace(
     :param keep_time: whether the twins keep their ``run_at``.
     """
     groups: dict[tuple[sa.Table, tuple[Any, ...]], list[dict[str, Any]]] = {}
+    for job, instance in twins.values():
+        if type(instance) is not job.mapper.class_:
+            msg = (
+                f"enqueue(on_twin='replace'): the twin of a {job.name} is a {type(instance).__name__}, which has other "
+                "columns; add the class to Unique(...), or use on_twin='skip'"
+            )
+            raise StatementError(msg)
+        if job.relationships.has_others:
+            msg = (
+                f"enqueue(on_twin='replace'): a {job.name} has objects that refer to it, and only its columns move to "
+                "a twin; use on_twin='skip', and change the twin that it returns"
+            )
+            raise StatementError(msg)
     for twin, (job, instance) in twins.items():
         job.set_defaults(connection)
         given = job.given()
@@ -439,32 +439,6 @@ _FRESH: dict[str, Any] = {"attempts": 0, "last_error": _NULL}
 """The values of a job that has not run: what failed before had other arguments."""
 
 
-def refuse_children(job: NewJob) -> None:
-    """Refuse a job with objects that refer to it, which would have to move to its twin.
-
-    :raises StatementError: naming the class and the fix.
-    """
-    if job.relationships.has_others:
-        msg = (
-            f"enqueue(on_twin='replace'): a {job.name} has objects that refer to it, and only its columns move to a "
-            "twin; use on_twin='skip', and change the twin that it returns"
-        )
-        raise StatementError(msg)
-
-
-def refuse_other_class(job: NewJob, twin: Any) -> None:
-    """Refuse a job of another class than its twin.
-
-    :raises StatementError: naming both.
-    """
-    if type(twin) is not job.mapper.class_:
-        msg = (
-            f"enqueue(on_twin='replace'): the twin of a {job.name} is a {type(twin).__name__}, which has other "
-            "columns; add the class to Unique(...), or use on_twin='skip'"
-        )
-        raise StatementError(msg)
-
-
 def _next_version(job: NewJob, table: sa.Table, twin: Any) -> dict[sa.Column[Any], Any]:
     """Return the version that follows that of the twin, for a class with ``version_id_col``."""
     version, generate = job.mapper.version_id_col, job.mapper.version_id_generator
@@ -483,9 +457,9 @@ def _default(column: sa.Column[Any]) -> Any:
     server_default: Any = column.server_default
     if server_default is None:
         return _NULL
-    return with_plain_form(sa.text("DEFAULT"), lambda: _expression(server_default.arg))
 
+    def written() -> Any:
+        # For an UPDATE that cannot name it by DEFAULT.
+        return sa.literal(server_default.arg) if isinstance(server_default.arg, str) else server_default.arg
 
-def _expression(default: Any) -> Any:
-    """Return a default as an expression of a statement, for an UPDATE that cannot name it by DEFAULT."""
-    return sa.literal(default) if isinstance(default, str) else default
+    return with_plain_form(sa.text("DEFAULT"), written)

@@ -29,10 +29,9 @@ class Relationships:
         self._values: dict[str, Any] = {}
 
     def read(self, jobs: Collection[int]) -> None:
-        """Read the attributes.
+        """Read the attributes, and refuse objects that cannot wait until the job is inserted.
 
         :param jobs: the ids of all instances of the call.
-        :raises StatementError: for objects that cannot wait until the job is inserted.
         """
         present = instance_state(self._job).dict
         self._values = {each.key: present[each.key] for each in self._all() if each.key in present}
@@ -47,7 +46,15 @@ class Relationships:
     def take_out(self, session: Session) -> None:
         """Take the job out of the session, and out of the collections of other objects."""
         state = instance_state(self._job)
-        children = _pending_children(self._children(), session)
+        children = _pending_children(
+            [
+                child
+                for each in self._all()
+                if each.direction is RelationshipDirection.ONETOMANY
+                for child in self._objects(each)
+            ],
+            session,
+        )
         for each in self._all():
             if each.key not in self._values:
                 continue
@@ -161,16 +168,9 @@ class Relationships:
             return []
         return list(_items(value)) if each.uselist else [value]
 
-    def _children(self) -> list[Any]:
-        ones = (each for each in self._all() if each.direction is RelationshipDirection.ONETOMANY)
-        return [child for each in ones for child in self._objects(each)]
-
 
 def refuse_referrers(session: Session, jobs: Collection[int]) -> None:
-    """Refuse objects of the session that refer to a job which may not be inserted: a flush would write a NULL.
-
-    :raises StatementError: naming the object's class and the attribute.
-    """
+    """Refuse objects of the session that refer to a job which may not be inserted: a flush would write a NULL."""
     for other in [*session.new, *session.dirty]:
         present, mapper = instance_state(other).dict, sa.inspect(other).mapper
         for each in mapper.relationships:

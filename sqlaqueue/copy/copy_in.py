@@ -9,28 +9,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
 
-from sqlaqueue.copy.drivers import Copy, RowStream, check_driver, make_column_plan, send, translated_name
+from sqlaqueue.copy.drivers import Copy, RowStream, check_driver, make_column_plan, quoted, send
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.session_types import is_of_asyncio, session_in_scope
-from sqlaqueue.sql.types import NEUTRAL, as_library_statement, insert_unless
+from sqlaqueue.sql.types import as_library_statement, insert_unless
 from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index, unique_key
 
 if TYPE_CHECKING:
     # It needs greenlet, which sync code may lack.
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-
-# -- skip twins --------------------------------------------------------------------------------------------------------
-# COPY of jobs of which some have a twin: into a temporary table first, since COPY cannot skip rows.
-
 
 _STAGING = "sqlaqueue_copy"
 
@@ -38,8 +34,8 @@ _STAGING = "sqlaqueue_copy"
 def copy_without_twins(connection: sa.Connection, key: UniqueKey, rows: RowStream) -> int:
     """Copy rows, insert those that have no twin, and return their number.
 
-    The rows are inserted in the order of the unique values, so that two transactions that insert the same ones do not
-    wait for each other in a circle.
+    They are copied into a temporary table first, since COPY cannot skip rows. They are inserted in the order of the
+    unique values, so that two transactions that insert the same ones do not wait for each other in a circle.
     """
     spec, columns = key.spec, rows.plan.columns
     # With the schema of temporary tables, which no schema_translate_map changes.
@@ -63,10 +59,7 @@ def copy_without_twins(connection: sa.Connection, key: UniqueKey, rows: RowStrea
 
 def _create(staging: sa.Table, table: sa.Table, connection: sa.Connection) -> sa.TextClause:
     """Return the statement that creates a temporary table with some columns of a table, without its constraints."""
-    quote: Any = NEUTRAL.identifier_preparer
-    schema, name = translated_name(table, connection)
-    source = quote.quote(name) if schema is None else f"{quote.quote_schema(schema)}.{quote.quote(name)}"
-    names = ", ".join(quote.quote(column.name) for column in staging.c)
+    source, names = quoted(table, connection, [column.name for column in staging.c])
     command = f"CREATE TEMPORARY TABLE {_STAGING} ON COMMIT DROP AS SELECT {names} FROM {source} WITH NO DATA"  # noqa: S608 - the names are quoted
     return sa.text(command.replace(":", "\\:"))
 
@@ -126,7 +119,12 @@ def copy_rows(
     # only UPDATE and DELETE as writes, since the INSERTs of a flush say so in another way.
     target: dict[str, Any] = {"mapper": mapper, "clause": sa.update(mapper.local_table)}
     check_driver(session.get_bind(**target).dialect, what)
-    remaining = _iterate(what, rows)
+    given: object = rows  # without a type checker, callers may pass any object
+    # A mapping is iterable as well, over its keys.
+    if not isinstance(given, Iterable) or isinstance(given, Mapping | str | bytes):
+        msg = f"{what}: the rows are {type(given).__name__}; use an iterable of mappings, such as a list of dicts"
+        raise StatementError(msg)
+    remaining = iter(rows)
     try:
         first = next(remaining)
     except StopIteration:
@@ -142,10 +140,7 @@ def copy_rows(
 
 
 def _unique_key(spec: QueueSpec, on_twin: object, what: str) -> UniqueKey | None:
-    """Return by what twins are found that are to be left out; None to copy all rows.
-
-    :raises StatementError: if ``on_twin`` has another value, or the queue is not unique.
-    """
+    """Return by what twins are found that are to be left out; None to copy all rows."""
     if on_twin == "raise":
         return None
     if on_twin != "skip":
@@ -156,14 +151,6 @@ def _unique_key(spec: QueueSpec, on_twin: object, what: str) -> UniqueKey | None
         msg = f"{what}: on_twin='skip': {spec.model.__name__} is not unique; set QueueConfig(unique=Unique(...))"
         raise StatementError(msg)
     return unique
-
-
-def _iterate(what: str, rows: Any) -> Iterator[Any]:
-    # A mapping is iterable as well, over its keys.
-    if not isinstance(rows, Iterable) or isinstance(rows, Mapping | str | bytes):
-        msg = f"{what}: the rows are {type(rows).__name__}; use an iterable of mappings, such as a list of dicts"
-        raise StatementError(msg)
-    return iter(rows)
 
 
 async def async_copy_in(

@@ -21,10 +21,6 @@ from sqlaqueue.queue.roles import current_traceparent, is_filled_here
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import NEUTRAL, check_dialect
 
-# -- column plan -------------------------------------------------------------------------------------------------------
-# The columns of a COPY and the conversion of their values, determined once from the first row.
-
-
 Row = Mapping[str, Any]
 Process = Callable[[Any], Any]
 """Converts a value for the driver: the bind processor of the column's type."""
@@ -39,7 +35,10 @@ class FixedValue:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """The columns of one COPY, in this order: attributes of the rows, constant defaults, defaults that are called."""
+    """The columns of one COPY, in this order: attributes of the rows, constant defaults, defaults that are called.
+
+    It is determined once, from the first row.
+    """
 
     what: str
     """The call, for errors: ``copy_in(Email)``."""
@@ -65,10 +64,7 @@ class ColumnPlan:
 
 
 def make_column_plan(verb: str, spec: QueueSpec, mapper: Mapper[Any], first: Any, dialect: sa.Dialect) -> ColumnPlan:
-    """Return the plan for rows with the attributes of ``first``.
-
-    :raises StatementError: if COPY cannot write such rows.
-    """
+    """Return the plan for rows with the attributes of ``first``; refuse rows that COPY cannot write."""
     what = f"{verb}({mapper.class_.__name__})"
     if len(mapper.tables) > 1:
         tables = " and ".join(str(table) for table in mapper.tables)
@@ -91,7 +87,8 @@ def make_column_plan(verb: str, spec: QueueSpec, mapper: Mapper[Any], first: Any
         attributes=tuple(columns),
         columns=tuple(columns.values()),
         given=len(given),
-        take=_taker(tuple(given)),
+        # itemgetter() of one key returns the value, not a tuple.
+        take=itemgetter(*given) if len(given) > 1 else lambda row: tuple(row[key] for key in given),
         constants=tuple(
             _processed(value, _type_process(what, key, column, dialect)) for key, (column, value) in constants.items()
         ),
@@ -102,10 +99,6 @@ def make_column_plan(verb: str, spec: QueueSpec, mapper: Mapper[Any], first: Any
 
 
 def check_mapping(what: str, mapper: Mapper[Any], row: Any, number: int) -> None:
-    """Refuse a row that is not a mapping.
-
-    :raises StatementError: with the number of the row.
-    """
     if isinstance(row, Mapping):
         return
     if isinstance(row, mapper.class_):
@@ -114,13 +107,6 @@ def check_mapping(what: str, mapper: Mapper[Any], row: Any, number: int) -> None
         fix = "use mappings from attribute names to values, such as dicts"
     msg = f"{what}: row {number} is {type(row).__name__}, not a mapping; {fix}"
     raise StatementError(msg)
-
-
-def _taker(keys: tuple[str, ...]) -> Callable[[Row], tuple[Any, ...]]:
-    if len(keys) > 1:
-        return itemgetter(*keys)
-    # itemgetter() of one key returns the value, not a tuple.
-    return lambda row: tuple(row[key] for key in keys)
 
 
 def _column(what: str, mapper: Mapper[Any], key: Any) -> sa.Column[Any]:
@@ -240,9 +226,6 @@ def _processed(value: Any, process: Process | None) -> Any:
     return value if process is None else process(value)
 
 
-# -- the table -----------------------------------------------------------------------------------------------------
-
-
 def translated_name(table: sa.Table, connection: sa.Connection) -> tuple[str | None, str]:
     """Return schema and name of a table, with the ``schema_translate_map`` of the connection."""
     translated = connection.get_execution_options().get("schema_translate_map") or {}
@@ -250,17 +233,18 @@ def translated_name(table: sa.Table, connection: sa.Connection) -> tuple[str | N
     return schema, table.name
 
 
-def copy_command(table: tuple[str | None, str], columns: Sequence[sa.Column[Any]]) -> str:
-    """Return the COPY statement, without doubled percent signs, as drivers do not look for parameters in it."""
+def quoted(table: sa.Table, connection: sa.Connection, names: Iterable[str]) -> tuple[str, str]:
+    """Return the SQL of a table and of some of its columns.
+
+    Percent signs are not doubled: drivers do not look for parameters in COPY.
+    """
     quote: Any = NEUTRAL.identifier_preparer
-    schema, name = table
+    schema, name = translated_name(table, connection)
     target = quote.quote(name) if schema is None else f"{quote.quote_schema(schema)}.{quote.quote(name)}"
-    return f"COPY {target} ({', '.join(quote.quote(column.name) for column in columns)}) FROM STDIN"
+    return target, ", ".join(map(quote.quote, names))
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-# Conversion of driver errors to those of SQLAlchemy, for statements that bypass SQLAlchemy.
-
+# -- errors of drivers, for a statement that bypasses SQLAlchemy -------------------------------------------------------
 
 _ASYNCPG = {
     "IntegrityConstraintViolationError": "IntegrityError",
@@ -274,8 +258,6 @@ def raise_as_sqlalchemy(connection: sa.Connection, statement: str, error: Except
     """Raise the error that SQLAlchemy raises for an error of the driver; return for other errors.
 
     A disconnect invalidates the connection.
-
-    :raises sqlalchemy.exc.DBAPIError: of the matching subclass.
     """
     dialect = connection.dialect
     dbapi: Any = dialect.loaded_dbapi
@@ -314,12 +296,8 @@ def _adapted(dbapi: Any, error: Exception) -> Any:
     return None
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
-# The rows of a COPY as the driver reads them, and the errors of rows.
-
-
 class RowStream:
-    """Iterates once over rows, and keeps only the current one."""
+    """The rows of a COPY as the driver reads them: it iterates once over rows, and keeps only the current one."""
 
     def __init__(self, plan: ColumnPlan, mapper: Mapper[Any], rows: Iterable[Any]) -> None:
         self.plan = plan
@@ -360,10 +338,7 @@ class RowStream:
             raise
 
     def explain(self) -> None:
-        """Raise an error if the current row is invalid.
-
-        :raises StatementError: with the class, the row and the attribute.
-        """
+        """Raise an error if the current row is invalid."""
         if not self.number:
             return
         plan, row = self.plan, self._row
@@ -426,11 +401,9 @@ UNDO = "No row is enqueued; roll back the transaction, or the savepoint around t
 #
 # A value is written as PostgreSQL reads it in a string; separators in it are then escaped with a backslash.
 
-
 Write = Callable[[Any], str]
 
 _ROWS_PER_READ = 100
-"""Rows per read."""
 
 
 class TextStream:
@@ -479,10 +452,7 @@ def _escaped(write: Write) -> Write:
 
 
 def writer_for(kind: type[Any]) -> Write:
-    """Return the function that formats values of a class.
-
-    :raises TypeError: if the class is not supported.
-    """
+    """Return the function that formats values of a class."""
     for known, write in _WRITERS:
         if issubclass(kind, known):
             return write
@@ -548,7 +518,8 @@ class Copy:
 
     @property
     def command(self) -> str:
-        return copy_command(translated_name(self.table, self.connection), self.rows.plan.columns)
+        table, columns = quoted(self.table, self.connection, self.rows.plan.names)
+        return f"COPY {table} ({columns}) FROM STDIN"
 
     @property
     def driver(self) -> Any:
@@ -633,10 +604,7 @@ _SEND: dict[tuple[str, bool], Callable[[Copy], int]] = {
 
 
 def check_driver(dialect: sa.Dialect, what: str) -> None:
-    """Refuse a driver without an implementation of COPY.
-
-    :raises ConfigurationError: with the name of the driver.
-    """
+    """Refuse a driver without an implementation of COPY."""
     check_dialect(dialect, what)
     if (dialect.driver, dialect.is_async) not in _SEND:
         msg = (

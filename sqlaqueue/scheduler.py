@@ -84,9 +84,8 @@ class SchedulerBase:
             raise ConfigurationError(msg)
 
     def _begin(self, wake: Callable[[], object], listen: Callable[[sa.Engine, GroupState], object]) -> FiringProcess:
-        process = FiringProcess(self.groups, wake, listen, reset=self.reset)
-        self._process = process
-        return process
+        self._process = FiringProcess(self.groups, wake, listen, reset=self.reset)
+        return self._process
 
     def _check(self, made: Any, session: Session) -> None:
         """Refuse sessions and engines with which schedules cannot be fired, and log the start.
@@ -175,9 +174,17 @@ class Scheduler(SchedulerBase):
         """Fire schedules in a background thread until the block ends."""
         started = self._start()
         self._error: BaseException | None = None
+
+        def serve_in_background() -> None:
+            try:
+                self._serve(*started, signals=False)
+            except BaseException as error:  # noqa: BLE001 - it is raised in the program's thread
+                self._error = error
+                self._log_failure(error)
+
         self._thread = threading.Thread(
             target=copy_context().run,
-            args=(self._serve_in_background, *started),
+            args=(serve_in_background,),
             name="sqlaqueue-scheduler",
             daemon=True,
         )
@@ -195,10 +202,3 @@ class Scheduler(SchedulerBase):
         self._thread.join(LONGEST_STOP)
         if error is None and self._error is not None:
             raise self._error
-
-    def _serve_in_background(self, *started: Any) -> None:
-        try:
-            self._serve(*started, signals=False)
-        except BaseException as error:  # noqa: BLE001 - it is raised in the program's thread
-            self._error = error
-            self._log_failure(error)

@@ -27,8 +27,7 @@ from sqlaqueue.schedules.schedule import AHEAD, BATCH, PAUSED, ScheduleGroup, Ti
 from sqlaqueue.sql.types import numbered_rows
 from sqlaqueue.unique.enqueue import enqueue_in
 
-# -- decide ------------------------------------------------------------------------------------------------------------
-# What becomes of a due schedule: which of its ticks are fired, and when the next one is. No I/O.
+# -- what becomes of a due schedule, without I/O -----------------------------------------------------------------------
 
 
 @dataclass
@@ -52,8 +51,7 @@ class DueSchedule:
 
     @property
     def name(self) -> str:
-        name: str = self.row["name"]
-        return name
+        return str(self.row["name"])
 
     @property
     def spec(self) -> QueueSpec:
@@ -83,10 +81,7 @@ def recurrence_of(row: Mapping[Any, Any]) -> Recurrence:
 
 
 def decide(row: Mapping[Any, Any], model: type[Any]) -> DueSchedule:
-    """Return what becomes of a locked row.
-
-    :raises ConfigurationError: if its definition, which may have been written by SQL, has no ticks.
-    """
+    """Return what becomes of a locked row; refuse a definition, which may have been written by SQL, without ticks."""
     due = DueTicks([], None, None, None)
     if row["plan"] != PAUSED:
         recurrence = recurrence_of(row)
@@ -139,8 +134,7 @@ def _changed_at(row: Mapping[Any, Any]) -> datetime:
     return min(changed, now)
 
 
-# -- scheduled job -----------------------------------------------------------------------------------------------------
-# Makes the job of a tick.
+# -- the jobs ----------------------------------------------------------------------------------------------------------
 
 
 def make_job(schedule: DueSchedule, at: datetime, factories: Mapping[str, Callable[..., Any]]) -> Any:
@@ -169,7 +163,13 @@ def make_job(schedule: DueSchedule, at: datetime, factories: Mapping[str, Callab
     if run_at is not None and getattr(job, run_at, None) is None:
         # A run that was requested is due at once.
         jitter = timedelta(0) if at == row["run_requested_at"] else jitter_of(schedule.name, at, row["jitter"])
-        setattr(job, run_at, _run_at(spec, at + jitter))
+        moment: Any = at + jitter
+        column = spec.columns["run_at"]
+        if not getattr(column.type, "timezone", False):
+            # The server converts it to the time zone of the session, as it does when it compares the column with the
+            # clock.
+            moment = sa.cast(sa.literal(moment, sa.DateTime(timezone=True)), column.type)
+        setattr(job, run_at, moment)
     return job
 
 
@@ -177,14 +177,6 @@ def jitter_of(name: str, tick: datetime, longest: timedelta) -> timedelta:
     """Return how much later than its tick a job is due: the same in every process, and spread evenly over ticks."""
     digest = hashlib.sha256(f"{name}|{tick.timestamp()}".encode()).digest()
     return longest * (int.from_bytes(digest[:8]) / 2**64)
-
-
-def _run_at(spec: QueueSpec, moment: datetime) -> Any:
-    column = spec.columns["run_at"]
-    if getattr(column.type, "timezone", False):
-        return moment
-    # The server converts it to the time zone of the session, as it does when it compares the column with the clock.
-    return sa.cast(sa.literal(moment, sa.DateTime(timezone=True)), column.type)
 
 
 _MOST_SECONDS, _MOST_JOBS = 1.0, 1000
@@ -243,7 +235,10 @@ def fire(
     :param only: the names of the schedules to look at.
     :raises TooSlowError: if a function has taken very long. The transaction is lost.
     """
-    rows = _lock(session, group, failing, only)
+    table = group.tables.schedules
+    columns = [*table.c, plan(table).label("plan"), clock().label("now")]
+    locked = due(group, columns, failing=failing, only=only).with_for_update(skip_locked=True, key_share=True)
+    rows = [in_utc(row) for row in session.execute(locked, bind_arguments=group.bind).mappings()]
     firing = Firing(len(rows), more=len(rows) == BATCH)
     if rows:
         schedules = _decided(group, rows, firing)
@@ -261,15 +256,6 @@ def fire(
         _move_on(session, group, done, firing.fired)
     session.commit()
     return firing
-
-
-def _lock(
-    session: Session, group: ScheduleGroup, failing: Collection[str], only: Collection[str] | None
-) -> Sequence[Any]:
-    table = group.tables.schedules
-    columns = [*table.c, plan(table).label("plan"), clock().label("now")]
-    locked = due(group, columns, failing=failing, only=only).with_for_update(skip_locked=True, key_share=True)
-    return [in_utc(row) for row in session.execute(locked, bind_arguments=group.bind).mappings()]
 
 
 def _decided(group: ScheduleGroup, rows: Sequence[Any], firing: Firing) -> list[DueSchedule]:

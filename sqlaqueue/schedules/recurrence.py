@@ -59,10 +59,7 @@ class Recurrence:
     origin: datetime
 
     def check(self) -> None:
-        """Refuse a recurrence without ticks.
-
-        :raises ConfigurationError: naming the argument that is wrong.
-        """
+        """Refuse a recurrence without ticks."""
         if (self.cron is None) == (self.every is None):
             msg = "give either cron= or every="
             raise ConfigurationError(msg)
@@ -114,7 +111,11 @@ class Recurrence:
         return _ALIASES.get(cron.lower(), cron)
 
     def _parsed(self, expression: str, moment: datetime) -> Any:
-        library = _cronsim()
+        try:
+            import cronsim as library  # noqa: PLC0415 - intervals do without it
+        except ModuleNotFoundError:
+            msg = "cron= needs cronsim: pip install 'sqlaqueue[cron]'; every= does without it"
+            raise ConfigurationError(msg) from None
         try:
             return library.CronSim(expression, moment)
         except library.CronSimError as error:
@@ -147,10 +148,6 @@ class Recurrence:
 
 
 def zone(name: str) -> zoneinfo.ZoneInfo:
-    """Return a time zone.
-
-    :raises ConfigurationError: if there is none of this name.
-    """
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError, TypeError):
@@ -161,15 +158,6 @@ def zone(name: str) -> zoneinfo.ZoneInfo:
             hint = "; this system has no time zones: pip install tzdata"
         msg = f"timezone={name!r}: this is not the name of a time zone{hint}"
         raise ConfigurationError(msg) from None
-
-
-def _cronsim() -> Any:
-    try:
-        import cronsim  # noqa: PLC0415 - intervals do without it
-    except ModuleNotFoundError:
-        msg = "cron= needs cronsim: pip install 'sqlaqueue[cron]'; every= does without it"
-        raise ConfigurationError(msg) from None
-    return cronsim
 
 
 @functools.cache
@@ -195,8 +183,6 @@ def _tzdata_version() -> str:
 
 
 # -- due ticks ---------------------------------------------------------------------------------------------------------
-# Which ticks of a schedule are fired at a moment: those on time, and of the missed ones as many as are caught up.
-
 
 MOST = 1000
 """How many ticks of a schedule are fired at once, at most."""
@@ -232,7 +218,6 @@ def due_ticks(recurrence: Recurrence, first: datetime, now: datetime, *, grace: 
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
-# The tables of schedules, and the classes whose jobs the schedules in them may enqueue.
 
 
 class ScheduleTables(NamedTuple):

@@ -28,9 +28,7 @@ from sqlaqueue.schedules.recurrence import MOST, Recurrence, ScheduleTables
 from sqlaqueue.session_types import check_session
 from sqlaqueue.write_routing import routing_to_primary
 
-# -- attribute values --------------------------------------------------------------------------------------------------
-# The attribute values of scheduled jobs as JSON, in which form they are stored.
-
+# -- the attribute values of scheduled jobs, which are stored as JSON --------------------------------------------------
 
 _SETTABLE = ("priority", "max_attempts")
 """The roles that a schedule may give a value; the others are the queue's."""
@@ -85,6 +83,15 @@ def from_json(spec: QueueSpec, mapper: Mapper[Any], values: Mapping[str, Any]) -
 def missing_values(spec: QueueSpec, mapper: Mapper[Any], values: Mapping[str, Any]) -> list[str]:
     """Return the attributes that have neither a value nor a default, and cannot be NULL."""
     generated = set(spec.attributes.values())
+    # The ORM sets the foreign keys that join the tables of a class.
+    tables = set(mapper.tables)
+    of_inheritance = {
+        key
+        for table in tables
+        if isinstance(table, sa.Table)
+        for key in table.foreign_keys
+        if key.column.table is not table and key.column.table in tables
+    }
     return [
         attribute
         for attribute, column in mapper.columns.items()
@@ -92,22 +99,10 @@ def missing_values(spec: QueueSpec, mapper: Mapper[Any], values: Mapping[str, An
         and column.default is None
         and column.server_default is None
         and column is not mapper.polymorphic_on
-        and not column.foreign_keys & _keys_of_inheritance(mapper)
+        and not column.foreign_keys & of_inheritance
         and not (column.primary_key and column.table.autoincrement_column is column)
         and attribute not in {*values, *generated}
     ]
-
-
-def _keys_of_inheritance(mapper: Mapper[Any]) -> set[Any]:
-    """Return the foreign keys that join the tables of a class, which the ORM sets."""
-    tables = set(mapper.tables)
-    return {
-        key
-        for table in tables
-        if isinstance(table, sa.Table)
-        for key in table.foreign_keys
-        if key.column.table is not table and key.column.table in tables
-    }
 
 
 def _column(spec: QueueSpec, mapper: Mapper[Any], attribute: str) -> Any:
@@ -135,12 +130,10 @@ def _written(value: Any) -> Any:
 
 
 def _stored_float(text: str) -> float:
-    """Return a number of JSON as it is after it was stored: JSONB keeps whole numbers as such.
-
-    :raises ValueError: for a number that would come back as an integer of another value.
-    """
+    """Return a number of JSON as it is after it was stored: JSONB keeps whole numbers as such."""
     number = float(text)
     if abs(number) >= _LARGEST_EXACT:
+        # It would come back as an integer of another value.
         raise ValueError(text)
     return number
 
@@ -163,7 +156,6 @@ def _read(mapper: Mapper[Any], column: Any, value: Any) -> Any:
 
 
 # -- tick --------------------------------------------------------------------------------------------------------------
-# The tick of a job: :class:`Tick`, and :func:`tick_of` for handlers.
 
 
 class Tick(NamedTuple):
@@ -298,7 +290,10 @@ class Schedule(Generic[T]):
         self.make = make
         self.factory = None if make is None else self._factory(make)
         self.jitter = self._span(jitter, "jitter")
-        self.catch_up = self._catch_up(catch_up)
+        number: object = _CATCH_UP.get(catch_up) if isinstance(catch_up, str) else catch_up
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
+            raise self._error(f"catch_up={catch_up!r}: give 'skip', 'latest', 'all', or a number from 0 to {MOST}")
+        self.catch_up = number
         self.grace = self._span(grace, "grace")
         self.skip_unfinished = skip_unfinished
         if not (self.catch_up or self.grace):
@@ -369,12 +364,6 @@ class Schedule(Generic[T]):
         module = getattr(make, "__module__", None) or type(make).__module__
         return f"{module}:{getattr(make, '__qualname__', type(make).__qualname__)}"
 
-    def _catch_up(self, given: Any) -> int:
-        number = _CATCH_UP.get(given) if isinstance(given, str) else given
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
-            raise self._error(f"catch_up={given!r}: give 'skip', 'latest', 'all', or a number from 0 to {MOST}")
-        return number
-
     def _span(self, given: Any, argument: str) -> timedelta:
         length = seconds(given, f"{self._what}{argument}=")
         if length > _LONGEST.total_seconds():
@@ -386,7 +375,6 @@ class Schedule(Generic[T]):
 
 
 # -- group -------------------------------------------------------------------------------------------------------------
-# The schedules that one process fires, by the tables in which they are stored.
 
 
 @dataclass(eq=False)
@@ -457,13 +445,10 @@ def _add(group: ScheduleGroup, schedule: Schedule[Any], what: str) -> None:
     group.declared[name] = schedule
 
 
-# -- conditions --------------------------------------------------------------------------------------------------------
-# SQL about the rows of schedules: which are due, and which a process can fire.
-
+# -- SQL about the rows of schedules -----------------------------------------------------------------------------------
 
 PAUSED = "paused"
 """The ``planned_for`` of a paused schedule, whose ticks are passed over until it is resumed."""
-
 
 BATCH = 100
 """How many schedules are fired in one transaction, at most."""

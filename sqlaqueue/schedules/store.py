@@ -19,8 +19,6 @@ from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, due, due_in, i
 from sqlaqueue.sql.types import insert_or_ignore, key_array
 
 # -- declare -----------------------------------------------------------------------------------------------------------
-# Writes the schedules of a program into the database when it starts.
-
 
 DEFINITION = (
     "queue",
@@ -131,11 +129,10 @@ def _declaration(
 
 
 # -- look --------------------------------------------------------------------------------------------------------------
-# One look at the stored schedules: when the next one is due, and which ones this process cannot fire.
 
 
 class Look(NamedTuple):
-    """What a look has found."""
+    """What one look at the stored schedules has found."""
 
     due_in: float | None
     """The seconds until the next schedule is due that this process can fire; None without one."""
@@ -180,16 +177,12 @@ def look(session: Session, group: ScheduleGroup, *, failing: Collection[str] = (
 
 
 # -- upkeep ------------------------------------------------------------------------------------------------------------
-# What is done beside the firing: failures are recorded, old ticks deleted, and moved ticks found.
-
 
 KEPT, KEPT_FOR = 100, timedelta(days=7)
 """The ticks that are kept: the newest of each schedule, and all of this time."""
 
 DELETED = 10_000
 """How many ticks are deleted at once, at most."""
-
-_SECOND = timedelta(seconds=1)
 
 
 class Moved(NamedTuple):
@@ -242,7 +235,7 @@ def moved_ticks(session: Session, group: ScheduleGroup) -> list[Moved]:
     moved = []
     for row in map(in_utc, rows.mappings()):
         recurrence, rules = recurrence_of(row), current_rules()
-        before = min(row["now"], row["next_tick"] - _SECOND)
+        before = min(row["now"], row["next_tick"] - timedelta(seconds=1))
         try:
             computed = recurrence.after(max(before, row["last_tick"] or before))
         except ConfigurationError:

@@ -60,15 +60,14 @@ else:
             name = model.__name__ if isinstance(model, type) else type(model).__name__
             msg = f"claim({name}, {n!r}): the number of jobs must be an integer of 1 or more"
             raise StatementError(msg)
-        if not isinstance(model, type):
-            return claim_statement(_select(model), sa.bindparam(None, n, sa.Integer()))
         # Building a statement takes longer than executing a small claim.
-        statement = _cache.get((model, n))
+        statement = _cache.get((model, n)) if isinstance(model, type) else None
         if statement is None:
             statement = claim_statement(_select(model), sa.bindparam(None, n, sa.Integer()))
-            if len(_cache) >= _CACHED_STATEMENTS:
-                _cache.clear()
-            _cache[model, n] = statement
+            if isinstance(model, type):
+                if len(_cache) >= _CACHED_STATEMENTS:
+                    _cache.clear()
+                _cache[model, n] = statement
         return statement
 
 
@@ -113,15 +112,7 @@ def claim_statement(
     """
     spec, entity, _, options = selection
     request = _request(
-        selection,
-        limit,
-        lease=lease,
-        worker=worker,
-        token=token,
-        scan_range=scan_range,
-        many_due=many_due,
-        few=few,
-        admits_all=admits_all,
+        selection, limit, lease, worker, token, scan_range=scan_range, many_due=many_due, few=few, admits_all=admits_all
     )
     claimed = spec.strategy.claim(request)
     if announcements is not None:
@@ -156,10 +147,10 @@ def candidates_statement(selection: JobSelection, limit: Any) -> sa.sql.expressi
 def _request(
     selection: JobSelection,
     limit: Any,
-    *,
     lease: timedelta | None = None,
     worker: Any = None,
     token: Callable[[], uuid.UUID] = alone_token,
+    *,
     scan_range: ScanRange | None = None,
     many_due: bool = False,
     few: bool = False,

@@ -49,11 +49,7 @@ class JobSelection(NamedTuple):
 
 
 def select_jobs(target: Any, verb: str) -> JobSelection:
-    """Return the jobs selected by a queue class or ``select(Model).where(...)``.
-
-    :raises NotAQueueError: if the class is not a queue.
-    :raises StatementError: if rows of the select cannot be locked individually.
-    """
+    """Return the jobs selected by a queue class or ``select(Model).where(...)``; refuse rows that cannot be locked."""
     if not isinstance(target, sa.Select):
         spec = _spec_for_selecting(target, verb)
         return JobSelection(spec, target, sa.select(target), ())
@@ -125,11 +121,7 @@ def _check_connected(target: AnySelect, entity: type[Any], verb: str) -> None:
 
 
 def instances(jobs: Any, verb: str) -> list[Any]:
-    """Return one instance or an iterable of instances as a list.
-
-    :raises NotAQueueError: if one of them is not an instance of a queue class.
-    :raises StatementError: if they belong to different queues.
-    """
+    """Return one instance or an iterable of instances of one queue as a list."""
     found = [jobs] if isinstance(jobs, QueueMixin) else jobs
     if isinstance(found, str | bytes | sa.Select | type) or not isinstance(found, Iterable):
         msg = f"{verb}() takes an instance of a queue class, or several, not {jobs!r}"
@@ -147,10 +139,7 @@ def instances(jobs: Any, verb: str) -> list[Any]:
 
 
 def key_of(job: Any, verb: str) -> Key:
-    """Return the primary key of an instance.
-
-    :raises StatementError: if the instance has no row yet.
-    """
+    """Return the primary key of an instance; refuse one that has no row yet."""
     key: Key | None = sa.inspect(job).identity
     if key is None:
         msg = f"{verb}(): this {type(job).__name__} is not in the database yet; add it to a session and flush"
@@ -159,10 +148,7 @@ def key_of(job: Any, verb: str) -> Key:
 
 
 def claimed_run(job: Any, verb: str) -> Run:
-    """Return the run of a claimed instance.
-
-    :raises NotClaimedError: if it has no run, or its transaction has ended.
-    """
+    """Return the run of a claimed instance; refuse one without a run, or whose transaction has ended."""
     run = run_of(job)
     name = f"{type(job).__name__} {key_text(sa.inspect(job).identity or ())}"
     if run is None:
@@ -183,19 +169,13 @@ def claimed_run(job: Any, verb: str) -> Run:
 
 
 def claimed_jobs(jobs: list[Any], verb: str) -> ClaimedJobs:
-    """Return instances with the keys and tokens of their runs.
-
-    :raises NotClaimedError: if an instance is not claimed.
-    """
+    """Return instances with the keys and tokens of their runs; refuse one that is not claimed."""
     claims = keys_by_token(claimed_run(job, verb) for job in jobs)
     return ClaimedJobs(list(claims.items()), jobs)
 
 
 def refuse_runs_of_consumers(jobs: list[Any], verb: str) -> None:
-    """Refuse to settle runs that a Consumer executes and settles itself.
-
-    :raises HandlerMisuseError: if one of the instances has such a run.
-    """
+    """Refuse to settle runs that a Consumer executes and settles itself."""
     for job in jobs:
         run = run_of(job)
         if run is not None and run.by_consumer:
@@ -206,9 +186,7 @@ def refuse_runs_of_consumers(jobs: list[Any], verb: str) -> None:
             raise HandlerMisuseError(msg)
 
 
-# -- returning ---------------------------------------------------------------------------------------------------------
-# The results of verbs: primary keys, and detached instances of rows that a claim deleted.
-
+# -- the results of verbs: primary keys, and detached instances of rows that a claim deleted ---------------------------
 
 RowProcessor = Callable[[Any], Any]
 
@@ -233,22 +211,21 @@ class _Key(Bundle[Any]):
 
     inherit_cache = True
 
-    def create_row_processor(
-        self,
-        query: Any,
-        procs: Sequence[RowProcessor],
-        labels: Sequence[str],
-    ) -> RowProcessor:
+    def create_row_processor(self, query: Any, procs: Sequence[RowProcessor], labels: Sequence[str]) -> RowProcessor:
         for job in query.get_execution_options().get(JOBS_OPTION, ()):
-            _expire(job)
+            session = object_session(job)
+            # A handler may have deleted it.
+            if session is not None and sa.inspect(job).persistent:
+                session.expire(job, list(spec_of(type(job)).attributes.values()))
         if len(procs) == 1:
             return procs[0]
         return lambda row: tuple(process(row) for process in procs)
 
 
 @event.listens_for(sa.Engine, "handle_error")
-def _explain_yield_per(failed: ExceptionContext) -> None:
-    """Explain the error of a claim with ``yield_per``, for which SQLAlchemy uses a server-side cursor."""
+def _explain(failed: ExceptionContext) -> None:
+    """Add the fix to the error of a verb, or raise one that names it."""
+    error = failed.sqlalchemy_exception
     options = getattr(failed.execution_context, "execution_options", {})
     if options.get("yield_per") and (CLAIM_OPTION in options or ENTITY_OPTION in options):
         msg = (
@@ -256,47 +233,23 @@ def _explain_yield_per(failed: ExceptionContext) -> None:
             "support statements that change rows; leave out yield_per and claim fewer jobs at a time"
         )
         raise StatementError(msg)
-
-
-@event.listens_for(sa.Engine, "handle_error")
-def _explain_read_only(failed: ExceptionContext) -> None:
-    """Add the fix to the error of a verb that was sent to a read-only server.
-
-    The error itself stays, since a Consumer tries again what a server refuses that has become a standby.
-    """
-    error = failed.sqlalchemy_exception
-    options = getattr(failed.execution_context, "execution_options", {})
-    if isinstance(error, DBAPIError) and options.get(WRITES_OPTION) and sqlstate(error) == _READ_ONLY:
+    if not isinstance(error, DBAPIError) or not options.get(WRITES_OPTION):
+        return
+    state = sqlstate(error)
+    # The error itself stays: a Consumer tries again what a server refuses that has become a standby.
+    if state == _READ_ONLY:
         error.add_note(
             "claim() and the other verbs write, and this server is read-only. If the session's get_bind() routes reads "
             "to a replica, let it return the primary's engine where sqlaqueue.is_write(clause) is true, or execute "
             "verbs in a session of the primary: Session(primary)"
         )
 
-
-@event.listens_for(sa.Engine, "handle_error")
-def _explain_shards(failed: ExceptionContext) -> None:
-    """Add the fix to the error of a verb that would lock rows on several shards of a distributed table."""
-    error = failed.sqlalchemy_exception
-    options = getattr(failed.execution_context, "execution_options", {})
-    if (
-        isinstance(error, DBAPIError)
-        and options.get(WRITES_OPTION)
-        and sqlstate(error) == _NOT_SUPPORTED
-        and any(text in str(error.orig) for text in _OF_CITUS)
-    ):
+    if state == _NOT_SUPPORTED and any(text in str(error.orig) for text in _OF_CITUS):
         error.add_note(
             "Citus locks rows on one shard only. Give the select() of the verb a condition with one value of the "
             "column that distributes the table, such as select(Task).where(Task.tenant == 1), and execute extend() for "
             "the jobs of one value at a time; admin.cancel(), requeue(), purge() and rescue() take jobs of all values"
         )
-
-
-def _expire(job: Any) -> None:
-    session = object_session(job)
-    # A handler may have deleted it.
-    if session is not None and sa.inspect(job).persistent:
-        session.expire(job, list(spec_of(type(job)).attributes.values()))
 
 
 class _DetachedRow(Bundle[Any]):

@@ -35,9 +35,7 @@ from sqlaqueue.statements.selection import (
 )
 from sqlaqueue.strategies import ClaimedJobs, Settlement
 
-# -- control -----------------------------------------------------------------------------------------------------------
-# Statements about a queue as a whole: ``pause()``, ``resume()``, ``paused()``, ``consumers()``.
-#
+# -- queues as a whole -------------------------------------------------------------------------------------------------
 # A pause is stored in the database. It applies to every claim, of Consumers and of the application. Running jobs are
 # not affected.
 
@@ -54,8 +52,7 @@ def pause(model: type[Any], /) -> Any:
         for consumer in session.execute(consumers(Email)):
             print(consumer.host, consumer.pid, consumer.running)
     """
-    spec, _ = _queue(model, "pause", CONTROL)
-    return pause_row(spec)
+    return pause_row(_queue(model, "pause", CONTROL)[0])
 
 
 def resume(model: type[Any], /) -> Any:
@@ -64,8 +61,7 @@ def resume(model: type[Any], /) -> Any:
     :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, table = _queue(model, "resume", CONTROL)
-    paused = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)
-    deleted = sa.delete(table).where(paused)
+    deleted = sa.delete(table).where(sa.and_(table.c.queue == spec.name, table.c.key == PAUSE))
     return deleted.returning(notification(spec, Signal.POLL)) if wakes(spec) else deleted
 
 
@@ -115,10 +111,7 @@ def _queue(model: Any, verb: str, needed: str) -> tuple[QueueSpec, sa.Table]:
     return spec, spec.side_tables[needed]
 
 
-# -- manage ------------------------------------------------------------------------------------------------------------
-# Statements for jobs that the caller has not claimed.
-#
-# They are ``cancel()``, ``requeue()``, ``rescue()``, ``purge()`` and ``reconcile()``.
+# -- jobs that the caller has not claimed ------------------------------------------------------------------------------
 
 
 def cancel(jobs: Any, /) -> Any:
@@ -133,9 +126,9 @@ def cancel(jobs: Any, /) -> Any:
         jobs = instances(jobs, "cancel")
         refuse_runs_of_consumers(jobs, "cancel")
     spec, select = _spec_and_select(jobs, "cancel")
-    return (
-        returning_nothing() if spec is None else returning_keys(spec, spec.strategy.cancel(spec, select), chosen=True)
-    )
+    if spec is None:
+        return returning_nothing()
+    return returning_keys(spec, spec.strategy.cancel(spec, select), chosen=True)
 
 
 def requeue(jobs: Any, /) -> Any:
@@ -148,11 +141,9 @@ def requeue(jobs: Any, /) -> Any:
     """
     listed = () if isinstance(jobs, type | sa.Select) else instances(jobs, "requeue")
     spec, select = _spec_and_select(listed or jobs, "requeue")
-    return (
-        returning_nothing()
-        if spec is None
-        else returning_keys(spec, spec.strategy.requeue(spec, select), listed, chosen=True)
-    )
+    if spec is None:
+        return returning_nothing()
+    return returning_keys(spec, spec.strategy.requeue(spec, select), listed, chosen=True)
 
 
 def rescue(model: type[Any], /) -> Any:
@@ -211,9 +202,7 @@ def _spec_and_select(jobs: Any, verb: str) -> tuple[QueueSpec | None, AnySelect]
     return spec, sa.select(spec.model).where(spec.key_in(spec.keys, [key_of(job, verb) for job in listed]))
 
 
-# -- settle ------------------------------------------------------------------------------------------------------------
-# Statements that settle or extend runs: ``complete()``, ``retry()``, ``fail()``, ``release()``, ``extend()``.
-
+# -- claimed jobs ------------------------------------------------------------------------------------------------------
 
 _ERROR_LIMIT = 100_000
 

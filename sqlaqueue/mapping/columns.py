@@ -83,10 +83,7 @@ def queue_column(role: str, type_: TypeEngine[Any] | type[TypeEngine[Any]] | Non
 
 
 def declared_in(cls: type[Any]) -> Mapping[str, Declared]:
-    """Return the declarations of a class and its bases by :func:`queue_column`, by role.
-
-    :raises ConfigurationError: if a role is declared twice.
-    """
+    """Return the declarations of a class and its bases by :func:`queue_column`, by role."""
     found: dict[str, Declared] = dict(getattr(cls, _DECLARED, {}))
     hidden: set[str] = set()
     for base in cls.__mro__:
@@ -104,11 +101,6 @@ def declared_in(cls: type[Any]) -> Mapping[str, Declared]:
                     found[role] = Declared(role, attribute, type_ or (_enum_of(base, attribute, role)))
             hidden.add(attribute)
     return found
-
-
-def keep_declared(cls: type[Any]) -> None:
-    """Store the declarations of a class before its placeholders are replaced."""
-    setattr(cls, _DECLARED, declared_in(cls))
 
 
 def is_placeholder(column: sa.ColumnElement[Any]) -> bool:
@@ -150,10 +142,7 @@ _ADDED = "__queue_fields__"
 
 
 def with_declared(cls: type[Any], config: QueueConfig) -> QueueConfig:
-    """Return the config of a class, with its declarations by :func:`~sqlaqueue.queue_column`.
-
-    :raises ConfigurationError: if a declaration contradicts the config.
-    """
+    """Return the config of a class, with its declarations by :func:`queue_column`, which may not contradict it."""
     declared = declared_in(cls)
     if not declared:
         return config
@@ -187,8 +176,6 @@ def add_fields(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) ->
     """Add the attributes that must exist before the class is mapped.
 
     These are all attributes if the constructor is generated from fields, otherwise those declared by queue_column().
-
-    :raises ConfigurationError: if an attribute of the class has the name of a role, and the config does not name it.
     """
     add = None if config.adopt is not None else _adder_for(cls)
     if add is None:
@@ -200,7 +187,8 @@ def add_fields(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) ->
     _check_names(cls, config, roles, present)
     missing = {role: attribute for role, attribute in roles.items() if attribute not in present}
     if declared:
-        keep_declared(cls)
+        # Before the placeholders are replaced.
+        setattr(cls, _DECLARED, declared_in(cls))
     for role, attribute in missing.items():
         add(cls, role, attribute, config)
     if missing and add is not _leave_to_mapper:
@@ -209,12 +197,13 @@ def add_fields(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) ->
 
 def _adder_for(cls: type[Any]) -> _Add | None:
     """Return the function that adds an attribute to a class before it is mapped, None if it will not be mapped."""
-    if _is_sqlmodel(cls):
+    sqlmodel = sys.modules.get("sqlmodel")
+    if sqlmodel is not None and issubclass(cls, sqlmodel.SQLModel):
         return _add_sqlmodel_field
     if cls.__dict__.get("__abstract__"):
         return None
     if _is_dataclass(cls):
-        return _add_dataclass_field if _names_table(cls) else None
+        return _add_dataclass_field if any("__tablename__" in vars(base) for base in cls.__mro__) else None
     if _has_registry(cls):
         return _leave_to_mapper if "__table__" in cls.__dict__ else _add_mapped_column
     # A class with a table name will be mapped by a decorator, perhaps as a dataclass.
@@ -222,11 +211,7 @@ def _adder_for(cls: type[Any]) -> _Add | None:
 
 
 def new_columns(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) -> list[sa.Column[Any]]:
-    """Return the columns to add to the table of a declarative class when it is created.
-
-    :raises ConfigurationError: if an attribute of the class has the name of a role, and the config does not name it;
-        and if attributes had to be added as fields, but QueueMixin is not the first base class.
-    """
+    """Return the columns to add to the table of a declarative class when it is created."""
     if config.adopt is not None:
         return []
     present = _defined_by(cls)
@@ -245,10 +230,7 @@ def new_columns(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) -
 
 
 def complete_table(mapper: Mapper[Any], table: sa.Table, config: QueueConfig, roles: Mapping[str, str]) -> None:
-    """Add the missing columns to the table of a mapped class: all columns, if the table existed before the class.
-
-    :raises ConfigurationError: if an attribute of the class has the name of a role, and the config does not name it.
-    """
+    """Add the missing columns to the table of a mapped class: all columns, if the table existed before the class."""
     if config.adopt is not None:
         return
     # A mapped SQL expression has no info.
@@ -267,7 +249,6 @@ def check_subclass(mapper: Mapper[Any], owner: type[Any], columns: Mapping[str, 
 
     :param owner: the class of the queue.
     :param columns: attribute to column of the queue.
-    :raises ConfigurationError: with the attribute.
     """
     for attribute, column in columns.items():
         # SQLAlchemy would write a column of the same name in the subclass's own table together with the queue's.
@@ -282,10 +263,7 @@ def check_subclass(mapper: Mapper[Any], owner: type[Any], columns: Mapping[str, 
 
 
 def column_of(mapper: Mapper[Any], role: str, attribute: str, config: QueueConfig) -> sa.Column[Any]:
-    """Return the column that has a role.
-
-    :raises ConfigurationError: if the attribute is not a column of the table.
-    """
+    """Return the column that has a role; refuse an attribute that is not a column of the table."""
     # mapper.column_attrs would configure all mappers, before the classes that they refer to exist.
     column, table = mapper.columns.get(attribute), mapper.local_table
     if isinstance(column, sa.Column) and column.table is table:
@@ -326,21 +304,12 @@ def _defined_by(cls: type[Any]) -> set[str]:
     return names - declared - getattr(cls, _ADDED, frozenset())
 
 
-def _is_sqlmodel(cls: type[Any]) -> bool:
-    sqlmodel = sys.modules.get("sqlmodel")
-    return sqlmodel is not None and issubclass(cls, sqlmodel.SQLModel)
-
-
 def _is_dataclass(cls: type[Any]) -> bool:
     return issubclass(cls, MappedAsDataclass)
 
 
 def _has_registry(cls: type[Any]) -> bool:
     return issubclass(cls, DeclarativeBase | DeclarativeBaseNoMeta) or hasattr(cls, "registry")
-
-
-def _names_table(cls: type[Any]) -> bool:
-    return any("__tablename__" in vars(base) for base in cls.__mro__)
 
 
 def _make(cls: type[Any], role: str, attribute: str, config: QueueConfig) -> sa.Column[Any]:

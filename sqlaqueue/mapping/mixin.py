@@ -34,10 +34,7 @@ from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
 from sqlaqueue.strategies.attach import attach_flow_control, check_partition_key
 
-# -- attributes --------------------------------------------------------------------------------------------------------
-# Declarations of the queue attributes for type checkers; :mod:`sqlaqueue.mapping.columns` adds them at run time.
-
-
+# For type checkers; :mod:`sqlaqueue.mapping.columns` adds the attributes at run time.
 if TYPE_CHECKING:
     from sqlaqueue._typing import Role
 
@@ -121,10 +118,7 @@ def queue_spec(cls: type[Any]) -> QueueSpec | None:
 
 
 def spec_of(cls: Any) -> QueueSpec:
-    """Return the queue of a mapped class.
-
-    :raises NotAQueueError: if ``cls`` is not a mapped queue class.
-    """
+    """Return the queue of a mapped class; refuse any other object by NotAQueueError."""
     if not isinstance(cls, type):
         fix = f"; give the class {type(cls).__name__}" if isinstance(cls, QueueMixin) else ""
         msg = f"{cls!r} is not a mapped class{fix}"
@@ -279,17 +273,11 @@ def _check_inheritance(mapper: Mapper[Any], cls: type[Any], parent: type[Any]) -
     raise ConfigurationError(msg)
 
 
-# -- queue list --------------------------------------------------------------------------------------------------------
-# The check of a list of queue classes that an application gives to a class or function of the library.
-
-
 def specs_by_name(models: Iterable[type[Any]], what: str, *, of_one_name: str) -> dict[str, QueueSpec]:
     """Return the queues of some classes by their names, in the order of the list; a class may be listed twice.
 
     :param what: the class or function that was given the list, for error messages.
     :param of_one_name: what to do about two queues of one name, for the error message.
-    :raises NotAQueueError: if one of ``models`` is not a queue.
-    :raises ConfigurationError: if it is not a list, or an empty one, and for two queues of one name.
     """
     given: object = models  # without a type checker, callers may pass a class
     if isinstance(given, type) or not isinstance(given, Iterable):

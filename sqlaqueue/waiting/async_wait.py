@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue.consumer.core.driver import adrive
@@ -27,31 +26,15 @@ AsyncSessionFactory = Callable[[], AsyncSession]
 
 @overload
 async def async_wait(
-    session_factory: AsyncSessionFactory,
-    job: tuple[type[T], Any],
-    /,
-    *,
-    timeout: Delay | None = DEFAULT_TIMEOUT,
-    check: bool = False,
+    session_factory: AsyncSessionFactory, job: tuple[type[T], Any], /, *, timeout: Delay | None = ..., check: bool = ...
 ) -> JobResult[T]: ...
 @overload
 async def async_wait(
-    session_factory: AsyncSessionFactory,
-    job: type[T],
-    key: Any,
-    /,
-    *,
-    timeout: Delay | None = DEFAULT_TIMEOUT,
-    check: bool = False,
+    session_factory: AsyncSessionFactory, job: type[T], key: Any, /, *, timeout: Delay | None = ..., check: bool = ...
 ) -> JobResult[T]: ...
 @overload
 async def async_wait(
-    session_factory: AsyncSessionFactory,
-    job: T,
-    /,
-    *,
-    timeout: Delay | None = DEFAULT_TIMEOUT,
-    check: bool = False,
+    session_factory: AsyncSessionFactory, job: T, /, *, timeout: Delay | None = ..., check: bool = ...
 ) -> JobResult[T]: ...
 async def async_wait(
     session_factory: AsyncSessionFactory,
@@ -69,7 +52,10 @@ async def async_wait(
     wake = asyncio.Event()
     waiter = Waiter("async_wait", job, key, timeout, wake.set, check=check)
     factory = resolve_factory(session_factory, "async_wait", is_async=True)
-    engine = await _engine_of(factory, waiter)
+    session: AsyncSession = factory()
+    check_session_class(type(session), factory, "async_wait", is_async=True)
+    async with session:
+        engine = primary_bind(session.sync_session, waiter.spec.mapper).engine
     listener: AsyncListener | None = None
     limit_connects(engine)
     deadlines = Deadlines(waiter.longest_reply, f"async_wait() for {waiter}", in_loop=True)
@@ -78,8 +64,8 @@ async def async_wait(
         nonlocal listener
         match effect:
             case ExecuteInOwnSession():
-                async with open_session(factory) as session, deadlines.limit_in_task(session):
-                    return await session.run_sync(execute, effect.operation, effect.arguments)
+                async with open_session(factory) as opened, deadlines.limit_in_task(opened):
+                    return await opened.run_sync(execute, effect.operation, effect.arguments)
             case Wait():
                 await wait_for_event(wake, effect.seconds)
                 wake.clear()
@@ -94,10 +80,3 @@ async def async_wait(
     finally:
         if listener is not None:
             await listener.remove(waiter.state)
-
-
-async def _engine_of(factory: Any, waiter: Waiter) -> sa.Engine:
-    session: AsyncSession = factory()
-    check_session_class(type(session), factory, "async_wait", is_async=True)
-    async with session:
-        return primary_bind(session.sync_session, waiter.spec.mapper).engine

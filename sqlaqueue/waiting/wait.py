@@ -177,8 +177,15 @@ class Waiter:
             self.spec = spec_of(self.model)
             self.key = _committed_key(job, function)
         else:
-            self.model, given = _class_and_key(function, job, key)
-            self.spec = spec_of(self.model)
+            is_pair = key is None and isinstance(job, tuple) and len(job) == 2  # noqa: PLR2004 - a class and a key
+            model, given = job if is_pair else (job, key)
+            if not isinstance(model, type):
+                msg = (
+                    f"{function}(..., {job!r}): give an instance of a queue class, or the class and a key, as in "
+                    f"{function}(..., Email, 5)"
+                )
+                raise StatementError(msg)
+            self.model, self.spec = model, spec_of(model)
             self.key = given if isinstance(given, tuple) else (given,)
             if len(self.key) != len(self.spec.keys) or any(part is None for part in self.key):
                 columns = ", ".join(column.key for column in self.spec.keys)
@@ -201,18 +208,6 @@ class Waiter:
 
     def __str__(self) -> str:
         return f"{self.model.__name__} {key_text(self.key)}"
-
-
-def _class_and_key(function: str, job: Any, key: Any) -> tuple[type[Any], Any]:
-    if isinstance(job, type):
-        return job, key
-    if key is None and isinstance(job, tuple) and len(job) == 2 and isinstance(job[0], type):  # noqa: PLR2004 - a class and a key
-        return job[0], job[1]
-    msg = (
-        f"{function}(..., {job!r}): give an instance of a queue class, or the class and a key, as in "
-        f"{function}(..., Email, 5)"
-    )
-    raise StatementError(msg)
 
 
 def _committed_key(job: Any, function: str) -> Key:
@@ -357,38 +352,23 @@ def notify_consumers(session: Session, waiter: Waiter) -> None:
 
 
 T = TypeVar("T")
+SessionFactory = Callable[[], Session]
 
 
 @overload
 def wait(
-    session_factory: Callable[[], Session],
-    job: tuple[type[T], Any],
-    /,
-    *,
-    timeout: Delay | None = DEFAULT_TIMEOUT,
-    check: bool = False,
+    session_factory: SessionFactory, job: tuple[type[T], Any], /, *, timeout: Delay | None = ..., check: bool = ...
 ) -> JobResult[T]: ...
 @overload
 def wait(
-    session_factory: Callable[[], Session],
-    job: type[T],
-    key: Any,
-    /,
-    *,
-    timeout: Delay | None = DEFAULT_TIMEOUT,
-    check: bool = False,
+    session_factory: SessionFactory, job: type[T], key: Any, /, *, timeout: Delay | None = ..., check: bool = ...
 ) -> JobResult[T]: ...
 @overload
 def wait(
-    session_factory: Callable[[], Session],
-    job: T,
-    /,
-    *,
-    timeout: Delay | None = DEFAULT_TIMEOUT,
-    check: bool = False,
+    session_factory: SessionFactory, job: T, /, *, timeout: Delay | None = ..., check: bool = ...
 ) -> JobResult[T]: ...
 def wait(
-    session_factory: Callable[[], Session],
+    session_factory: SessionFactory,
     job: Any,
     key: Any = None,
     /,
@@ -414,8 +394,10 @@ def wait(
     wake = threading.Event()
     waiter = Waiter("wait", job, key, timeout, wake.set, check=check)
     factory = resolve_factory(session_factory, "wait", is_async=False)
-    engine, subscribed = _engine_of(factory, waiter), False
-
+    session: Session = factory()
+    check_session_class(type(session), factory, "wait", is_async=False)
+    with session:
+        engine, subscribed = primary_bind(session, waiter.spec.mapper).engine, False
     limit_connects(engine)
     deadlines = Deadlines(waiter.longest_reply, f"wait() for {waiter}")
 
@@ -423,8 +405,8 @@ def wait(
         nonlocal subscribed
         match effect:
             case ExecuteInOwnSession():
-                with open_session(factory) as session, deadlines.limit(session):
-                    return execute(session, effect.operation, effect.arguments)
+                with open_session(factory) as opened, deadlines.limit(opened):
+                    return execute(opened, effect.operation, effect.arguments)
             case Wait():
                 wake.wait(None if effect.seconds == float("inf") else effect.seconds)
                 wake.clear()
@@ -439,10 +421,3 @@ def wait(
     finally:
         if subscribed:
             listener.unlisten(engine, waiter.state)
-
-
-def _engine_of(factory: Any, waiter: Waiter) -> sa.Engine:
-    session: Session = factory()
-    check_session_class(type(session), factory, "wait", is_async=False)
-    with session:
-        return primary_bind(session, waiter.spec.mapper).engine

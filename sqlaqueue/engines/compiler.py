@@ -17,11 +17,8 @@ from sqlaqueue.engines.steps import elements, is_step, keys_in, rows_parameter
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import plain_form
 
-# -- ours --------------------------------------------------------------------------------------------------------------
-# Which statements, functions and tables are translated: the library's, and no others.
-#
-# A program uses a prepared engine for its own tables as well. What it writes for these means the same as before.
-
+# Only the library's statements, functions and tables are translated. A program uses a prepared engine for its own
+# tables as well, and what it writes for these keeps its meaning.
 
 _PREFIX = "sqlaqueue_"
 _CLOCKS = frozenset({"statement_timestamp", "clock_timestamp"})
@@ -38,11 +35,10 @@ def is_translated(statement: Any) -> bool:
     A program does not call it, as the functions are PostgreSQL's. Nothing else decides: SQLAlchemy caches what a
     statement is compiled to by its structure.
     """
-    return any(is_ours(getattr(each, "table", each)) or _is_clock(each) for each in elements(statement))
-
-
-def _is_clock(element: Any) -> bool:
-    return isinstance(element, FunctionElement) and element.name in _CLOCKS
+    return any(
+        is_ours(getattr(each, "table", each)) or (isinstance(each, FunctionElement) and each.name in _CLOCKS)
+        for each in elements(statement)
+    )
 
 
 def has_spans(column: Any) -> bool:
@@ -115,15 +111,11 @@ class TranslatingCompiler(_Compiler):
     locks_apart = False
     """Whether a CTE that locks rows is executed before the statement, see :func:`~sqlaqueue.engines.steps.is_step`."""
 
-    @property
+    @memoized_property
     def translates(self) -> bool:
         """Whether constructs that the dialect has as well are translated, see :func:`is_translated`."""
-        known: bool | None = self.__dict__.get("_sqlaqueue_translates")
-        if known is None:
-            # Without a statement it compiles parts of a table, see TranslatingTableCompiler.
-            known = self.statement is None or is_translated(self.statement)
-            self.__dict__["_sqlaqueue_translates"] = known
-        return known
+        # Without a statement it compiles parts of a table, see TranslatingTableCompiler.
+        return self.statement is None or is_translated(self.statement)
 
     # -- what an engine has to give ------------------------------------------------------------------------
 
@@ -171,7 +163,11 @@ class TranslatingCompiler(_Compiler):
             return plain  # type: ignore[return-value] # the plain form of a CTE is one
         if not is_step(cte, locks_apart=self.locks_apart):
             return cte
-        rows = _from_document(self, cte)
+        document = self.rows_in(rows_parameter(cte), f"{cte.name}_rows")
+        columns: list[Any] = [
+            self.value_in(document, number, column.type).label(column.name) for number, column in enumerate(cte.c)
+        ]
+        rows: Any = sa.select(*(columns or [sa.literal_column("1")])).select_from(document)
         element: Any = cte.element
         if element.is_update and len(keys_in(cte)) < len(cte.c):
             # Not by way of JSON: a number would be rounded, and a large value copied.
@@ -222,7 +218,8 @@ class TranslatingCompiler(_Compiler):
             moment, seconds = self.process(binary.left, **options), self._seconds(binary.right, **options)
             return self.moved(moment, seconds if binary.operator is operators.add else f"-({seconds})")
         if is_moment and binary.operator is operators.sub and isinstance(undecorated(binary.right.type), sa.DateTime):
-            return self._between(binary, **options)
+            later, earlier = (self.epoch(self.process(part, **options)) for part in (binary.left, binary.right))
+            return f"({later} - {earlier})"
         rendered: str = super().visit_binary(binary, *positional, **options)
         return rendered
 
@@ -259,13 +256,9 @@ class TranslatingCompiler(_Compiler):
             type_ = SpanInSeconds()
         super()._add_to_result_map(keyname, name, objects, type_)
 
-    @property
+    @memoized_property
     def _has_spans(self) -> bool:
-        known: bool | None = self.__dict__.get("_sqlaqueue_has_spans")
-        if known is None:
-            known = self.statement is not None and uses_spans(self.statement)
-            self.__dict__["_sqlaqueue_has_spans"] = known
-        return known
+        return self.statement is not None and uses_spans(self.statement)
 
     def _any_of(self, binary: BinaryExpression[Any], **options: Any) -> str:
         left, array = self.process(binary.left, **options), binary.right.element
@@ -281,10 +274,6 @@ class TranslatingCompiler(_Compiler):
 
     def among_values(self, left: str, array: Any, **options: Any) -> str:
         return f"{left} IN ({self.each_value(self.process(array, **options))})"
-
-    def _between(self, binary: BinaryExpression[Any], **options: Any) -> str:
-        later, earlier = (self.epoch(self.process(part, **options)) for part in (binary.left, binary.right))
-        return f"({later} - {earlier})"
 
     def visit_extract(self, extract: Any, **options: Any) -> str:
         """Translate the seconds of a moment, and those between two."""
@@ -361,7 +350,7 @@ class TranslatingTableCompiler(_Compiler):
     def sql_compiler(self) -> Any:
         compiler = super().sql_compiler
         element = getattr(self.statement, "element", None)
-        compiler.__dict__["_sqlaqueue_translates"] = is_ours(getattr(element, "table", element))
+        compiler.__dict__["translates"] = is_ours(getattr(element, "table", element))
         return compiler
 
 
@@ -400,11 +389,3 @@ def _read_again(cte: CTE, returned: Any) -> Any:
     rows = returned.subquery(f"{cte.name}_keys")
     same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.name] for key in keys_in(cte)]
     return sa.select(*columns).select_from(table.join(rows, sa.and_(*same)))
-
-
-def _from_document(compiler: TranslatingCompiler, cte: CTE) -> Any:
-    rows = compiler.rows_in(rows_parameter(cte), f"{cte.name}_rows")
-    columns: list[Any] = [
-        compiler.value_in(rows, number, column.type).label(column.name) for number, column in enumerate(cte.c)
-    ]
-    return sa.select(*(columns or [sa.literal_column("1")])).select_from(rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -58,11 +58,8 @@ def subscribe(engine: sa.Engine, deliver: _Deliver) -> Callable[[], None]:
     return end
 
 
-def notify_within_process(engine: sa.Engine, channel_for: Callable[[Any], str | None]) -> None:
-    """Notify the subscribers of an engine's database after each commit of a transaction that has sent something.
-
-    :param channel_of: returns the channel of the queue whose jobs a statement has made pending, from its context.
-    """
+def notify_within_process(engine: sa.Engine) -> None:
+    """Notify the subscribers of an engine's database after each commit of a transaction that has sent something."""
     dialect, database = engine.dialect, database_of(engine)
     commit = dialect.do_commit
 
@@ -83,7 +80,7 @@ def notify_within_process(engine: sa.Engine, channel_for: Callable[[Any], str | 
     ) -> None:
         if context is None or not (context.isinsert or context.isupdate) or OWN_WORK.get():
             return
-        channel = channel_for(context)
+        channel = _channel_of_change(context)
         if channel is not None:
             send(connection.connection.info, channel, Signal.POLL)
 
@@ -94,7 +91,7 @@ def notify_within_process(engine: sa.Engine, channel_for: Callable[[Any], str | 
             connection.connection.info.pop(_PENDING, None)
 
 
-def channel_of_change(context: Any) -> str | None:
+def _channel_of_change(context: Any) -> str | None:
     """Return the channel of the queue whose jobs an INSERT or UPDATE has made pending; None for any other."""
     table = getattr(getattr(context.compiled, "compile_state", None), "dml_table", None)
     if table is not None and table.name == SCHEDULE:
@@ -128,15 +125,11 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-# -- written rows ------------------------------------------------------------------------------------------------------
-# Notes what a table had before a transaction inserted jobs: the functions of :mod:`sqlaqueue.testing` ask for it.
-#
-# PostgreSQL keeps a transaction with each row, and other databases do not. The note is taken only in a program that
-# has imported :mod:`sqlaqueue.testing`, whose tables are those of tests.
-
-
 def note_before_inserts(engine: sa.Engine, key: str, read: Callable[[sa.Connection, sa.Table, str], Any]) -> None:
     """Note something before the first INSERT of a transaction into the table of a queue.
+
+    The functions of :mod:`sqlaqueue.testing` ask for it: PostgreSQL keeps a transaction with each row, and other
+    databases do not. The note is taken only in a program that has imported that module: its tables are those of tests.
 
     :param key: the key of the notes in the ``info`` of the connection, by the names of tables with their schemas.
     :param read: returns what is noted, given the table and its quoted name in the database.
@@ -154,7 +147,10 @@ def note_before_inserts(engine: sa.Engine, key: str, read: Callable[[sa.Connecti
         notes = connection.connection.info.setdefault(key, {})
         if table.fullname not in notes:
             schemas = context.execution_options.get("schema_translate_map") or {}
-            notes[table.fullname] = read(connection, table, _quoted(connection, table, schemas))
+            preparer = connection.dialect.identifier_preparer
+            schema, name = schemas.get(table.schema, table.schema), preparer.quote(table.name)
+            quoted = name if schema is None else f"{preparer.quote_schema(schema)}.{name}"
+            notes[table.fullname] = read(connection, table, quoted)
 
     @event.listens_for(engine, "commit")
     @event.listens_for(engine, "rollback")
@@ -162,9 +158,3 @@ def note_before_inserts(engine: sa.Engine, key: str, read: Callable[[sa.Connecti
         # A connection that was lost has its info no more.
         if not connection.invalidated:
             connection.connection.info.pop(key, None)
-
-
-def _quoted(connection: sa.Connection, table: sa.Table, schemas: Mapping[str | None, str | None]) -> str:
-    preparer = connection.dialect.identifier_preparer
-    schema, name = schemas.get(table.schema, table.schema), preparer.quote(table.name)
-    return name if schema is None else f"{preparer.quote_schema(schema)}.{name}"

@@ -53,10 +53,7 @@ class SharedEngine:
         return subscribe(engine, deliver)
 
     def check_supported(self, spec: Any) -> None:
-        """Refuse a queue with options that the database cannot carry.
-
-        :raises ConfigurationError: naming the class, the option and what to use instead.
-        """
+        """Refuse a queue with options that the database cannot carry."""
         name, config = spec.model.__name__, spec.config
         if spec.strategy.name != "update_status":
             msg = (
@@ -198,10 +195,7 @@ def whole_engine(engine: Any) -> sa.Engine:
 
 
 def is_prepared(engine: sa.Engine) -> bool:
-    """Return whether an engine has been prepared before; refuse one that has connected without it.
-
-    :raises ConfigurationError: naming the call that comes too late.
-    """
+    """Return whether an engine has been prepared before; refuse one that has connected without it."""
     if engine_of(engine.dialect) is not None:
         return True
     pool: Any = engine.pool

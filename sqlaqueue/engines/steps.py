@@ -8,6 +8,7 @@ statements as one JSON document, which the compiler reads in the place of the CT
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -109,7 +110,8 @@ def execute_steps(
         names, needed = _uses_of(cte, locks_apart)
         used: dict[str, Any] = {name: given[name] for name in names & given.keys()}
         used |= {name: text for name, text in rows.items() if name in needed}
-        rows[rows_parameter(cte).key] = json.dumps(run(connection, cte, used), default=_hexadecimal)
+        executed = run(connection, cte, used)
+        rows[rows_parameter(cte).key] = json.dumps(executed, default=lambda value: bytes(value).hex())
     return rows
 
 
@@ -123,10 +125,6 @@ def _uses_of(cte: CTE, locks_apart: bool) -> tuple[frozenset[str], frozenset[str
         known[locks_apart] = names, frozenset(str(rows_parameter(other).key) for other in others)
     uses: tuple[frozenset[str], frozenset[str]] = known[locks_apart]
     return uses
-
-
-def _hexadecimal(value: Any) -> str:
-    return bytes(value).hex()
 
 
 def _children(element: Any) -> Iterator[Any]:
@@ -160,21 +158,18 @@ def _find_steps(statement: Any, locks_apart: bool) -> Iterator[CTE]:
     locking = [cte for cte in all_of_them if locks_apart and _locks(cte)]
     changing = [cte for cte in all_of_them if cte.element.is_dml]
     if changing:
-        _mark_shared(statement, changing)
+        # A query that several steps read is executed once: after the first of them it would find other rows.
+        users = Counter(
+            cte
+            for part in [*(cte.element for cte in changing), statement]
+            for cte in {cte for cte in _within(part) if not cte.element.is_dml}
+        )
+        for cte, number in users.items():
+            if number > 1 and not any(inner.element.is_dml for inner in _ctes(cte.element)):
+                cte.__dict__[_SHARED] = True
     done: set[CTE] = set()
     for cte in [*locking, *changing]:
         yield from _in_order(cte, done, locks_apart)
-
-
-def _mark_shared(statement: Any, changing: list[CTE]) -> None:
-    # A query that several steps read is executed once: after the first of them it would find other rows.
-    users: dict[CTE, int] = {}
-    for part in [*(cte.element for cte in changing), statement]:
-        for cte in {cte for cte in _within(part) if not cte.element.is_dml}:
-            users[cte] = users.get(cte, 0) + 1
-    for cte, number in users.items():
-        if number > 1 and not any(inner.element.is_dml for inner in _ctes(cte.element)):
-            cte.__dict__[_SHARED] = True
 
 
 def _within(part: Any) -> Iterator[CTE]:

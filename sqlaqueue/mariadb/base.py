@@ -26,7 +26,6 @@ def refuse_autocommit(connection: sa.Connection, statement: Any) -> None:
     The lock of a row ends with its transaction: another worker could take the row before it is changed.
 
     :param statement: the statement or the first part of it, whose table the error names.
-    :raises StatementError: if the connection has AUTOCOMMIT, and the program has not begun a transaction.
     """
     driver = connection.connection.driver_connection
     # What the driver knows costs nothing. But asyncmy does not notice that AUTOCOMMIT was switched off by a statement.
@@ -39,24 +38,18 @@ def refuse_autocommit(connection: sa.Connection, statement: Any) -> None:
     finally:
         cursor.close()
     if each_by_itself:
+        tables = (each.name for each in iterate(statement) if isinstance(each, sa.Table))
+        table = statement.table.name if statement.is_dml else next(tables, "this statement")
         msg = (
-            f"{_table_of(statement)}: MariaDB needs several statements for a claim, a settlement and a change with "
-            "returning(), and this connection commits each of them by itself (AUTOCOMMIT), so others could change the "
-            "rows in between; use a session or connection whose isolation_level is not AUTOCOMMIT, as those of "
-            "create_engine() and prepare() are by default"
+            f"{table}: MariaDB needs several statements for a claim, a settlement and a change with returning(), and "
+            "this connection commits each of them by itself (AUTOCOMMIT), so others could change the rows in between; "
+            "use a session or connection whose isolation_level is not AUTOCOMMIT, as those of create_engine() and "
+            "prepare() are by default"
         )
         raise StatementError(msg)
 
 
-def _table_of(statement: Any) -> str:
-    found = (
-        [statement.table] if statement.is_dml else [each for each in iterate(statement) if isinstance(each, sa.Table)]
-    )
-    return str(found[0].name) if found else "this statement"
-
-
 # -- errors ------------------------------------------------------------------------------------------------------------
-
 
 DUPLICATES = (1062, 1586)
 _STATES = {
@@ -102,7 +95,6 @@ def number_of(error: Any) -> int | None:
 
 
 def text_of(error: Any) -> str:
-    """Return the text of an error."""
     arguments: Any = getattr(getattr(error, "orig", error), "args", ())
     return str(arguments[1]) if len(arguments) > 1 else str(error)
 
@@ -149,7 +141,6 @@ def violated_table(error: DBAPIError) -> str | None:
 # makes warnings of all errors: it cuts texts that are too long, and leaves out rows whose foreign key refers to
 # nothing. So the warnings are read, and all but those about duplicates become errors.
 
-
 _IGNORES = re.compile(r"/\*sqlaqueue ignores (?P<key>\w*)\*/ ")
 _SAVEPOINT = "sqlaqueue_insert"
 _INTEGRITY = {1048, 1216, 1364, 1452}
@@ -168,8 +159,6 @@ def in_order_of_assignment(values: Mapping[Any, Any], table: sa.Table) -> list[A
     """Return the columns of DO UPDATE, each behind those that are computed from it.
 
     MariaDB assigns one column after another, so a value or condition would read what has been assigned before.
-
-    :raises StatementError: if two columns are computed from each other.
     """
     readers: dict[Any, set[Any]] = {column: set() for column in values}
     for column, value in values.items():
@@ -202,10 +191,7 @@ def ignoring_duplicates(statement: str, clause: Any, table: Any) -> str:
 
 @contextlib.contextmanager
 def errors_of_ignored_rows(cursor: Any, statement: str, context: Any) -> Iterator[None]:
-    """Execute a statement; if it is such an INSERT and has ignored another error, undo it and raise the error.
-
-    :raises StatementError: if the rows are to be streamed, or there are more warnings than the server keeps.
-    """
+    """Execute a statement; if it is such an INSERT and has ignored another error, undo it and raise the error."""
     head = _IGNORES.match(statement)
     if head is None:
         yield
@@ -258,7 +244,6 @@ _ERROR_OF_WARNING = {1265: 1406}
 #
 # The setting of MariaDB belongs to the session and counts whole seconds. It is set before the statement that names
 # it, and restored when the transaction ends.
-
 
 LOCK_TIMEOUT = "sqlaqueue_lock_timeout"
 """The attribute of a compiled statement with the names of the parameters that hold a setting's name and its value."""
@@ -317,7 +302,6 @@ def limit_lock_waits(engine: sa.Engine) -> None:
 
 MICROSECONDS = 6
 """The digits after the second that the database stores."""
-
 
 JSON_TEXT = "LONGTEXT CHARACTER SET utf8mb4"
 """The type of texts in JSON; without a character set it would have that of the database."""

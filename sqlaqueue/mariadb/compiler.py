@@ -15,7 +15,7 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue.engines.compiler import TranslatingCompiler
 from sqlaqueue.engines.shared import undecorated
-from sqlaqueue.engines.steps import is_step, rows_parameter
+from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mariadb.base import (
     JSON_TEXT,
@@ -103,11 +103,8 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         if not self.translates or not is_step(cte, locks_apart=True):
             return super()._substitute(cte)
         element: Any = cte.element
-        if element.is_dml and element.is_update:
-            table = element.table
-            keys = [column for column in cte.c if any(column.shares_lineage(key) for key in table.primary_key)]
-            if len(keys) < len(cte.c):
-                return self._read_again(cte, table)
+        if element.is_dml and element.is_update and len(keys_in(cte)) < len(cte.c):
+            return self._read_again(cte, element.table)
         columns = [sa.column(f"c{number}", column.type) for number, column in enumerate(cte.c)]
         rows = _RowsOfStep(rows_parameter(cte)).table_valued(*(columns or [sa.column("c0")]), name=f"{cte.name}_rows")
         values = [self._value(rows.c[number], column) for number, column in enumerate(cte.c)]

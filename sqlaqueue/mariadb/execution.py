@@ -156,11 +156,9 @@ class _Execution:
         self.context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(self.cursor, description, returned)
 
     def rows_of(self, step: str, numbers: str) -> list[Row]:
-        """Return the keys among the rows of a step.
-
-        :raises StatementError: if the step was not executed: with no rows the statement would do nothing, and say so.
-        """
+        """Return the keys among the rows of a step."""
         if step not in self.steps:
+            # With no rows the statement would do nothing, and say so.
             raise refuse_without_step(step, "MariaDB")
         places = [int(number) for number in numbers.split(",")]
         return [tuple(row[place] for place in places) for row in self.steps[step]]
@@ -252,7 +250,11 @@ _statements: WeakKeyDictionary[CTE, Any] = WeakKeyDictionary()
 def run_step(connection: sa.Connection, cte: CTE, parameters: Mapping[str, Any]) -> list[list[Any]]:
     """Execute a step and return its rows, each value as JSON can represent it."""
     refuse_autocommit(connection, cte.element)
-    result = connection.execute(_statement_of(cte), parameters)
+    statement = _statements.get(cte)
+    if statement is None:
+        inner = plain_form(cte)
+        statement = _statements[cte] = _with_keys_only(cte if inner is None else inner)
+    result = connection.execute(statement, parameters)
     rows: list[Any] = []
     if result.returns_rows:
         # As the driver has them: the following statements give them back to it.
@@ -268,14 +270,6 @@ def forget_rows(connection: sa.Connection) -> None:
     # A connection that was lost has its info no more, and one that is closed has none.
     if not (connection.invalidated or connection.closed):
         connection.connection.info.pop(ROWS, None)
-
-
-def _statement_of(cte: CTE) -> Any:
-    found = _statements.get(cte)
-    if found is None:
-        inner = plain_form(cte)
-        found = _statements[cte] = _with_keys_only(cte if inner is None else inner)
-    return found
 
 
 def _with_keys_only(cte: Any) -> Any:

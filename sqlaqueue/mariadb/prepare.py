@@ -11,7 +11,7 @@ from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.pool import AssertionPool, SingletonThreadPool, StaticPool
 
 from sqlaqueue.engines.checks import schema_of
-from sqlaqueue.engines.notifications import channel_of_change, note_before_inserts, notify_within_process, send
+from sqlaqueue.engines.notifications import note_before_inserts, notify_within_process, send
 from sqlaqueue.engines.shared import SharedEngine, is_prepared, replace_compilers, whole_engine
 from sqlaqueue.engines.steps import carry_out_statements
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
@@ -75,11 +75,10 @@ class MariaDB(SharedEngine):
 
         The server converts such a column before it compares it, and uses no index: a settlement would read all rows,
         and wait for the locks of other workers.
-
-        :raises DatabaseNotReadyError: naming the table or column and the fix.
         """
         for table in (spec.table, *spec.side_tables.values()):
-            engine = connection.execute(_STORAGE_ENGINE, _place(connection, table)).scalar()
+            place = {"schema": schema_of(connection, table), "table": table.name}
+            engine = connection.execute(_STORAGE_ENGINE, place).scalar()
             # None for a view, and for a table that this user may not see there.
             if engine not in {None, "InnoDB"}:
                 msg = (
@@ -87,8 +86,9 @@ class MariaDB(SharedEngine):
                     f"transactions and no locks of rows; change it by `ALTER TABLE {table.name} ENGINE = InnoDB`"
                 )
                 raise DatabaseNotReadyError(msg)
+        place = {"schema": schema_of(connection, spec.table), "table": spec.table.name}
         for key in spec.keys:
-            found = connection.execute(_CHARACTER_SET, _place(connection, spec.table, key.name)).scalar()
+            found = connection.execute(_CHARACTER_SET, {**place, "name": key.name}).scalar()
             if found not in {None, "utf8mb4"}:
                 msg = (
                     f"{spec.model.__name__}.{key.key}: the character set of the column {spec.table.name}.{key.name} is "
@@ -107,11 +107,6 @@ class MariaDB(SharedEngine):
                 "so handlers would commit and roll back each other's work; make the engine without poolclass="
             )
             raise ConfigurationError(msg)
-
-
-def _place(connection: sa.Connection, table: sa.Table, column: str | None = None) -> dict[str, str | None]:
-    place = {"schema": schema_of(connection, table), "table": table.name}
-    return place if column is None else {**place, "name": column}
 
 
 def _keys(connection: sa.Connection, table: sa.Table, name: str) -> list[tuple[object, ...]]:
@@ -187,7 +182,7 @@ def prepare(engine: Any) -> None:
     event.listen(sync, "after_cursor_execute", _notify)
     limit_lock_waits(sync)
     note_before_inserts(sync, EARLIER, _keys)
-    notify_within_process(sync, channel_of_change)
+    notify_within_process(sync)
     carry_out_statements(sync, other, run_step, locks_apart=True, forget=forget_rows)
 
 
@@ -203,9 +198,10 @@ def _check_version(dialect: Any) -> None:
     version = dialect.server_version_info or ()
     shown = ".".join(map(str, version))
     if not dialect.is_mariadb:
-        lacks = "which has no INSERT .. RETURNING"
-        msg = f"sqlaqueue.mariadb: the server is MySQL {shown}, {lacks}; use MariaDB 10.6 or newer"
-        raise ConfigurationError(msg)
-    if version[: len(_OLDEST)] < _OLDEST:
-        msg = f"sqlaqueue.mariadb: the server is MariaDB {shown}, which has no SKIP LOCKED; use MariaDB 10.6 or newer"
-        raise ConfigurationError(msg)
+        found = f"MySQL {shown}, which has no INSERT .. RETURNING"
+    elif version[: len(_OLDEST)] < _OLDEST:
+        found = f"MariaDB {shown}, which has no SKIP LOCKED"
+    else:
+        return
+    msg = f"sqlaqueue.mariadb: the server is {found}; use MariaDB 10.6 or newer"
+    raise ConfigurationError(msg)

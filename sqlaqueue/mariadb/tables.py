@@ -29,7 +29,6 @@ _LENGTHS = {"key": 512}
 """The characters of texts that are indexed, so that a key fits into the 3072 bytes that InnoDB allows."""
 _LENGTH = 191
 
-
 _TableCompiler: Any = MySQLDDLCompiler
 
 
@@ -146,7 +145,6 @@ def _columns_of(where: Any) -> Iterator[Any]:
 
 
 _COMPARED = {operators.eq, operators.in_op, operators.is_not}
-
 
 _CHANGED = " OR ".join(f"NOT (OLD.{name} <=> NEW.{name})" for name in TIMING)
 

@@ -38,10 +38,7 @@ def index_name(table: sa.Table) -> str:
 
 
 def is_unique_index(index: sa.Index) -> bool:
-    """Return whether an index makes the jobs of a queue unique.
-
-    :raises ConfigurationError: for one of a migration, which does not tell the types of its columns.
-    """
+    """Return whether an index makes the jobs of a queue unique; refuse one of a migration, which tells no types."""
     if index.table is None or index.name != index_name(index.table):
         return False
     if queue_of(index.table) is None:
@@ -54,25 +51,20 @@ def is_unique_index(index: sa.Index) -> bool:
     return True
 
 
-# -- the digest --------------------------------------------------------------------------------------------------------
-
-
 def digest(values: Sequence[Any], process: Process, dialect: sa.Dialect, *, nulls_distinct: bool) -> str:
     """Return the SQL of the digest of some values; NULL if one of them is, unless two NULLs are equal.
 
     :param process: returns the SQL of an expression.
     """
-    parts = [f"UNHEX(SHA2({_comparable(value, process(value), dialect)}, 256))" for value in values]
+    parts = []
+    for value in values:
+        text = process(value)
+        # A text that is the same for values of a column that are equal, and for no others. A period is a number here.
+        written = None if plain_form(value) is not None else comparable_text(value.type, text, dialect)
+        parts.append(f"UNHEX(SHA2({f'CAST({text} AS {_TEXT})' if written is None else written}, 256))")
     if not nulls_distinct:
         parts = [f"COALESCE({part}, {_NULL})" for part in parts]
     return parts[0] if len(parts) == 1 else f"UNHEX(SHA2(CONCAT({', '.join(parts)}), 256))"
-
-
-def _comparable(value: Any, text: str, dialect: sa.Dialect) -> str:
-    """Return the SQL of a text that is the same for values of a column that are equal, and for no others."""
-    # A period is a number here.
-    written = None if plain_form(value) is not None else comparable_text(value.type, text, dialect)
-    return f"CAST({text} AS {_TEXT})" if written is None else written
 
 
 def comparable_text(type_: Any, text: str, dialect: sa.Dialect) -> str | None:
@@ -98,10 +90,7 @@ def comparable_text(type_: Any, text: str, dialect: sa.Dialect) -> str | None:
 
 
 def check_comparable(spec: Any, dialect: sa.Dialect) -> None:
-    """Refuse attributes by which jobs cannot be unique here.
-
-    :raises ConfigurationError: naming the class, the attribute and what to use instead.
-    """
+    """Refuse attributes by which jobs cannot be unique here."""
     for name in spec.config.unique.attributes:
         type_ = spec.mapper.columns[name].type
         if comparable_text(type_, "", dialect) is None:
@@ -111,9 +100,6 @@ def check_comparable(spec: Any, dialect: sa.Dialect) -> None:
                 f"moment, a date or a UUID for {spec.model.__name__}.{name}"
             )
             raise ConfigurationError(msg)
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def create_index(index: sa.Index, compiler: Any, *, if_not_exists: bool) -> str:
@@ -136,9 +122,6 @@ def drop_index(index: sa.Index, compiler: Any, *, if_exists: bool) -> str:
     table, name = compiler.preparer.format_table(index.table), compiler.preparer.format_index(index)
     only = "IF EXISTS " if if_exists else ""
     return f"ALTER TABLE {table} DROP INDEX {only}{name}, DROP COLUMN {only}{COLUMN}"
-
-
-# -- statements --------------------------------------------------------------------------------------------------------
 
 
 class UniqueStatements:
@@ -193,9 +176,6 @@ def _joins(froms: Iterable[Any]) -> Iterator[sa.Join]:
         if isinstance(each, sa.Join):
             yield each
             yield from _joins([each.left, each.right])
-
-
-# -- INSERT .. ON CONFLICT DO NOTHING ----------------------------------------------------------------------------------
 
 
 def unless_twin(statement: str, table: sa.Table) -> str:

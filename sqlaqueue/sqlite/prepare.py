@@ -16,7 +16,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from sqlaqueue.engines.notifications import channel_of_change, note_before_inserts, notify_within_process, send
+from sqlaqueue.engines.notifications import note_before_inserts, notify_within_process, send
 from sqlaqueue.engines.shared import SharedEngine, is_prepared, moment_text, replace_compilers, whole_engine
 from sqlaqueue.engines.steps import carry_out_statements, keys_in
 from sqlaqueue.exc import ConfigurationError
@@ -127,8 +127,6 @@ class SQLite(SharedEngine):
         """Refuse an engine with one connection, and one of a database in memory.
 
         Several connections share one in memory by ``cache=shared``, and do not wait there for the locks of each other.
-
-        :raises ConfigurationError: naming what to use instead.
         """
         in_memory = ":memory:" in (engine.url.database or "") or "mode=memory" in str(engine.url)
         if in_memory or isinstance(engine.pool, SingletonThreadPool | StaticPool):
@@ -138,11 +136,6 @@ class SQLite(SharedEngine):
                 "sqlaqueue.testing: drain(session, Model, handler)"
             )
             raise ConfigurationError(msg)
-
-
-def moment_in(text: str) -> datetime:
-    """Return the moment in a text, without a time zone."""
-    return datetime.fromisoformat(text)
 
 
 class Moment(sqlite.DATETIME):
@@ -181,7 +174,7 @@ class Moment(sqlite.DATETIME):
         def process(value: Any) -> Any:
             if not isinstance(value, str):
                 return value
-            moment = moment_in(value)
+            moment = datetime.fromisoformat(value)
             if not self.timezone:
                 return moment
             # Another program may have written it with its distance to UTC.
@@ -197,45 +190,26 @@ def _moved(moment: str | None, seconds: float | None) -> str | None:
     if moment is None or seconds is None:
         return None
     try:
-        return moment_text(moment_in(moment) + timedelta(seconds=seconds))
+        return moment_text(datetime.fromisoformat(moment) + timedelta(seconds=seconds))
     except OverflowError:
         # A moment that Python cannot represent is earlier or later than all others.
         return "0001-01-01 00:00:00.000000" if seconds < 0 else "9999-12-31 23:59:59.999999"
 
 
 def _epoch(moment: str | None) -> float | None:
-    return None if moment is None else (moment_in(moment).replace(tzinfo=UTC) - _EPOCH).total_seconds()
+    return None if moment is None else (datetime.fromisoformat(moment).replace(tzinfo=UTC) - _EPOCH).total_seconds()
 
 
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else bytes.fromhex(text)
-
-
-def _uuid_text(value: str | None) -> str | None:
-    return None if value is None else str(UUID(value))
-
-
-def _concat_ws(separator: str, *values: Any) -> str:
-    return separator.join(str(value) for value in values if value is not None)
-
-
-def _regexp_replace(text: str | None, pattern: str, by: str) -> str | None:
-    return None if text is None else re.sub(pattern, by, text, count=1)
-
-
-def _digest(*values: Any) -> str:
-    return hashlib.sha256(repr(values).encode()).hexdigest()
-
-
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "sqlaqueue_moved": (2, _moved),
     "sqlaqueue_epoch": (1, _epoch),
-    "sqlaqueue_bytes": (1, _bytes),
-    "sqlaqueue_uuid_text": (1, _uuid_text),
-    "regexp_replace": (3, _regexp_replace),
-    "sqlaqueue_digest": (-1, _digest),
-    "concat_ws": (-1, _concat_ws),
+    "sqlaqueue_bytes": (1, lambda text: None if text is None else bytes.fromhex(text)),
+    "sqlaqueue_uuid_text": (1, lambda text: None if text is None else str(UUID(text))),
+    "regexp_replace": (3, lambda text, pattern, by: None if text is None else re.sub(pattern, by, text, count=1)),
+    "sqlaqueue_digest": (-1, lambda *values: hashlib.sha256(repr(values).encode()).hexdigest()),
+    "concat_ws": (-1, lambda separator, *texts: separator.join(str(text) for text in texts if text is not None)),
 }
+"""The number of arguments of each function, -1 for any, and the function itself."""
 
 
 def add_functions(
@@ -357,7 +331,7 @@ def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
     refuse_files_of_parent(sync)
     begin_when_needed(sync)
     note_before_inserts(sync, _EARLIER, _rowids)
-    notify_within_process(sync, channel_of_change)
+    notify_within_process(sync)
     carry_out_statements(sync, other, _run_step)
 
 

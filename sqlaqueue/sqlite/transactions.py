@@ -44,7 +44,8 @@ def begin_when_needed(engine: sa.Engine) -> None:
     def begin(
         connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
     ) -> tuple[str, Any]:
-        text = _without_comments(statement).upper()
+        text = statement.lstrip()
+        text = (_COMMENTS.sub("", text, count=1) if text.startswith(("--", "/*")) else text).upper()
         info = connection.connection.info
         driver: Any = connection.connection.driver_connection
         if text.startswith(_NEITHER):
@@ -83,10 +84,7 @@ def release_lock(connection: Any, *_: Any) -> None:
 
 
 def refuse_autocommit(connection: Any, *_: Any) -> None:
-    """Refuse a connection whose driver begins transactions by itself, or passes over commits and rollbacks.
-
-    :raises ConfigurationError: naming the attribute that does it.
-    """
+    """Refuse a connection whose driver begins transactions by itself, or passes over commits and rollbacks."""
     if getattr(connection, "autocommit", _LEGACY_TRANSACTIONS) != _LEGACY_TRANSACTIONS:
         msg = (
             f"a connection has autocommit={connection.autocommit}, with which an engine that "
@@ -94,11 +92,6 @@ def refuse_autocommit(connection: Any, *_: Any) -> None:
             "of listeners to `connect`"
         )
         raise ConfigurationError(msg)
-
-
-def _without_comments(statement: str) -> str:
-    text = statement.lstrip()
-    return _COMMENTS.sub("", text, count=1) if text.startswith(("--", "/*")) else text
 
 
 def _is_autocommit(connection: sa.Connection) -> bool:
@@ -119,12 +112,9 @@ def _is_read(text: str, context: Any) -> bool:
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
-# Refuses a file in a forked child whose parent has it open.
-#
 # SQLite keeps in the memory of a process which locks the process has on a file. A child inherits that memory, but not
 # the locks: its connections, new ones as well, would take no lock that the parent had at the fork, or wait for one
 # that is never released. So two processes could write at the same time, or one could wait for ever.
-
 
 _open: Counter[str] = Counter()
 """The number of connections of prepared engines, by the path of the file."""
@@ -136,7 +126,7 @@ _refused: dict[str, int] = {}
 def refuse_files_of_parent(engine: sa.Engine) -> None:
     """Let an engine refuse its file in a child that is forked while a prepared engine has it open.
 
-    :raises ConfigurationError: by the engine, when it connects, executes a statement or commits in such a child.
+    The error comes when the engine connects, executes a statement or commits.
     """
     path = database_of(engine)
     files = {path} if isinstance(path, str) else set[str]()

@@ -312,10 +312,7 @@ def run_benchmark(
 
 
 def find_model(path: str) -> type[Any]:
-    """Import a class by ``"package.module:Class"``.
-
-    :raises ValueError: if the path is malformed, or there is no such class.
-    """
+    """Import a class by ``"package.module:Class"``; raise ValueError for a wrong path."""
     module, colon, name = path.partition(":")
     if not (module and colon and name):
         raise ValueError(f"{path!r}: give a queue class as package.module:Class")
@@ -446,7 +443,10 @@ def _check(workers: Sequence[Any], *, may_end: bool) -> None:
 
 
 def _drain_in_process(arguments: _Arguments, start: Any) -> None:
-    consumer = _consumer(arguments, _do_nothing)
+    def handle(session: Session, job: Any) -> None:
+        """Do nothing, as an empty handler."""
+
+    consumer = _consumer(arguments, handle)
     start.wait()
     consumer.drain()
 
@@ -458,10 +458,6 @@ def _run_in_process(arguments: _Arguments, start: Any, started: Any) -> None:
     consumer = _consumer(arguments, handle)
     start.wait()
     consumer.run()
-
-
-def _do_nothing(session: Session, job: Any) -> None:
-    """Do nothing, as an empty handler."""
 
 
 def _consumer(arguments: _Arguments, handler: Any) -> Consumer[Any]:

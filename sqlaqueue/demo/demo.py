@@ -14,11 +14,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from rich.console import Console
@@ -27,11 +26,8 @@ from rich.text import Text
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from sqlaqueue import texts
 from sqlaqueue.demo.models import MODELS, PAUSE_AT, URL, CannotRunError, FileJob, demo_database
 from sqlaqueue.texts import printable
-
-# -- check -------------------------------------------------------------------------------------------------------------
 
 
 class Content(NamedTuple):
@@ -81,15 +77,11 @@ def content(path: bytes) -> Content | None:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = file.tell()
             file.seek(0)
-            return Content(digest, size, sum(line.endswith(b"\n") for line in _pieces(file)))
+            # Very long lines in pieces.
+            pieces = iter(lambda: file.readline(1 << 20), b"")
+            return Content(digest, size, sum(piece.endswith(b"\n") for piece in pieces))
     except OSError:
         return None
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file; very long lines in pieces."""
-    while piece := file.readline(1 << 20):
-        yield piece
 
 
 def check(
@@ -147,7 +139,7 @@ def _problem(status: str, runs: int, found: Content | None, expected: Content | 
 
 
 def printable_path(path: bytes) -> str:
-    return texts.printable(os.fsdecode(path))
+    return printable(os.fsdecode(path))
 
 
 _RATE_WINDOW = 2.0
@@ -181,7 +173,7 @@ class Display:
         if len(lines) > _MAX_LISTED:
             self.print(f"    and {len(lines) - _MAX_LISTED} more")
 
-    @contextmanager
+    @contextlib.contextmanager
     def progress(self, title: str, total: int) -> Iterator[None]:
         self._total, self._printed_at = total, time.monotonic()
         self._samples.clear()
@@ -399,7 +391,10 @@ def _run_strategy(demo: Demo, strategy: str) -> bool:
     model, display = MODELS[strategy], demo.display
     display.print(f"{strategy}: {len(demo.files)} files, {demo.workers} worker processes", "bold")
     with _workers(demo, strategy) as workers, Session(demo.engine) as session:
-        started_at = _enqueue(session, model, demo.files)
+        session.add_all(model(path=file) for file in demo.files)
+        session.commit()
+        now = sa.select(sa.func.clock_timestamp(type_=sa.DateTime(timezone=True)))
+        started_at: datetime = session.execute(now).scalar_one()
         with display.progress(strategy, len(demo.files)):
             problems = _watch(session, model, workers, display, len(demo.files))
         for worker in workers:
@@ -432,13 +427,6 @@ def _workers(demo: Demo, strategy: str) -> Iterator[list[DemoWorker]]:
                 worker.kill()
 
 
-def _enqueue(session: Session, model: type[FileJob], files: Sequence[bytes]) -> datetime:
-    session.add_all(model(path=file) for file in files)
-    session.commit()
-    now: datetime = session.execute(sa.select(sa.func.clock_timestamp(type_=sa.DateTime(timezone=True)))).scalar_one()
-    return now
-
-
 def _watch(
     session: Session, model: type[FileJob], workers: Sequence[DemoWorker], display: Display, total: int
 ) -> list[str]:
@@ -446,7 +434,14 @@ def _watch(
     last, changed = (0, 0), time.monotonic()
     while True:
         checked = time.monotonic()
-        done, failed = _finished(session, model)
+        count = sa.func.count()
+        done, failed = session.execute(
+            sa.select(
+                count.filter(model.status == "completed"), count.filter(model.status.in_(["failed", "cancelled"]))
+            )
+        ).one()
+        # An open transaction would keep VACUUM from removing dead rows.
+        session.rollback()
         display.update(done, failed, sum(len(worker.holds) for worker in workers if worker.is_running))
         if done + failed >= total:
             return []
@@ -468,16 +463,6 @@ def _watch(
             return [f"no progress for {_STALLED_AFTER:.0f} seconds"]
         # Counting the jobs of a large table must not slow the workers down.
         time.sleep(max(_CHECK_INTERVAL, 3 * (now - checked)))
-
-
-def _finished(session: Session, model: type[FileJob]) -> tuple[int, int]:
-    count = sa.func.count()
-    completed, failed = session.execute(
-        sa.select(count.filter(model.status == "completed"), count.filter(model.status.in_(["failed", "cancelled"])))
-    ).one()
-    # An open transaction would keep VACUUM from removing dead rows.
-    session.rollback()
-    return completed, failed
 
 
 def _check(session: Session, model: type[FileJob], demo: Demo, workers: Sequence[DemoWorker]) -> Findings:

@@ -115,7 +115,10 @@ def demo_database(url: str | None, *, sqlite: bool = False) -> Iterator[sa.Engin
             yield engine
             engine.dispose()
         return
-    _check_driver()
+    try:
+        sa.make_url(f"{_DRIVER}://").get_dialect().import_dbapi()
+    except ModuleNotFoundError:
+        raise CannotRunError("the demo needs psycopg: pip install 'sqlaqueue[demo]'") from None
     with contextlib.ExitStack() as stack:
         if url is None:
             # PGOPTIONS, PGSERVICE and the like are meant for another server.
@@ -140,13 +143,6 @@ def connect(url: str) -> sa.Engine:
     prepare(engine)
     # A file has no schemas.
     return engine.execution_options(schema_translate_map={SCHEMA: None})
-
-
-def _check_driver() -> None:
-    try:
-        sa.make_url(f"{_DRIVER}://").get_dialect().import_dbapi()
-    except ModuleNotFoundError:
-        raise CannotRunError("the demo needs psycopg: pip install 'sqlaqueue[demo]'") from None
 
 
 def _with_driver(text: str) -> sa.URL:
@@ -184,10 +180,8 @@ def _schema(engine: sa.Engine) -> Iterator[None]:
 
 
 # -- worker ------------------------------------------------------------------------------------------------------------
-# A worker process of the demo: ``python -m sqlaqueue.demo.models STRATEGY BATCH``.
-#
-# It runs a Consumer, and prints a line for each of its events, from which the demo derives the jobs that it holds.
-
+# A worker process of the demo: ``python -m sqlaqueue.demo.models STRATEGY BATCH``. It runs a Consumer, and prints a
+# line for each of its events, from which the demo derives the jobs that it holds.
 
 URL = "SQLAQUEUE_DEMO_URL"
 PAUSE_AT = "SQLAQUEUE_DEMO_PAUSE_AT"

@@ -189,7 +189,6 @@ class Context:
         return {**self._scalars, **dict(zip(self._keys, self._take(self.row), strict=True))}
 
     def get_current_parameters(self, isolate_multiinsert_groups: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 - the signature in SQLAlchemy
-        """Return the values of the row, by column key."""
         return self.current_parameters
 
 
@@ -452,7 +451,6 @@ def _escaped(write: Write) -> Write:
 
 
 def writer_for(kind: type[Any]) -> Write:
-    """Return the function that formats values of a class."""
     for known, write in _WRITERS:
         if issubclass(kind, known):
             return write

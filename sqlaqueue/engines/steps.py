@@ -135,8 +135,11 @@ def _children(element: Any) -> Iterator[Any]:
         yield table
 
 
-def elements(statement: Any) -> Iterator[Any]:
-    """Yield a statement and all elements in it."""
+def elements(statement: Any, *, into_steps: bool = True) -> Iterator[Any]:
+    """Yield a statement and all elements in it.
+
+    :param into_steps: whether to yield what is inside of a CTE that changes rows, and so is a step of its own.
+    """
     seen, stack = set(), [statement]
     while stack:
         element = stack.pop()
@@ -144,11 +147,12 @@ def elements(statement: Any) -> Iterator[Any]:
             continue
         seen.add(id(element))
         yield element
-        stack.extend(_children(element))
+        if into_steps or not (isinstance(element, CTE) and element.element.is_dml):
+            stack.extend(_children(element))
 
 
-def _ctes(statement: Any) -> Iterator[CTE]:
-    for element in elements(statement):
+def _ctes(statement: Any, *, into_steps: bool = True) -> Iterator[CTE]:
+    for element in elements(statement, into_steps=into_steps):
         if isinstance(element, CTE) and element is not statement:
             yield element
 
@@ -162,7 +166,7 @@ def _find_steps(statement: Any, locks_apart: bool) -> Iterator[CTE]:
         users = Counter(
             cte
             for part in [*(cte.element for cte in changing), statement]
-            for cte in {cte for cte in _within(part) if not cte.element.is_dml}
+            for cte in {cte for cte in _ctes(part, into_steps=False) if not cte.element.is_dml}
         )
         for cte, number in users.items():
             if number > 1 and not any(inner.element.is_dml for inner in _ctes(cte.element)):
@@ -170,21 +174,6 @@ def _find_steps(statement: Any, locks_apart: bool) -> Iterator[CTE]:
     done: set[CTE] = set()
     for cte in [*locking, *changing]:
         yield from _in_order(cte, done, locks_apart)
-
-
-def _within(part: Any) -> Iterator[CTE]:
-    """Return the CTEs that a part of a statement uses, but not those inside of a CTE that is a step of its own."""
-    seen, stack = set(), [*_children(part)]
-    while stack:
-        element = stack.pop()
-        if id(element) in seen:
-            continue
-        seen.add(id(element))
-        if isinstance(element, CTE):
-            yield element
-            if element.element.is_dml:
-                continue
-        stack.extend(_children(element))
 
 
 def _in_order(cte: CTE, done: set[CTE], locks_apart: bool) -> Iterator[CTE]:

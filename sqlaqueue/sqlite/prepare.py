@@ -54,42 +54,6 @@ _UNIQUE = re.compile(r"UNIQUE constraint failed: (?:index '(?P<index>.*)'|(?P<co
 _NOT_NULL = re.compile(r"NOT NULL constraint failed: (?P<table>.*)\.(?P<column>.*)$")
 
 
-def sqlstate_of(error: DBAPIError) -> str | None:
-    """Return the SQLSTATE; None for an error without a counterpart."""
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    if code is None:
-        return None
-    if code == _TRIGGER and "FOREIGN KEY" in str(error.orig):
-        return "23503"
-    found = _CODES.get(code) or _PRIMARY_CODES.get(code & 0xFF)
-    if found is None:
-        text = str(error.orig)
-        found = next((state for part, state in _TEXTS.items() if part in text), None)
-    return found
-
-
-def constraint_of(error: DBAPIError) -> str | None:
-    """Return the name of the violated index of expressions, or the columns of another one; None for other errors."""
-    found = _UNIQUE.match(str(error.orig))
-    if found is not None:
-        return found["index"] or found["columns"]
-    state: Any = sqlstate_of(error)
-    return "" if state in {"23503", "23514"} else None
-
-
-def column_of(error: DBAPIError) -> str | None:
-    found = _NOT_NULL.match(str(error.orig))
-    return None if found is None else found["column"]
-
-
-def table_of(error: DBAPIError) -> str | None:
-    found = _NOT_NULL.match(str(error.orig))
-    if found is not None:
-        return found["table"]
-    unique = _UNIQUE.match(str(error.orig))
-    return unique["columns"].partition(".")[0] if unique is not None and unique["columns"] else None
-
-
 class SQLite(SharedEngine):
     name = "sqlite"
     title = "SQLite"
@@ -105,10 +69,33 @@ class SQLite(SharedEngine):
         self.busy_timeout = busy_timeout
         """How many seconds a transaction waits for that of another connection."""
 
-    sqlstate = staticmethod(sqlstate_of)
-    violated_constraint = staticmethod(constraint_of)
-    violated_column = staticmethod(column_of)
-    violated_table = staticmethod(table_of)
+    def sqlstate(self, error: DBAPIError) -> str | None:
+        code = getattr(error.orig, "sqlite_errorcode", None)
+        if code is None:
+            return None
+        text = str(error.orig)
+        if code == _TRIGGER and "FOREIGN KEY" in text:
+            return "23503"
+        known = _CODES.get(code) or _PRIMARY_CODES.get(code & 0xFF)
+        return known or next((state for part, state in _TEXTS.items() if part in text), None)
+
+    def violated_constraint(self, error: DBAPIError) -> str | None:
+        """Return the name of the violated index of expressions, or the columns of another one."""
+        found = _UNIQUE.match(str(error.orig))
+        if found is not None:
+            return found["index"] or found["columns"]
+        return "" if self.sqlstate(error) in {"23503", "23514"} else None
+
+    def violated_column(self, error: DBAPIError) -> str | None:
+        found = _NOT_NULL.match(str(error.orig))
+        return None if found is None else found["column"]
+
+    def violated_table(self, error: DBAPIError) -> str | None:
+        found = _NOT_NULL.match(str(error.orig))
+        if found is not None:
+            return found["table"]
+        unique = _UNIQUE.match(str(error.orig))
+        return unique["columns"].partition(".")[0] if unique is not None and unique["columns"] else None
 
     def check_supported(self, spec: Any) -> None:
         super().check_supported(spec)

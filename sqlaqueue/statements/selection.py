@@ -338,29 +338,27 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, cho
     :param chosen: whether the statement chooses its jobs, so that a ``with_loader_criteria()`` of the application
         applies, as to a claim.
     """
-    statement = _returning_keys(spec, verb, jobs)
-    return statement if chosen else without_criteria(statement)
-
-
-def _returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any]) -> Any:
+    options: dict[str, Any] = {WRITES_OPTION: True}
     if isinstance(verb, sa.Update | sa.Delete):
         # Columns of the table: SQLAlchemy does not expect a with_loader_criteria() where attributes are in a Bundle.
-        changing = as_library_statement(verb.where(planned_anew())).returning(_Key("key", *spec.keys))
-        return changing.execution_options(synchronize_session="fetch", **{WRITES_OPTION: True})
-    if isinstance(verb, sa.Insert):
-        inserted = verb.returning(*named(spec.keys)).cte("sqlaqueue_inserted")
-        verb = sa.select(*inserted.c)
-    elif any(described["expr"] is spec.model for described in verb.column_descriptions):
-        attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
-        verb = verb.with_only_columns(*attributes)
-    changed = verb.subquery("sqlaqueue_changed_keys").c
-    twins = [column.label("twin") for column in changed if column.key == TWIN]
-    # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
-    keys = as_library_statement(
-        sa.select(_Key("key", *(column for column in changed if column.key != TWIN)), *twins).where(planned_anew())
-    )
-    options: dict[str, Any] = {JOBS_OPTION: tuple(jobs)} if jobs else {}
-    return keys.execution_options(**options, **{WRITES_OPTION: True})
+        statement: Any = as_library_statement(verb.where(planned_anew())).returning(_Key("key", *spec.keys))
+        options["synchronize_session"] = "fetch"
+    else:
+        if isinstance(verb, sa.Insert):
+            inserted = verb.returning(*named(spec.keys)).cte("sqlaqueue_inserted")
+            verb = sa.select(*inserted.c)
+        elif any(described["expr"] is spec.model for described in verb.column_descriptions):
+            attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
+            verb = verb.with_only_columns(*attributes)
+        changed = verb.subquery("sqlaqueue_changed_keys").c
+        twins = [column.label("twin") for column in changed if column.key == TWIN]
+        # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
+        keys = _Key("key", *(column for column in changed if column.key != TWIN))
+        statement = as_library_statement(sa.select(keys, *twins).where(planned_anew()))
+        if jobs:
+            options[JOBS_OPTION] = tuple(jobs)
+    statement = statement.execution_options(**options)
+    return statement if chosen else without_criteria(statement)
 
 
 def returning_nothing() -> AnySelect:

@@ -154,7 +154,6 @@ class _DefaultContext:
         self.connection, self.dialect = connection, connection.dialect
 
     def get_current_parameters(self, isolate_multiinsert_groups: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 - the signature in SQLAlchemy
-        """Return the values of the row, by column key."""
         return self.current_parameters
 
 

@@ -58,7 +58,7 @@ class AsyncScheduler(SchedulerBase):
         async def perform(effect: Any) -> Any:
             match effect:
                 case ExecuteInOwnSession():
-                    async with open_session(self._factory) as session, deadlines.limit_in_task(session):
+                    async with open_session(self.session_factory) as session, deadlines.limit_in_task(session):
                         return await session.run_sync(own_work()(execute), effect.operation, effect.arguments)
                 case Wait():
                     await wait_for_event(woken, effect.seconds)
@@ -67,7 +67,7 @@ class AsyncScheduler(SchedulerBase):
 
         try:
             with signal_handlers.stop_on_signal(process.stop, wanted=signals):
-                async with open_session(self._factory) as session:
+                async with open_session(self.session_factory) as session:
                     self._check(session, session.sync_session)
                 async with deadlines.watched_in_task():
                     await adrive(fire_schedules(process), perform)

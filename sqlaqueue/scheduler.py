@@ -58,13 +58,9 @@ class SchedulerBase:
         if not self.groups:
             msg = f"{kind}: schedules=[]: give at least one Schedule, or a queue class for those added at run time"
             raise ConfigurationError(msg)
-        self._factory = resolve_factory(session_factory, kind, is_async=self._is_async)
+        self.session_factory: Any = resolve_factory(session_factory, kind, is_async=self._is_async)
         self.reset, self.handles_signals = reset, signals
         self._process: FiringProcess | None = None
-
-    @property
-    def session_factory(self) -> Any:
-        return self._factory
 
     def stop(self) -> None:
         """Fire no more, and make ``run()`` return; may be called from any thread and from a signal handler.
@@ -93,7 +89,7 @@ class SchedulerBase:
         :param made: a session of the factory.
         :param session: the sync session in it.
         """
-        check_session_class(type(made), self._factory, type(self).__name__, is_async=self._is_async)
+        check_session_class(type(made), self.session_factory, type(self).__name__, is_async=self._is_async)
         for group in self.groups:
             engine = check_engine(session, group.spec.mapper, type(self).__name__)
             limit_connects(engine)
@@ -151,7 +147,7 @@ class Scheduler(SchedulerBase):
         def perform(effect: Any) -> Any:
             match effect:
                 case ExecuteInOwnSession():
-                    with open_session(self._factory) as session, own_work(), deadlines.limit(session):
+                    with open_session(self.session_factory) as session, own_work(), deadlines.limit(session):
                         return execute(session, effect.operation, effect.arguments)
                 case Wait():
                     woken.wait(effect.seconds)
@@ -159,7 +155,7 @@ class Scheduler(SchedulerBase):
 
         try:
             with signal_handlers.stop_on_signal(process.stop, wanted=signals):
-                with open_session(self._factory) as session:
+                with open_session(self.session_factory) as session:
                     self._check(session, session)
                 with deadlines.watched():
                     drive(fire_schedules(process), perform)
@@ -183,10 +179,7 @@ class Scheduler(SchedulerBase):
                 self._log_failure(error)
 
         self._thread = threading.Thread(
-            target=copy_context().run,
-            args=(serve_in_background,),
-            name="sqlaqueue-scheduler",
-            daemon=True,
+            target=copy_context().run, args=(serve_in_background,), name="sqlaqueue-scheduler", daemon=True
         )
         self._thread.start()
         return self

@@ -41,7 +41,10 @@ def copy_without_twins(connection: sa.Connection, key: UniqueKey, rows: RowStrea
     # With the schema of temporary tables, which no schema_translate_map changes.
     copied = (sa.Column(column.name, column.type, key=column.key) for column in columns)
     staging = sa.Table(_STAGING, sa.MetaData(), *copied, schema="pg_temp")
-    connection.execute(_create(staging, spec.table, connection))
+    # Without the constraints of the table.
+    source, names = quoted(spec.table, connection, [column.name for column in columns])
+    command = f"CREATE TEMPORARY TABLE {_STAGING} ON COMMIT DROP AS SELECT {names} FROM {source} WITH NO DATA"  # noqa: S608 - the names are quoted
+    connection.execute(sa.text(command.replace(":", "\\:")))
     send(Copy(connection, staging, rows))
     order = [staging.c[column.key] for column in key.columns if column.key in staging.c]
     insert = insert_unless(
@@ -55,13 +58,6 @@ def copy_without_twins(connection: sa.Connection, key: UniqueKey, rows: RowStrea
         number: int = connection.execute(counted).rowcount
     connection.execute(sa.text(f"DROP TABLE pg_temp.{_STAGING}"))
     return number
-
-
-def _create(staging: sa.Table, table: sa.Table, connection: sa.Connection) -> sa.TextClause:
-    """Return the statement that creates a temporary table with some columns of a table, without its constraints."""
-    source, names = quoted(table, connection, [column.name for column in staging.c])
-    command = f"CREATE TEMPORARY TABLE {_STAGING} ON COMMIT DROP AS SELECT {names} FROM {source} WITH NO DATA"  # noqa: S608 - the names are quoted
-    return sa.text(command.replace(":", "\\:"))
 
 
 CopyOnTwin = Literal["raise", "skip"]
@@ -132,7 +128,7 @@ def copy_rows(
     if session.autoflush:
         session.flush()
     connection = session.connection(bind_arguments=target)
-    plan = make_column_plan(verb, spec, mapper, first, connection.dialect)
+    plan = make_column_plan(what, spec, mapper, first, connection.dialect)
     stream = RowStream(plan, mapper, chain((first,), remaining))
     return (
         send(Copy(connection, spec.table, stream)) if unique is None else copy_without_twins(connection, unique, stream)

@@ -63,9 +63,8 @@ class ColumnPlan:
         return [column.name for column in self.columns]
 
 
-def make_column_plan(verb: str, spec: QueueSpec, mapper: Mapper[Any], first: Any, dialect: sa.Dialect) -> ColumnPlan:
+def make_column_plan(what: str, spec: QueueSpec, mapper: Mapper[Any], first: Any, dialect: sa.Dialect) -> ColumnPlan:
     """Return the plan for rows with the attributes of ``first``; refuse rows that COPY cannot write."""
-    what = f"{verb}({mapper.class_.__name__})"
     if len(mapper.tables) > 1:
         tables = " and ".join(str(table) for table in mapper.tables)
         msg = f"{what}: its rows are in {tables}, but COPY writes to one table; use session.add_all()"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression, CollectionAggregate, Grouping
+from sqlalchemy.sql.elements import BinaryExpression, CollectionAggregate, Grouping, _truncated_label
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.util import memoized_property
@@ -332,6 +332,12 @@ class TranslatingCompiler(_Compiler):
 
     def visit_jsonb_build_array_func(self, function: Any, **options: Any) -> str:
         return f"json_array({', '.join(self._arguments(function, **options))})"
+
+    def alias_of(self, element: Any) -> str:
+        name = element.name
+        if isinstance(name, _truncated_label):
+            name = self._truncated_identifier("alias", name)
+        return str(self.preparer.quote(name))
 
     def _as_before(self, function: Any, **options: Any) -> str:
         visit = getattr(super(), f"visit_{function.name}_func", None)

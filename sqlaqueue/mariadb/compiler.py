@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql.base import MySQLCompiler
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import _truncated_label
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.sql.visitors import replacement_traverse
@@ -155,10 +154,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             rendered: str = super().visit_table_valued_alias(element, **options)
             return rendered
         arguments = [self.process(argument) for argument in function.clause_expr.element.clauses]
-        alias = element.name
-        if isinstance(alias, _truncated_label):
-            alias = self._truncated_identifier("alias", alias)
-        table = self.preparer.quote(alias)
+        table = self.alias_of(element)
         if name == _RowsOfStep.name:
             columns = ", ".join(
                 f"{column.name} {json_type(column.type)} PATH '$[{number}]'" for number, column in enumerate(element.c)
@@ -292,14 +288,14 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
 
     def visit_greatest_func(self, function: Any, **options: Any) -> str:
         """Render the greatest value; PostgreSQL passes over NULL, MariaDB returns it."""
-        return (
-            self._extreme("GREATEST", function, **options) if self.translates else self._as_before(function, **options)
-        )
+        return self._extreme("GREATEST", function, **options)
 
     def visit_least_func(self, function: Any, **options: Any) -> str:
-        return self._extreme("LEAST", function, **options) if self.translates else self._as_before(function, **options)
+        return self._extreme("LEAST", function, **options)
 
     def _extreme(self, name: str, function: Any, **options: Any) -> str:
+        if not self.translates:
+            return self._as_before(function, **options)
         first, *others = self._arguments(function, **options)
         for other in others:
             first = f"COALESCE({name}({first}, {other}), {first}, {other})"

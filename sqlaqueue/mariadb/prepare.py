@@ -64,6 +64,7 @@ class MariaDB(SharedEngine):
     violated_constraint = staticmethod(base.violated_constraint)
     violated_column = staticmethod(base.violated_column)
     violated_table = staticmethod(base.violated_table)
+    created = staticmethod(create_trigger)
 
     def check_supported(self, spec: Any) -> None:
         super().check_supported(spec)
@@ -96,9 +97,6 @@ class MariaDB(SharedEngine):
                     f"{spec.table.name} CONVERT TO CHARACTER SET utf8mb4`"
                 )
                 raise DatabaseNotReadyError(msg)
-
-    def created(self, table: sa.Table, connection: sa.Connection) -> None:
-        create_trigger(table, connection)
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
         if isinstance(engine.pool, SingletonThreadPool | StaticPool | AssertionPool):

@@ -11,12 +11,7 @@ from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 
-from sqlaqueue.engines.compiler import (
-    TranslatingTableCompiler,
-    TranslatingTypeCompiler,
-    has_spans,
-    is_moment_of_insert,
-)
+from sqlaqueue.engines.compiler import TranslatingTableCompiler, TranslatingTypeCompiler, has_spans, is_moment_of_insert
 from sqlaqueue.engines.shared import TIMING, translated_check
 from sqlaqueue.mariadb.base import MICROSECONDS, binary_collation
 from sqlaqueue.mariadb.changes import conjuncts

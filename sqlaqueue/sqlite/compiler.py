@@ -8,7 +8,6 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDDLCompiler, SQLiteTypeCompiler
-from sqlalchemy.sql.elements import _truncated_label
 
 from sqlaqueue.engines.compiler import (
     TranslatingCompiler,
@@ -167,11 +166,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
             rows, end = f"({' UNION ALL '.join(parts)})", " GROUP BY key"
         columns = [f"{value} AS {name}" for value, name in zip(values, names, strict=False)]
         columns += [f"key + 1 AS {name}" for name in names[len(arrays) :]]
-        name = element.name
-        if isinstance(name, _truncated_label):
-            name = self._truncated_identifier("alias", name)
-        table = self.preparer.quote(name)
-        return f"(SELECT {', '.join(columns)} FROM {rows}{end}) AS {table}"  # noqa: S608 - the names are quoted
+        return f"(SELECT {', '.join(columns)} FROM {rows}{end}) AS {self.alias_of(element)}"  # noqa: S608 - the names are quoted
 
 
 _TableCompiler: Any = SQLiteDDLCompiler

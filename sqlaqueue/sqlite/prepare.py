@@ -64,6 +64,7 @@ class SQLite(SharedEngine):
         "order": "which has no LATERAL, by which a claim looks for the job before in each key",
         "fair": "which has no LATERAL, by which a claim lets keys take turns",
     }
+    created = staticmethod(create_trigger)
 
     def __init__(self, busy_timeout: float = 30) -> None:
         self.busy_timeout = busy_timeout
@@ -106,9 +107,6 @@ class SQLite(SharedEngine):
                 "tell NULLs apart; leave it out and give the columns values"
             )
             raise ConfigurationError(msg)
-
-    def created(self, table: sa.Table, connection: sa.Connection) -> None:
-        create_trigger(table, connection)
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
         """Refuse an engine with one connection, and one of a database in memory.

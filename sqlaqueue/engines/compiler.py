@@ -13,7 +13,7 @@ from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.util import memoized_property
 
 from sqlaqueue.engines.shared import SpanInSeconds, undecorated
-from sqlaqueue.engines.steps import elements, is_step, keys_in, rows_parameter
+from sqlaqueue.engines.steps import elements
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import plain_form
 
@@ -51,18 +51,6 @@ def has_spans(column: Any) -> bool:
         return False
     tables = (getattr(base, "table", None) for base in column.base_columns)
     return any(isinstance(table, sa.Table) and table.name.startswith(_PREFIX) for table in tables)
-
-
-def is_span_of_program(element: Any) -> bool:
-    """Return whether an element is a column of a span, and none of the library's own."""
-    is_span = isinstance(undecorated(getattr(element, "type", None)), sa.Interval)
-    return is_span and isinstance(element, sa.ColumnClause) and not has_spans(element)
-
-
-def uses_spans(statement: Any) -> bool:
-    """Return whether a statement is about columns of spans that are the library's own."""
-    tables = {getattr(each, "table", each) for each in elements(statement)}
-    return any(has_spans(column) for table in tables if isinstance(table, sa.Table) for column in table.c)
 
 
 def uses_zones(statement: Any) -> bool:
@@ -108,9 +96,6 @@ class TranslatingCompiler(_Compiler):
     other values as well.
     """
 
-    locks_apart = False
-    """Whether a CTE that locks rows is executed before the statement, see :func:`~sqlaqueue.engines.steps.is_step`."""
-
     @memoized_property
     def translates(self) -> bool:
         """Whether constructs that the dialect has as well are translated, see :func:`is_translated`."""
@@ -126,14 +111,6 @@ class TranslatingCompiler(_Compiler):
         raise NotImplementedError
 
     def epoch(self, moment: str) -> str:
-        raise NotImplementedError
-
-    def rows_in(self, document: sa.BindParameter[Any], name: str) -> sa.FromClause:
-        """Return the rows in a JSON document, each an array, as a table."""
-        raise NotImplementedError
-
-    def value_in(self, rows: sa.FromClause, number: int, type_: Any) -> sa.ColumnElement[Any]:
-        """Return one value of such a row, counted from 0."""
         raise NotImplementedError
 
     def each_value(self, array: str) -> str:
@@ -155,25 +132,10 @@ class TranslatingCompiler(_Compiler):
         linter.froms[cte._de_clone()] = cte.name  # noqa: SLF001 - the linter's key, as in SQLAlchemy's method
         return rendered
 
-    def _substitute(self, cte: CTE) -> CTE:
-        if not self.translates:
-            return cte
-        plain = plain_form(cte)
-        if plain is not None:
-            return plain  # type: ignore[return-value] # the plain form of a CTE is one
-        if not is_step(cte, locks_apart=self.locks_apart):
-            return cte
-        document = self.rows_in(rows_parameter(cte), f"{cte.name}_rows")
-        columns: list[Any] = [
-            self.value_in(document, number, column.type).label(column.name) for number, column in enumerate(cte.c)
-        ]
-        rows: Any = sa.select(*(columns or [sa.literal_column("1")])).select_from(document)
-        element: Any = cte.element
-        if element.is_update and len(keys_in(cte)) < len(cte.c):
-            # Not by way of JSON: a number would be rounded, and a large value copied.
-            rows = _read_again(cte, rows)
-        replaced: CTE = rows.cte(cte.name)
-        return replaced
+    def _substitute(self, cte: CTE) -> Any:
+        """Return what is rendered in the place of a CTE; an engine gives the rows of a step that has been executed."""
+        plain = plain_form(cte) if self.translates else None
+        return cte if plain is None else plain
 
     def _plain_or(self, visit: Callable[..., Any], element: Any, *positional: Any, **options: Any) -> str:
         """Render the plain form of an element that has one; otherwise the element by ``visit``."""
@@ -224,7 +186,9 @@ class TranslatingCompiler(_Compiler):
         return rendered
 
     def _seconds(self, span: Any, **options: Any) -> str:
-        if is_span_of_program(span):
+        is_span = isinstance(undecorated(getattr(span, "type", None)), sa.Interval)
+        if is_span and isinstance(span, sa.ColumnClause) and not has_spans(span):
+            # A column of the program.
             return self.epoch(self.process(span, **options))
         before = self.__dict__.get(_IN_SPAN, False)
         self.__dict__[_IN_SPAN] = True
@@ -258,7 +222,10 @@ class TranslatingCompiler(_Compiler):
 
     @memoized_property
     def _has_spans(self) -> bool:
-        return self.statement is not None and uses_spans(self.statement)
+        """Whether the statement is about columns of spans that are the library's own."""
+        parts = () if self.statement is None else elements(self.statement)
+        tables = {getattr(each, "table", each) for each in parts}
+        return any(has_spans(column) for table in tables if isinstance(table, sa.Table) for column in table.c)
 
     def _any_of(self, binary: BinaryExpression[Any], **options: Any) -> str:
         left, array = self.process(binary.left, **options), binary.right.element
@@ -386,12 +353,3 @@ def _is_any_of_array(binary: BinaryExpression[Any]) -> bool:
     array = array.element if isinstance(array, Grouping) else array
     is_array = isinstance(array.type, sa.ARRAY) or hasattr(array.type, "element")
     return is_array or (isinstance(array, FunctionElement) and array.name == "array")
-
-
-def _read_again(cte: CTE, returned: Any) -> Any:
-    """Return a SELECT of the rows that an UPDATE has changed."""
-    table = cte.element.table  # type: ignore[attr-defined] # the element of such a CTE has a table
-    columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.name) for column in cte.c]
-    rows = returned.subquery(f"{cte.name}_keys")
-    same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.name] for key in keys_in(cte)]
-    return sa.select(*columns).select_from(table.join(rows, sa.and_(*same)))

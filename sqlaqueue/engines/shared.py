@@ -12,8 +12,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from sqlaqueue.engines import checks
-from sqlaqueue.engines.notifications import subscribe
+from sqlaqueue.engines import checks, notifications
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.engine import PREPARED_BY, OtherEngine, engine_of, mark_prepared
 from sqlaqueue.sql.types import TextArray
@@ -42,15 +41,12 @@ class SharedEngine:
     """Whether a claim names its index, and so raises an error without it."""
     migrating: str = "migrate with `alembic revision --autogenerate` and `alembic upgrade head`"
     """How an existing table gets what it lacks, as an advice to people."""
+    subscribe = staticmethod(notifications.subscribe)
 
     @property
     def checks(self) -> Any:
         """The tables, columns and indexes that are missing."""
         return checks
-
-    def subscribe(self, engine: sa.Engine, deliver: Callable[[str, str], None]) -> Callable[[], None]:
-        """Call ``deliver(channel, text)`` for notifications that are sent in this process."""
-        return subscribe(engine, deliver)
 
     def check_supported(self, spec: Any) -> None:
         """Refuse a queue with options that the database cannot carry."""

@@ -88,7 +88,8 @@ def declared_in(cls: type[Any]) -> Mapping[str, Declared]:
     hidden: set[str] = set()
     for base in cls.__mro__:
         for attribute, value in _values(base):
-            role, type_ = _placeholder(value)
+            info = value.column.info if isinstance(value, MappedColumn) else {}
+            role, type_ = info.get(_PLACEHOLDER, (None, None))
             if role is not None and attribute not in hidden:
                 other = found.get(role)
                 if other is not None and other.attribute != attribute:
@@ -113,11 +114,6 @@ def _values(base: type[Any]) -> Iterator[tuple[str, Any]]:
     # In a finished class, pydantic has moved the values from the class to its fields.
     for name, field in vars(base).get("__pydantic_fields__", {}).items():
         yield name, field.default
-
-
-def _placeholder(value: Any) -> tuple[str | None, TypeEngine[Any] | None]:
-    found: tuple[str | None, TypeEngine[Any] | None] = (None, None)
-    return value.column.info.get(_PLACEHOLDER, found) if isinstance(value, MappedColumn) else found
 
 
 def _enum_of(base: type[Any], attribute: str, role: str) -> TypeEngine[Any] | None:

@@ -27,7 +27,7 @@ from sqlaqueue.mariadb.base import (
 )
 from sqlaqueue.mariadb.changes import as_rendered, divided, hint_of, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
-from sqlaqueue.mariadb.unique import UniqueStatements, twins_index, twins_table, unless_twin
+from sqlaqueue.mariadb.unique import UniqueStatements, index_name, twins_table, unless_twin
 from sqlaqueue.postgresql.due_times import WRITTEN_ROWS
 from sqlaqueue.sql.engine import plain_form
 
@@ -54,7 +54,6 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
         "transaction_read_only": "IF(@@tx_read_only OR @@read_only, 'on', 'off')",
     }
-    locks_apart = True
 
     # -- moments -------------------------------------------------------------------------------------------
 
@@ -190,7 +189,9 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
                 select = select.with_hint(*hint)
         searched = None if plain_form(select) is not None else twins_table(select)
         if searched is not None:
-            select = select.with_hint(searched, hint_of(self, twins_index(searched)))
+            # A search without this index raises an error, as jobs are not unique then.
+            index = index_name(getattr(searched, "element", searched))
+            select = select.with_hint(searched, hint_of(self, index))
         rendered: str = super().visit_select(select, *positional, **options)
         return rendered
 

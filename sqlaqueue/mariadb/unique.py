@@ -166,11 +166,6 @@ def twins_table(select: Any) -> Any:
     return None
 
 
-def twins_index(table: Any) -> str:
-    """Return the name of the index of twins: a search without it raises an error, as jobs are not unique then."""
-    return index_name(getattr(table, "element", table))
-
-
 def _joins(froms: Iterable[Any]) -> Iterator[sa.Join]:
     for each in froms:
         if isinstance(each, sa.Join):

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,12 +86,12 @@ class Recurrence:
         These are all ticks from ``since`` on, and before it as many as make ``number``; but no more than ``most``.
         After a long time without firing, the ticks before these are not computed.
         """
-        span, found = _FIRST_SPAN, list[datetime]()
+        span = _FIRST_SPAN
         while True:
             start = until - span
             whole = start <= first
-            found = [first] if whole else []
-            found = [*deque((*found, *self._between(first if whole else start, until)), maxlen=most)]
+            ticks = takewhile(lambda tick: tick <= until, self._ticks(first if whole else start))
+            found = [*deque((*([first] if whole else []), *ticks), maxlen=most)]
             if whole or len(found) == most or (start < since and len(found) >= number):
                 return found
             span *= 4
@@ -122,12 +123,6 @@ class Recurrence:
             reason = str(error)
             msg = f"cron={self.cron!r}: {reason[:1].lower()}{reason[1:]}; write it as minute hour day month weekday"
             raise ConfigurationError(msg) from None
-
-    def _between(self, start: datetime, until: datetime) -> Iterator[datetime]:
-        for tick in self._ticks(start):
-            if tick > until:
-                return
-            yield tick
 
     def _ticks(self, after: datetime) -> Iterator[datetime]:
         if self.every is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDDLCompiler, SQLiteTypeCompiler
+from sqlalchemy.sql.selectable import CTE
 
 from sqlaqueue.engines.compiler import (
     TranslatingCompiler,
@@ -17,6 +18,7 @@ from sqlaqueue.engines.compiler import (
     is_moment_of_insert,
 )
 from sqlaqueue.engines.shared import TIMING, moment_text, translated_check, undecorated
+from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.sql.engine import plain_form
 
@@ -48,12 +50,8 @@ def span_in_seconds(default: str) -> str:
     return str(hours * 3600 + minutes * 60 + seconds)
 
 
-def _now() -> str:
-    return moment_text(datetime.now(UTC))
-
-
 # One parameter for all uses in a statement, so that they have the same value.
-_NOW = sa.bindparam("sqlaqueue_now", callable_=_now, type_=sa.Text(), unique=False)
+_NOW = sa.bindparam("sqlaqueue_now", callable_=lambda: moment_text(datetime.now(UTC)), type_=sa.Text(), unique=False)
 
 
 class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[misc] # it replaces methods on purpose
@@ -72,12 +70,24 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
     def epoch(self, moment: str) -> str:
         return f"sqlaqueue_epoch({moment})"
 
-    def rows_in(self, document: sa.BindParameter[Any], name: str) -> sa.FromClause:
-        return sa.func.json_each(document).table_valued(sa.column("value"), sa.column("key"), name=name)
-
-    def value_in(self, rows: sa.FromClause, number: int, type_: Any) -> sa.ColumnElement[Any]:
-        value = sa.func.json_extract(rows.c.value, sa.literal_column(f"'$[{number}]'"), type_=type_)
-        return sa.func.sqlaqueue_bytes(value, type_=type_) if isinstance(undecorated(type_), sa.LargeBinary) else value
+    def _substitute(self, cte: CTE) -> Any:
+        found = super()._substitute(cte)
+        if found is not cte or not self.translates or not is_step(cte):
+            return found
+        given = sa.func.json_each(rows_parameter(cte))
+        document = given.table_valued(sa.column("value"), sa.column("key"), name=f"{cte.name}_rows")
+        columns = []
+        for number, column in enumerate(cte.c):
+            value: Any = sa.func.json_extract(document.c.value, sa.literal_column(f"'$[{number}]'"), type_=column.type)
+            if isinstance(undecorated(column.type), sa.LargeBinary):
+                value = sa.func.sqlaqueue_bytes(value, type_=column.type)
+            columns.append(value.label(column.name))
+        rows: Any = sa.select(*(columns or [sa.literal_column("1")])).select_from(document)
+        element: Any = cte.element
+        if element.is_update and len(keys_in(cte)) < len(cte.c):
+            # Not by way of JSON: a number would be rounded, and a large value copied.
+            rows = _read_again(cte, rows)
+        return rows.cte(cte.name)
 
     def each_value(self, array: str) -> str:
         return f"SELECT value FROM json_each({array})"  # noqa: S608 - the array is a parameter
@@ -167,6 +177,15 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         columns = [f"{value} AS {name}" for value, name in zip(values, names, strict=False)]
         columns += [f"key + 1 AS {name}" for name in names[len(arrays) :]]
         return f"(SELECT {', '.join(columns)} FROM {rows}{end}) AS {self.alias_of(element)}"  # noqa: S608 - the names are quoted
+
+
+def _read_again(cte: CTE, returned: Any) -> Any:
+    """Return a SELECT of the rows that an UPDATE has changed."""
+    table = cte.element.table  # type: ignore[attr-defined] # the element of such a CTE has a table
+    columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.name) for column in cte.c]
+    rows = returned.subquery(f"{cte.name}_keys")
+    same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.name] for key in keys_in(cte)]
+    return sa.select(*columns).select_from(table.join(rows, sa.and_(*same)))
 
 
 _TableCompiler: Any = SQLiteDDLCompiler

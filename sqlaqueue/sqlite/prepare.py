@@ -197,18 +197,23 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
 """The number of arguments of each function, -1 for any, and the function itself."""
 
 
-def add_functions(
-    connection: Any, notify: Callable[[str, str], None], is_written_here: Callable[[str, int], bool]
-) -> None:
+_EARLIER = "sqlaqueue_earlier_rowids"
+
+
+def add_functions(connection: Any, info: dict[str, Any]) -> None:
     """Add the functions to a driver's connection.
 
-    :param notify: sends a notification when the transaction is committed.
-    :param is_written_here: tells whether the transaction has inserted a row of a table, by its ``rowid``.
+    :param info: the ``info`` of the connection.
     """
 
     def pg_notify(channel: str, text: str) -> str:
-        notify(channel, text)
+        send(info, channel, text)
         return ""
+
+    def is_written_here(table: str, rowid: int) -> bool:
+        """Return whether the current transaction has inserted a row."""
+        earlier = info.get(_EARLIER, {}).get(table)
+        return earlier is not None and rowid not in earlier
 
     driver: Any = getattr(connection, "driver_connection", connection)
     numbers = itertools.count(1)
@@ -224,25 +229,9 @@ def add_functions(
         connection.create_function(name, arguments, function, deterministic=True)
 
 
-_EARLIER = "sqlaqueue_earlier_rowids"
-
-
 def _rowids(connection: sa.Connection, _: sa.Table, name: str) -> frozenset[int]:
     query = f"SELECT rowid FROM {name}"  # noqa: S608 - the name is quoted
     return frozenset(connection.exec_driver_sql(query).scalars())
-
-
-def is_written_here(info: dict[str, Any]) -> Callable[[str, int], bool]:
-    """Return the function that tells whether the current transaction has inserted a row.
-
-    :param info: the ``info`` of the connection.
-    """
-
-    def function(table: str, rowid: int) -> bool:
-        earlier = info.get(_EARLIER, {}).get(table)
-        return earlier is not None and rowid not in earlier
-
-    return function
 
 
 _OLDEST = (3, 35)
@@ -304,8 +293,7 @@ def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
         cursor.execute(f"PRAGMA busy_timeout = {int(other.busy_timeout * 1000)}")
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.close()
-        info = record.info
-        add_functions(connection, lambda channel, text: send(info, channel, text), is_written_here(info))
+        add_functions(connection, record.info)
 
     event.listen(sync, "do_connect", connecting)
     event.listen(sync, "connect", connected)

@@ -60,7 +60,6 @@ def select_jobs(target: Any, verb: str) -> JobSelection:
         raise StatementError(msg)
     spec = _spec_for_selecting(entity, verb)
     _check_lockable(target, entity, verb)
-    _check_connected(target, entity, verb)
     bare = target.with_only_columns(*described[:0], entity, maintain_column_froms=True)
     options = target._with_options  # noqa: SLF001 - SQLAlchemy has no public access to the options of a select
     bare._with_options = ()  # noqa: SLF001 - SQLAlchemy has no public access to the options of a select; `bare` is a copy
@@ -104,17 +103,14 @@ def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
             what = f"the to-many join {prop}" if many else "a full outer join"
             msg = f"{verb}(select({name})...): {what} returns a job more than once; use exists() in where() instead"
             raise StatementError(msg)
-
-
-def _check_connected(target: AnySelect, entity: type[Any], verb: str) -> None:
-    """Refuse cartesian products: each job would be returned once for every row of the other table."""
     if len(target.get_final_froms()) == 1:
         return
+    # A cartesian product would return each job once for every row of the other table.
     compiled: Any = target.compile(dialect=NEUTRAL, linting=COLLECT_CARTESIAN_PRODUCTS)
     unconnected, _ = compiled.from_linter.lint()
     if unconnected:
         msg = (
-            f"{verb}(select({entity.__name__})...): no condition connects the tables "
+            f"{verb}(select({name})...): no condition connects the tables "
             f"{' and '.join(sorted(compiled.from_linter.froms.values()))}; add it to where(), or use exists()"
         )
         raise StatementError(msg)

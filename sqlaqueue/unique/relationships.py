@@ -46,15 +46,7 @@ class Relationships:
     def take_out(self, session: Session) -> None:
         """Take the job out of the session, and out of the collections of other objects."""
         state = instance_state(self._job)
-        children = _pending_children(
-            [
-                child
-                for each in self._all()
-                if each.direction is RelationshipDirection.ONETOMANY
-                for child in self._objects(each)
-            ],
-            session,
-        )
+        children = _pending_children(self._children(), session)
         for each in self._all():
             if each.key not in self._values:
                 continue
@@ -167,6 +159,10 @@ class Relationships:
         if value is None:
             return []
         return list(_items(value)) if each.uselist else [value]
+
+    def _children(self) -> list[Any]:
+        ones = (each for each in self._all() if each.direction is RelationshipDirection.ONETOMANY)
+        return [child for each in ones for child in self._objects(each)]
 
 
 def refuse_referrers(session: Session, jobs: Collection[int]) -> None:

@@ -162,7 +162,16 @@ def _running(programs: Path, home: Path, account: dict[str, Any]) -> Iterator[No
             raise EmbeddedServerError(_start_error(log))
         server = subprocess.Popen([programs / "postgres", "-D", data, "-k", home, *_POSTGRES], **options)  # noqa: S603 - a program of the wheel
     try:
-        _wait_until_ready(server, home, log)
+        deadline = time.monotonic() + _START_TIMEOUT
+        engine, ready = sa.create_engine(_url(home), poolclass=sa.NullPool), False
+        while not ready:
+            try:
+                engine.connect().close()
+                ready = True
+            except OperationalError:
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise EmbeddedServerError(_start_error(log)) from None
+                time.sleep(0.05)
         yield
     finally:
         # SIGQUIT skips the shutdown checkpoint, as the data is removed anyway.
@@ -172,20 +181,6 @@ def _running(programs: Path, home: Path, account: dict[str, Any]) -> Iterator[No
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
-
-
-def _wait_until_ready(server: subprocess.Popen[Any], home: Path, log: Path) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT
-    engine = sa.create_engine(_url(home), poolclass=sa.NullPool)
-    while True:
-        try:
-            engine.connect().close()
-        except OperationalError:
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise EmbeddedServerError(_start_error(log)) from None
-            time.sleep(0.05)
-        else:
-            return
 
 
 def _url(home: Path) -> str:

@@ -39,8 +39,6 @@ _ALIASES = {
 }
 _FIRST_SPAN = timedelta(minutes=1)
 _WITH_SECONDS, _SECONDS = 6, {str(second) for second in range(60)}
-SHORTEST = timedelta(seconds=1)
-"""The shortest interval of a schedule."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Recurrence:
             msg = "give either cron= or every="
             raise ConfigurationError(msg)
         if self.every is not None:
-            if self.every < SHORTEST:
+            if self.every < timedelta(seconds=1):
                 msg = f"every={self.every!r}: the shortest interval is one second"
                 raise ConfigurationError(msg)
             zone(self.timezone)
@@ -210,9 +208,6 @@ def due_ticks(recurrence: Recurrence, first: datetime, now: datetime, *, grace: 
     fired = ticks[len(ticks) - number :]
     missed = None if fired and fired[0] == first else first
     return DueTicks(fired, ticks[-1], recurrence.after(ticks[-1]), missed)
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 class ScheduleTables(NamedTuple):

@@ -155,9 +155,6 @@ def _read(mapper: Mapper[Any], column: Any, value: Any) -> Any:
         raise ConfigurationError(msg) from None
 
 
-# -- tick --------------------------------------------------------------------------------------------------------------
-
-
 class Tick(NamedTuple):
     """The moment at which a schedule wanted a job."""
 
@@ -372,9 +369,6 @@ class Schedule(Generic[T]):
 
     def _error(self, text: str) -> ConfigurationError:
         return ConfigurationError(f"{self._what}{text}")
-
-
-# -- group -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)

@@ -19,6 +19,7 @@ from sqlalchemy.sql import ClauseElement
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.queue.roles import current_traceparent, is_filled_here
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import schema_of
 from sqlaqueue.sql.types import NEUTRAL, check_dialect
 
 Row = Mapping[str, Any]
@@ -224,21 +225,14 @@ def _processed(value: Any, process: Process | None) -> Any:
     return value if process is None else process(value)
 
 
-def translated_name(table: sa.Table, connection: sa.Connection) -> tuple[str | None, str]:
-    """Return schema and name of a table, with the ``schema_translate_map`` of the connection."""
-    translated = connection.get_execution_options().get("schema_translate_map") or {}
-    schema: str | None = translated.get(table.schema, table.schema)
-    return schema, table.name
-
-
 def quoted(table: sa.Table, connection: sa.Connection, names: Iterable[str]) -> tuple[str, str]:
     """Return the SQL of a table and of some of its columns.
 
     Percent signs are not doubled: drivers do not look for parameters in COPY.
     """
     quote: Any = NEUTRAL.identifier_preparer
-    schema, name = translated_name(table, connection)
-    target = quote.quote(name) if schema is None else f"{quote.quote_schema(schema)}.{quote.quote(name)}"
+    schema, target = schema_of(connection, table), quote.quote(table.name)
+    target = target if schema is None else f"{quote.quote_schema(schema)}.{target}"
     return target, ", ".join(map(quote.quote, names))
 
 
@@ -583,11 +577,10 @@ def _asyncpg(copy: Copy) -> int:
     if not copy.driver.is_in_transaction():
         # SQLAlchemy begins the transaction with the first statement that it sends.
         copy.connection.exec_driver_sql("SELECT 1")
-    schema, name = translated_name(copy.table, copy.connection)
-    names = copy.rows.plan.names
+    schema, names = schema_of(copy.connection, copy.table), copy.rows.plan.names
 
     def send(driver: Any) -> Any:
-        return driver.copy_records_to_table(name, schema_name=schema, columns=names, records=copy.rows)
+        return driver.copy_records_to_table(copy.table.name, schema_name=schema, columns=names, records=copy.rows)
 
     return int(copy.run_async(send).rpartition(" ")[2])
 

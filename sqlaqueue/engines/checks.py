@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.queue.strategy_protocol import Spec
-from sqlaqueue.sql.engine import engine_of, engine_of_error
+from sqlaqueue.sql.engine import engine_of, engine_of_error, schema_of
 from sqlaqueue.sql.types import object_name
 
 _UNDEFINED = {"42P01", "42703", "42P10"}
@@ -119,13 +119,6 @@ missing_schema_grants = missing_grants = grants_for = policies_for = foreign_key
 
 def row_security(*_: Any) -> tuple[list[str], str | None]:
     return [], None
-
-
-def schema_of(connection: Any, table: sa.Table) -> str | None:
-    """Return the schema of a table, as the connection translates it."""
-    translated = connection.get_execution_options().get("schema_translate_map") or {}
-    schema: str | None = translated.get(table.schema, table.schema)
-    return schema
 
 
 def _engine(connection: Any) -> Any:

@@ -10,7 +10,6 @@ from sqlalchemy import event
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.pool import AssertionPool, SingletonThreadPool, StaticPool
 
-from sqlaqueue.engines.checks import schema_of
 from sqlaqueue.engines.notifications import note_before_inserts, notify_within_process, send
 from sqlaqueue.engines.shared import SharedEngine, is_prepared, replace_compilers, whole_engine
 from sqlaqueue.engines.steps import carry_out_statements
@@ -21,6 +20,7 @@ from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.execution import EARLIER, execute, execute_each, forget_rows, run_step
 from sqlaqueue.mariadb.tables import TableCompiler, TypeCompiler, create_trigger
 from sqlaqueue.mariadb.unique import check_comparable, insert_unless_twin
+from sqlaqueue.sql.engine import schema_of
 
 _DIALECT = mysql.dialect()
 """By which the types of columns are told apart."""

@@ -216,6 +216,9 @@ def tick_of_key(session: Session | scoped_session[Any], spec: QueueSpec, key: Ke
 T = TypeVar("T")
 CatchUp = Literal["skip", "latest", "all"] | int
 
+STORED = ("cron", "every", "timezone", "values", "factory", "jitter", "catch_up", "grace", "skip_unfinished")
+"""The attributes of a Schedule that are columns of its row as well."""
+
 _CATCH_UP = {"skip": 0, "latest": 1, "all": MOST}
 _LONGEST = timedelta(days=36525)
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
@@ -304,19 +307,8 @@ class Schedule(Generic[T]):
 
     def columns(self) -> dict[str, Any]:
         """Return the definition as values of the columns of its row."""
-        return {
-            "queue": self.spec.name,
-            "model": self.model.__name__,
-            "cron": self.cron,
-            "every": self.every,
-            "timezone": self.timezone,
-            "values": self.values,
-            "factory": self.factory,
-            "jitter": self.jitter,
-            "catch_up": self.catch_up,
-            "grace": self.grace,
-            "skip_unfinished": self.skip_unfinished,
-        }
+        own = {name: getattr(self, name) for name in STORED}
+        return {"queue": self.spec.name, "model": self.model.__name__, **own}
 
     @property
     def _mapper(self) -> Any:

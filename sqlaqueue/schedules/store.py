@@ -15,24 +15,12 @@ from sqlaqueue.postgresql.schedule_tables import schedule_notification
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.fire import recurrence_of
 from sqlaqueue.schedules.recurrence import current_rules, in_utc
-from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, due, due_in, is_known
+from sqlaqueue.schedules.schedule import STORED, Schedule, ScheduleGroup, due, due_in, is_known
 from sqlaqueue.sql.types import insert_or_ignore, key_array
 
 # -- declare -----------------------------------------------------------------------------------------------------------
 
-DEFINITION = (
-    "queue",
-    "model",
-    "cron",
-    "every",
-    "timezone",
-    "values",
-    "factory",
-    "jitter",
-    "catch_up",
-    "grace",
-    "skip_unfinished",
-)
+DEFINITION = ("queue", "model", *STORED)
 """The columns that a definition consists of."""
 
 _SPANS = ("every", "jitter", "grace")

@@ -127,6 +127,13 @@ def engine_of_error(error: DBAPIError) -> OtherEngine | None:
     return _drivers.get(type(error.orig).__module__.partition(".")[0]) if _drivers else None
 
 
+def schema_of(connection: Any, table: sa.Table) -> str | None:
+    """Return the schema of a table, with the ``schema_translate_map`` of the connection."""
+    translated = connection.get_execution_options().get("schema_translate_map") or {}
+    schema: str | None = translated.get(table.schema, table.schema)
+    return schema
+
+
 def may_be_other_engine() -> bool:
     """Return whether any engine of this process is prepared for another database than PostgreSQL."""
     return bool(_drivers)

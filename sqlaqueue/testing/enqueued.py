@@ -17,7 +17,7 @@ from sqlaqueue.postgresql.checks_of import checks_of_error
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE, SCHEDULE, TICK
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.engine import engine_of, schema_of
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.testing.in_transaction import AnySession, Jobs, resolve_session
 from sqlaqueue.testing.rows import enqueued_keys, refresh_or_detach, remember_earlier_jobs
@@ -198,8 +198,7 @@ def _queues() -> list[QueueSpec]:
 
 def _exists(connection: sa.Connection, table: sa.Table) -> bool:
     # A class may be mapped whose table is elsewhere, such as in another test's database.
-    schemas = connection.get_execution_options().get("schema_translate_map") or {}
-    return sa.inspect(connection).has_table(table.name, schemas.get(table.schema, table.schema))
+    return sa.inspect(connection).has_table(table.name, schema_of(connection, table))
 
 
 def _times_of(table: sa.Table) -> list[sa.Column[Any]]:

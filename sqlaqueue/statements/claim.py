@@ -63,25 +63,21 @@ else:
         # Building a statement takes longer than executing a small claim.
         statement = _cache.get((model, n)) if isinstance(model, type) else None
         if statement is None:
-            statement = claim_statement(_select(model), sa.bindparam(None, n, sa.Integer()))
+            selection = select_jobs(model, "claim")
+            spec = selection.spec
+            if spec.config.rates and spec.strategy.holds_transaction:
+                msg = (
+                    f"claim({spec.model.__name__}): the strategy {spec.config.strategy!r} holds the job in this "
+                    "transaction. If it is rolled back, its Rate would forget that the job has begun; run the jobs "
+                    'with a Consumer, or use strategy="update_status"'
+                )
+                raise StatementError(msg)
+            statement = claim_statement(selection, sa.bindparam(None, n, sa.Integer()))
             if isinstance(model, type):
                 if len(_cache) >= _CACHED_STATEMENTS:
                     _cache.clear()
                 _cache[model, n] = statement
         return statement
-
-
-def _select(model: Any) -> JobSelection:
-    selection = select_jobs(model, "claim")
-    spec = selection.spec
-    if spec.config.rates and spec.strategy.holds_transaction:
-        msg = (
-            f"claim({spec.model.__name__}): the strategy {spec.config.strategy!r} holds the job in this transaction. "
-            "If it is rolled back, its Rate would forget that the job has begun; run the jobs with a Consumer, or use "
-            'strategy="update_status"'
-        )
-        raise StatementError(msg)
-    return selection
 
 
 def claim_statement(

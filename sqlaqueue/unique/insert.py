@@ -338,17 +338,11 @@ _KEPT = object()
 _NULL = sa.null()
 """One object each, so that rows with the same columns share a statement."""
 
-_OF_THE_QUEUE = (
-    "status",
-    "created_at",
-    "started_at",
-    "traceparent",
-    "finished_at",
-    "lease_token",
-    "lease_expires_at",
-    "claimed_by",
-)
-"""The roles that stay as they are."""
+_FRESH: dict[str, Any] = {"attempts": 0, "last_error": _NULL}
+"""The values of a job that has not run: what failed before had other arguments."""
+
+_MOVED = {"priority", "run_at", "max_attempts", *_FRESH}
+"""The roles whose values are written; those of the others stay as they are."""
 
 
 def lock_waiting(connection: sa.Connection, key: UniqueKey, twins: Sequence[Key]) -> set[Key]:
@@ -416,7 +410,7 @@ def _values(
 ) -> dict[sa.Column[Any], Any]:
     """Return what is written into a row of a table."""
     spec = key.spec
-    kept = {spec.columns[role] for role in _OF_THE_QUEUE if spec.has(role)} | {*key.columns, *table.primary_key}
+    kept = {column for role, column in spec.columns.items() if role not in _MOVED} | {*key.columns, *table.primary_key}
     if keep_time and spec.has("run_at"):
         kept.add(spec.columns["run_at"])
     values = {
@@ -432,10 +426,6 @@ def _values(
     }
     fresh = {spec.columns[role]: value for role, value in _FRESH.items() if spec.has(role)}
     return values | (fresh if table is spec.table else {})
-
-
-_FRESH: dict[str, Any] = {"attempts": 0, "last_error": _NULL}
-"""The values of a job that has not run: what failed before had other arguments."""
 
 
 def _next_version(job: NewJob, table: sa.Table, twin: Any) -> dict[sa.Column[Any], Any]:

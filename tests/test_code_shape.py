@@ -19,7 +19,7 @@ MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 
 MOST_FILES, MOST_LINES, MOST_IN_FOLDER, SMALL = 230, 700, 25, 100
 
-SMALL_FILES: dict[str, str] = {}
+SMALL_FILES: dict[str, str] = {"sqlaqueue.waiting.async_wait": "it needs greenlet, which sync code may lack"}
 """The small files that only one other file imports, each with the reason why it is a file."""
 
 SEVERAL_MEANINGS = {

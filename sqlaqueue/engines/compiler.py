@@ -182,8 +182,7 @@ class TranslatingCompiler(_Compiler):
         if is_moment and binary.operator is operators.sub and isinstance(undecorated(binary.right.type), sa.DateTime):
             later, earlier = (self.epoch(self.process(part, **options)) for part in (binary.left, binary.right))
             return f"({later} - {earlier})"
-        rendered: str = super().visit_binary(binary, *positional, **options)
-        return rendered
+        return str(super().visit_binary(binary, *positional, **options))
 
     def _seconds(self, span: Any, **options: Any) -> str:
         is_span = isinstance(undecorated(getattr(span, "type", None)), sa.Interval)
@@ -212,8 +211,7 @@ class TranslatingCompiler(_Compiler):
             # SQLAlchemy finds the value of the original by the key.
             bindparam = bindparam._clone(maintain_key=True)  # noqa: SLF001 - not public
             bindparam.type = type_
-        rendered: str = super().visit_bindparam(bindparam, *positional, **options)
-        return rendered
+        return str(super().visit_bindparam(bindparam, *positional, **options))
 
     def _add_to_result_map(self, keyname: Any, name: Any, objects: Any, type_: Any) -> None:
         if isinstance(type_, sa.Interval) and self.translates:
@@ -245,8 +243,7 @@ class TranslatingCompiler(_Compiler):
     def visit_extract(self, extract: Any, **options: Any) -> str:
         """Translate the seconds of a moment, and those between two."""
         if extract.field != "epoch" or not self.translates:
-            rendered: str = super().visit_extract(extract, **options)
-            return rendered
+            return str(super().visit_extract(extract, **options))
         inner = extract.expr
         while type(inner).__name__ == "Grouping":
             inner = inner.element

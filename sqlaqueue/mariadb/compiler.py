@@ -150,8 +150,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         function = element.element
         name = getattr(function, "name", None)
         if name not in {"unnest", _RowsOfStep.name} or not options.get("asfrom"):
-            rendered: str = super().visit_table_valued_alias(element, **options)
-            return rendered
+            return str(super().visit_table_valued_alias(element, **options))
         arguments = [self.process(argument) for argument in function.clause_expr.element.clauses]
         table = self.alias_of(element)
         if name == _RowsOfStep.name:
@@ -192,8 +191,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             # A search without this index raises an error, as jobs are not unique then.
             index = index_name(getattr(searched, "element", searched))
             select = select.with_hint(searched, hint_of(self, index))
-        rendered: str = super().visit_select(select, *positional, **options)
-        return rendered
+        return str(super().visit_select(select, *positional, **options))
 
     def visit_update(self, update_stmt: Any, visiting_cte: Any = None, **options: Any) -> str:
         return self._divided(super().visit_update, update_stmt, visiting_cte, **options)

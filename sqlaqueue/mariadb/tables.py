@@ -35,23 +35,20 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
             return create_index(index, self, if_not_exists=create.if_not_exists)
         where = index.dialect_options["postgresql"]["where"]
         if where is None:
-            rendered: str = super().visit_create_index(create, **options)
-            return rendered
+            return str(super().visit_create_index(create, **options))
         expressions, known = index.expressions, {getattr(each, "key", None) for each in index.expressions}
         leading = [column for column in dict.fromkeys(_columns_of(where)) if column.key not in known]
         index.expressions = [*leading, *expressions]
         try:
-            rendered = super().visit_create_index(create, **options)
+            return str(super().visit_create_index(create, **options))
         finally:
             index.expressions = expressions
-        return rendered
 
     def visit_drop_index(self, drop: Any, **options: Any) -> str:
         """Remove the column of unique jobs with its index."""
         if is_unique_index(drop.element):
             return drop_index(drop.element, self, if_exists=drop.if_exists)
-        rendered: str = super().visit_drop_index(drop, **options)
-        return rendered
+        return str(super().visit_drop_index(drop, **options))
 
     def get_column_default_string(self, column: sa.Column[Any]) -> str | None:
         """Render the default of a moment in UTC, and that of a span in seconds."""
@@ -72,8 +69,7 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
     def visit_check_constraint(self, constraint: Any, **options: Any) -> str:
         """Render the conditions of the library's own tables, in which a span is a number of seconds."""
         if not _is_ours(constraint.table):
-            rendered: str = super().visit_check_constraint(constraint, **options)
-            return rendered
+            return str(super().visit_check_constraint(constraint, **options))
         text = translated_check(str(constraint.sqltext), self.preparer.quote)
         return f"CONSTRAINT {self.preparer.format_constraint(constraint)} CHECK ({text})"
 
@@ -101,8 +97,7 @@ class TypeCompiler(TranslatingTypeCompiler, _TypeCompiler):
         column = options.get("type_expression")
         if _is_text_of_ours(column):
             return self._text(column)
-        rendered: str = super().visit_TEXT(type_, **options)
-        return rendered
+        return str(super().visit_TEXT(type_, **options))
 
     def visit_VARCHAR(self, type_: Any, **options: Any) -> str:  # noqa: N802 - SQLAlchemy calls it by this name
         """Render the type of a status, for which upper and lower case differ."""

@@ -100,8 +100,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
                 rows = sa.select(rows.subquery("sqlaqueue_inserted"))
             insert_stmt = insert_stmt._clone()  # noqa: SLF001 - SQLAlchemy has no public name for it
             insert_stmt.select = rows.where(sa.literal_column("1 = 1"))
-        rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
-        return rendered
+        return str(super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw))
 
     def visit_delete(self, delete_stmt: Any, visiting_cte: Any = None, **kw: Any) -> str:
         """Render the plain form; name the rows by their keys, if other tables choose them: SQLite has no USING."""
@@ -113,8 +112,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
             keys = sa.select(*table.primary_key).select_from(table, *others).where(*criteria).correlate(None)
             delete_stmt = delete_stmt._clone()  # noqa: SLF001 - SQLAlchemy has no public name for it
             delete_stmt._where_criteria = (sa.tuple_(*table.primary_key).in_(keys),)  # noqa: SLF001 - SQLAlchemy has no public name for it
-        rendered: str = super().visit_delete(delete_stmt, visiting_cte, **kw)
-        return rendered
+        return str(super().visit_delete(delete_stmt, visiting_cte, **kw))
 
     def cast_to(self, cast: Any, **options: Any) -> str:
         """Leave out the casts to types that SQLite would take for numbers."""
@@ -126,8 +124,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
             return f"sqlaqueue_uuid_text({self.process(cast.clause, **options)})"
         plain = undecorated(cast.type)
         if isinstance(plain, sa.Integer | sa.Float | sa.String) and not isinstance(plain, sa.Enum):
-            rendered: str = SQLiteCompiler.visit_cast(self, cast, **options)
-            return rendered
+            return str(SQLiteCompiler.visit_cast(self, cast, **options))
         return self.process(cast.clause, **options)
 
     def visit_greatest_func(self, function: Any, **options: Any) -> str:
@@ -162,8 +159,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         """Translate ``unnest()`` of several arrays, with the number of each row."""
         function = element.element
         if getattr(function, "name", None) != "unnest" or not options.get("asfrom"):
-            rendered: str = super().visit_table_valued_alias(element, **options)
-            return rendered
+            return str(super().visit_table_valued_alias(element, **options))
         arrays = self._arguments(function)
         names = [self.preparer.quote(column.name) for column in element.c]
         if len(arrays) == 1:
@@ -197,14 +193,12 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
         index = create.element
         where = index.dialect_options["postgresql"]["where"]
         if where is None or index.dialect_options["sqlite"]["where"] is not None:
-            rendered: str = super().visit_create_index(create, *positional, **options)
-            return rendered
+            return str(super().visit_create_index(create, *positional, **options))
         index.dialect_options["sqlite"]["where"] = where
         try:
-            rendered = super().visit_create_index(create, *positional, **options)
+            return str(super().visit_create_index(create, *positional, **options))
         finally:
             index.dialect_options["sqlite"]["where"] = None
-        return rendered
 
     def get_column_default_string(self, column: sa.Column[Any]) -> str | None:
         """Render the default of a moment in the format of all other moments."""
@@ -221,8 +215,7 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
         if constraint.table.name == SCHEDULE:
             name = self.preparer.format_constraint(constraint)
             return f"CONSTRAINT {name} CHECK ({translated_check(str(constraint.sqltext))})"
-        rendered: str = super().visit_check_constraint(constraint, **options)
-        return rendered
+        return str(super().visit_check_constraint(constraint, **options))
 
 
 _TypeCompiler: Any = SQLiteTypeCompiler

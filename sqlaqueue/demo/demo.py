@@ -229,6 +229,7 @@ class DemoWorker:
             # Ctrl-C at the terminal must reach the demo only, which then stops its workers.
             start_new_session=True,
         )
+        self.pid = self._process.pid
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None  # noqa: S101, PT018 - they are pipes
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
@@ -237,10 +238,6 @@ class DemoWorker:
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_events, self._read_errors)]
         for reader in self._readers:
             reader.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def is_running(self) -> bool:

@@ -68,6 +68,7 @@ class Enqueueing:
 
     def __init__(self, key: UniqueKey, jobs: Sequence[Any], on_twin: OnTwin) -> None:
         self.key, self.spec, self.on_twin = key, key.spec, on_twin
+        self.replaces = on_twin.startswith("replace")
         self.jobs = [NewJob(job) for job in jobs]
         self.values: list[list[Any]] = []
         self.rows: dict[int, Row] = {}
@@ -118,7 +119,7 @@ class Enqueueing:
             self._resolve(session, connection, [place for place in range(len(self.jobs)) if place not in alone])
             rows = [(self.jobs[place], row) for place, row in sorted(self.rows.items())]
             complete_rows(connection, self.key, rows)
-            replaced = self._replace(session, connection) if self._replaces else set()
+            replaced = self._replace(session, connection) if self.replaces else set()
             created = [job for job, _ in rows]
             # No index refuses these, so the flush inserts them.
             without_twins = [self.jobs[place] for place in sorted(alone)]
@@ -160,10 +161,6 @@ class Enqueueing:
             raise
         savepoint.commit()
 
-    @property
-    def _replaces(self) -> bool:
-        return self.on_twin.startswith("replace")
-
     def _may_have_twin(self, place: int) -> bool:
         """Return whether a job can have a twin: it counts, and none of its values is a NULL unlike all others."""
         job = self.jobs[place]
@@ -181,7 +178,7 @@ class Enqueueing:
         """Insert each job or find its twin; those whose twin ends meanwhile are tried again."""
         for _ in range(_MOST_ROUNDS):
             left = self._insert_or_find(session, connection, places)
-            if self._replaces:
+            if self.replaces:
                 left += self._lock(connection)
             places = left or self._load(session)
             if not places and not self._waits_again():

@@ -32,11 +32,8 @@ class NewJob:
     def __init__(self, job: Any) -> None:
         self.job = job
         self.mapper: Mapper[Any] = sa.inspect(job).mapper
+        self.name = self.mapper.class_.__name__
         self.relationships = Relationships(job)
-
-    @property
-    def name(self) -> str:
-        return self.mapper.class_.__name__
 
     def columns(self) -> dict[str, sa.Column[Any]]:
         """Return the columns of the class that can be written, by attribute."""

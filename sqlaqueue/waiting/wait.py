@@ -195,16 +195,10 @@ class Waiter:
                 )
                 raise StatementError(msg)
         self.state = WaitState(key_text(self.key), wake, self.timeout)
-
-    @property
-    def bind(self) -> dict[str, Any]:
+        self.bind = {"mapper": self.spec.mapper}
         """The ``bind_arguments`` of statements, as a session may have several engines."""
-        return {"mapper": self.spec.mapper}
-
-    @property
-    def longest_reply(self) -> float:
+        self.longest_reply = longest_wait((self.timeout or float("inf")) / 2)
         """The most seconds to wait for the database, whose connection is then given up."""
-        return longest_wait((self.timeout or float("inf")) / 2)
 
     def __str__(self) -> str:
         return f"{self.model.__name__} {key_text(self.key)}"

@@ -58,11 +58,6 @@ class DueSchedule:
         return spec_of(self.model)
 
     @property
-    def last_tick(self) -> datetime | None:
-        """The newest tick that has passed."""
-        return self.due.last or _last_tick(self.row)
-
-    @property
     def rules(self) -> str | None:
         """The versions of the rules by which the next tick was computed."""
         before: str | None = self.row["rules"]
@@ -397,7 +392,7 @@ def _move_on(session: Session, group: ScheduleGroup, schedules: Sequence[DueSche
     text, moment = sa.Text(), table.c.next_tick.type
     newest = {each.schedule: each.tick for each in fired if each.key is not None}
     written = {
-        "last_tick": (moment, [each.last_tick for each in schedules]),
+        "last_tick": (moment, [each.due.last or _last_tick(each.row) for each in schedules]),
         "next_tick": (moment, [each.due.next for each in schedules]),
         "planned_for": (text, [each.row["plan"] for each in schedules]),
         "planned_at": (moment, [each.row["now"] for each in schedules]),

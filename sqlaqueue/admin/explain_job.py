@@ -112,9 +112,6 @@ def _explain(session: Session, model: type[Any], key: Any, *, claimed_here: bool
     return Explanation(queue=facts.spec.name, key=shown, state=facts.state or MISSING, reasons=reasons_of(facts))
 
 
-# -- reads the facts about one job, by few statements that change nothing ----------------------------------------------
-
-
 _MAY_NOT_LOCK = {"42501", "25006", "25P01", "40001"}
 """The SQLSTATEs of a missing privilege, of a read-only transaction, of autocommit, in which there is no savepoint, and
 of a snapshot that is older than the row."""
@@ -294,9 +291,6 @@ def _is_before(order: Sequence[sa.Column[Any]], place: Sequence[Any]) -> sa.Colu
         ways.append(sa.and_(*equal, column.is_not(None) if given is None else column < value))
         equal.append(column.is_(None) if given is None else column == value)
     return sa.or_(*ways)
-
-
-# -- why a new instance would not be enqueued: its twin ----------------------------------------------------------------
 
 
 def reasons_of_new(session: Session, given: Any) -> tuple[Reason, ...]:

@@ -27,9 +27,6 @@ from sqlaqueue.strategies.listing import SHOWN, key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 from sqlaqueue.write_routing import routing_to_primary
 
-# -- job filter --------------------------------------------------------------------------------------------------------
-
-
 NO_ERROR = ""
 """The kind of error of jobs without one."""
 
@@ -187,9 +184,6 @@ def _typed(value: Any, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     return sa.literal(value, column.type)
 
 
-# -- attempts ----------------------------------------------------------------------------------------------------------
-
-
 AttemptOutcome: TypeAlias = Literal["completed", "retried", "failed", "cancelled", "released", "rescued"]
 """How an attempt ended."""
 
@@ -248,9 +242,6 @@ def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -
     return [Attempt(**dict(zip(names, row, strict=True))) for row in rows]
 
 
-# -- failure groups ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class FailureGroup:
     """The failed jobs with one kind of error."""
@@ -303,9 +294,6 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
         if row.rank <= examples:
             group.keys.append(tuple(getattr(row, name) for name in labels))
     return list(groups.values())
-
-
-# -- job listing -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

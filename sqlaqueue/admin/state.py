@@ -31,8 +31,6 @@ from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.update_status import waits_for_twin
 
-# -- control and Consumers ---------------------------------------------------------------------------------------------
-
 
 @requires_session
 def paused(session: Session, model: type[Any]) -> bool:
@@ -80,9 +78,6 @@ def missing_indexes(session: Session, spec: QueueSpec) -> list[sa.Index]:
     """Return the indexes of claims and rescues, and of unique jobs, that the database lacks."""
     connection = session.connection(bind_arguments={"mapper": spec.mapper})
     return checks_of(connection).missing_indexes(connection, spec)
-
-
-# -- keys at limit -----------------------------------------------------------------------------------------------------
 
 
 _FIRST_JOBS = 10_000
@@ -139,9 +134,6 @@ def _held(limit: KeyLimit) -> AnySelect:
     found = sa.select(*(grouped.c[column.key] for column in limit.columns), slots.c.number, grouped.c.sqlaqueue_least)
     full = found.select_from(grouped.join(slots, same)).where(slots.c.number >= grouped.c.sqlaqueue_least)
     return full.order_by(slots.c.number.desc()).limit(_MOST_KEYS)
-
-
-# -- queue depth -------------------------------------------------------------------------------------------------------
 
 
 DEFAULT_LIMIT = 100_000
@@ -224,9 +216,6 @@ def _leases(spec: QueueSpec, limit: int) -> AnySelect:
         number.filter(expired).label("expired"),
     ]
     return sa.select(*counts).select_from(first)
-
-
-# -- statistics --------------------------------------------------------------------------------------------------------
 
 
 ACTIVE = ("pending", "processing")

@@ -90,9 +90,6 @@ def compare_queues(
     return PriorityDispatchResult.CONTINUE
 
 
-# -- mariadb queues ----------------------------------------------------------------------------------------------------
-
-
 _OURS = "sqlaqueue_"
 
 

@@ -214,9 +214,6 @@ def _backfill(table: sa.Table, status: sa.Column[Any], expression: str) -> _Back
     )
 
 
-# -- unique index ------------------------------------------------------------------------------------------------------
-
-
 class CreateUniqueIndex(QueueOp, name="create_queue_unique_index"):
     """Creates the unique index of a queue, unless the table has jobs with the same values (twins).
 

@@ -428,9 +428,6 @@ def _is_partition_of_queue(diff: DiffContext, table: ComparedTable) -> bool:
     return diff.catalog.is_queue(root)
 
 
-# -- strategy change ---------------------------------------------------------------------------------------------------
-
-
 _IS_NOT_NULL = re.compile(r'(?:"(?:[^"]|"")+"|\w+) IS NOT NULL')
 """How PostgreSQL prints the condition on the lease in the predicate of the index of quarantined jobs."""
 

@@ -163,9 +163,6 @@ def ordered_indexes(connection: sa.Connection, table_id: int) -> Sequence[Ordere
     return found
 
 
-# -- listing -----------------------------------------------------------------------------------------------------------
-
-
 __all__ = ["SETTINGS", "can_be_converted", "ordered_indexes", "shown_text", "stored_size"]
 
 SETTINGS: dict[str, str] = {

@@ -13,9 +13,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlaqueue.postgresql.ddl import Function, SqlTemplate, Trigger, bare_table
 from sqlaqueue.sql.types import NEUTRAL
 
-# -- queries -----------------------------------------------------------------------------------------------------------
-
-
 _TRIGGERS = """
     SELECT n.nspname AS schema, c.relname AS table, t.tgname AS name, t.tgtype::int AS type,
            t.tgenabled::text AS enabled, t.tgoldtable AS old, t.tgnewtable AS new,

@@ -96,9 +96,6 @@ def tables_of(spec: QueueSpec) -> Sequence[sa.Table]:
     )
 
 
-# -- tables and columns ------------------------------------------------------------------------------------------------
-
-
 def table_faults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault]:
     """Yield missing tables; or else missing columns, and tables that the search path finds in several schemas."""
     tables, model = tables_of(spec), spec.model.__name__
@@ -342,9 +339,6 @@ def _altered(kind: str, name: str, table: str, repair: str) -> Fault:
 def _rows(connection: sa.Connection, query: sa.TextClause, bound: dict[str, Any]) -> Sequence[Any]:
     arrays = [sa.bindparam(name, type_=sa.ARRAY(sa.Text())) for name in bound]
     return connection.execute(query.bindparams(*arrays), bound).all()
-
-
-# -- refused -----------------------------------------------------------------------------------------------------------
 
 
 _INVALID_VALUE = "22P02"

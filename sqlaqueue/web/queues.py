@@ -91,8 +91,6 @@ def _read_server(session: Session, spec: QueueSpec) -> tuple[Part[Sequence[Queue
     return attempt_part(session, read_tables, spec), attempt_part(session, read_horizon, spec)
 
 
-# -- health ------------------------------------------------------------------------------------------------------------
-
 FINDINGS_SHARED_FOR = 10.0
 """Seconds for which findings are shown, so that many viewers do not each send a hundred statements."""
 
@@ -149,8 +147,6 @@ def _shown(context: PageContext, finding: Finding) -> Finding:
     return replace(finding, summary=finding.summary.replace(error, _HIDDEN), facts={})
 
 
-# -- schedules ---------------------------------------------------------------------------------------------------------
-
 _NEXT_TICKS = 3
 
 
@@ -197,8 +193,6 @@ def _error(context: PageContext, schedule: ScheduleInfo) -> str:
     is_redacted = context.settings.is_redacted(context.settings.queues[schedule.queue].spec, "last_error")
     return "redacted" if is_redacted else short(schedule.last_error, 500)
 
-
-# -- overview ----------------------------------------------------------------------------------------------------------
 
 _MEMORY = "queue_memory"
 
@@ -299,8 +293,6 @@ def _sum(numbers: Iterable[int]) -> str:
     listed = [*numbers]
     return f"{sum(listed):,}" + ("+" if any(each >= COUNT_LIMIT for each in listed) else "")
 
-
-# -- queue -------------------------------------------------------------------------------------------------------------
 
 _SPANS = {"hour": HOUR, "day": DAY}
 

@@ -145,9 +145,6 @@ def check_lock_table(examination: Examination) -> Iterator[Finding]:
         )
 
 
-# -- clock -------------------------------------------------------------------------------------------------------------
-
-
 _MEASUREMENTS = 5
 
 
@@ -189,9 +186,6 @@ def _measure(examination: Examination, now: Callable[[], datetime]) -> tuple[flo
     there = server_time(examination.connection)
     half = (time.monotonic() - began) / 2
     return (here - there).total_seconds() + half, half
-
-
-# -- connections -------------------------------------------------------------------------------------------------------
 
 
 _NAMED = 3
@@ -251,9 +245,6 @@ def check_pool(examination: Examination) -> Iterator[Finding]:
         consequence=f"A Consumer refuses to start with it: use create_engine(..., pool_size={_CONSUMER}).",
         facts={"limit": limit, "needed": _CONSUMER},
     )
-
-
-# -- pooler ------------------------------------------------------------------------------------------------------------
 
 
 def check_pooler(examination: Examination) -> Iterator[Finding]:

@@ -238,9 +238,6 @@ def _is_alive(spec: QueueSpec, worker: sa.ColumnElement[Any]) -> sa.ColumnElemen
     return sa.exists().where(mine).correlate_except(table)
 
 
-# -- claim plan --------------------------------------------------------------------------------------------------------
-
-
 _VERY_LARGE = 100
 """How many times as large as a small table one is for which the finding is critical."""
 
@@ -330,9 +327,6 @@ def claim_of(spec: QueueSpec) -> object | None:
         return None
     claim: object = ConsumerStatements(settings).claim
     return claim
-
-
-# -- leases ------------------------------------------------------------------------------------------------------------
 
 
 def check_leases(examination: Examination) -> Iterator[Finding]:
@@ -478,9 +472,6 @@ def check_status_values(examination: Examination) -> Iterator[Finding]:
             fixes=(sql_text(examination.connection, update),),
             facts={"jobs": number, "values": values},
         )
-
-
-# -- schedules ---------------------------------------------------------------------------------------------------------
 
 
 def check_schedules(examination: Examination) -> Iterator[Finding]:

@@ -33,9 +33,6 @@ from sqlaqueue.postgresql.server import (
 from sqlaqueue.strategies.delete_returning import MessageStrategy
 from sqlaqueue.texts import duration_text, moment_text
 
-# -- horizon -----------------------------------------------------------------------------------------------------------
-
-
 _CONSEQUENCE = (
     "VACUUM removes no row that has died since then, from any table of the database, so each claim has to pass over "
     "more dead rows than the one before."
@@ -216,9 +213,6 @@ def _hidden(server: ServerState, holders: HorizonHolders) -> Finding:
     )
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
-
-
 def check_keys(examination: Examination) -> Iterator[Finding]:
     """Find keys whose sequence, or whose column, has few numbers left.
 
@@ -286,9 +280,6 @@ def _referring(examination: Examination, table: sa.Table, sequence: KeySequence)
         yield f"ALTER TABLE {column_name} TYPE bigint;"
 
 
-# -- notification queue ------------------------------------------------------------------------------------------------
-
-
 def check_notification_queue(examination: Examination) -> Iterator[Finding]:
     """Find a full notification queue, and the session that most likely keeps it full.
 
@@ -319,9 +310,6 @@ def check_notification_queue(examination: Examination) -> Iterator[Finding]:
         fixes=fixes,
         facts={"usage": queue.usage, "oldest": None if queue.oldest is None else asdict(queue.oldest)},
     )
-
-
-# -- status statistics -------------------------------------------------------------------------------------------------
 
 
 def check_status_statistics(examination: Examination) -> Iterator[Finding]:
@@ -360,9 +348,6 @@ def check_status_statistics(examination: Examination) -> Iterator[Finding]:
             fixes=(f"ANALYZE {table_name(connection, spec.table)};",),
             facts={"values": [*common], "pending_more_than": most},
         )
-
-
-# -- table statistics --------------------------------------------------------------------------------------------------
 
 
 _OFF = {"off", "false", "no", "0", "f", "n", "of", "fa", "fal", "fals"}

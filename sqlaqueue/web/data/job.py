@@ -258,8 +258,6 @@ def _in_utc(value: Any) -> Any:
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
-# -- job life ----------------------------------------------------------------------------------------------------------
-
 DELETED = "deleted"
 """The state of a job whose row is gone, and of which the attempt history tells."""
 

@@ -263,8 +263,6 @@ def _page(request: ListRequest, shown: Sequence[JobColumn], order: JobOrder, fou
     )
 
 
-# -- job counts --------------------------------------------------------------------------------------------------------
-
 CAP = 10_000
 """The number up to which jobs are counted."""
 

@@ -141,8 +141,6 @@ def _moment(spec: QueueSpec, role: str) -> sa.ColumnElement[Any]:
     return sa.cast(spec.columns[role] if spec.has(role) else sa.null(), _MOMENT)
 
 
-# -- durations ---------------------------------------------------------------------------------------------------------
-
 SAMPLE = 2_000
 """The number of runs from which percentiles are computed, the newest ones."""
 
@@ -251,8 +249,6 @@ def _add_role(spec: QueueSpec, role: str) -> Fix:
     code = spec.config.fix_for(role).partition(" with ")[2] or spec.config.fix_for(role)
     return Fix(what=f"Store {role!r} in the rows of {spec.model.__name__}, and migrate the database.", code=code)
 
-
-# -- throughput --------------------------------------------------------------------------------------------------------
 
 LIMIT = 20_000
 """The number of entries that are read at most, which takes about ten milliseconds."""
@@ -375,8 +371,6 @@ def _moments(since: datetime, until: datetime, bucket: timedelta) -> list[dateti
     first, last = _begin(since, bucket), _begin(until, bucket)
     return [first + number * bucket for number in range((last - first) // bucket + 1)]
 
-
-# -- failed jobs -------------------------------------------------------------------------------------------------------
 
 COUNTED = 10_000
 """The number up to which failed jobs are counted."""

@@ -70,13 +70,10 @@ def specs_of_expired(session: Session, spec: QueueSpec) -> Sequence[QueueSpec]:
     if column is None:
         return [spec]
     attribute = spec.mapper.get_property_by_column(column).key
-    values = session.execute(_expired_values(spec, column), bind_arguments=bind_arguments(spec.model)).scalars()
-    return [spec.for_shard(attribute, value) for value in values]
-
-
-def _expired_values(spec: QueueSpec, column: sa.Column[Any]) -> AnySelect:
     expires = spec.column("lease_expires_at", "rescue()")
-    return sa.select(column).where(spec.in_state("processing"), expires <= clock()).distinct()
+    expired = sa.select(column).where(spec.in_state("processing"), expires <= clock()).distinct()
+    values = session.execute(expired, bind_arguments=bind_arguments(spec.model)).scalars()
+    return [spec.for_shard(attribute, value) for value in values]
 
 
 # -- bulk changes ------------------------------------------------------------------------------------------------------
@@ -111,22 +108,28 @@ def in_batches(
     :param limit: maximum number of jobs to select; None for all.
     :raises StatementError: if the queue does not support the change.
     """
-    after, left = None, limit
-    while left is None or left > 0:
-        keys = next_keys(session, model, job_filter, after, size if left is None else min(size, left))
-        if not keys:
-            return
+    for number, keys in enumerate(_pages(session, model, job_filter, size, limit)):
         try:
             changed = change(session, model, job_filter, keys)
             session.commit()
         except DBAPIError as error:
             # One of many jobs, which is alone in its batch by chance.
-            if len(keys) > 1 or (after is None and size > 1) or not may_be_of_a_row(error):
+            if len(keys) > 1 or (number == 0 and size > 1) or not may_be_of_a_row(error):
                 raise
             session.rollback()
             warn_of_refusal(select_jobs(model, "change").spec, keys[0], error)
             changed = 0
         yield changed
+
+
+def _pages(session: Session, model: Any, job_filter: JobFilter, size: int, limit: int | None) -> Iterator[list[Key]]:
+    """Yield the keys of selected jobs page by page; each page is read when the one before it has been dealt with."""
+    after, left = None, limit
+    while left is None or left > 0:
+        keys = next_keys(session, model, job_filter, after, size if left is None else min(size, left))
+        if not keys:
+            return
+        yield keys
         after, left = keys[-1], None if left is None else left - len(keys)
 
 
@@ -192,11 +195,11 @@ Verb = Callable[[Sequence[Key]], Any]
 def _change_some(session: Session, model: Any, keys: Sequence[Key], verb: Verb) -> int:
     with routing_to_primary(session):
         shards = by_shard(session, select_jobs(model, "change").spec, keys)
-        return sum(len(in_parts(session, model, some, verb)) for some in shards)
+        return sum(len(_in_parts(session, model, some, verb, {})) for some in shards)
 
 
-def in_parts(
-    session: Session, model: Any, keys: Sequence[Key], verb: Verb, refused: dict[Any, str] | None = None
+def _in_parts(
+    session: Session, model: Any, keys: Sequence[Key], verb: Verb, refused: dict[Any, str]
 ) -> Sequence[sa.Row[Any]]:
     """Execute a verb on some jobs, and return its rows.
 
@@ -207,7 +210,7 @@ def in_parts(
     """
     if len(keys) <= 1:
         return _execute(session, model, verb(keys))
-    return _in_savepoints(session, model, keys, verb, {} if refused is None else refused)
+    return _in_savepoints(session, model, keys, verb, refused)
 
 
 @contextmanager
@@ -288,7 +291,7 @@ def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str, keys:
     try:
         with savepoint(session, model):
             session.execute(_set_timeout(lock_timeout), bind_arguments=bind)
-            rows = session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all()
+            rows = _execute(session, model, verb)
             # It would outlive the savepoint.
             session.execute(_set_timeout(former), bind_arguments=bind)
             return rows
@@ -366,16 +369,6 @@ def cancel(
     return done
 
 
-def _pages(session: Session, model: Any, job_filter: JobFilter, size: int, limit: int | None) -> Iterator[list[Key]]:
-    after, left = None, limit
-    while left is None or left > 0:
-        keys = next_keys(session, model, job_filter, after, size if left is None else min(size, left))
-        if not keys:
-            return
-        yield keys
-        after, left = keys[-1], None if left is None else left - len(keys)
-
-
 def _cancel_page(
     session: Session, model: Any, keys: Sequence[Key], jobs: Callable[[Sequence[Key]], Any], done: Cancelled
 ) -> None:
@@ -389,7 +382,7 @@ def _cancel_page(
         started = session.scalar(sa.select(clock()), bind_arguments=bind)
         cancelled = set[Any]()
         for some in by_shard(session, spec, keys):
-            rows = in_parts(session, model, some, lambda keys: verbs.cancel(jobs(keys)), done.refused)
+            rows = _in_parts(session, model, some, lambda keys: verbs.cancel(jobs(keys)), done.refused)
             cancelled.update(row[0] for row in rows)
         asked = set()
         if CONTROL in spec.side_tables:
@@ -482,12 +475,9 @@ def preview_rescue(session: Session, model: type[Any]) -> int:
 
 def _rescue_together(session: Session, model: type[Any]) -> int:
     """Rescue jobs in one statement, or in one for each shard of a distributed table, and return their number."""
-    bind, number = bind_arguments(model), 0
     with routing_to_primary(session):
-        for spec in specs_of_expired(session, select_jobs(model, "rescue").spec):
-            verb = returning_keys(spec, spec.strategy.rescue(spec))
-            number += len(session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all())
-    return number
+        specs = specs_of_expired(session, select_jobs(model, "rescue").spec)
+        return sum(len(_execute(session, model, returning_keys(each, each.strategy.rescue(each)))) for each in specs)
 
 
 @requires_session
@@ -554,19 +544,17 @@ def requeue(
     if not listed:
         return Requeued()
     model: type[Any] = spec_of(type(listed[0])).model
-    done = _requeue_keys(session, model, JobFilter(), [key_of(job, "requeue") for job in listed])
+    done = requeue_some(session, model, JobFilter(), [key_of(job, "requeue") for job in listed])
     session.commit()
     return done
 
 
 @requires_session
 def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
-    """Make finished jobs pending again; a ``change`` for :func:`in_batches`."""
-    return _requeue_keys(session, model, job_filter, keys)
+    """Make finished jobs pending again; a ``change`` for :func:`in_batches`.
 
-
-def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
-    """Requeue jobs together; each by itself if a twin of one of them is being enqueued."""
+    They are requeued together, and each by itself if a twin of one of them is being enqueued.
+    """
 
     def verb(some: Sequence[Key]) -> Any:
         return verbs.requeue(unchanged_jobs(model, job_filter, some))
@@ -575,7 +563,7 @@ def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Seq
         spec = select_jobs(model, "requeue").spec
         if unique_key(spec) is None:
             refused: dict[Any, str] = {}
-            parts = (in_parts(session, model, some, verb, refused) for some in by_shard(session, spec, keys))
+            parts = (_in_parts(session, model, some, verb, refused) for some in by_shard(session, spec, keys))
             return Requeued(sum(map(len, parts)), refused=refused)
         rows = attempt(session, model, verb(keys), lock_timeout=LOCK_TIMEOUT, keys=keys)
         if rows is not None:

@@ -28,7 +28,7 @@ from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
-from sqlaqueue.strategies.unique_key import UniqueKey, unique_key
+from sqlaqueue.strategies.unique_key import unique_key
 from sqlaqueue.strategies.update_status import waits_for_twin
 from sqlaqueue.texts import moment_text, printable
 from sqlaqueue.unique.insert import NewJob, search, set_created_at
@@ -76,14 +76,13 @@ def explain_job(session: Session, job_or_model: Any, key: Any = None) -> Explana
     :raises StatementError: for a class without a key, an instance with one, and an instance that waits for a flush.
     """
     with session.no_autoflush, routing_to_primary(session):
-        if not isinstance(job_or_model, QueueMixin):
-            spec = spec_of(job_or_model)
-            if key is None:
-                name = spec.model.__name__
-                msg = f"explain_job({name}): give the key of the job as well, as in explain_job(session, {name}, 5)"
-                raise StatementError(msg)
-            return _explain(session, job_or_model, key)
-        return _explain_instance(session, job_or_model, key)
+        if isinstance(job_or_model, QueueMixin):
+            return _explain_instance(session, job_or_model, key)
+        name = spec_of(job_or_model).model.__name__
+        if key is None:
+            msg = f"explain_job({name}): give the key of the job as well, as in explain_job(session, {name}, 5)"
+            raise StatementError(msg)
+        return _explain(session, job_or_model, key)
 
 
 def _explain_instance(session: Session, job: Any, key: Any) -> Explanation:
@@ -103,11 +102,11 @@ def _explain_instance(session: Session, job: Any, key: Any) -> Explanation:
             "instance to it"
         )
         raise StatementError(msg)
-    return Explanation(queue=spec.name, key=None, state=NEW, reasons=reasons_of_new(session, job))
+    return Explanation(queue=spec.name, key=None, state=NEW, reasons=(_reason_of_new(session, job),))
 
 
 def _explain(session: Session, model: type[Any], key: Any, *, claimed_here: bool = False) -> Explanation:
-    facts = read_facts(session, model, key, claimed_here=claimed_here)
+    facts = _read_facts(session, model, key, claimed_here=claimed_here)
     shown = key_value(facts.info.key) if facts.info is not None else key_value(key) if isinstance(key, tuple) else key
     return Explanation(queue=facts.spec.name, key=shown, state=facts.state or MISSING, reasons=reasons_of(facts))
 
@@ -117,12 +116,8 @@ _MAY_NOT_LOCK = {"42501", "25006", "25P01", "40001"}
 of a snapshot that is older than the row."""
 
 
-def read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: bool = False) -> Facts:
-    """Return what is known about the job with this key.
-
-    :param key: a value, a tuple for a composite key, or a text.
-    :param claimed_here: whether the session's transaction holds the job.
-    """
+def _read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: bool) -> Facts:
+    """Read the facts about the job with this key, by few statements that change nothing."""
     spec = select_jobs(model, "explain_job").spec
     info = job_info(session, model, key)
     if info is None:
@@ -163,7 +158,8 @@ def _read_place(session: Session, facts: Facts, info: JobInfo) -> Facts:
         place: Sequence[Any] | None = [facts.row[column.name] for column in order]
     else:
         order = messages.order
-        place = session.execute(_first_message(spec, messages, info.key), bind_arguments=_bind(spec)).first()
+        its = sa.select(*map(_readable, order)).where(spec.key_in(messages.jobs, [info.key]), *messages.waits)
+        place = session.execute(its.order_by(*order).limit(1), bind_arguments=_bind(spec)).first()
     facts = replace(facts, locked=_is_locked(session, spec, info.key, messages), has_message=place is not None)
     if place is None or not facts.may_be_claimed:
         return facts
@@ -185,10 +181,12 @@ def _circumstances(spec: QueueSpec, key: Key) -> AnySelect:
     """Return a SELECT of facts about a row, the database's clock and the control table, by the names in Facts."""
     here = spec.table.alias("sqlaqueue_here")
     wrote = sa.select(written_here(here)).where(spec.key_in([here.c[each.key] for each in spec.keys], [key]))
+    unique = unique_key(spec)
+    may_wait = unique is not None and unique.config.on_return == "wait" and spec.has("lease_expires_at")
     columns: dict[str, sa.ColumnElement[Any]] = {
         "written_here": wrote.scalar_subquery(),
         "quarantined": _is_quarantined(spec, key),
-        "waits_for_twin": _is_waiting_for_twin(spec),
+        "waits_for_twin": waits_for_twin(spec) if may_wait else sa.false(),
     }
     for name, role in (("due_in", "run_at"), ("lease_left", "lease_expires_at")):
         if spec.has(role):
@@ -211,16 +209,9 @@ def _is_quarantined(spec: QueueSpec, key: Key) -> sa.ColumnElement[bool]:
     return sa.exists().where(journal.c.queue == spec.name, journal.c["keys"].has_key(key_text(key)))
 
 
-def _is_waiting_for_twin(spec: QueueSpec) -> sa.ColumnElement[bool]:
-    unique = unique_key(spec)
-    if unique is None or unique.config.on_return != "wait" or not spec.has("lease_expires_at"):
-        return sa.false()
-    return waits_for_twin(spec)
-
-
 def twin_of(session: Session, spec: QueueSpec, key: Key) -> JobInfo | None:
     """Return the job that counts, and with which this one is a twin."""
-    unique: UniqueKey | None = unique_key(spec)
+    unique = unique_key(spec)
     if unique is None:
         return None
     mine, twin = spec.table.alias("sqlaqueue_mine"), spec.table.alias("sqlaqueue_twin")
@@ -234,11 +225,6 @@ def twin_of(session: Session, spec: QueueSpec, key: Key) -> JobInfo | None:
         bind_arguments=_bind(spec),
     ).first()
     return None if found is None else job_info(session, spec.model, tuple(found))
-
-
-def _first_message(spec: QueueSpec, messages: MessageTable, key: Key) -> AnySelect:
-    its = sa.select(*map(_readable, messages.order)).where(spec.key_in(messages.jobs, [key]), *messages.waits)
-    return its.order_by(*messages.order).limit(1)
 
 
 def _is_locked(session: Session, spec: QueueSpec, key: Key, messages: MessageTable | None) -> bool | None:
@@ -293,7 +279,7 @@ def _is_before(order: Sequence[sa.Column[Any]], place: Sequence[Any]) -> sa.Colu
     return sa.or_(*ways)
 
 
-def reasons_of_new(session: Session, given: Any) -> tuple[Reason, ...]:
+def _reason_of_new(session: Session, given: Any) -> Reason:
     """Return whether a twin keeps a new instance from being enqueued. The instance is left as it is.
 
     :raises StatementError: if the database computes a value that makes the job unique.
@@ -301,11 +287,8 @@ def reasons_of_new(session: Session, given: Any) -> tuple[Reason, ...]:
     spec = spec_of(type(given))
     key = unique_key(spec)
     if key is None:
-        return (
-            Reason(
-                "ready",
-                f"Nothing keeps it from being enqueued: {spec.name} has no QueueConfig(unique=...), so no twins.",
-            ),
+        return Reason(
+            "ready", f"Nothing keeps it from being enqueued: {spec.name} has no QueueConfig(unique=...), so no twins."
         )
     connection = session.connection(bind_arguments={"mapper": spec.mapper})
     new = NewJob(_copy(given))
@@ -313,23 +296,16 @@ def reasons_of_new(session: Session, given: Any) -> tuple[Reason, ...]:
     values = new.unique_values(key, connection)
     pairs = ", ".join(f"{name}={getattr(new.job, name)!r}" for name in key.config.attributes)
     if key.config.nulls_distinct and None in values:
-        return (
-            Reason("ready", f"It has no twin, as it has a None in {pairs} and NULLs differ; enqueue() inserts it."),
-        )
+        return Reason("ready", f"It has no twin, as it has a None in {pairs} and NULLs differ; enqueue() inserts it.")
     twin = search(connection, key, [values])[0].twin
     found = None if twin is None else job(session, spec.model, twin)
-    if twin is not None and found is not None:
-        return (_twin(key, twin, found[0], pairs),)
-    return (
-        Reason(
+    if twin is None or found is None:
+        return Reason(
             "ready",
             f"No job with {pairs} counts, so enqueue() inserts it; it would wait for a transaction that has inserted "
             "one and is not committed.",
-        ),
-    )
-
-
-def _twin(key: UniqueKey, twin: Key, info: JobInfo, pairs: str) -> Reason:
+        )
+    info = found[0]
     since = "" if info.created_at is None else f", enqueued at {moment_text(info.created_at)}"
     until = "" if key.config.per is None else f", or the period of {key.config.per} is over"
     return Reason(

@@ -17,7 +17,7 @@ from sqlaqueue.admin.jobs import JobInfo
 from sqlaqueue.admin.state import unclaimable_jobs
 from sqlaqueue.flow_control.held_back import HeldBackBy
 from sqlaqueue.queue.options import FINISHED
-from sqlaqueue.queue.run import Key, key_text
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.strategies.listing import OTHER
@@ -101,11 +101,6 @@ class Facts:
         return [] if self.info is None else list(map(str, self.info.key))
 
 
-def text_of(key: Key | Any) -> str:
-    """Return a key as text; one that is given as a text is one already."""
-    return key_text(key) if isinstance(key, tuple | list) else str(key)
-
-
 @dataclass(frozen=True)
 class Reason:
     """One reason why a job does not run, or what there is to say about its state."""
@@ -133,7 +128,8 @@ def _missing(facts: Facts) -> Iterator[Reason]:
         ways.append('it is completed, as on_complete="delete" deletes the rows of completed jobs')
     if spec.config.retention:
         ways.append(f"it has finished ({', '.join(spec.config.retention)}) and its retention time is over")
-    yield Reason("missing", f"There is no job {text_of(facts.key)} in {spec.name}: {', or '.join(ways)}.")
+    key = key_text(facts.key) if isinstance(facts.key, tuple | list) else facts.key
+    yield Reason("missing", f"There is no job {key} in {spec.name}: {', or '.join(ways)}.")
 
 
 def _finished(facts: Facts) -> Iterator[Reason]:
@@ -417,14 +413,12 @@ REASONS: tuple[Callable[[Facts], Iterator[Reason]], ...] = (
 
 def reasons_of(facts: Facts) -> tuple[Reason, ...]:
     found = tuple(reason for function in REASONS for reason in function(facts))
-    return found or (_ready(facts),)
-
-
-def _ready(facts: Facts) -> Reason:
+    if found:
+        return found
     text = "It is due, and nothing stands against it: the next claim takes it, unless the Consumers select other jobs."
     if facts.locked is None:
         text += (
             " Whether another transaction has locked it is not known, since this session may not lock it (the "
             "privilege UPDATE is missing, or the transaction is read-only)."
         )
-    return Reason("ready", text)
+    return (Reason("ready", text),)

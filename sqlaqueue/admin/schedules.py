@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -154,8 +154,7 @@ def pause_schedule(session: Session, model: type[Any], name: str) -> None:
 
     :raises StatementError: if there is none of this name.
     """
-    table = _table(model)
-    _update(session, model, name, {"paused_at": sa.func.coalesce(table.c.paused_at, clock())})
+    _update(session, model, name, {"paused_at": sa.func.coalesce(_table(model).c.paused_at, clock())})
 
 
 @requires_session
@@ -215,13 +214,11 @@ def _row(session: Session, model: type[Any], name: str, **options: Any) -> dict[
     row = found.mappings().one_or_none()
     if row is None:
         names = session.scalars(sa.select(table.c.name).order_by(table.c.name), bind_arguments=bind_arguments(model))
-        raise _unknown(name, names.all())
+        known = ", ".join(map(repr, names.all()))
+        raise StatementError(
+            f"there is no schedule {name!r}; {f'there are {known}' if known else 'there is none at all'}"
+        )
     return in_utc(row)
-
-
-def _unknown(name: str, names: Sequence[str]) -> StatementError:
-    known = f"there are {', '.join(map(repr, names))}" if names else "there is none at all"
-    return StatementError(f"there is no schedule {name!r}; {known}")
 
 
 def _update(session: Session, model: type[Any], name: str, values: Mapping[str, Any]) -> None:
@@ -235,24 +232,21 @@ def _update(session: Session, model: type[Any], name: str, values: Mapping[str, 
 
 
 def _info(row: Mapping[str, Any]) -> ScheduleInfo:
-    names = [each for each in ScheduleInfo.__dataclass_fields__ if each in row]
     paused, now = row["paused_at"] is not None, row["now"]
     next_tick = None if paused else row["next_tick"]
-    requested = row["run_requested_at"]
     # What was never looked at is due since it was created.
-    due = [] if paused else [next_tick or row["edited_at"] or row["created_at"]]
-    since = min([*due, *([] if requested is None else [requested])], default=None)
-    overdue = since is not None and since < now - row["grace"]
+    due = None if paused else next_tick or row["edited_at"] or row["created_at"]
+    since = min((each for each in (due, row["run_requested_at"]) if each is not None), default=None)
     try:
         words = recurrence_of(row).in_words()
     except ConfigurationError as error:
         words = str(error)
     return ScheduleInfo(
-        **{each: row[each] for each in names if each != "next_tick"},
+        **{each: row[each] for each in ScheduleInfo.__dataclass_fields__ if each in row and each != "next_tick"},
         words=words,
         origin="added" if row["code"] is None else "edited" if is_edited(row) else "program",
         next_tick=next_tick,
-        late=now - since if overdue and since is not None else None,
+        late=now - since if since is not None and since < now - row["grace"] else None,
     )
 
 

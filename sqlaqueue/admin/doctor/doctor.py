@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -172,8 +173,8 @@ def _examine(examination: Examination, checks: Iterable[Check], progressed: Call
     with _savepoint(connection):
         read_only(
             connection,
-            statement_timeout=_milliseconds(limits.statement_timeout.total_seconds()),
-            lock_timeout=_milliseconds(limits.lock_timeout.total_seconds()),
+            statement_timeout=_milliseconds(limits.statement_timeout),
+            lock_timeout=_milliseconds(limits.lock_timeout),
         )
         for check in checks:
             progressed()
@@ -240,6 +241,6 @@ def _savepoint(connection: sa.Connection) -> Iterator[None]:
             savepoint.rollback()
 
 
-def _milliseconds(seconds: float) -> str:
+def _milliseconds(timeout: timedelta) -> str:
     # Zero would be no limit.
-    return str(max(1, round(seconds * 1000)))
+    return str(max(1, round(timeout.total_seconds() * 1000)))

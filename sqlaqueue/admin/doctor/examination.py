@@ -63,7 +63,7 @@ class Finding:
     severity: Severity
     code: str
     """What was found, as a word for programs, such as ``missing_index``."""
-    queue: str | None
+    queue: str | None = None
     """The name of the queue; None for a finding about the server or the connection."""
     summary: str
     """What is wrong, in one sentence."""
@@ -231,18 +231,14 @@ MOST = 1000
 """Number of rows up to which they are counted."""
 
 
-def at_most(rows: AnySelect) -> AnySelect:
+def at_most(rows: AnySelect, name: str = "sqlaqueue_first") -> sa.Subquery:
     """Return the first rows of a SELECT, one more than are counted."""
-    limited: AnySelect = rows.limit(MOST + 1)
-    return limited
+    return rows.limit(MOST + 1).subquery(name)
 
 
 def counted(connection: sa.Connection, rows: AnySelect) -> int:
     """Return the number of rows of a SELECT, up to :data:`MOST` and one."""
-    number: int = connection.execute(
-        sa.select(sa.func.count()).select_from(at_most(rows).subquery("sqlaqueue_first"))
-    ).scalar_one()
-    return number
+    return connection.execute(sa.select(sa.func.count()).select_from(at_most(rows))).scalar_one()
 
 
 def number_text(number: int, one: str, several: str = "") -> str:

@@ -106,11 +106,9 @@ def check_claim_indexes(examination: Examination) -> Iterator[Finding]:
     limits = examination.thresholds
     for spec in examination.specs:
         for table in (spec.table, *spec.side_tables.values()):
+            of_table = (index for index in spec.claim_indexes if index.table is table)
             # The width of the hash of a key is in no statistics of a column.
-            plain = (
-                index for index in spec.claim_indexes if all(isinstance(each, sa.Column) for each in index.expressions)
-            )
-            indexes = [index for index in plain if index.table is table]
+            indexes = [each for each in of_table if all(isinstance(part, sa.Column) for part in each.expressions)]
             for size in index_sizes(examination.connection, table, indexes):
                 needed = max(size.rows, 0) * size.entry_width / _FILL + 2 * _PAGE
                 # Before the first VACUUM or ANALYZE the number of entries is not known.

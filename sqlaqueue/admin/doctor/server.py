@@ -35,7 +35,6 @@ def check_server(examination: Examination) -> Iterator[Finding]:
         yield Finding(
             severity="critical",
             code="old_server",
-            queue=None,
             summary=f"The server is PostgreSQL {server.version // 10_000}; sqlaqueue needs {oldest} or newer.",
             consequence="Statements of Consumers fail. Upgrade the server with pg_upgrade.",
             facts={"version": server.version},
@@ -44,7 +43,6 @@ def check_server(examination: Examination) -> Iterator[Finding]:
         yield Finding(
             severity="critical",
             code="server_in_recovery",
-            queue=None,
             summary=f"The server {server.address}:{server.port} is a standby, which is read-only.",
             consequence="No job can be added, claimed or settled by this connection.",
             fixes=(
@@ -54,18 +52,14 @@ def check_server(examination: Examination) -> Iterator[Finding]:
             facts={"address": server.address, "port": server.port},
         )
     elif server.is_on("default_transaction_read_only"):
-        writable = "SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE;"
+        writable, name = "SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE;", "default_transaction_read_only"
         yield Finding(
             severity="critical",
             code="read_only_default",
-            queue=None,
-            summary=(
-                "Transactions are read-only by default: default_transaction_read_only is on, set by "
-                f"{_source(server, 'default_transaction_read_only')}."
-            ),
+            summary=f"Transactions are read-only by default: {name} is on, set by {_source(server, name)}.",
             consequence="No job can be added, claimed or settled.",
-            fixes=(f"{writable}\n{change_setting(server, 'default_transaction_read_only', 'off')}",),
-            facts=asdict(server.settings["default_transaction_read_only"]),
+            fixes=(f"{writable}\n{change_setting(server, name, 'off')}",),
+            facts=asdict(server.settings[name]),
         )
 
 
@@ -83,31 +77,27 @@ def _source(server: ServerState, name: str) -> str:
 def check_durability(examination: Examination) -> Iterator[Finding]:
     """Find settings with which the server loses commits, or its data, in a crash."""
     server = server_state(examination.connection)
-    lost = "After a crash of the machine the database may be corrupt; jobs may be lost or run twice."
-    found: list[tuple[Severity, str, str]] = [("critical", "fsync", lost), ("critical", "full_page_writes", lost)]
-    for severity, name, consequence in found:
-        if not server.is_on(name):
-            yield _off(server, severity, name, consequence)
-    if server.settings["synchronous_commit"].value == "off":
-        yield _off(
-            server,
-            "notice",
-            "synchronous_commit",
-            "A crash of the server may lose the last commits: a job that was added just before, or the end of a run, "
-            "which then runs again.",
-        )
-
-
-def _off(server: ServerState, severity: Severity, name: str, consequence: str) -> Finding:
-    return Finding(
-        severity=severity,
-        code=f"{name}_off",
-        queue=None,
-        summary=f"The setting {name} is off, set by {_source(server, name)}.",
-        consequence=consequence,
-        fixes=(change_setting(server, name, "on"),),
-        facts=asdict(server.settings[name]),
+    corrupt = "After a crash of the machine the database may be corrupt; jobs may be lost or run twice."
+    lost = (
+        "A crash of the server may lose the last commits: a job that was added just before, or the end of a run, which "
+        "then runs again."
     )
+    settings: list[tuple[Severity, str, str]] = [
+        ("critical", "fsync", corrupt),
+        ("critical", "full_page_writes", corrupt),
+        ("notice", "synchronous_commit", lost),
+    ]
+    for severity, name, consequence in settings:
+        # Not `not is_on()`: synchronous_commit has values between the two.
+        if server.settings[name].value == "off":
+            yield Finding(
+                severity=severity,
+                code=f"{name}_off",
+                summary=f"The setting {name} is off, set by {_source(server, name)}.",
+                consequence=consequence,
+                fixes=(change_setting(server, name, "on"),),
+                facts=asdict(server.settings[name]),
+            )
 
 
 def check_lock_table(examination: Examination) -> Iterator[Finding]:
@@ -165,7 +155,6 @@ def check_clock(examination: Examination, now: Callable[[], datetime] = lambda: 
     yield Finding(
         severity="critical" if certain > limits.clock_difference_critical.total_seconds() else "warning",
         code="clock_difference",
-        queue=None,
         summary=f"The clock of this machine is {abs(difference):.1f} s {direction} the clock of the database server.",
         consequence=(
             f"A time that a program of this machine computes, such as run_at, is due that much {later} than meant. "
@@ -224,7 +213,6 @@ def check_server_connections(examination: Examination) -> Iterator[Finding]:
     yield Finding(
         severity="warning",
         code="connections_used",
-        queue=None,
         summary=f"{found.used} of the server's {found.limit} connections are in use: {most}.",
         consequence="When none is left, workers and programs that add jobs cannot connect.",
         fixes=tuple(fixes),
@@ -240,7 +228,6 @@ def check_pool(examination: Examination) -> Iterator[Finding]:
     yield Finding(
         severity="notice",
         code="small_pool",
-        queue=None,
         summary=f"The pool of this engine allows {limit} connection; a Consumer needs {_CONSUMER} or more.",
         consequence=f"A Consumer refuses to start with it: use create_engine(..., pool_size={_CONSUMER}).",
         facts={"limit": limit, "needed": _CONSUMER},
@@ -274,7 +261,6 @@ def check_pooler(examination: Examination) -> Iterator[Finding]:
     yield Finding(
         severity="warning" if pids else "notice",
         code="transaction_pooler",
-        queue=None,
         summary=summary,
         consequence=(
             "In transaction mode LISTEN has no effect, so that Consumers find new jobs only by polling. Programs that "

@@ -198,9 +198,14 @@ def check_leftovers(examination: Examination) -> Iterator[Finding]:
         old = clock() - examination.thresholds.leftover_age
         journal, control = spec.side_tables.get(CRASH_JOURNAL), spec.side_tables.get(CONTROL)
         if journal is not None:
-            entries = sa.and_(
-                journal.c.queue == spec.name, journal.c.created_at < old, ~_is_alive(spec, journal.c.worker)
+            consumers = spec.side_tables[CONSUMERS]
+            alive = (
+                consumers.c.queue == spec.name,
+                consumers.c.expires_at > clock(),
+                consumers.c.name == journal.c.worker,
             )
+            is_alive = sa.exists().where(*alive).correlate_except(consumers)
+            entries = sa.and_(journal.c.queue == spec.name, journal.c.created_at < old, ~is_alive)
             yield from _left_over(examination, spec, journal, entries)
         if control is not None:
             requests = sa.and_(control.c.queue == spec.name, control.c.key != PAUSE, control.c.created_at < old)
@@ -213,29 +218,23 @@ def _left_over(
     number = counted(examination.connection, sa.select(table.c.queue).where(rows))
     if not number:
         return
-    fix = sql_text(examination.connection, sa.delete(table).where(rows))
     age = duration_text(examination.thresholds.leftover_age.total_seconds())
     in_journal = table.name == CRASH_JOURNAL
-    what = number_text(number, "entry", "entries") if in_journal else number_text(number, "request")
-    of = " of the crash journal" if in_journal else " to cancel a job"
-    cause = "The jobs have ended, or no Consumer runs them."
     if in_journal:
+        what = f"{number_text(number, 'entry', 'entries')} of the crash journal"
         cause = "Their workers are dead, and pending jobs in them are run apart from others."
+    else:
+        what = f"{number_text(number, 'request')} to cancel a job"
+        cause = "The jobs have ended, or no Consumer runs them."
     yield Finding(
         severity="notice",
         code="old_journal_entries" if in_journal else "old_cancellations",
         queue=spec.name,
-        summary=f"{what}{of} older than {age} remain.",
+        summary=f"{what} older than {age} remain.",
         consequence=f"{cause} Consumers delete them after a day; so none has run for long, or its maintenance fails.",
-        fixes=(fix,),
+        fixes=(sql_text(examination.connection, sa.delete(table).where(rows)),),
         facts={"entries" if in_journal else "requests": number},
     )
-
-
-def _is_alive(spec: QueueSpec, worker: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    table = spec.side_tables[CONSUMERS]
-    mine = sa.and_(table.c.queue == spec.name, table.c.expires_at > clock(), table.c.name == worker)
-    return sa.exists().where(mine).correlate_except(table)
 
 
 _VERY_LARGE = 100
@@ -258,7 +257,16 @@ def check_claim_plan(examination: Examination) -> Iterator[Finding]:
         if claim is None:
             continue
         if on_shards(examination.connection, spec):
-            yield _on_shards(spec)
+            yield Finding(
+                severity="notice",
+                code="on_shards",
+                queue=spec.name,
+                summary=(
+                    f"The jobs of {spec.name} are on shards of Citus, whose dead rows, statistics and plans are not "
+                    "known."
+                ),
+                consequence="What slows down the claims there is not found.",
+            )
             continue
         reads = whole_reads(examination.connection, claim, spec.strategy.locked_tables(spec))
         large = sorted((read for read in reads if read.rows > small), key=lambda read: -read.rows)
@@ -276,16 +284,6 @@ def check_claim_plan(examination: Examination) -> Iterator[Finding]:
             fixes=(fix,) if fix else (),
             facts={"tables": [read.table for read in large], "rows": large[0].rows},
         )
-
-
-def _on_shards(spec: QueueSpec) -> Finding:
-    return Finding(
-        severity="notice",
-        code="on_shards",
-        queue=spec.name,
-        summary=f"The jobs of {spec.name} are on shards of Citus, whose dead rows, statistics and plans are not known.",
-        consequence="What slows down the claims there is not found.",
-    )
 
 
 def _reason(examination: Examination, spec: QueueSpec, reads: Sequence[TableRead]) -> tuple[str, str]:
@@ -331,9 +329,7 @@ def claim_of(spec: QueueSpec) -> object | None:
 
 def check_leases(examination: Examination) -> Iterator[Finding]:
     """Find expired leases, and running jobs that have none."""
-    for spec in examination.specs:
-        if not has_leases(spec):
-            continue
+    for spec in filter(has_leases, examination.specs):
         yield from _expired(examination, spec)
         yield from _without_lease(examination, spec)
 
@@ -345,12 +341,11 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
         expires <= clock() - examination.thresholds.lease_expired_for,
         ~waits_for_twin(spec),
     )
-    first = at_most(old.order_by(expires)).subquery("sqlaqueue_expired")
+    first = at_most(old.order_by(expires), "sqlaqueue_expired")
     age = sa.extract(
         "epoch", clock() - within_calendar(sa.cast(sa.func.min(first.c[expires.key]), sa.DateTime(timezone=True)))
     )
-    row: Any = examination.connection.execute(sa.select(sa.func.count(), age).select_from(first)).one()
-    number, since = row
+    number, since = examination.connection.execute(sa.select(sa.func.count(), age).select_from(first)).one()
     if not number:
         return
     alive = len(live_consumers(examination, spec))
@@ -448,13 +443,9 @@ def check_status_values(examination: Examination) -> Iterator[Finding]:
         status = spec.columns["status"]
         known = [state for state in STATES if getattr(spec.config.states, state) is not None]
         unknown: sa.ColumnElement[bool] = sa.or_(~spec.in_state(*known), status.is_(None))
-        first = at_most(sa.select(sa.cast(status, sa.Text()).label("status")).where(unknown)).subquery(
-            "sqlaqueue_first"
-        )
-        row: Any = examination.connection.execute(
-            sa.select(sa.func.count(), sa.func.array_agg(first.c.status.distinct())).select_from(first)
-        ).one()
-        number, values = row
+        first = at_most(sa.select(sa.cast(status, sa.Text()).label("status")).where(unknown))
+        found = sa.select(sa.func.count(), sa.func.array_agg(first.c.status.distinct())).select_from(first)
+        number, values = examination.connection.execute(found).one()
         if not number:
             continue
         end = next((state for state in ("failed", "cancelled", "completed") if state in known), "pending")

@@ -13,7 +13,6 @@ from sqlaqueue.admin.doctor.examination import Examination, Finding, Thresholds,
 from sqlaqueue.postgresql.catalog import foreign_keys_to
 from sqlaqueue.postgresql.catalog_text import describe_session, last_statement, literal, quoted, table_name
 from sqlaqueue.postgresql.facts import (
-    HorizonHolders,
     KeySequence,
     OpenTransaction,
     PreparedTransaction,
@@ -50,26 +49,24 @@ def check_horizon(examination: Examination) -> Iterator[Finding]:
         return
     holders = horizon_holders(examination.connection)
     limits = examination.thresholds
-    for session in holders.sessions:
-        if _too_old(limits, session.age, session.seconds):
-            yield _session(examination, server, session)
-    for prepared in holders.prepared:
-        if _too_old(limits, prepared.age, prepared.seconds):
-            yield _prepared(prepared)
-    yield from _replication(examination, holders)
-    if holders.hidden:
-        yield _hidden(server, holders)
-
-
-def _replication(examination: Examination, holders: HorizonHolders) -> Iterator[Finding]:
-    limits = examination.thresholds
+    old_sessions = (each for each in holders.sessions if _too_old(limits, each.age, each.seconds))
+    yield from (_session(examination, server, each) for each in old_sessions)
+    yield from (_prepared(each) for each in holders.prepared if _too_old(limits, each.age, each.seconds))
     for slot in holders.slots:
         unused = slot.inactive_seconds is not None and slot.inactive_seconds > limits.slot_inactive.total_seconds()
         if unused or _too_old(limits, max(slot.age or 0, slot.catalog_age or 0), None):
             yield _slot(examination, slot)
-    for standby in holders.standbys:
-        if _too_old(limits, standby.age, None):
-            yield _standby(examination, standby)
+    yield from (_standby(examination, each) for each in holders.standbys if _too_old(limits, each.age, None))
+    if holders.hidden:
+        sessions = "1 session" if holders.hidden == 1 else f"{holders.hidden} sessions"
+        yield Finding(
+            severity="notice",
+            code="hidden_sessions",
+            summary=f"The role {server.role} may not see what {sessions} of other roles in this database do.",
+            consequence="Long transactions of other roles are found by the number of later transactions only.",
+            fixes=(f"GRANT pg_read_all_stats TO {quoted(server.role)};",),
+            facts={"role": server.role, "sessions": holders.hidden},
+        )
 
 
 def _too_old(limits: Thresholds, age: int, seconds: float | None) -> bool:
@@ -104,7 +101,6 @@ def _session(examination: Examination, server: ServerState, session: OpenTransac
     return Finding(
         severity="warning",
         code="idle_in_transaction" if idle else "long_transaction",
-        queue=None,
         summary=f"{who} {what}.",
         consequence=_CONSEQUENCE,
         fixes=tuple(fixes),
@@ -117,7 +113,6 @@ def _prepared(prepared: PreparedTransaction) -> Finding:
     return Finding(
         severity="warning",
         code="prepared_transaction",
-        queue=None,
         summary=(
             f"The prepared transaction {prepared.gid!r} of the role {prepared.owner} has been open since "
             f"{moment_text(prepared.since)}, for {duration_text(prepared.seconds)}, and keeps dead rows of the last "
@@ -160,7 +155,6 @@ def _slot(examination: Examination, slot: ReplicationSlot) -> Finding:
     return Finding(
         severity="warning",
         code="replication_slot",
-        queue=None,
         summary=f"The {slot.kind} replication slot {slot.name} {state} and {kept}.",
         consequence=consequence,
         fixes=fixes,
@@ -173,7 +167,6 @@ def _standby(examination: Examination, standby: Standby) -> Finding:
     return Finding(
         severity="warning",
         code="standby_feedback",
-        queue=None,
         summary=(
             f"The standby {standby.application!r} ({where}, process {standby.pid}) has hot_standby_feedback and keeps "
             f"dead rows of the last {_transactions(standby.age)}, for a query that runs there."
@@ -199,20 +192,6 @@ def _on_standby(examination: Examination) -> tuple[str, ...]:
     )
 
 
-def _hidden(server: ServerState, holders: HorizonHolders) -> Finding:
-    role = quoted(server.role)
-    sessions = "1 session" if holders.hidden == 1 else f"{holders.hidden} sessions"
-    return Finding(
-        severity="notice",
-        code="hidden_sessions",
-        queue=None,
-        summary=f"The role {server.role} may not see what {sessions} of other roles in this database do.",
-        consequence="Long transactions of other roles are found by the number of later transactions only.",
-        fixes=(f"GRANT pg_read_all_stats TO {role};",),
-        facts={"role": server.role, "sessions": holders.hidden},
-    )
-
-
 def check_keys(examination: Examination) -> Iterator[Finding]:
     """Find keys whose sequence, or whose column, has few numbers left.
 
@@ -225,6 +204,8 @@ def check_keys(examination: Examination) -> Iterator[Finding]:
             if used < limits.keys_used:
                 continue
             left = sequence.limit - (sequence.last or 0)
+            # Otherwise the next migration would change the columns back.
+            first = " Change the columns of the model to BigInteger before the fix."
             yield Finding(
                 severity="critical" if used >= limits.keys_used_critical else "warning",
                 code="keys_run_out",
@@ -234,15 +215,11 @@ def check_keys(examination: Examination) -> Iterator[Finding]:
                     f"{sequence.column_type}, has reached {sequence.last} of {sequence.limit}: {used:.0%} are used, "
                     f"{left} numbers are left."
                 ),
-                consequence="When they are used up, each INSERT fails, so that no job can be added." + _first(sequence),
+                consequence="When they are used up, each INSERT fails, so that no job can be added."
+                + (first if sequence.column_type != "bigint" else ""),
                 fixes=_fixes(examination, table, sequence),
                 facts={**asdict(sequence), "limit": sequence.limit, "used": used},
             )
-
-
-def _first(sequence: KeySequence) -> str:
-    # Otherwise the next migration would change the columns back.
-    return "" if sequence.column_type == "bigint" else " Change the columns of the model to BigInteger before the fix."
 
 
 def _fixes(examination: Examination, table: sa.Table, sequence: KeySequence) -> tuple[str, ...]:
@@ -255,10 +232,9 @@ def _fixes(examination: Examination, table: sa.Table, sequence: KeySequence) -> 
         ]
     # The sequence of an identity column follows the type of the column; its own lower MAXVALUE stays.
     follows = sequence.identity and sequence.sequence_limit == sequence.column_limit
-    if sequence.column_type == "bigint" or not follows:
-        largest = 2**63 - 1
-        if sequence.sequence_limit < largest:
-            statements.append(f"ALTER SEQUENCE {sequence.sequence} AS bigint MAXVALUE {largest};")
+    largest = 2**63 - 1
+    if (sequence.column_type == "bigint" or not follows) and sequence.sequence_limit < largest:
+        statements.append(f"ALTER SEQUENCE {sequence.sequence} AS bigint MAXVALUE {largest};")
     return ("\n".join(statements),) if statements else ()
 
 
@@ -301,7 +277,6 @@ def check_notification_queue(examination: Examination) -> Iterator[Finding]:
     yield Finding(
         severity="critical" if queue.usage >= limits.notification_queue_critical else "warning",
         code="notification_queue_full",
-        queue=None,
         summary=(
             f"The server's notification queue is {queue.usage:.0%} full: a session that listens does not receive its "
             f"notifications.{holder}"
@@ -367,7 +342,6 @@ def check_autovacuum(examination: Examination) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             code="track_counts_off",
-            queue=None,
             summary="The server does not count the rows that change: track_counts is off.",
             consequence="Autovacuum vacuums and analyzes no table, so claims become slower and slower.",
             fixes=(change_setting(server, "track_counts", "on"),),
@@ -377,7 +351,6 @@ def check_autovacuum(examination: Examination) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             code="autovacuum_off",
-            queue=None,
             summary="The server vacuums and analyzes no table by itself: autovacuum is off.",
             consequence=f"{_DEAD_ROWS} Claims become slower and slower.",
             fixes=(change_setting(server, "autovacuum", "on"),),

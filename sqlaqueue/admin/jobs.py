@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -92,7 +93,8 @@ def next_keys(session: Session, model: type[Any], job_filter: JobFilter, after: 
     keys = [jobs.c[name] for name in key_labels(spec)]
     found = sa.select(*keys).order_by(*keys).limit(limit)
     if after is not None:
-        found = found.where(sa.tuple_(*keys) > sa.tuple_(*map(_typed, after, keys)))
+        values = [sa.literal(value, key.type) for value, key in zip(after, keys, strict=True)]
+        found = found.where(sa.tuple_(*keys) > sa.tuple_(*values))
     # They are about to be changed, and a replica may not have them yet.
     with routing_to_primary(session):
         options = {WRITES_LATER: True}
@@ -106,24 +108,27 @@ def filtered_jobs(model: type[Any], job_filter: JobFilter) -> AnySelect:
     :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
     """
     spec, entity, select, _ = select_jobs(model, "job_filter")
-    name = entity.__name__
     jobs = spec.strategy.list_jobs(spec, select, job_filter.states).subquery("sqlaqueue_listed")
     selected = sa.select(*jobs.c)
+
+    def needed(role: str, what: str) -> sa.ColumnElement[Any]:
+        if role not in jobs.c:
+            msg = (
+                f"{what} needs the queue attribute {role!r}, which {entity.__name__} leaves out; remove this condition"
+            )
+            raise StatementError(msg)
+        return jobs.c[role]
+
     if job_filter.older_than is not None:
-        selected = selected.where(
-            _attribute(jobs, job_filter.since, name, "the age of jobs") <= clock() - job_filter.older_than
-        )
+        selected = selected.where(needed(job_filter.since, "the age of jobs") <= clock() - job_filter.older_than)
     if job_filter.newer_than is not None:
-        selected = selected.where(
-            _attribute(jobs, job_filter.since, name, "the age of jobs") > clock() - job_filter.newer_than
-        )
+        selected = selected.where(needed(job_filter.since, "the age of jobs") > clock() - job_filter.newer_than)
     if job_filter.error is not None:
-        selected = selected.where(
-            kind_of(_attribute(jobs, "last_error", name, "the kind of an error")) == job_filter.error
-        )
+        selected = selected.where(kind_of(needed("last_error", "the kind of an error")) == job_filter.error)
     if job_filter.keys is not None:
-        keys = [_key(spec, jobs, text) for text in job_filter.keys]
-        selected = selected.where(sa.or_(sa.false(), *keys))
+        keys = [jobs.c[name] for name in key_labels(spec)]
+        same = [sa.and_(*map(operator.eq, keys, key_parts(spec, text))) for text in job_filter.keys]
+        selected = selected.where(sa.or_(sa.false(), *same))
     return selected
 
 
@@ -146,13 +151,6 @@ def bind_arguments(model: type[Any]) -> dict[str, Any]:
     return {"mapper": select_jobs(model, "bind").spec.mapper}
 
 
-def _attribute(jobs: sa.FromClause, role: str, name: str, what: str) -> sa.ColumnElement[Any]:
-    if role not in jobs.c:
-        msg = f"{what} needs the queue attribute {role!r}, which {name} leaves out; remove this condition"
-        raise StatementError(msg)
-    return jobs.c[role]
-
-
 def key_parts(spec: QueueSpec, text: str) -> list[sa.ColumnElement[Any]]:
     """Return the parts of a key that is given as a text; PostgreSQL converts each to the type of its column.
 
@@ -173,15 +171,6 @@ def key_parts(spec: QueueSpec, text: str) -> list[sa.ColumnElement[Any]]:
 
 
 _INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
-
-
-def _key(spec: QueueSpec, jobs: sa.FromClause, text: str) -> sa.ColumnElement[bool]:
-    pairs = zip(key_labels(spec), key_parts(spec, text), strict=True)
-    return sa.and_(*(jobs.c[name] == part for name, part in pairs))
-
-
-def _typed(value: Any, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    return sa.literal(value, column.type)
 
 
 AttemptOutcome: TypeAlias = Literal["completed", "retried", "failed", "cancelled", "released", "rescued"]

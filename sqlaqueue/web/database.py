@@ -106,13 +106,18 @@ class Database:
         except TimeoutError:
             raise Busy("Too many pages are being read at the moment.", "Try again in a few seconds.") from None
         try:
-            with _errors():
-                session = open_session(self.sessions)
-                if self.is_async:
-                    async with session:
-                        result: T = await session.run_sync(run, *args)
-                        return result
-                return await anyio.to_thread.run_sync(_in_thread, session, run, args)
+            session = open_session(self.sessions)
+            if self.is_async:
+                async with session:
+                    result: T = await session.run_sync(run, *args)
+                    return result
+            return await anyio.to_thread.run_sync(_in_thread, session, run, args)
+        except Exception as error:
+            if is_connection_lost(error) or is_connect_error(error) or isinstance(error, PoolTimeout):
+                raise ServiceUnavailable(
+                    "The database cannot be reached.", "Check that it runs; this page works again as soon as it does."
+                ) from error
+            raise
         finally:
             limiter.release_on_behalf_of(borrower)
 
@@ -173,15 +178,3 @@ def _check_transactions(connection: sa.Connection) -> None:
             "The sessions of the dashboard commit each statement by itself (AUTOCOMMIT).",
             "Give it a sessionmaker of an engine with another isolation_level.",
         )
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if is_connection_lost(error) or is_connect_error(error) or isinstance(error, PoolTimeout):
-            raise ServiceUnavailable(
-                "The database cannot be reached.", "Check that it runs; this page works again as soon as it does."
-            ) from error
-        raise

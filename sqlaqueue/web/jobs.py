@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from sqlaqueue.consumer.pace import RESCUE
 from sqlaqueue.queue.options import FINISHED, STATES
-from sqlaqueue.web.actions import LABELS
+from sqlaqueue.web.actions import LABELS, count_text
 from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
 from sqlaqueue.web.data.job import JobLife, ShownValue, events_of, read_life
@@ -229,9 +229,7 @@ def _condition_text(condition: Condition) -> str:
 
 
 def _count_text(count: Count) -> str:
-    if not count.is_known:
-        return "?"
-    return f"{count.number:,}" if count.is_complete else f"{count.number:,}+"
+    return count_text(count) if count.is_known else "?"
 
 
 EMPTY = {

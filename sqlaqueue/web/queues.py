@@ -305,17 +305,17 @@ async def queue(context: PageContext) -> Response:
         raise BadRequest(f"span={name[:100]}: there is no such span.", f"Use one of {', '.join(_SPANS)}.")
     span = _SPANS[name]
     # At the same time: one has many short statements, the other a few long ones.
-    present, past = await both(
+    (state, schedules), past = await both(
         database.read(read_present, spec, memory),
         database.read(functools.partial(read_past, shows_errors=not is_redacted), spec, span, memory),
     )
-    consumers = present.state.consumers.value
+    consumers = state.consumers.value
     return context.render(
         "queue.html",
         queue=shown,
-        schedules=present.schedules,
+        schedules=schedules,
         past=past,
-        state=present.state,
+        state=state,
         running=None if consumers is None else sum(len(each.running) for each in consumers),
         span=span,
         spans=_SPANS,

@@ -116,14 +116,15 @@ def _columns(queues: Mapping[str, Queue], column: Any, argument: str) -> list[tu
         raise ConfigurationError(
             f"{_WHAT}({argument}=...): {column!r} is not a column; give Email.body, 'Email.body' or 'body'"
         )
-    specs = [queue.spec for queue in queues.values() if not class_name or class_name in _class_names(queue.spec)]
-    found = [(spec.name, key) for spec in specs for key in _column_names(spec, class_name, name)]
+    found: list[tuple[str, str]] = []
+    for spec in (queue.spec for queue in queues.values()):
+        if class_name in {"", spec.name, *(mapper.class_.__name__ for mapper in spec.mapper.self_and_descendants)}:
+            found += [(spec.name, key) for key in _column_names(spec, class_name, name)]
     if not found:
-        where = (
-            f"no queue class {class_name} has a column {name!r}" if class_name else f"no queue has a column {name!r}"
-        )
+        where = f"queue class {class_name}" if class_name else "queue"
         raise ConfigurationError(
-            f"{_WHAT}({argument}=...): {where}; name an attribute of a queue class, as in 'Email.body'"
+            f"{_WHAT}({argument}=...): no {where} has a column {name!r}; name an attribute of a queue class, as in "
+            "'Email.body'"
         )
     return found
 
@@ -136,10 +137,6 @@ def _check_keys(queues: Mapping[str, Queue], redacted: Iterable[tuple[str, str]]
                 f"{_WHAT}(redact=...): {column!r} is in the primary key of {spec.model.__name__}, which is the address "
                 "of a job and cannot be hidden; leave it out"
             )
-
-
-def _class_names(spec: QueueSpec) -> set[str]:
-    return {mapper.class_.__name__ for mapper in spec.mapper.self_and_descendants} | {spec.name}
 
 
 def _column_names(spec: QueueSpec, class_name: str, name: str) -> list[str]:

@@ -160,23 +160,20 @@ def preview(session: Session, action: BulkAction, chosen: Selection) -> Preview:
     spec = chosen.columns.spec
     now = session.execute(sa.select(clock()), bind_arguments={"mapper": spec.mapper}).scalar_one()
     if isinstance(chosen, ByKeys):
-        states = [(key_text(key), state) for key, state in _states(session, chosen.columns, chosen.keys)]
-        first = attempt_part(session, _previewed, action, chosen.columns, chosen.keys[:MOST_SHOWN])
+        states = _states(session, chosen.columns, chosen.keys)
+        jobs = attempt_part(session, _previewed, action, chosen.columns, chosen.keys[:MOST_SHOWN])
         numbers = Counter(state for _, state in states)
         counts = {state: Count(number, is_complete=True) for state, number in numbers.items()}
         effects: Part[Sequence[Effect]] = Part(_effects(spec, action, counts))
-        return Preview(jobs=first, effects=effects, missing=len(set(chosen.keys)) - len(states), now=now)
+        return Preview(jobs=jobs, effects=effects, missing=len(set(chosen.keys)) - len(states), now=now)
     if chosen.until is None:
         chosen = replace(chosen, wanted=replace(chosen.wanted, at=now))
-    jobs = attempt_part(session, _previewed, action, chosen.columns, _first_keys(session, chosen))
-    return Preview(jobs=jobs, effects=attempt_part(session, _counted, action, chosen), missing=0, now=now)
-
-
-def _first_keys(session: Session, chosen: ByFilter) -> list[str]:
     with session.begin_nested() as savepoint:
         page = read_page(session, ListRequest(chosen.wanted, after=chosen.after), MOST_SHOWN)
         savepoint.rollback()  # with the settings of the planner
-    return [job.key for job in page.jobs if is_key(chosen.columns, job.key)]
+    first_keys = [job.key for job in page.jobs if is_key(chosen.columns, job.key)]
+    jobs = attempt_part(session, _previewed, action, chosen.columns, first_keys)
+    return Preview(jobs=jobs, effects=attempt_part(session, _counted, action, chosen), missing=0, now=now)
 
 
 def _counted(session: Session, action: BulkAction, chosen: ByFilter) -> list[Effect]:

@@ -181,13 +181,12 @@ def _why_not(job: StoredJob) -> str:
 def _lock(session: Session, columns: JobColumns, key: str, job: StoredJob) -> bool:
     """Lock a job, and return False if another transaction has locked it or it is gone; this waits for none."""
     spec = columns.spec
-    bind = {"mapper": spec.mapper}
     if job.is_dead_letter:
         dead = spec.side_tables[DEAD_LETTER]
-        letter = sa.select(dead.c.queue).where(letter_of(columns, key)).with_for_update(of=dead, skip_locked=True)
-        return session.execute(letter, bind_arguments=bind).first() is not None
-    row = spec.strategy.lock(spec, sa.select(*spec.keys).where(has_key(columns, key)))
-    return session.execute(row, bind_arguments=bind).first() is not None
+        row = sa.select(dead.c.queue).where(letter_of(columns, key)).with_for_update(of=dead, skip_locked=True)
+    else:
+        row = spec.strategy.lock(spec, sa.select(*spec.keys).where(has_key(columns, key)))
+    return session.execute(row, bind_arguments={"mapper": spec.mapper}).first() is not None
 
 
 def _instance(session: Session, columns: JobColumns, job: StoredJob) -> Any:
@@ -208,8 +207,7 @@ def _letter_instance(session: Session, columns: JobColumns, key: str) -> Any:
     spec = columns.spec
     found = letters(spec, sa.select(spec.model), "edit").where(letter_of(columns, key))
     row = session.execute(found, bind_arguments={"mapper": spec.mapper}).mappings().one()
-    kind = spec.mapper.polymorphic_on
-    mapper = spec.mapper
+    mapper, kind = spec.mapper, spec.mapper.polymorphic_on
     if isinstance(kind, sa.Column) and kind in stored_columns(spec):
         mapper = spec.mapper.polymorphic_map.get(row[kind.key], spec.mapper)
     instance = mapper.class_manager.new_instance()
@@ -306,13 +304,10 @@ def _refusals(spec: QueueSpec, attempt: _Attempt, fields: Sequence[EditableField
     except DBAPIError as error:
         if is_connection_lost(error):
             raise
-        violation = violation_of(error, spec)
-        of_fields = (
-            [] if violation is None else [each.name for each in fields if each.column.column in violation.columns]
-        )
-        if violation is not None and of_fields:
-            attempt.errors |= dict.fromkeys(of_fields, violation.text)
-        else:
+        columns, text = violation_of(error, spec) or ((), "")
+        of_fields = [each.name for each in fields if each.column.column in columns]
+        attempt.errors |= dict.fromkeys(of_fields, text)
+        if not of_fields:
             attempt.problem = _refusal(error, spec)
     except Exception as error:  # noqa: BLE001 - an event listener of the application may raise any error
         cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error

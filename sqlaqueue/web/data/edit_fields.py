@@ -30,41 +30,31 @@ from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, indented, pars
 Element = sa.Constraint | sa.Index
 
 
-@dataclass(frozen=True)
-class Violation:
-    columns: Sequence[sa.Column[Any]]
-    text: str
-
-
-def violation_of(error: DBAPIError, spec: QueueSpec) -> Violation | None:
+def violation_of(error: DBAPIError, spec: QueueSpec) -> tuple[Sequence[sa.Column[Any]], str] | None:
+    """Return the columns of a violated constraint, and what it says about their values; None if that is not known."""
     if violated_table(error) != spec.table.name:
         return None
     column = violated_column(error)
     if column is not None:
-        return Violation([each for each in spec.table.c if each.name == column], "A value is required.")
+        return [each for each in spec.table.c if each.name == column], "A value is required."
     name = violated_constraint(error) or ""
     if is_twin(error, spec) and spec.config.unique is not None:
         names = spec.config.unique.attributes
         columns = [spec.mapper.columns[each] for each in names if each in spec.mapper.columns]
-        return Violation(columns, "It would have a twin: another job has the same values of the unique columns.")
+        return columns, "It would have a twin: another job has the same values of the unique columns."
     indexes = [index for index in spec.table.indexes if index.unique]
     elements: list[Element] = [*spec.table.constraints, *indexes]
     found = next((each for each in elements if name in _names(each, spec.table)), None)
-    return None if found is None else Violation(_columns(found, spec.table), _text(found, name))
+    return None if found is None else (_columns(found, spec.table), _text(found, name))
 
 
 def _columns(element: Element, table: sa.Table) -> list[sa.Column[Any]]:
     if isinstance(element, sa.CheckConstraint):
-        return _in_check(element, table)
+        words = {*re.findall(r"\w+", re.sub(r"'[^']*'", "", str(element.sqltext)))}
+        return [*element.columns] or [column for column in table.c if column.name in words]
     if isinstance(element, sa.Index | sa.UniqueConstraint | sa.PrimaryKeyConstraint | sa.ForeignKeyConstraint):
         return [table.c[each.key] for each in element.columns if each.key in table.c]
     return []
-
-
-def _in_check(check: sa.CheckConstraint, table: sa.Table) -> list[sa.Column[Any]]:
-    known = [*check.columns]
-    words = {*re.findall(r"\w+", re.sub(r"'[^']*'", "", str(check.sqltext)))}
-    return known or [column for column in table.c if column.name in words]
 
 
 def _names(element: Element, table: sa.Table) -> Iterable[str]:
@@ -149,7 +139,6 @@ class EditableField:
 
 
 def fields_of(columns: JobColumns, mapper: Mapper[Any]) -> list[EditableField]:
-    spec = columns.spec
     fixed = {mapper.version_id_col, mapper.polymorphic_on}
     found: list[EditableField] = []
     for each in columns.values():
@@ -161,11 +150,9 @@ def fields_of(columns: JobColumns, mapper: Mapper[Any]) -> list[EditableField]:
         if made_by_server or not mapper.columns.contains_column(column):
             continue
         attribute = mapper.get_property_by_column(column).key
-        nullable = bool(column.nullable)
-        found.append(EditableField(column=each, attribute=attribute, kind=kind, is_nullable=nullable))
-    return sorted(
-        found, key=lambda field: (field.column.role is not None, list(spec.table.c).index(field.column.column))
-    )
+        found.append(EditableField(column=each, attribute=attribute, kind=kind, is_nullable=bool(column.nullable)))
+    places = list(columns.spec.table.c)
+    return sorted(found, key=lambda field: (field.column.role is not None, places.index(field.column.column)))
 
 
 def _kind(column: JobColumn) -> FieldKind | None:
@@ -304,8 +291,7 @@ def _uuid(type_: Any, text: str) -> uuid.UUID | str:
 def _enum(type_: Any, text: str) -> Any:
     if text not in type_.enums:
         raise WrongValue("Choose one of the values.")
-    dialect = NEUTRAL
-    convert = type_.dialect_impl(dialect).result_processor(dialect, None)
+    convert = type_.dialect_impl(NEUTRAL).result_processor(NEUTRAL, None)
     return text if convert is None else convert(text)
 
 

@@ -133,24 +133,16 @@ def _fits(type_: Any, number: Any) -> bool:
 
 
 def letter_of(columns: JobColumns, key: str) -> sa.ColumnElement[bool]:
-    values = JobsWanted(columns, key=key).key_values()
     dead = columns.spec.side_tables[DEAD_LETTER]
-    same: sa.ColumnElement[bool] = dead.c.key == key_json(values)
-    return sa.and_(dead.c.queue == columns.spec.name, same)
+    key_values = JobsWanted(columns, key=key).key_values()
+    return sa.and_(dead.c.queue == columns.spec.name, dead.c.key == key_json(key_values))
 
 
 def _in_table(columns: JobColumns, key: str) -> _Place:
-    spec = columns.spec
-    status = spec.columns.get("status")
-    pending: sa.ColumnElement[Any] = sa.literal("pending", sa.Text())
-    return _Place(
-        spec.table,
-        [has_key(columns, key)],
-        {name: each.column for name, each in columns.items()},
-        {},
-        pending if status is None else state_of(spec, status),
-        row_version(spec.table),
-    )
+    spec, status = columns.spec, columns.spec.columns.get("status")
+    state = sa.literal("pending", sa.Text()) if status is None else state_of(spec, status)
+    values = {name: each.column for name, each in columns.items()}
+    return _Place(spec.table, [has_key(columns, key)], values, {}, state, row_version(spec.table))
 
 
 def _in_dead_letters(columns: JobColumns, key: str) -> _Place:
@@ -169,7 +161,6 @@ def _in_dead_letters(columns: JobColumns, key: str) -> _Place:
 
 
 def _read(session: Session, columns: JobColumns, place: _Place, *, is_dead_letter: bool) -> StoredJob | None:
-    spec = columns.spec
     selected: dict[str, sa.ColumnElement[Any]] = {
         "state": place.state,
         "version": place.version,
@@ -182,17 +173,17 @@ def _read(session: Session, columns: JobColumns, place: _Place, *, is_dead_lette
             selected[f"text_{number}"] = _text(each, place.values[name])
             selected |= {f"{unit}_{number}": size for unit, size in _sizes(each, place.values[name]).items()}
     statement = sa.select(*(value.label(name) for name, value in selected.items())).select_from(place.rows)
-    row = session.execute(statement.where(*place.conditions), bind_arguments={"mapper": spec.mapper}).mappings().first()
+    bind = {"mapper": columns.spec.mapper}
+    row = session.execute(statement.where(*place.conditions), bind_arguments=bind).mappings().first()
     if row is None:
         return None
-    shown = {name: _shown(each, number, row) for number, (name, each) in enumerate(columns.items())}
     return StoredJob(
         key=tuple(row[f"key_{number}"] for number in range(len(columns.of_key))),
         state=row["state"],
         is_dead_letter=is_dead_letter,
         version=row["version"],
         now=row["now"].astimezone(UTC),
-        values=shown,
+        values={name: _shown(each, number, row) for number, (name, each) in enumerate(columns.items())},
         roles={role: _in_utc(row.get(f"role_{role}")) for role in (*_MOMENTS, *_NUMBERS, *_TEXTS)},
     )
 
@@ -385,29 +376,27 @@ def _reasons(session: Session, columns: JobColumns, key: Key) -> Sequence[admin.
     found = admin.explain_job(session, spec.model, key)
     hidden = _redacted_reasons(columns)
     instead = "A redacted value is part of this explanation, so it is not shown."
-    return [replace(each, text=instead if each.code in hidden else _with_buttons(each.text)) for each in found.reasons]
 
+    def with_buttons(text: str) -> str:
+        """Return an explanation with the buttons of the dashboard in place of functions for programs."""
+        return _FUNCTION.sub(lambda function: ("use " if function[1] else "") + function[2].capitalize(), text)
 
-def _with_buttons(text: str) -> str:
-    """Return an explanation with the buttons of the dashboard in place of functions for programs."""
-    return _FUNCTION.sub(lambda found: ("use " if found[1] else "") + found[2].capitalize(), text)
+    return [replace(each, text=instead if each.code in hidden else with_buttons(each.text)) for each in found.reasons]
 
 
 def _redacted_reasons(columns: JobColumns) -> set[str]:
-    spec = columns.spec
+    spec, of_role = columns.spec, columns.spec.columns.get
     redacted = {each.column for each in columns.values() if each.is_redacted}
     flow = flow_control(spec)
     held_back = () if flow is None else {column for key in flow.keys for column in key.columns}
-    kind = spec.mapper.polymorphic_on
-    of_role = spec.columns.get
     of_reasons: dict[str, Any] = {
         "finished": [of_role("last_error"), of_role("finished_at"), of_role("attempts")],
         "twin": [of_role("last_error")],
         "running": [of_role("claimed_by"), of_role("lease_expires_at"), of_role("started_at")],
         "lease_expired": [of_role("claimed_by"), of_role("lease_expires_at")],
         "not_due": [of_role("run_at"), of_role("attempts")],
-        "unknown_status": [spec.columns.get("status")],
-        "unknown_class": [kind],
+        "unknown_status": [of_role("status")],
+        "unknown_class": [spec.mapper.polymorphic_on],
         **dict.fromkeys(("limit", "rate", "order"), held_back),
     }
     return {code for code, needed in of_reasons.items() if any(each in redacted for each in needed)}
@@ -452,7 +441,9 @@ def events_of(life: JobLife) -> list[Event]:
     if roles.get("created_at") is not None:
         late = "" if life.tick.value is None else f" by the schedule {life.tick.value.schedule}"
         found.append(Event(kind="enqueued", at=roles["created_at"], text=f"Enqueued{late}"))
-    found += [_of_attempt(each) for each in reversed(life.attempts.value or ())]
+    for each in reversed(life.attempts.value or ()):
+        text, at = f"Attempt {each.attempt} {_OUTCOMES[each.outcome]}", each.started_at or each.ended_at
+        found.append(Event(kind="attempt", at=at, text=text, attempt=each, error=each.error))
     if row is not None:
         found += _of_row(life, row)
     # An event without a time stays behind the one that is known to be before it. Nothing is before the job's beginning:
@@ -466,12 +457,6 @@ def events_of(life: JobLife) -> list[Event]:
         times.append(at)
     order = sorted(range(len(found)), key=lambda number: (times[number], found[number].kind == "finished"))
     return [found[number] for number in order]
-
-
-def _of_attempt(attempt: admin.Attempt) -> Event:
-    text = f"Attempt {attempt.attempt} {_OUTCOMES[attempt.outcome]}"
-    at = attempt.started_at or attempt.ended_at
-    return Event(kind="attempt", at=at, text=text, attempt=attempt, error=attempt.error)
 
 
 _EARLIEST = datetime.min.replace(tzinfo=UTC)

@@ -130,7 +130,7 @@ class JobsWanted:
         return self.only or self.state
 
     def of(self, listed: str | None) -> JobsWanted:
-        only = _only(listed)
+        only: Only | None = next((each for each in get_args(Only) if each == listed), None)
         return replace(self, state=listed if only is None else OF_STATE[only], only=only)
 
     @property
@@ -201,10 +201,6 @@ def _can_tell(columns: JobColumns, only: Only) -> bool:
     if told_by is None or told_by.is_redacted:
         return False
     return only == "due" or has_leases(columns.spec)
-
-
-def _only(listed: str | None) -> Only | None:
-    return next((each for each in get_args(Only) if each == listed), None)
 
 
 def filterable(columns: JobColumns) -> list[JobColumn]:

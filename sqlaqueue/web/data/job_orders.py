@@ -187,10 +187,7 @@ class Orders:
         return next(places, len(index.columns))
 
     def _column(self, name: str) -> sa.Column[Any]:
-        return self.source.table.c[self._key_of(name)]
-
-    def _key_of(self, name: str) -> str:
-        return next(column.key for column in self.source.table.c if column.name == name)
+        return next(column for column in self.source.table.c if column.name == name)
 
 
 def _names(parts: Sequence[FilterPart]) -> set[str]:

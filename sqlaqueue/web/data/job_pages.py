@@ -136,9 +136,6 @@ class ListRequest:
         place = [("after", self.after), ("before", self.before)]
         return [*self.parameters(), *((name, value) for name, value in place if value is not None)]
 
-    def without(self, parameter: str) -> list[tuple[str, str]]:
-        return [pair for pair in self.parameters() if pair[0] != parameter]
-
 
 @dataclass(frozen=True)
 class JobPage:

@@ -92,10 +92,7 @@ class Source:
             )
         if wanted.error is not None:
             found.append(FilterPart(lambda jobs: wanted.has_error(jobs.values)))
-        found.extend(self._of_key())
-        found.extend(self._of_state())
-        found.extend(self._of_only())
-        return found
+        return [*found, *self._of_key(), *self._of_state(), *self._of_only()]
 
     def _stored(self, column: JobColumn) -> sa.Column[Any] | None:
         return column.column
@@ -204,10 +201,10 @@ class DeadLetters(Source):
 
     def expose(self, rows: sa.FromClause, stored: Rows) -> Exposed:
         letter = stored_rows(stored["row"], stored_columns(self.spec))
-        values: dict[str, sa.ColumnElement[Any]] = {}
-        for name, each in self.columns.items():
-            generated = each.column.computed is not None
-            values[name] = sa.cast(sa.null(), each.stored_type) if generated else letter.c[each.column.key]
+        values: dict[str, sa.ColumnElement[Any]] = {
+            name: letter.c[each.column.key] if each.column.computed is None else sa.cast(sa.null(), each.stored_type)
+            for name, each in self.columns.items()
+        }
         instead = {"last_error": stored["error"], "finished_at": stored["created_at"]}
         roles = self.columns.by_role
         values |= {roles[role].name: value for role, value in instead.items() if role in roles}
@@ -222,12 +219,10 @@ class DeadLetters(Source):
         if not values:
             return []
         key = self.table.c.key
-        same = key == key_json(values)
-        return [FilterPart(lambda _: sa.true(), key, same, is_equality=True)]
+        return [FilterPart(lambda _: sa.true(), key, key == key_json(values), is_equality=True)]
 
     def _of_state(self) -> list[FilterPart]:
-        state = self.table.c.state
-        wanted = self.wanted.state
+        state, wanted = self.table.c.state, self.wanted.state
         return [FilterPart(lambda jobs: jobs.state == wanted, state, state == wanted, is_equality=True)]
 
     def name_of(self, column: sa.Column[Any]) -> str | None:

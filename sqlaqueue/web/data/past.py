@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -41,10 +41,6 @@ class FinishedJobs:
     """Whether the index begins with the state, so that each state is searched by itself."""
     missing: Unavailable | None = None
     """The states that it lacks; None if it has all."""
-
-    @property
-    def knows_starts(self) -> bool:
-        return self.source == "attempts" or self.spec.has("started_at")
 
     def newest(self, span: timedelta, limit: int) -> AnySelect:
         """Return the newest jobs that have finished within a span of time, at most ``limit`` of them.
@@ -91,43 +87,35 @@ class FinishedJobs:
 
 
 def find_finished_jobs(reader: QueueReader) -> FinishedJobs | Unavailable:
-    spec = reader.spec
+    spec, history = reader.spec, attempt_history_fix(reader.spec)
     if ATTEMPT in spec.side_tables:
         states = ("completed", "retried", "failed", "cancelled")
         return FinishedJobs(spec=spec, source="attempts", states=states)
     if not spec.has("status"):
         reason = "The claims of this queue delete the rows of jobs, so nothing is left of those that have completed."
-        return Unavailable(reason=reason, fixes=(attempt_history_fix(spec),))
+        return Unavailable(reason=reason, fixes=(history,))
     if not spec.has("finished_at"):
         reason = f"{spec.model.__name__} leaves out the queue attribute 'finished_at'."
-        return Unavailable(reason=reason, fixes=(attempt_history_fix(spec),))
+        return Unavailable(reason=reason, fixes=(history,))
     kept = [state for state in FINISHED if getattr(spec.config.states, state) is not None]
-    if spec.config.on_complete == "delete" and "completed" in kept:
-        kept.remove("completed")
     lacking = None
     if spec.config.on_complete == "delete":
+        kept = [state for state in kept if state != "completed"]
         reason = 'Completed jobs are deleted (on_complete="delete"), so they are not counted.'
-        lacking = Unavailable(reason=reason, fixes=(attempt_history_fix(spec),))
+        lacking = Unavailable(reason=reason, fixes=(history,))
     together = FinishedJobs(spec=spec, source="jobs", states=kept, missing=lacking)
     if reader.is_small or reader.is_bounded("finished", together.newest(_ANY_TIME, 1)):
         return together
-    indexed = [
-        state
-        for state in kept
-        if reader.is_bounded(
-            state, FinishedJobs(spec=spec, source="jobs", states=[state], by_state=True).newest(_ANY_TIME, 1)
-        )
-    ]
+    one_by_one = (replace(together, states=[state], by_state=True) for state in kept)
+    indexed = [each.states[0] for each in one_by_one if reader.is_bounded(each.states[0], each.newest(_ANY_TIME, 1))]
     if not indexed:
-        return Unavailable(
-            reason="No index has the finished jobs by time, so this would read the whole table.",
-            fixes=(attempt_history_fix(spec), finished_index_fix(reader)),
-        )
+        reason = "No index has the finished jobs by time, so this would read the whole table."
+        return Unavailable(reason=reason, fixes=(history, finished_index_fix(reader)))
     missing = [state for state in kept if state not in indexed]
     if missing:
         reason = f"No index has the {' and '.join(missing)} jobs by time."
-        lacking = Unavailable(reason=reason, fixes=(attempt_history_fix(spec), finished_index_fix(reader)))
-    return FinishedJobs(spec=spec, source="jobs", states=indexed, by_state=True, missing=lacking)
+        lacking = Unavailable(reason=reason, fixes=(history, finished_index_fix(reader)))
+    return replace(together, states=indexed, by_state=True, missing=lacking)
 
 
 def due_at(spec: QueueSpec) -> sa.ColumnElement[Any]:
@@ -180,7 +168,7 @@ def read_durations(reader: QueueReader, source: FinishedJobs | Unavailable | Non
     found = source or find_finished_jobs(reader)
     if isinstance(found, Unavailable):
         return Durations(waits=found, runs=found)
-    if not found.knows_starts:
+    if found.source == "jobs" and not reader.spec.has("started_at"):
         reason = f"{reader.spec.model.__name__} does not store when a run began."
         fixes = (attempt_history_fix(reader.spec), _add_role(reader.spec, "started_at"))
         lacking = Unavailable(reason=reason, fixes=fixes)
@@ -268,9 +256,6 @@ class ChartSpan:
     """The periods by which it may be divided, each a multiple of the first one."""
     bars: int
 
-    def bucket_for(self, covered: timedelta) -> timedelta:
-        return next((each for each in self.buckets if covered / each <= self.bars), self.buckets[-1])
-
 
 def _lengths(*numbers: int) -> tuple[timedelta, ...]:
     return tuple(timedelta(seconds=number) for number in numbers)
@@ -342,13 +327,15 @@ def read_throughput(
     rows = reader.execute(counted).all()
     is_capped = sum(row[2] for row in rows) >= limit
     since = min(row[3] for row in rows).astimezone(UTC) if is_capped else reader.now - span.length
-    bucket = span.bucket_for(reader.now - since)
+    bucket = next((each for each in span.buckets if (reader.now - since) / each <= span.bars), span.buckets[-1])
     counts: dict[datetime, dict[str, int]] = {}
     for moment, outcome, number, _ in rows:
         name = _COUNTED_AS.get(outcome, outcome)
         if name in OUTCOMES:
             of_bucket = counts.setdefault(_begin(moment.astimezone(UTC), bucket), {})
             of_bucket[name] = of_bucket.get(name, 0) + number
+    first_begin, last_begin = _begin(since, bucket), _begin(reader.now, bucket)
+    moments = [first_begin + number * bucket for number in range((last_begin - first_begin) // bucket + 1)]
     return Throughput(
         span=span,
         counts_attempts=found.source == "attempts",
@@ -357,7 +344,7 @@ def read_throughput(
         limit=limit,
         is_capped=is_capped,
         bucket=bucket,
-        buckets=[Bucket(begins=each, counts=counts.get(each, {})) for each in _moments(since, reader.now, bucket)],
+        buckets=[Bucket(begins=each, counts=counts.get(each, {})) for each in moments],
         outcomes=[each for each in OUTCOMES if each in found.states],
         missing=found.missing,
     )
@@ -365,11 +352,6 @@ def read_throughput(
 
 def _begin(moment: datetime, bucket: timedelta) -> datetime:
     return _EPOCH + (moment - _EPOCH) // bucket * bucket
-
-
-def _moments(since: datetime, until: datetime, bucket: timedelta) -> list[datetime]:
-    first, last = _begin(since, bucket), _begin(until, bucket)
-    return [first + number * bucket for number in range((last - first) // bucket + 1)]
 
 
 COUNTED = 10_000
@@ -422,7 +404,9 @@ def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
         return CappedCount(number=0, is_capped=False)
     first = sa.select(sa.literal(1)).select_from(spec.table).where(spec.in_state("failed")).limit(COUNTED + 1)
     if not (reader.is_small or reader.is_bounded("count of failed", first)):
-        return _unindexed(reader)
+        reason = "No index has the failed jobs, so counting them would read the whole table."
+        fix = finished_index_fix(reader) if spec.has("finished_at") else attempt_history_fix(spec)
+        return Unavailable(reason=reason, fixes=(fix,))
     number = reader.execute(sa.select(sa.func.count()).select_from(first.subquery("sqlaqueue_failed"))).scalar_one()
     return CappedCount(number=min(number, COUNTED), is_capped=number > COUNTED)
 
@@ -432,7 +416,9 @@ def read_failure_kinds(
 ) -> FailureKinds | Unavailable:
     spec = reader.spec
     if not spec.has("status"):
-        return _grouped(reader, _failed_letters(spec))
+        letters = _letters(spec, GROUPED).subquery("sqlaqueue_letters")
+        failed_letters = sa.select(letters.c.error, letters.c.ended_at).where(letters.c.state == "failed")
+        return _grouped(reader, failed_letters)
     if not spec.has("last_error"):
         return Unavailable(reason=f"{spec.model.__name__} leaves out the queue attribute 'last_error'.")
     if spec.config.states.failed is None:
@@ -463,11 +449,6 @@ def _letters(spec: QueueSpec, limit: int) -> AnySelect:
     return letters.where(dead.c.queue == spec.name).limit(limit)
 
 
-def _failed_letters(spec: QueueSpec) -> AnySelect:
-    letters = _letters(spec, GROUPED).subquery("sqlaqueue_letters")
-    return sa.select(letters.c.error, letters.c.ended_at).where(letters.c.state == "failed")
-
-
 def _grouped(reader: QueueReader, failed: AnySelect, *, of_attempts: bool = False) -> FailureKinds:
     rows = failed.subquery("sqlaqueue_failed")
     text: Any = sa.func.left(rows.c.error, _SHOWN, type_=sa.Text())
@@ -490,8 +471,3 @@ def _grouped(reader: QueueReader, failed: AnySelect, *, of_attempts: bool = Fals
     ]
     number = sum(each.number for each in found)
     return FailureKinds(kinds=found, number=number, is_capped=number >= GROUPED, of_attempts=of_attempts)
-
-
-def _unindexed(reader: QueueReader) -> Unavailable:
-    fixes = (attempt_history_fix(reader.spec),) if not reader.spec.has("finished_at") else (finished_index_fix(reader),)
-    return Unavailable(reason="No index has the failed jobs, so counting them would read the whole table.", fixes=fixes)

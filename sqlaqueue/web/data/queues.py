@@ -171,22 +171,15 @@ def one_of_each_table(specs: Iterable[QueueSpec]) -> list[QueueSpec]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueuePresent:
-    state: QueueState
-    schedules: Part[list[ScheduleInfo]]
-
-
-@dataclass(frozen=True, kw_only=True)
 class QueuePast:
     throughput: Part[Throughput | Unavailable]
     durations: Part[Durations]
     failures: Part[FailureKinds | Unavailable]
 
 
-def read_present(session: Session, spec: QueueSpec, memory: Memory) -> QueuePresent:
+def read_present(session: Session, spec: QueueSpec, memory: Memory) -> tuple[QueueState, Part[list[ScheduleInfo]]]:
     reader = QueueReader.begin(session, spec, memory)
-    state = read_state(reader)
-    return QueuePresent(state=state, schedules=reader.part(lambda: read_schedules(session, spec, [spec.name])))
+    return read_state(reader), reader.part(lambda: read_schedules(session, spec, [spec.name]))
 
 
 def read_past(

@@ -149,7 +149,10 @@ class QueueReader:
 
     @property
     def is_small(self) -> bool:
-        return self._remembered("small", self._is_small)
+        return self._remembered(
+            "small",
+            lambda: sum(each.size for each in table_statistics(self.connection, self.spec.table)) <= SMALL_TABLE,
+        )
 
     def is_bounded(self, question: str, statement: Any) -> bool:
         """Return whether a SELECT with a LIMIT reads no more rows than it returns, by its plan.
@@ -158,7 +161,14 @@ class QueueReader:
 
         :param question: a name of the statement, by which the answer is remembered.
         """
-        return self._remembered(question, lambda: self._is_bounded(statement))
+
+        def ask() -> bool:
+            nodes = [*explain(self.connection, statement).root.nodes()]
+            reads = (node for node in nodes if node.relation is not None)
+            by_index = all(node.kind in _INDEX_SCANS and not node.filtered for node in reads)
+            return by_index and not any(node.kind in _SORTS for node in nodes)
+
+        return self._remembered(question, ask)
 
     def _remembered(self, question: str, ask: Callable[[], bool]) -> bool:
         key, now = (self.spec.name, question), time.monotonic()
@@ -167,19 +177,6 @@ class QueueReader:
             answer = ask()
             self.memory[key] = now + REMEMBERED, answer
         return answer
-
-    def _is_small(self) -> bool:
-        sizes = table_statistics(self.connection, self.spec.table)
-        return sum(each.size for each in sizes) <= SMALL_TABLE
-
-    def _is_bounded(self, statement: Any) -> bool:
-        plan = explain(self.connection, statement)
-        for node in plan.root.nodes():
-            if node.relation is not None and (node.kind not in _INDEX_SCANS or node.filtered):
-                return False
-            if node.kind in _SORTS:
-                return False
-        return True
 
 
 HISTORY = "attempt_history=timedelta(days=14)"

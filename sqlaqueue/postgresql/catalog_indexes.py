@@ -163,8 +163,6 @@ def ordered_indexes(connection: sa.Connection, table_id: int) -> Sequence[Ordere
     return found
 
 
-__all__ = ["SETTINGS", "can_be_converted", "ordered_indexes", "shown_text", "stored_size"]
-
 SETTINGS: dict[str, str] = {
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
@@ -189,19 +187,18 @@ _COMPRESSED, _AS_IT_IS = 256 * 1024, 16 * 1024 * 1024
 def shown_text(value: sa.ColumnElement[Any], form: Form, length: int) -> sa.ColumnElement[str]:
     """Return the beginning of a value as a text; NULL for a value that is too large to read."""
     text = sa.cast(value, sa.Text())
-    if form == "text":
+    beginning = sa.func.left(text, length, type_=sa.Text())
+    if form in {"text", "short"}:
         # left() of a text reads no more of a stored value than it returns.
-        return sa.func.left(text, length, type_=sa.Text())
+        return beginning
     if form == "bytes":
-        beginning = sa.func.encode(sa.func.substring(value, 1, length // 2 + 1), sa.literal_column("'hex'"))
-        return sa.func.left(sa.func.concat(sa.literal_column(r"E'\\x'"), beginning), length, type_=sa.Text())
+        digits = sa.func.encode(sa.func.substring(value, 1, length // 2 + 1), sa.literal_column("'hex'"))
+        return sa.func.left(sa.func.concat(sa.literal_column(r"E'\\x'"), digits), length, type_=sa.Text())
     if form == "moment":
         # JSON has one format of moments, while that of a cast depends on DateStyle.
         return sa.cast(sa.func.to_json(value).op("#>>")(sa.literal_column("'{}'")), sa.Text())
-    if form == "short":
-        return sa.func.left(text, length, type_=sa.Text())
     small = stored_size(value) <= _literal(_READ_WHOLE)
-    return sa.case((small, sa.func.left(text, length, type_=sa.Text())), else_=sa.cast(sa.null(), sa.Text()))
+    return sa.case((small, beginning), else_=sa.cast(sa.null(), sa.Text()))
 
 
 def can_be_converted(value: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:

@@ -44,16 +44,8 @@ def due_since(spec: QueueSpec, pending: sa.FromClause, limit: int) -> sa.Compoun
     first = (
         sa.select(levels.c.level).where(levels.c.level.is_not(None)).limit(_MOST_PRIORITIES).subquery("sqlaqueue_first")
     )
-    parts: list[AnySelect] = []
-    bounds = []
-    for number, due in enumerate(_due(spec, pending)):
-        of_level = due.where(priority == first.c.level).limit(limit)
-        bounds.append(_bound_limit(of_level))
-        each = of_level.correlate(first).lateral(f"sqlaqueue_each_{number}")
-        parts.append(sa.select(each.c.since).select_from(first.join(each, sa.true())))
-        if spec.columns["priority"].nullable:
-            parts.append(due.where(priority.is_(None)).limit(limit))
-    return with_plain_form(sa.union_all(*parts), lambda: _one_after_another(_due(spec, pending), bounds[0]))
+    parts, bound = _by_level(spec, _due(spec, pending), priority, first, limit, "sqlaqueue_each")
+    return with_plain_form(sa.union_all(*parts), lambda: _one_after_another(_due(spec, pending), bound))
 
 
 def due_keys(
@@ -83,18 +75,10 @@ def due_keys(
     levels = _priorities(priority, conditions)
     known = sa.select(levels.c.level).where(levels.c.level.is_not(None))
     first = known.limit(_MOST_PRIORITIES).subquery("sqlaqueue_first_levels")
-    parts: list[AnySelect] = []
-    bounds = []
-    for number, due in enumerate(ranges):
-        of_level = due.where(priority == first.c.level).limit(limit)
-        bounds.append(_bound_limit(of_level))
-        each = of_level.correlate(first).lateral(f"sqlaqueue_due_{number}")
-        parts.append(sa.select(*each.c).select_from(first.join(each, sa.true())))
-        if spec.columns["priority"].nullable:
-            parts.append(due.where(priority.is_(None)))
+    parts, bound = _by_level(spec, ranges, priority, first, limit, "sqlaqueue_due")
     some = known.limit(_MOST_PRIORITIES + 1).subquery("sqlaqueue_some_levels")
     any_left = sa.select(sa.func.count() > _MOST_PRIORITIES).select_from(some)
-    due_first = with_plain_form(_first(parts, limit), lambda: _one_after_another(ranges, bounds[0]).limit(bounds[0]))
+    due_first = with_plain_form(_first(parts, limit), lambda: _one_after_another(ranges, bound).limit(bound))
     return due_first, with_plain_form(any_left, lambda: none_left)
 
 
@@ -105,12 +89,32 @@ def _first(parts: Sequence[AnySelect], limit: int) -> AnySelect:
     return sa.select(*rows.c).limit(limit)
 
 
-def _bound_limit(rows: AnySelect) -> Any:
-    """Return the parameter of a LIMIT, for the plain form of the statement.
+def _by_level(  # noqa: PLR0917 - both callers give all of them
+    spec: QueueSpec,
+    ranges: Sequence[AnySelect],
+    priority: sa.ColumnElement[Any],
+    first: sa.FromClause,
+    limit: int,
+    name: str,
+) -> tuple[list[AnySelect], Any]:
+    """Return a SELECT of up to ``limit`` rows of each priority for each range, and the parameter of their LIMIT.
 
-    SQLAlchemy caches a statement by its form for PostgreSQL, and gives new values to the parameters of that form only.
+    The plain form of the statement takes this parameter: SQLAlchemy caches a statement by its form for PostgreSQL, and
+    gives new values to the parameters of that form only.
+
+    :param first: the priorities, in the column ``level``.
+    :param name: the beginning of the names of the subqueries.
     """
-    return rows._limit_clause  # noqa: SLF001 - SQLAlchemy has no public access to it
+    parts: list[AnySelect] = []
+    bounds = []
+    for number, due in enumerate(ranges):
+        of_level = due.where(priority == first.c.level).limit(limit)
+        bounds.append(of_level._limit_clause)  # noqa: SLF001 - SQLAlchemy has no public access to it
+        each = of_level.correlate(first).lateral(f"{name}_{number}")
+        parts.append(sa.select(*each.c).select_from(first.join(each, sa.true())))
+        if spec.columns["priority"].nullable:
+            parts.append(due.where(priority.is_(None)).limit(limit))
+    return parts, bounds[0]
 
 
 def _one_after_another(parts: Sequence[AnySelect], limit: Any) -> AnySelect:

@@ -375,11 +375,8 @@ def refused_states(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault
     ]
     unknown = [state for state in written if not _is_known(connection, spec, state)]
     by_type = f"the type of the column {spec.columns['status'].name}"
-    refused = [
-        *((state, by_type, ()) for state in unknown),
-        *_by_constraints(connection, spec, [state for state in written if state not in unknown]),
-    ]
-    for state, by, repairs in refused:
+    by_constraints = _by_constraints(connection, spec, [state for state in written if state not in unknown])
+    for state, by, repairs in [*((state, by_type, ()) for state in unknown), *by_constraints]:
         yield Fault(
             "warning" if state == "cancelled" else "critical",
             "refused_status",

@@ -67,13 +67,12 @@ def _attribute(spec: QueueSpec, column: sa.Column[Any]) -> str:
 
 
 def _text(placement: Placement) -> str:
-    texts = {
+    return {
         "local": "a local table",
         "reference": "a reference table",
         "one shard": "on another shard",
         "distributed": f"distributed by {placement.column}",
-    }
-    return texts[placement.kind]
+    }[placement.kind]
 
 
 def _of_columns(spec: QueueSpec, mine: Placement) -> Iterator[str]:

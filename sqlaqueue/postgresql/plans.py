@@ -157,8 +157,9 @@ def explain(connection: sa.Connection, statement: Any, *, execute: bool = False)
 
 def _node(plan: dict[str, Any]) -> PlanNode:
     loops, total = plan.get("Actual Loops"), plan.get("Actual Total Time")
+    kind: str = plan["Node Type"]
     return PlanNode(
-        kind=_kind(plan),
+        kind=plan.get("Operation", kind) if kind == "ModifyTable" else kind,
         relation=plan.get("Relation Name"),
         index=plan.get("Index Name"),
         name=plan.get("Subplan Name") or plan.get("CTE Name", ""),
@@ -177,11 +178,6 @@ def _node(plan: dict[str, Any]) -> PlanNode:
         ),
         parts=tuple(_node(part) for part in plan.get("Plans", ())),
     )
-
-
-def _kind(plan: dict[str, Any]) -> str:
-    kind: str = plan["Node Type"]
-    return str(plan.get("Operation", kind)) if kind == "ModifyTable" else kind
 
 
 def _joined(plan: dict[str, Any], names: tuple[str, ...]) -> str:

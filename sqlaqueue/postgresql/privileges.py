@@ -38,18 +38,12 @@ def missing_schema_grants(connection: sa.Connection, spec: QueueSpec) -> list[st
 
 def missing_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     """Return the GRANTs for the privileges that a Consumer of this queue needs and the role lacks."""
-    return [
-        *grants_for(connection, list(spec.strategy.required_privileges(spec)), notifies=wakes(spec)),
-        *_function_grants(connection, spec),
-    ]
-
-
-def _function_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
-    """Return the GRANTs for the functions of a queue that the role may not execute; by default every role may."""
+    grants = grants_for(connection, list(spec.strategy.required_privileges(spec)), notifies=wakes(spec))
+    # By default every role may execute a function.
     functions = existing_functions(connection, spec.table, functions_of(spec))
     refused = [each.name for each in functions.values() if not each.executable]
     role = connection.execute(sa.select(quoted_role())).scalar_one() if refused else None
-    return [f"GRANT EXECUTE ON FUNCTION {name} TO {role}" for name in refused]
+    return [*grants, *(f"GRANT EXECUTE ON FUNCTION {name} TO {role}" for name in refused)]
 
 
 def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege], *, notifies: bool = True) -> list[str]:

@@ -64,10 +64,11 @@ END
 def schedule_tables(metadata: sa.MetaData, schema: str | None) -> tuple[sa.Table, sa.Table]:
     """Return the tables of schedules and of ticks, which are defined once in each MetaData and schema."""
     prefix = f"{schema}." if schema else ""
-    known = [metadata.tables.get(f"{prefix}{name}") for name in (SCHEDULE, TICK)]
-    schedules = _schedules(metadata, schema) if known[0] is None else known[0]
-    ticks = _ticks(metadata, schema) if known[1] is None else known[1]
-    return schedules, ticks
+    schedules, ticks = (metadata.tables.get(f"{prefix}{name}") for name in (SCHEDULE, TICK))
+    return (
+        _schedules(metadata, schema) if schedules is None else schedules,
+        _ticks(metadata, schema) if ticks is None else ticks,
+    )
 
 
 def schedule_notification(payload: Payload) -> sa.ColumnElement[str]:

@@ -352,12 +352,10 @@ def table_statistics(connection: sa.Connection, table: sa.Table) -> Sequence[Tab
     """Return the statistics of a table, or of each of its partitions; none if the table does not exist."""
     oid = table_oid(connection, table)
     oids = partitions(connection, [] if oid is None else [oid])
-    return [_table(row) for row in connection.execute(_TABLES, {"oids": [*oids]}).mappings()] if oids else []
-
-
-def _table(row: Any) -> TableStatistics:
-    options: dict[str, str] = dict(option.split("=", 1) for option in row["options"])
-    return TableStatistics(**{**row, "options": options})
+    rows: Any = connection.execute(_TABLES, {"oids": [*oids]}).mappings() if oids else ()
+    return [
+        TableStatistics(**{**row, "options": dict(option.split("=", 1) for option in row["options"])}) for row in rows
+    ]
 
 
 def index_sizes(connection: sa.Connection, table: sa.Table, indexes: Iterable[sa.Index]) -> Sequence[IndexSize]:
@@ -376,9 +374,5 @@ def common_values(connection: sa.Connection, column: sa.Column[Any]) -> Sequence
 
 def read_only(connection: sa.Connection, *, statement_timeout: str, lock_timeout: str) -> None:
     """Make the transaction read-only and limit its statements, until the savepoint is rolled back."""
-    settings = {
-        "transaction_read_only": "on",
-        "statement_timeout": statement_timeout,
-        "lock_timeout": lock_timeout,
-    }
+    settings = {"transaction_read_only": "on", "statement_timeout": statement_timeout, "lock_timeout": lock_timeout}
     connection.execute(sa.select(*(sa.func.set_config(name, value, sa.true()) for name, value in settings.items())))

@@ -62,13 +62,16 @@ def missing_objects(session: Session | sa.Connection, spec: QueueSpec) -> list[s
     if missing:
         return missing
     triggers = catalog.trigger_names(session, spec.table)
-    names = [each.name for each in objects_of(spec.table) if isinstance(each, Trigger)]
-    wanted = [name for name in names if not only_wakes(name)]
+    names = (each.name for each in objects_of(spec.table) if isinstance(each, Trigger))
     called = functions_of(spec)
     functions = catalog.existing_functions(session, spec.table, called)
     return [
         *_missing_columns(session, tables),
-        *(f"the trigger {name} of {spec.table.fullname}" for name in wanted if name not in triggers),
+        *(
+            f"the trigger {name} of {spec.table.fullname}"
+            for name in names
+            if not only_wakes(name) and name not in triggers
+        ),
         *(
             f"the function {each.signature} of {each.table.fullname}"
             for each in called
@@ -205,12 +208,10 @@ def missing_index_advice(session: Session | sa.Connection, spec: QueueSpec) -> s
     is_invalid = {index: validity_of(session, index) is False for index in faulty}
     names = {index: f"{index.name} of {index.table.fullname}" for index in faulty if index.table is not None}
     missing, invalid = ([names[each] for each in names if is_invalid[each] is given] for given in (False, True))
-    consequences = [
-        *(["claims may read the whole table"] if any(index is not unique for index in faulty) else []),
-        *(["jobs are not unique, and enqueue() fails"] if any(index is unique for index in faulty) else []),
-    ]
-    tables = [index.table for index in faulty if index.table is not None]
-    partitioned = partitioned_tables(session, tables)
+    consequences = ["claims may read the whole table"] if any(index is not unique for index in faulty) else []
+    if any(index is unique for index in faulty):
+        consequences.append("jobs are not unique, and enqueue() fails")
+    partitioned = partitioned_tables(session, [index.table for index in names if index.table is not None])
     statements = "; ".join(_repair(each, is_invalid=is_invalid[each], partitioned=partitioned) for each in faulty)
     migrate = f"Run {UPDATE_COMMAND}, where env.py has the plug-in sqlaqueue.alembic, or let" if missing else "Let"
     return (

@@ -141,12 +141,8 @@ def wakes(spec: QueueSpec) -> bool:
 
 
 def attach_wake_triggers(spec: QueueSpec) -> None:
-    function = TriggerFunction(
-        spec.table,
-        object_name("sqlaqueue_wake", spec.table.name),
-        _wake_body(spec),
-        comment=version_comment(WAKE_VERSION),
-    )
+    name = object_name("sqlaqueue_wake", spec.table.name)
+    function = TriggerFunction(spec.table, name, _wake_body(spec), comment=version_comment(WAKE_VERSION))
     attach(spec.table, function)
     attach(spec.table, Trigger(spec.table, f"{PREFIX}insert", "INSERT", function, {"NEW": "new_rows"}))
     begins = _becomes_pending(spec)

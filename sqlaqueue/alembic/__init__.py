@@ -19,7 +19,6 @@ The plug-in is named ``alembic.autogenerate.sqlaqueue``. Alembic includes it by 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,9 +28,9 @@ from alembic.util import PriorityDispatchResult
 from sqlalchemy.dialects.postgresql import JSONB  # noqa: TID251 - the type of side tables
 
 from sqlaqueue.alembic import compare, compare_functions, steps
-from sqlaqueue.alembic.compare import ComparedTable, DiffContext, remembered_tables, take_tables
+from sqlaqueue.alembic.compare import ComparedTable, DiffContext
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.catalog_schemas import CatalogReader
+from sqlaqueue.postgresql.catalog_schemas import PREFIX, CatalogReader
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import PREPARED_BY, engine_of
 
@@ -43,6 +42,9 @@ from sqlaqueue.sql.engine import PREPARED_BY, engine_of
 # Alembic does not, and completes the list of operations. The downgrade is that list in reverse order.
 
 
+_TABLES = "_sqlaqueue_tables"
+
+
 def remember_table(  # noqa: PLR0917 - the signature that Alembic calls
     context: AutogenContext,
     modify_ops: alembic_ops.ModifyTableOps,
@@ -52,7 +54,7 @@ def remember_table(  # noqa: PLR0917 - the signature that Alembic calls
     model_table: sa.Table | None,
 ) -> PriorityDispatchResult:
     table = ComparedTable((schema, str(name)), database_table, model_table, modify_ops)
-    remembered_tables(context).append(table)
+    context.__dict__.setdefault(_TABLES, []).append(table)
     return PriorityDispatchResult.CONTINUE
 
 
@@ -64,7 +66,8 @@ def compare_queues(
     :raises CommandError: when a difference is ambiguous, and the message explains how to resolve it.
     """
     steps.remove_drops_of_queue_objects(upgrade)
-    compared = take_tables(context)
+    # Removed from the context: with two plug-ins set up, only the first one compares them.
+    compared: list[ComparedTable] = context.__dict__.pop(_TABLES, [])
     if context.connection is None or not compared:
         return PriorityDispatchResult.CONTINUE
     catalog = CatalogReader(context.connection, [table.qualified_name for table in compared], schemas)
@@ -90,9 +93,6 @@ def compare_queues(
     return PriorityDispatchResult.CONTINUE
 
 
-_OURS = "sqlaqueue_"
-
-
 def refuse_queues(
     context: AutogenContext,
     upgrade: alembic_ops.UpgradeOps,  # noqa: ARG001 - the signature that Alembic calls
@@ -108,7 +108,7 @@ def refuse_queues(
     found = [
         table.name
         for table in context.sorted_tables
-        if (queue_of(table) is not None or table.name.startswith(_OURS))
+        if (queue_of(table) is not None or table.name.startswith(PREFIX))
         and context.run_object_filters(table, table.name, "table", False, None)  # noqa: FBT003 - Alembic passes it so
     ]
     if found:
@@ -153,7 +153,8 @@ def compare_sqlite_queues(
                     inner.column = _portable(inner.column)
             op.ops = [inner for inner in op.ops if not _is_span_as_it_is(inner)]
     upgrade.ops = [op for op in upgrade.ops if not (isinstance(op, alembic_ops.ModifyTableOps) and op.is_empty())]
-    known = {name for table in tables for name in _index_names(connection, table)}
+    names = sa.text("SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = :table")
+    known = {name for table in tables for name in connection.scalars(names, {"table": table.name})}
     missing = (index for table in tables for index in table.indexes if index.name not in known)
     # Alembic passes over indexes of expressions, as it cannot compare them.
     upgrade.ops.extend(
@@ -174,16 +175,11 @@ def _portable(column: Any) -> Any:
 
 def _is_span_as_it_is(op: Any) -> bool:
     """Return whether an operation makes a moment of a number of seconds, which a span of the library is."""
-    if not isinstance(op, alembic_ops.AlterColumnOp) or not op.table_name.startswith("sqlaqueue_"):
+    if not isinstance(op, alembic_ops.AlterColumnOp) or not op.table_name.startswith(PREFIX):
         return False
     if isinstance(op.modify_type, sa.Interval) and not isinstance(op.existing_type, sa.DateTime):
         op.modify_type = None
     return not op.has_changes()
-
-
-def _index_names(connection: sa.Connection, table: sa.Table) -> Iterator[str]:
-    names = sa.text("SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = :table")
-    yield from connection.scalars(names, {"table": table.name})
 
 
 try:
@@ -201,19 +197,12 @@ NAME = "alembic.autogenerate.sqlaqueue"
 
 
 def setup(plugin: Plugin) -> None:
-    plugin.add_autogenerate_comparator(
-        remember_table, "table", "sqlaqueue", qualifier="postgresql", priority=DispatchPriority.LAST
-    )
-    plugin.add_autogenerate_comparator(
-        compare_queues, "schema", "sqlaqueue", qualifier="postgresql", priority=DispatchPriority.LAST
-    )
-    plugin.add_autogenerate_comparator(
-        compare_sqlite_queues, "schema", "sqlaqueue", qualifier="sqlite", priority=DispatchPriority.LAST
-    )
+    add, first, last = plugin.add_autogenerate_comparator, DispatchPriority.FIRST, DispatchPriority.LAST
+    add(remember_table, "table", "sqlaqueue", qualifier="postgresql", priority=last)
+    add(compare_queues, "schema", "sqlaqueue", qualifier="postgresql", priority=last)
+    add(compare_sqlite_queues, "schema", "sqlaqueue", qualifier="sqlite", priority=last)
     for name in ("mariadb", "mysql"):
-        plugin.add_autogenerate_comparator(
-            refuse_queues, "schema", "sqlaqueue", qualifier=name, priority=DispatchPriority.FIRST
-        )
+        add(refuse_queues, "schema", "sqlaqueue", qualifier=name, priority=first)
 
 
 Plugin.setup_plugin_from_module(sys.modules[__name__], NAME)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,8 +38,6 @@ from sqlaqueue.postgresql.ddl import (
     server_default_sql,
 )
 from sqlaqueue.sql.types import object_name
-
-_TABLES = "_sqlaqueue_tables"
 
 
 class ComparedTable:
@@ -79,6 +77,10 @@ class ComparedTable:
             return (op.schema, op.table_name) == self.qualified_name
         return op is self.modify_ops
 
+    def retyped_columns(self) -> set[str]:
+        changes = (op for op in self.modify_ops.ops if isinstance(op, alembic_ops.AlterColumnOp))
+        return {op.column_name for op in changes if op.modify_type is not None}
+
     def triggers_in(self, op: MigrateOperation) -> list[str]:
         if not isinstance(op, ops.CreateTriggers | ops.DropTriggers):
             return []
@@ -91,17 +93,6 @@ class ComparedTable:
 
 def is_queue_column(column: sa.Column[Any]) -> bool:
     return "sqlaqueue" in column.info
-
-
-def remembered_tables(context: AutogenContext) -> list[ComparedTable]:
-    tables: list[ComparedTable] = context.__dict__.setdefault(_TABLES, [])
-    return tables
-
-
-def take_tables(context: AutogenContext) -> list[ComparedTable]:
-    """Return and remove the tables of this run: with two plug-ins set up, only the first one compares them."""
-    tables: list[ComparedTable] = context.__dict__.pop(_TABLES, [])
-    return tables
 
 
 class DiffContext:
@@ -128,7 +119,10 @@ class DiffContext:
         """What the downgrade does first."""
         self.kept_functions: set[ResolvedName] = set()
         """Functions that are not dropped, although no table of the models has them."""
-        self.live = _live_tables(context)
+        environment = context.migration_context.environment_context
+        given = [] if environment is None else [each.partition("=") for each in environment.get_x_argument()]
+        self.live = {name.strip() for key, _, value in given if key == "live" for name in value.split(",")}
+        """The tables that ``-x live=...`` names."""
 
     @property
     def remaining_tables(self) -> Iterator[tuple[ComparedTable, sa.Table, sa.Table]]:
@@ -181,18 +175,13 @@ class DiffContext:
         changes[first:first] = operations
 
 
-def _live_tables(context: AutogenContext) -> set[str]:
-    environment = context.migration_context.environment_context
-    if environment is None:
-        return set()
-    given = [each.partition("=") for each in environment.get_x_argument()]
-    return {name.strip() for key, _, value in given if key == "live" for name in value.split(",")}
-
-
 class EnumType(NamedTuple):
     schema: str | None
     name: str
     values: tuple[str, ...]
+
+    def drop(self) -> ops.DropEnum:
+        return ops.DropEnum(self.name, schema=self.schema, values=[*self.values])
 
 
 def compare_enums(diff: DiffContext) -> None:
@@ -200,27 +189,27 @@ def compare_enums(diff: DiffContext) -> None:
 
     Alembic creates the types of new tables only.
     """
-    created, dropped = set(), set()
+    created, dropped = set[EnumType](), set[EnumType]()
+
+    def new_types(columns: Iterable[sa.Column[Any]]) -> Iterator[EnumType]:
+        for enum in (enum_type(column.type) for column in columns):
+            if enum is None or enum in created or diff.catalog.tables_with_enum((enum.schema, enum.name)) is not None:
+                continue
+            created.add(enum)
+            yield enum
+
     for table in diff.tables:
         if table.database_table is None and table.spec is not None and table.model_table is not None:
-            for enum in (enum_type(column.type) for column in table.model_table.columns):
-                if enum is not None and enum not in created and not _exists(diff, enum):
-                    created.add(enum)
-                    drop = ops.DropEnum(enum.name, schema=enum.schema, values=[*enum.values])
-                    diff.before.insert(0, ops.PerDirection(down=[drop]))
-        for op in table.modify_ops.ops:
-            if not isinstance(op, alembic_ops.AddColumnOp) or not table.belongs_to_queue:
-                continue
-            enum = enum_type(op.column.type)
-            if enum is not None and enum not in created and not _exists(diff, enum):
-                created.add(enum)
-                diff.before.append(ops.CreateEnum(enum.name, [*enum.values], schema=enum.schema))
+            for enum in new_types(table.model_table.columns):
+                diff.before.insert(0, ops.PerDirection(down=[enum.drop()]))
+        if table.belongs_to_queue:
+            added = (op.column for op in table.modify_ops.ops if isinstance(op, alembic_ops.AddColumnOp))
+            diff.before += [ops.CreateEnum(enum.name, [*enum.values], schema=enum.schema) for enum in new_types(added)]
         for enum in _unused_types(diff, table):
             if enum not in dropped:
                 dropped.add(enum)
-                drop = ops.DropEnum(enum.name, schema=enum.schema, values=[*enum.values])
                 # The downgrade of a dropped table creates its types with it.
-                diff.last.append(drop if table.model_table is not None else ops.PerDirection([drop]))
+                diff.last.append(enum.drop() if table.model_table is not None else ops.PerDirection([enum.drop()]))
 
 
 def enum_type(type_: Any) -> EnumType | None:
@@ -230,10 +219,6 @@ def enum_type(type_: Any) -> EnumType | None:
     if isinstance(plain, sa.Enum) and plain.native_enum and plain.name:
         return EnumType(plain.schema, str(plain.name), tuple(plain.enums))
     return None
-
-
-def _exists(diff: DiffContext, enum: EnumType) -> bool:
-    return diff.catalog.tables_with_enum((enum.schema, enum.name)) is not None
 
 
 def _unused_types(diff: DiffContext, table: ComparedTable) -> Iterator[EnumType]:
@@ -389,11 +374,11 @@ class _Comparison:
         wanted = None if where is None else literal_sql(where)
         if not valid:
             log.info("Detected invalid index %r on %r: its creation was interrupted", name, self.table.name)
-            return True
-        if not self.normalizer.same(self.normalizer.index_predicate, predicate, wanted):
+        elif not self.normalizer.same(self.normalizer.index_predicate, predicate, wanted):
             log.info("Detected changed predicate of index %r on %r", name, self.table.name)
-            return True
-        return False
+        else:
+            return False
+        return True
 
     def _unique_index_is_changed(self, index: sa.Index) -> bool:
         """Return whether the index of unique jobs is invalid or differs in anything."""

@@ -7,19 +7,17 @@ import logging
 from collections.abc import Collection, Iterator
 
 from alembic.operations import MigrateOperation
-from alembic.operations import ops as alembic_ops
 from sqlalchemy.sql.compiler import IdentifierPreparer
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare import ComparedTable, DiffContext, normalizing
 from sqlaqueue.postgresql.catalog_schemas import (
     PREFIX,
-    ExpressionNormalizer,
     ReflectedFunction,
     ReflectedTrigger,
     ResolvedName,
 )
-from sqlaqueue.postgresql.ddl import Function, Trigger, objects_of, version_in
+from sqlaqueue.postgresql.ddl import Function, objects_of, version_in
 from sqlaqueue.sql.types import is_name_of
 
 _NOT_ENABLED = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
@@ -128,13 +126,9 @@ def drop_unused_functions(diff: DiffContext) -> None:
             log.info("Detected removed function %r", function.name)
         else:
             continue
+        undo = create_function(function)
         diff.before.append(
-            ops.DropFunction(
-                function.name,
-                arguments=function.arguments,
-                schema=function.schema,
-                undo=create_function(function),
-            )
+            ops.DropFunction(function.name, arguments=function.arguments, schema=function.schema, undo=undo)
         )
 
 
@@ -199,22 +193,16 @@ def _changed(diff: DiffContext, table: ComparedTable, existing: dict[str, Reflec
     PostgreSQL refuses to change the type of a column while the condition of a trigger names it.
     """
     pairs = [(existing[name], trigger) for name, trigger in table.triggers.items() if name in existing]
-    retyped = {
-        op.column_name
-        for op in table.modify_ops.ops
-        if isinstance(op, alembic_ops.AlterColumnOp) and op.modify_type is not None
-    }
+    retyped = table.retyped_columns()
     changed = [each for each, trigger in pairs if not each.equals(trigger) or retyped & {*each.columns}]
     with_condition = [(each, trigger) for each, trigger in pairs if each not in changed and each.when is not None]
     if with_condition and diff.context.connection is not None:
         with normalizing(diff.context.connection, table.qualified_name) as normalizer:
-            changed += [each for each, trigger in with_condition if not _same_condition(normalizer, each, trigger)]
+            for each, trigger in with_condition:
+                normalize = functools.partial(normalizer.trigger_condition, trigger.event)
+                if not normalizer.same(normalize, each.when, trigger.when):
+                    changed.append(each)
     return changed
-
-
-def _same_condition(normalizer: ExpressionNormalizer, existing: ReflectedTrigger, trigger: Trigger) -> bool:
-    normalize = functools.partial(normalizer.trigger_condition, trigger.event)
-    return normalizer.same(normalize, existing.when, trigger.when)
 
 
 def _create(diff: DiffContext, table: ComparedTable, existing: Collection[str]) -> None:

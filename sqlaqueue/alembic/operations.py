@@ -157,10 +157,9 @@ def render_value(context: AutogenContext, value: Any) -> str:  # noqa: PLR0911 -
     if isinstance(value, dict):
         items = [f"{render_value(context, key)}: {render_value(context, each)}" for key, each in value.items()]
         return f"{{{_join(items)}}}"
-    if isinstance(value, list):
-        return f"[{_join([render_value(context, each) for each in value])}]"
-    if isinstance(value, tuple):
-        return f"({_join([render_value(context, each) for each in value])})"
+    if isinstance(value, list | tuple):
+        begin, end = "[]" if isinstance(value, list) else "()"
+        return f"{begin}{_join([render_value(context, each) for each in value])}{end}"
     return repr(value)
 
 

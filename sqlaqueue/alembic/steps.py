@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -62,9 +62,7 @@ def escape_status_values(diff: DiffContext) -> None:
 
 def _escape(op: alembic_ops.MigrateOperation | None) -> None:
     if isinstance(op, alembic_ops.CreateIndexOp | alembic_ops.DropIndexOp):
-        where = op.kw.get(_WHERE)
-        # A reflected predicate is a string.
-        text = where if where is None or isinstance(where, str) else literal_sql(where)
+        text = _predicate_text(op.kw.get(_WHERE))
         if text is not None and _NEEDS_ESCAPE.search(text):
             op.kw = {**op.kw, _WHERE: VerbatimSql(text)}
     elif isinstance(op, alembic_ops.CreateTableOp):
@@ -108,11 +106,7 @@ def refuse_taken_columns(diff: DiffContext) -> None:
         spec = table.spec
         if spec is None or diff.was_queue(table):
             continue
-        retyped = {
-            op.column_name
-            for op in table.modify_ops.ops
-            if isinstance(op, alembic_ops.AlterColumnOp) and op.modify_type is not None
-        }
+        retyped = table.retyped_columns()
         existing = {column.name: column for column in database_table.columns}
         for role, column in spec.columns.items():
             if not is_queue_column(column) or column.name not in existing:
@@ -177,10 +171,9 @@ def _ask_in_downgrade(diff: DiffContext, table: ComparedTable) -> None:
     condition = diff.pending_condition(table)
     for number, op in enumerate(table.modify_ops.ops):
         if isinstance(op, alembic_ops.DropColumnOp) and _names(condition, op.column_name):
-            undo = AddColumns(
-                table.name, [op.to_column()], status=op.column_name, existing_rows=..., schema=table.schema
-            )
-            table.modify_ops.ops[number] = ops.DropColumns(table.name, [op.column_name], schema=table.schema, undo=undo)
+            name, schema = op.column_name, table.schema
+            undo = AddColumns(table.name, [op.to_column()], status=name, existing_rows=..., schema=schema)
+            table.modify_ops.ops[number] = ops.DropColumns(table.name, [name], schema=schema, undo=undo)
 
 
 def _names(condition: str, column: str) -> bool:
@@ -194,7 +187,10 @@ def columns_of(index: sa.Index) -> list[Any]:
 
 
 def predicate_of(index: sa.Index) -> str | None:
-    where = index.dialect_options["postgresql"]["where"]
+    return _predicate_text(index.dialect_options["postgresql"]["where"])
+
+
+def _predicate_text(where: Any) -> str | None:
     # A reflected predicate is a string, in which a colon is no parameter.
     return where if where is None or isinstance(where, str) else literal_sql(where)
 
@@ -515,37 +511,33 @@ def _release(table: ComparedTable, spec: QueueSpec, before: str | None, after: s
         values[attempts.name] = literal_sql(sa.func.greatest(sa.func.coalesce(attempts, 0) - 1, 0))
     running = literal_sql(spec.in_state("processing"))
 
-    def release(lease: str | None) -> list[ops.ReleaseJobs]:
-        if lease is None:
-            return []
-        return [ops.ReleaseJobs(table.name, values, where=f"{running} AND {lease}", schema=table.schema)]
+    releases = (
+        []
+        if lease is None
+        else [ops.ReleaseJobs(table.name, values, where=f"{running} AND {lease}", schema=table.schema)]
+        for lease in (before, after)
+    )
+    return ops.PerDirection(*releases)
 
-    return ops.PerDirection(release(before), release(after))
 
-
-def _fill_messages(table: ComparedTable, spec: QueueSpec) -> Iterator[ops.QueueOp]:
+def _fill_messages(table: ComparedTable, spec: QueueSpec) -> list[ops.QueueOp]:
     messages = spec.side_tables.get("messages")
     if messages is None or not messages.name.startswith(PREFIX):
-        return
-    yield ops.FillMessages(
-        table.name,
-        messages.name,
-        keys=[key.name for key in spec.keys],
-        order=[spec.columns[role].name for role in spec.order_roles],
-        where=literal_sql(spec.in_state("pending")),
-        schema=table.schema,
-    )
+        return []
+    keys, order = [key.name for key in spec.keys], [spec.columns[role].name for role in spec.order_roles]
+    where = literal_sql(spec.in_state("pending"))
+    return [ops.FillMessages(table.name, messages.name, keys=keys, order=order, where=where, schema=table.schema)]
 
 
-def _fill_former_messages(diff: DiffContext, table: ComparedTable) -> Iterator[ops.QueueOp]:
-    """Yield what writes the messages of the former strategy, as its triggers in the database define them."""
+def _fill_former_messages(diff: DiffContext, table: ComparedTable) -> list[ops.QueueOp]:
+    """Return what writes the messages of the former strategy, as its triggers in the database define them."""
     name = diff.message_table_name(table)
     messages, where = diff.database_table(name), diff.pending_condition_of_triggers(table)
     if messages is None or where is None:
-        return
+        return []
     keys = [column.name for column in messages.columns if column.primary_key]
     order = [column.name for column in messages.columns if not column.primary_key]
-    yield ops.FillMessages(table.name, name[1], keys=keys, order=order, where=where, schema=table.schema)
+    return [ops.FillMessages(table.name, name[1], keys=keys, order=order, where=where, schema=table.schema)]
 
 
 def _lock(diff: DiffContext, schema: str | None, tables: Sequence[ComparedTable]) -> None:

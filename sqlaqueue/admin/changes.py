@@ -372,10 +372,7 @@ def cancel(
 def _cancel_page(
     session: Session, model: Any, keys: Sequence[Key], jobs: Callable[[Sequence[Key]], Any], done: Cancelled
 ) -> None:
-    """Cancel the jobs with these keys, and commit.
-
-    :param jobs: returns what the verb takes, for some of the keys.
-    """
+    """Cancel the jobs with these keys, and commit; ``jobs`` returns what the verb takes, for some of the keys."""
     spec, bind = select_jobs(model, "cancel").spec, bind_arguments(model)
     # Before the verb: a request for cancellation is younger than this.
     with routing_to_primary(session):

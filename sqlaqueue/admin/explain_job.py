@@ -169,7 +169,6 @@ def _read_place(session: Session, facts: Facts, info: JobInfo) -> Facts:
 
 
 def messages_of(spec: QueueSpec) -> MessageTable | None:
-    """Return the message table of a queue; None if its claims do not use one."""
     return spec.strategy.messages(spec) if isinstance(spec.strategy, MessageStrategy) else None
 
 

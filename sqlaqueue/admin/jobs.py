@@ -72,10 +72,7 @@ def count(session: Session, model: type[Any], job_filter: JobFilter) -> dict[str
 
 
 def counts(session: Session, model: type[Any], job_filter: JobFilter, **options: Any) -> list[tuple[str, int]]:
-    """Return the states that have selected jobs, each with their number.
-
-    :param options: execution options of the query.
-    """
+    """Return the states that have selected jobs, each with their number; ``options`` are execution options."""
     jobs = filtered_jobs(model, job_filter).subquery("sqlaqueue_jobs")
     counted = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state).order_by(jobs.c.state)
     found = session.execute(counted, execution_options=options, bind_arguments=bind_arguments(model))

@@ -198,7 +198,6 @@ def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> 
 
 
 def has_leases(spec: QueueSpec) -> bool:
-    """Return whether running jobs of a queue have a lease, which may expire."""
     return spec.has("status") and spec.has("lease_expires_at") and not spec.strategy.holds_transaction
 
 

@@ -93,7 +93,6 @@ class OperationList(OpContainer):
     """Several operations in place of one."""
 
     def reverse(self) -> OperationList:
-        """Return the reverse of each operation, last first."""
         return OperationList([op.reverse() for op in reversed(self.ops)])
 
 
@@ -105,7 +104,6 @@ class PerDirection(OpContainer):
         self.down = down
 
     def reverse(self) -> PerDirection:
-        """Return the operations with both directions exchanged."""
         return PerDirection(self.down, self.ops)
 
 

@@ -367,7 +367,6 @@ class CatalogReader:
         return [*self._connection.execute(bound, {"schemas": self._schemas})]
 
     def _schema_argument(self, schema: str) -> str | None:
-        """Return a schema as operations name it."""
         return None if schema in self._unnamed else schema
 
 
@@ -384,7 +383,7 @@ _COPY = bare_table(_NAME, "pg_temp")
 
 
 class ExpressionNormalizer:
-    """Prints expressions over the columns of one table as PostgreSQL stores them.
+    """Prints expressions over the columns of one table as PostgreSQL stores them; None if the table cannot have one.
 
     :raises DBAPIError: when the role may not create a temporary table, or the transaction is read-only.
     """
@@ -414,17 +413,13 @@ class ExpressionNormalizer:
         return normalized is not None and (stored == normalized or normalize(stored) == normalize(normalized))
 
     def index_predicate(self, text: str) -> str | None:
-        """Return the predicate of an index as PostgreSQL prints it; None if the table cannot have it."""
         return self._created(
             f"CREATE INDEX ON {{copy}} ((1)) WHERE {text}",
             "SELECT pg_get_expr(indpred, indrelid) FROM pg_index WHERE indrelid = '{copy}'::regclass",
         )
 
     def unique_index(self, definition: str) -> str | None:
-        """Return the definition of a unique index as PostgreSQL prints it; None if the table cannot have it.
-
-        :param definition: what follows the name of the table in CREATE INDEX.
-        """
+        """Return a definition, which is what follows the name of the table in CREATE INDEX, as PostgreSQL prints it."""
         return self._created(
             f"CREATE UNIQUE INDEX ON {{copy}} {definition}",
             "SELECT substring(pg_get_indexdef(indexrelid) FROM ' USING .*') FROM pg_index"
@@ -432,7 +427,6 @@ class ExpressionNormalizer:
         )
 
     def check_constraint(self, text: str) -> str | None:
-        """Return the condition of a constraint as PostgreSQL prints it; None if the table cannot have it."""
         return self._created(
             f"ALTER TABLE {{copy}} ADD CHECK ({text})",
             "SELECT pg_get_expr(conbin, conrelid) FROM pg_constraint"
@@ -440,7 +434,6 @@ class ExpressionNormalizer:
         )
 
     def trigger_condition(self, event: str, text: str) -> str | None:
-        """Return the condition of a row trigger as PostgreSQL prints it; None if the table cannot have it."""
         # The function does not matter; this one exists in every database.
         definition = self._created(
             f"CREATE TRIGGER normalize AFTER {event} ON {{copy}} FOR EACH ROW WHEN ({text})"
@@ -450,7 +443,6 @@ class ExpressionNormalizer:
         return None if definition is None else trigger_condition(definition)
 
     def column_default(self, column: str, text: str) -> str | None:
-        """Return the default of a column as PostgreSQL prints it; None if the column cannot have it."""
         name = NEUTRAL.identifier_preparer.quote(column)
         return self._created(
             f"ALTER TABLE {{copy}} ALTER COLUMN {name} SET DEFAULT {text}",

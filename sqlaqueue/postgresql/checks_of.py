@@ -38,12 +38,10 @@ class Checks(Protocol):
 
 
 def checks_of(connection: sa.Connection) -> Checks:
-    """Return the checks of the database to which a connection belongs."""
     return _checks(engine_of(connection.dialect))
 
 
 def checks_of_error(error: Any) -> Checks:
-    """Return the checks of the database that raised an error."""
     return _checks(engine_of_error(error) if isinstance(error, DBAPIError) else None)
 
 

@@ -56,7 +56,6 @@ def _render(each: _Each, compiler: Any, **options: Any) -> str:
 
 
 def lateral_each(rows: SelectBase, name: str) -> _Each:
-    """Return ``rows`` as a LATERAL of several tables."""
     return _Each._construct(rows.self_group(), name=name)  # noqa: SLF001 - lateral() makes no other class
 
 

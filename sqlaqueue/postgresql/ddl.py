@@ -281,22 +281,17 @@ def _create_beside(
     tables: Sequence[sa.Table] | None = None,
     **options: Any,
 ) -> None:
-    # Without checkfirst, and with Table.create(), the caller creates each table.
-    if options.get("checkfirst"):
-        _create_side_tables(tables or (), connection)
-
-
-def _create_side_tables(tables: Sequence[sa.Table], connection: sa.Connection) -> None:
     """Create the side tables of the queues among ``tables``, if only some tables were requested.
 
     Without them the first row would fail inside a trigger, naming a table that is in no model.
     """
-    if connection.dialect.name != "postgresql" and engine_of(connection.dialect) is None:
-        return
-    for table in tables:
+    is_supported = connection.dialect.name == "postgresql" or engine_of(connection.dialect) is not None
+    # Without checkfirst, and with Table.create(), the caller creates each table.
+    requested = (tables or ()) if options.get("checkfirst") and is_supported else ()
+    for table in requested:
         spec = queue_of(table)
         for side in () if spec is None else spec.side_tables.values():
-            if side not in tables:
+            if side not in requested:
                 side.create(connection, checkfirst=True)
 
 
@@ -356,10 +351,7 @@ def _render_call(element: _FunctionCall, compiler: SQLCompiler, **options: Any) 
 
 
 def call(function_name: str, table: sa.Table, *arguments: Any, type_: TypeEngine[Any]) -> sa.ColumnElement[Any]:
-    """Return the call of a function in the schema of a table.
-
-    :param type_: the type of the result.
-    """
+    """Return the call of a function in the schema of a table; ``type_`` is that of its result."""
     return _FunctionCall(function_name, table.schema, arguments, type_)
 
 
@@ -500,6 +492,5 @@ def index_definition(index: sa.Index) -> str:
 
 
 def server_default_sql(column: sa.Column[Any]) -> str | None:
-    """Return the server default of a column as SQL text."""
     compiler = NEUTRAL.ddl_compiler(NEUTRAL, None)  # type: ignore[arg-type] # only a part of a statement is compiled
     return compiler.get_column_default_string(column)

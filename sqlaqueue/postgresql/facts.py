@@ -249,7 +249,6 @@ class Buffers:
 
     @property
     def used(self) -> int:
-        """The number of pages that were looked at."""
         return self.hit + self.read
 
 

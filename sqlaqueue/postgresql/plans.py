@@ -135,10 +135,7 @@ _FILTERS = ("Filter", "Join Filter", "One-Time Filter")
 
 
 def explain(connection: sa.Connection, statement: Any, *, execute: bool = False) -> StatementPlan:
-    """Return the plan of a statement.
-
-    :param execute: whether to execute it as well. The caller rolls back what it changes.
-    """
+    """Return the plan of a statement. With ``execute`` it is executed as well, and the caller rolls it back."""
     text = sql_text(connection, statement)
     options = "ANALYZE, BUFFERS, FORMAT JSON" if execute else "FORMAT JSON"
     # Without parameters, a driver leaves percent signs alone.

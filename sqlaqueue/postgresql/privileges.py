@@ -47,10 +47,7 @@ def missing_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
 
 
 def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege], *, notifies: bool = True) -> list[str]:
-    """Return the GRANTs for those of the required privileges that the role lacks.
-
-    :param notifies: whether it has to send notifications.
-    """
+    """Return the GRANTs for required privileges that the role lacks; with ``notifies`` also that for pg_notify()."""
     has = [
         sa.func.has_table_privilege(TableId(each.table), sa.literal_column(f"'{each.privilege}'")) for each in required
     ]

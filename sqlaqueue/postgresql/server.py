@@ -110,17 +110,13 @@ _LIMIT = sa.text("""
 
 
 def connections(connection: sa.Connection, idle_for: float) -> Connections:
-    """Return the connections to the server.
-
-    :param idle_for: the seconds from which on a session counts as idle.
-    """
+    """Return the connections to the server; after ``idle_for`` seconds a session counts as idle."""
     groups = [ConnectionGroup(**row) for row in connection.execute(_GROUPS, {"idle_for": idle_for}).mappings()]
     limit: int = connection.execute(_LIMIT).scalar_one()
     return Connections(used=sum(group.number for group in groups), limit=limit, groups=groups)
 
 
 def backend_pid(connection: sa.Connection) -> int:
-    """Return the process id of the server's process that executes the statements of a connection."""
     pid: int = connection.execute(sa.select(sa.func.pg_backend_pid())).scalar_one()
     return pid
 
@@ -221,7 +217,6 @@ _STANDBYS = sa.text("""
 
 
 def horizon_holders(connection: sa.Connection) -> HorizonHolders:
-    """Return all that keeps VACUUM from removing dead rows."""
     return HorizonHolders(
         sessions=[open_transaction(row) for row in connection.execute(_SESSIONS)],
         prepared=[PreparedTransaction(**row) for row in connection.execute(_PREPARED).mappings()],

@@ -113,19 +113,8 @@ def stored_rows(row: sa.ColumnElement[Any], columns: Sequence[sa.Column[Any]]) -
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
-# The library's own tables, in the model's MetaData and schema, under names that begin with ``sqlaqueue_``.
-#
-# * ``sqlaqueue_control`` stores cancellation requests for running jobs, and which queues are paused. A running row may
-#   be locked for as long as its handler runs, so the request cannot be written into it.
-# * ``sqlaqueue_crash_journal`` stores the batches that are about to run under strategies with a held transaction. When
-#   a worker dies, the database rolls its claim back; the journal still lists the jobs.
-# * ``sqlaqueue_consumer`` stores the Consumers that are alive, with their last heartbeat.
-# * ``sqlaqueue_dead_letter`` stores the jobs that failed for good in a queue whose claims delete rows.
-# * ``sqlaqueue_rate`` stores when the next job of each key of a rate may begin.
-# * ``sqlaqueue_attempt`` stores the ended attempts of queues with an attempt history.
-#
-# None has a foreign key to the user's tables: a second connection would wait for the very rows that a batch has
-# locked.
+# They are in the model's MetaData and schema, under names that begin with ``sqlaqueue_``. None has a foreign key to the
+# user's tables: a second connection would wait for the very rows that a batch has locked.
 
 
 def _table(spec: QueueSpec, name: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:

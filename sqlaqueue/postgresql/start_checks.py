@@ -81,19 +81,10 @@ def missing_objects(session: Session | sa.Connection, spec: QueueSpec) -> list[s
 
 
 def check_complete(session: Session | sa.Connection, spec: QueueSpec) -> None:
-    """Raise an error if the database lacks tables, columns, triggers or functions of a queue.
-
-    :raises DatabaseNotReadyError: naming what is missing, and the command that creates it.
-    """
     _refuse(missing_objects(session, spec), spec.model.__name__)
 
 
 def check_tables(session: Session | sa.Connection, tables: Sequence[sa.Table], needed_by: str) -> None:
-    """Raise an error if the database lacks tables or columns of them.
-
-    :param needed_by: what needs them, for the error.
-    :raises DatabaseNotReadyError: naming what is missing, and the command that creates it.
-    """
     _refuse(_missing_tables(session, tables) or _missing_columns(session, tables), needed_by)
 
 

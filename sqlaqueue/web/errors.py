@@ -15,8 +15,6 @@ class PageError(Exception):
 
 
 class BadRequest(PageError):
-    """A parameter is wrong."""
-
     status, title = 400, "This address is wrong"
 
 
@@ -45,18 +43,12 @@ class Misdirected(PageError):
 
 
 class ServiceUnavailable(PageError):
-    """The database does not answer, or not in time."""
-
     status, title = 503, "The database does not answer"
 
 
 class TooManyWindows(PageError):
-    """No further window is kept up to date."""
-
     status, title = 429, "Too many open windows"
 
 
 class Busy(ServiceUnavailable):
-    """All sessions of the dashboard are in use."""
-
     title = "Busy"

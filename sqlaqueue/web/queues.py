@@ -66,7 +66,11 @@ async def claim(context: PageContext) -> Response:
     shown = context.queue
     measure = functools.partial(_measure, context, shown)
     measured = await shared_result(context.state, ("claim", shown.name), CLAIM_SHARED_FOR, measure)
-    tables, horizon = await context.database.read(_read_server, shown.spec)
+
+    def read_server(session: Session) -> tuple[Part[Sequence[QueueTable]], Part[Horizon]]:
+        return attempt_part(session, read_tables, shown.spec), attempt_part(session, read_horizon, shown.spec)
+
+    tables, horizon = await context.database.read(read_server)
     return context.render(
         "claim.html", queue=shown, measured=measured.value, measured_at=measured.made_at, tables=tables, horizon=horizon
     )
@@ -85,10 +89,6 @@ async def _measure(context: PageContext, shown: Queue) -> _Measured:
         problem = problem_text(error)
     planned = await database.read(attempt_part, plan_claim, shown.spec)
     return _Measured(plan=planned, findings=findings, problem=problem)
-
-
-def _read_server(session: Session, spec: QueueSpec) -> tuple[Part[Sequence[QueueTable]], Part[Horizon]]:
-    return attempt_part(session, read_tables, spec), attempt_part(session, read_horizon, spec)
 
 
 FINDINGS_SHARED_FOR = 10.0

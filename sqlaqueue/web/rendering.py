@@ -44,15 +44,10 @@ def duration(value: float | timedelta | None) -> str:
         return f"{sign}{seconds * 1000:.0f} ms"
     if seconds < _MINUTE:
         return f"{sign}{seconds:.1f} s" if seconds < 10 else f"{sign}{seconds:.0f} s"  # noqa: PLR2004 - two digits
-    for unit, name, smaller, smaller_name in (
-        (_DAY, "d", _HOUR, "h"),
-        (_HOUR, "h", _MINUTE, "min"),
-        (_MINUTE, "min", 1, "s"),
-    ):
-        if seconds >= unit:
-            large, rest = divmod(int(seconds), unit)
-            return f"{sign}{large} {name}" + (f" {rest // smaller} {smaller_name}" if rest // smaller else "")
-    raise AssertionError
+    units = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1, "s"))
+    unit, name, smaller, smaller_name = next(each for each in units if seconds >= each[0])
+    large, rest = divmod(int(seconds), unit)
+    return f"{sign}{large} {name}" + (f" {rest // smaller} {smaller_name}" if rest // smaller else "")
 
 
 def size(value: int) -> str:

@@ -274,6 +274,4 @@ def _check_actions(queue: str | type[Any], actions: object) -> None:
 
 
 def _name(queue: str | type[Any]) -> str:
-    if isinstance(queue, str):
-        return queue
-    return spec_of(queue).name
+    return queue if isinstance(queue, str) else spec_of(queue).name

@@ -140,10 +140,7 @@ def examine(
     deep: bool = False,
     thresholds: Thresholds = DEFAULTS,
 ) -> list[Finding]:
-    """Return what some checks find, the worst first.
-
-    :param checks: they begin with those in :data:`COMPLETE`.
-    """
+    """Return what some checks find, the worst first; the checks begin with those in :data:`COMPLETE`."""
     specs = list(dict.fromkeys(select_jobs(model, "doctor").spec for model in models))
     if not specs:
         raise StatementError("doctor(): name at least one queue class, as in doctor(session, Email)")

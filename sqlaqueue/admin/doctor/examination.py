@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, get_args
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
@@ -201,12 +199,6 @@ class Examination:
     deep: bool
     """Whether checks may read rows of jobs, not only catalogs, statistics and a few pages."""
 
-    @contextmanager
-    def session(self) -> Iterator[Session]:
-        # A savepoint of its own: closing the session must not end the caller's transaction.
-        with Session(self.connection, autoflush=False, join_transaction_mode="create_savepoint") as session:
-            yield session
-
 
 Check = Callable[[Examination], Iterator[Finding]]
 """A check yields what it finds. It executes each statement by ``examination.connection``; if one fails, the examination
@@ -214,7 +206,6 @@ rolls back to the savepoint before the check, and reports that the check could n
 
 
 def target_of(spec: QueueSpec) -> str:
-    """Return a queue as commands name it."""
     return f"{spec.model.__module__}:{spec.model.__qualname__}"
 
 
@@ -247,7 +238,6 @@ def number_text(number: int, one: str, several: str = "") -> str:
 
 
 def alive_text(consumers: int) -> str:
-    """Return how many Consumers are alive, as a clause."""
     return "1 Consumer is alive" if consumers == 1 else f"{consumers} Consumers are alive"
 
 

@@ -9,6 +9,7 @@ from shlex import quote
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue._version import __version__
@@ -467,11 +468,13 @@ def check_status_values(examination: Examination) -> Iterator[Finding]:
 
 def check_schedules(examination: Examination) -> Iterator[Finding]:
     """Find schedules that nothing fires, that cannot be fired, and whose queue nothing serves."""
+    connection = examination.connection
     for spec in examination.specs:
         tables = ScheduleTables.look_up(spec)
-        if missing_tables(examination.connection, [tables.schedules, tables.ticks]):
+        if missing_tables(connection, [tables.schedules, tables.ticks]):
             continue
-        with examination.session() as session:
+        # A savepoint of its own: closing the session must not end the caller's transaction.
+        with Session(connection, autoflush=False, join_transaction_mode="create_savepoint") as session:
             stored = [each for each in read_schedules(session, spec.model) if each.queue == spec.name]
         active = [each for each in stored if each.paused_at is None or each.run_requested_at is not None]
         for each in active:

@@ -282,8 +282,7 @@ def _insert_again(
 ) -> None:
     """Insert the row of a dead letter again by the ORM, with no attempt counted, and delete the dead letter."""
     edited = {each.column.role for each in attempt.values}
-    fresh = {"attempts": 0, "run_at": clock()}
-    for role, value in fresh.items():
+    for role, value in (("attempts", 0), ("run_at", clock())):
         if spec.has(role) and role not in edited:
             setattr(instance, spec.attributes[role], value)
     session.add(instance)

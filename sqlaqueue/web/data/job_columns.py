@@ -164,7 +164,6 @@ def states_of(spec: QueueSpec) -> list[str]:
 
 
 def state_of(spec: QueueSpec, status: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
-    """Return the name of the state for a value of the status column."""
     stored = [state for state in STATES if getattr(spec.config.states, state) is not None]
     whens: list[Any] = [(status == spec.literal(state), sa.literal_column(f"'{state}'")) for state in stored]
     return sa.type_coerce(sa.case(*whens, else_=sa.literal_column(f"'{OTHER}'")), sa.Text())

@@ -186,30 +186,23 @@ class Windows:
         labels = {name: f"stored_{number}" for number, name in enumerate(read)}
 
         columns = [column.label(labels[name]) for name, column in read.items()]
+        order = [each.by(each.column) for each in by]
 
         def part(alternative: Sequence[sa.ColumnElement[bool]]) -> AnySelect:
-            return sa.select(*columns).where(*clauses, *alternative)
+            return sa.select(*columns).where(*clauses, *alternative).order_by(*order).limit(limit)
 
-        order = [each.by(each.column) for each in by]
         if len(alternatives) > 1:
             # The server merges the parts, as each is in the order of the index. Without ORDER BY of its own, each would
             # be read as a whole and sorted.
-            parts = sa.union_all(*(part(each).order_by(*order).limit(limit) for each in alternatives)).subquery(
-                "sqlaqueue_parts"
-            )
+            parts = sa.union_all(*map(part, alternatives)).subquery("sqlaqueue_parts")
             merged = [each.by(parts.c[labels[each.column.name]]) for each in by]
             rows = sa.select(*parts.c).order_by(*merged).limit(limit).subquery("sqlaqueue_examined")
         else:
-            rows = (
-                part(alternatives[0] if alternatives else ())
-                .order_by(*order)
-                .limit(limit)
-                .subquery("sqlaqueue_examined")
-            )
+            rows = part(alternatives[0] if alternatives else ()).subquery("sqlaqueue_examined")
         if not numbered:
             return Examined(rows, {name: rows.c[label] for name, label in labels.items()})
-        order = [each.by(rows.c[labels[each.column.name]]) for each in by]
-        number = sa.func.row_number().over(order_by=order).label("number")
+        examined = [each.by(rows.c[labels[each.column.name]]) for each in by]
+        number = sa.func.row_number().over(order_by=examined).label("number")
         counted = sa.select(*rows.c, number).subquery("sqlaqueue_numbered")
         return Examined(counted, {name: counted.c[label] for name, label in labels.items()}, counted.c.number)
 

@@ -199,7 +199,6 @@ class Unavailable:
 
 
 def attempt_history_fix(spec: QueueSpec) -> Fix:
-    """Return how to turn the attempt history of a queue on."""
     return Fix(
         what=f"Keep the attempts of {spec.model.__name__}, and migrate the database.",
         code=f"__queue__ = QueueConfig(..., {HISTORY})",

@@ -84,6 +84,11 @@ class Facts:
         """Whether the next claim could take the job, as far as its row tells."""
         return self.is_due and not self.is_held and self.has_message
 
+    @property
+    def has_expired(self) -> bool:
+        running = self.state == "processing" and not self.waits_for_twin
+        return running and self.lease_left is not None and self.lease_left <= 0
+
     def runners(self) -> list[str]:
         return [each.name for each in self.consumers or () if self._key_texts in map(list, each.running)]
 
@@ -203,24 +208,22 @@ def _waits_for_twin(facts: Facts) -> Iterator[Reason]:
     unique = facts.spec.config.unique
     if not facts.waits_for_twin or unique is None:
         return
-    start = 'A run of it has ended, and as Unique(on_return="wait") says it waits'
     if facts.twin is None:
-        yield Reason(
-            "waits_for_twin",
-            f"{start} until its twin does not count any more; the twin is gone, so the next rescue of a Consumer, or "
-            "rescue(), makes it pending.",
+        until = (
+            "until its twin does not count any more; the twin is gone, so the next rescue of a Consumer, or rescue(), "
+            "makes it pending"
         )
-        return
-    yield Reason(
-        "waits_for_twin",
-        f"{start} for job {key_text(facts.twin.key)}, which has the same {', '.join(unique.attributes)} and is "
-        f"{facts.twin.state}; when that does not count any more, a rescue makes this job pending.",
-    )
+    else:
+        until = (
+            f"for job {key_text(facts.twin.key)}, which has the same {', '.join(unique.attributes)} and is "
+            f"{facts.twin.state}; when that does not count any more, a rescue makes this job pending"
+        )
+    yield Reason("waits_for_twin", f'A run of it has ended, and as Unique(on_return="wait") says it waits {until}.')
 
 
 def _lease_expired(facts: Facts) -> Iterator[Reason]:
     info = facts.info
-    if info is None or not _has_expired(facts):
+    if info is None or not facts.has_expired:
         return
     rescue = (
         f"one of the live Consumers ({_names([each.name for each in facts.consumers])}) rescues it soon"
@@ -235,14 +238,9 @@ def _lease_expired(facts: Facts) -> Iterator[Reason]:
     )
 
 
-def _has_expired(facts: Facts) -> bool:
-    running = facts.state == "processing" and not facts.waits_for_twin
-    return running and facts.lease_left is not None and facts.lease_left <= 0
-
-
 def _running(facts: Facts) -> Iterator[Reason]:
     info = facts.info
-    if info is None or info.state != "processing" or facts.waits_for_twin or _has_expired(facts):
+    if info is None or info.state != "processing" or facts.waits_for_twin or facts.has_expired:
         return
     if facts.spec.strategy.holds_transaction:
         name = facts.spec.strategy.name

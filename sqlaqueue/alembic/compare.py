@@ -6,7 +6,8 @@ import contextlib
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -40,31 +41,23 @@ from sqlaqueue.postgresql.ddl import (
 from sqlaqueue.sql.types import object_name
 
 
+@dataclass(eq=False)
 class ComparedTable:
-    """A table that passed the filters of ``env.py``.
+    """A table that passed the filters of ``env.py``."""
 
-    :param database_table: the table in the database, None if there is none.
-    :param model_table: the table in the models, None if there is none.
-    :param modify_ops: the changes that Alembic has found.
-    """
+    qualified_name: QualifiedName
+    database_table: sa.Table | None
+    model_table: sa.Table | None
+    modify_ops: alembic_ops.ModifyTableOps
+    """The changes that Alembic has found."""
 
-    def __init__(
-        self,
-        qualified_name: QualifiedName,
-        database_table: sa.Table | None,
-        model_table: sa.Table | None,
-        modify_ops: alembic_ops.ModifyTableOps,
-    ) -> None:
-        self.qualified_name = qualified_name
-        self.database_table = database_table
-        self.model_table = model_table
-        self.modify_ops = modify_ops
-        schema, self.name = qualified_name
-        self.schema = schema if model_table is None else model_table.schema
+    def __post_init__(self) -> None:
+        schema, self.name = self.qualified_name
+        self.schema = schema if self.model_table is None else self.model_table.schema
         """The schema as operations name it: that of the model."""
         self.names = {self.name, ".".join(filter(None, (self.schema, self.name)))}
-        self.spec = None if model_table is None else queue_of(model_table)
-        self.objects = () if model_table is None else objects_of(model_table)
+        self.spec = None if self.model_table is None else queue_of(self.model_table)
+        self.objects = () if self.model_table is None else objects_of(self.model_table)
         self.functions = {each.signature: each for each in self.objects if isinstance(each, Function)}
         self.triggers = {each.name: each for each in self.objects if isinstance(each, Trigger)}
         self.unique_index = object_name("ix", self.name, "queue", "unique")
@@ -95,6 +88,7 @@ def is_queue_column(column: sa.Column[Any]) -> bool:
     return "sqlaqueue" in column.info
 
 
+@dataclass(eq=False)
 class DiffContext:
     """A run of autogenerate after Alembic has compared the tables.
 
@@ -102,27 +96,23 @@ class DiffContext:
     the reverse operations in the reverse order.
     """
 
-    def __init__(
-        self,
-        context: AutogenContext,
-        upgrade: alembic_ops.UpgradeOps,
-        tables: Sequence[ComparedTable],
-        catalog: CatalogReader,
-    ) -> None:
-        self.context = context
-        self.upgrade = upgrade
-        self.tables = tables
-        self.catalog = catalog
-        self.before: list[MigrateOperation] = []
-        self.after: list[MigrateOperation] = []
-        self.last: list[MigrateOperation] = []
-        """What the downgrade does first."""
-        self.kept_functions: set[ResolvedName] = set()
-        """Functions that are not dropped, although no table of the models has them."""
-        environment = context.migration_context.environment_context
-        given = [] if environment is None else [each.partition("=") for each in environment.get_x_argument()]
-        self.live = {name.strip() for key, _, value in given if key == "live" for name in value.split(",")}
+    context: AutogenContext
+    upgrade: alembic_ops.UpgradeOps
+    tables: Sequence[ComparedTable]
+    catalog: CatalogReader
+    before: list[MigrateOperation] = field(default_factory=list)
+    after: list[MigrateOperation] = field(default_factory=list)
+    last: list[MigrateOperation] = field(default_factory=list)
+    """What the downgrade does first."""
+    kept_functions: set[ResolvedName] = field(default_factory=set)
+    """Functions that are not dropped, although no table of the models has them."""
+
+    @cached_property
+    def live(self) -> set[str]:
         """The tables that ``-x live=...`` names."""
+        environment = self.context.migration_context.environment_context
+        given = [] if environment is None else [each.partition("=") for each in environment.get_x_argument()]
+        return {name.strip() for key, _, value in given if key == "live" for name in value.split(",")}
 
     @property
     def remaining_tables(self) -> Iterator[tuple[ComparedTable, sa.Table, sa.Table]]:

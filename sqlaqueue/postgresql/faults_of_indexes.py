@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -113,10 +113,12 @@ def index_faults(connection: sa.Connection, spec: QueueSpec) -> list[Fault]:
             # An index of another name may serve claims as well.
             if index in needed or index not in spec.claim_indexes:
                 faults.add_missing(index)
-        elif not found.is_valid:
-            faults.add_invalid(index, found)
-        else:
+        elif found.is_valid:
             present.append((index, found))
+        elif found.is_being_built:
+            faults.add_building(index, found)
+        else:
+            faults.add_invalid(index, found)
     faults.compare(present)
     faults.add_leftovers(stored)
     faults.add_others(stored, {str(index.name) for index in _own_indexes(spec, tables)})
@@ -129,26 +131,23 @@ def _own_indexes(spec: QueueSpec, tables: Sequence[sa.Table]) -> list[sa.Index]:
     return sorted({*spec.claim_indexes, *own, *side}, key=lambda index: str(index.name))
 
 
+@dataclass
 class _Faults:
     """The faults found so far, and how each is worded."""
 
-    def __init__(self, connection: sa.Connection, spec: QueueSpec, partitioned: set[sa.Table]) -> None:
-        self.connection = connection
-        self.spec = spec
-        self.partitioned = partitioned
-        self.found: list[Fault] = []
+    connection: sa.Connection
+    spec: QueueSpec
+    partitioned: set[sa.Table]
+    found: list[Fault] = field(default_factory=list)
 
     def add_missing(self, index: sa.Index) -> None:
         self._add(index, "missing", "is missing", self._consequence(index), (self._create(index), MIGRATION))
 
     def add_invalid(self, index: sa.Index, stored: StoredIndex) -> None:
-        if stored.is_being_built:
-            self._add_building(index, stored)
-        else:
-            consequence = f"{_NOT_USED} {self._consequence(index)}"
-            self._add(index, "invalid", _INVALID, consequence, (self._reindex(stored),))
+        consequence = f"{_NOT_USED} {self._consequence(index)}"
+        self._add(index, "invalid", _INVALID, consequence, (self._reindex(stored),))
 
-    def _add_building(self, index: sa.Index, stored: StoredIndex) -> None:
+    def add_building(self, index: sa.Index, stored: StoredIndex) -> None:
         row = self.connection.execute(_LOCKER, {"name": stored.qualified_name}).first()
         holder, waits, fixes = None if row is None else open_transaction(row), "", tuple[str, ...]()
         if holder is not None:

@@ -52,7 +52,13 @@ class Settings:
         specs = specs_by_name(models, _WHAT, of_one_name="; set QueueConfig(name=...), or show them in two dashboards")
         queues = {name: Queue(name, spec.model, spec, _slug(name)) for name, spec in specs.items()}
         redacted = {found for each in _listed(redact, "redact") for found in _columns(queues, each, "redact")}
-        _check_keys(queues, redacted)
+        for queue, key in redacted:
+            spec = queues[queue].spec
+            if key in {each.key for each in spec.keys}:
+                raise ConfigurationError(
+                    f"{_WHAT}(redact=...): {key!r} is in the primary key of {spec.model.__name__}, which is the "
+                    "address of a job and cannot be hidden; leave it out"
+                )
         given: object = links
         if not isinstance(given, Mapping):
             raise ConfigurationError(f"{_WHAT}(links={links!r}): give a dictionary of columns and URLs")
@@ -127,16 +133,6 @@ def _columns(queues: Mapping[str, Queue], column: Any, argument: str) -> list[tu
             "'Email.body'"
         )
     return found
-
-
-def _check_keys(queues: Mapping[str, Queue], redacted: Iterable[tuple[str, str]]) -> None:
-    for queue, column in redacted:
-        spec = queues[queue].spec
-        if column in {key.key for key in spec.keys}:
-            raise ConfigurationError(
-                f"{_WHAT}(redact=...): {column!r} is in the primary key of {spec.model.__name__}, which is the address "
-                "of a job and cannot be hidden; leave it out"
-            )
 
 
 def _column_names(spec: QueueSpec, class_name: str, name: str) -> list[str]:

@@ -175,7 +175,7 @@ def read_durations(reader: QueueReader, source: FinishedJobs | Unavailable | Non
         return Durations(waits=lacking, runs=lacking)
     jobs = found.newest(SPAN, SAMPLE).subquery("sqlaqueue_newest")
     ran = jobs.c.outcome.in_(_RUNS)
-    runs = _read(reader, sa.select((_seconds(jobs.c.ended_at - jobs.c.started_at)).label("seconds")).where(ran))
+    runs = _read(reader, sa.select(_seconds(jobs.c.ended_at - jobs.c.started_at).label("seconds")).where(ran))
     return Durations(waits=_waits(reader, found), runs=runs)
 
 

@@ -10,22 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from sqlaqueue.postgresql import facts
 from sqlaqueue.postgresql.catalog_text import SESSION, index_oids, open_transaction, partitions, table_oid
-from sqlaqueue.postgresql.facts import (
-    Blocker,
-    ConnectionGroup,
-    Connections,
-    HorizonHolders,
-    IndexSize,
-    KeySequence,
-    NotificationQueue,
-    PreparedTransaction,
-    ReplicationSlot,
-    ServerState,
-    Setting,
-    Standby,
-    TableStatistics,
-)
 
 _SETTINGS = (
     "autovacuum",
@@ -73,12 +59,12 @@ _OLDEST = sa.text(f"""
 """)  # noqa: S608 - the columns are a constant
 
 
-def server_state(connection: sa.Connection) -> ServerState:
-    settings = {row.name: Setting(**row._mapping) for row in connection.execute(_READ_SETTINGS)}  # noqa: SLF001 - its public name begins so
+def server_state(connection: sa.Connection) -> facts.ServerState:
+    settings = {row.name: facts.Setting(**row._mapping) for row in connection.execute(_READ_SETTINGS)}  # noqa: SLF001 - its public name begins so
     state: Any = connection.execute(_STATE).mappings().one()
     primary = connection.execute(_PRIMARY).one_or_none()
     address: tuple[str, int] | None = None if primary is None else (primary.host, primary.port)
-    return ServerState(**state, settings=settings, primary=address)
+    return facts.ServerState(**state, settings=settings, primary=address)
 
 
 def server_time(connection: sa.Connection) -> datetime:
@@ -86,10 +72,10 @@ def server_time(connection: sa.Connection) -> datetime:
     return now
 
 
-def notification_queue(connection: sa.Connection) -> NotificationQueue:
+def notification_queue(connection: sa.Connection) -> facts.NotificationQueue:
     usage: float = connection.execute(sa.select(sa.func.pg_notification_queue_usage())).scalar_one()
     oldest = connection.execute(_OLDEST).one_or_none()
-    return NotificationQueue(usage=usage, oldest=None if oldest is None else open_transaction(oldest))
+    return facts.NotificationQueue(usage=usage, oldest=None if oldest is None else open_transaction(oldest))
 
 
 # Where the current role may not see the type of a process, the name of a role tells clients from the server's own.
@@ -109,11 +95,11 @@ _LIMIT = sa.text("""
 """)
 
 
-def connections(connection: sa.Connection, idle_for: float) -> Connections:
+def connections(connection: sa.Connection, idle_for: float) -> facts.Connections:
     """Return the connections to the server; after ``idle_for`` seconds a session counts as idle."""
-    groups = [ConnectionGroup(**row) for row in connection.execute(_GROUPS, {"idle_for": idle_for}).mappings()]
+    groups = [facts.ConnectionGroup(**row) for row in connection.execute(_GROUPS, {"idle_for": idle_for}).mappings()]
     limit: int = connection.execute(_LIMIT).scalar_one()
-    return Connections(used=sum(group.number for group in groups), limit=limit, groups=groups)
+    return facts.Connections(used=sum(group.number for group in groups), limit=limit, groups=groups)
 
 
 def backend_pid(connection: sa.Connection) -> int:
@@ -216,12 +202,12 @@ _STANDBYS = sa.text("""
 """)
 
 
-def horizon_holders(connection: sa.Connection) -> HorizonHolders:
-    return HorizonHolders(
+def horizon_holders(connection: sa.Connection) -> facts.HorizonHolders:
+    return facts.HorizonHolders(
         sessions=[open_transaction(row) for row in connection.execute(_SESSIONS)],
-        prepared=[PreparedTransaction(**row) for row in connection.execute(_PREPARED).mappings()],
-        slots=[ReplicationSlot(**row) for row in connection.execute(_SLOTS).mappings()],
-        standbys=[Standby(**row) for row in connection.execute(_STANDBYS).mappings()],
+        prepared=[facts.PreparedTransaction(**row) for row in connection.execute(_PREPARED).mappings()],
+        slots=[facts.ReplicationSlot(**row) for row in connection.execute(_SLOTS).mappings()],
+        standbys=[facts.Standby(**row) for row in connection.execute(_STANDBYS).mappings()],
         hidden=connection.scalar(_HIDDEN) or 0,
     )
 
@@ -253,9 +239,9 @@ _SEQUENCES = sa.text("""
 """)
 
 
-def key_sequences(connection: sa.Connection, table: sa.Table) -> Sequence[KeySequence]:
+def key_sequences(connection: sa.Connection, table: sa.Table) -> Sequence[facts.KeySequence]:
     found = connection.execute(_SEQUENCES, {"oid": table_oid(connection, table)}).mappings()
-    return [KeySequence(**row) for row in found]
+    return [facts.KeySequence(**row) for row in found]
 
 
 # A session that waits itself is not the one to be ended.
@@ -276,11 +262,11 @@ _BLOCKERS = sa.text(f"""
 """)  # noqa: S608 - the columns are a constant
 
 
-def blockers(connection: sa.Connection, tables: Sequence[sa.Table]) -> list[Blocker]:
+def blockers(connection: sa.Connection, tables: Sequence[sa.Table]) -> list[facts.Blocker]:
     oids = [oid for table in tables if (oid := table_oid(connection, table)) is not None]
     query = _BLOCKERS.bindparams(sa.bindparam("tables", oids, type_=sa.ARRAY(sa.BigInteger())))
     return [
-        Blocker(
+        facts.Blocker(
             session=open_transaction(row), waiting=row.waiting, seconds=row.seconds_waited or 0.0, tables=row.tables
         )
         for row in connection.execute(query)
@@ -343,21 +329,24 @@ _COMMON = sa.text("""
 """)
 
 
-def table_statistics(connection: sa.Connection, table: sa.Table) -> Sequence[TableStatistics]:
+def table_statistics(connection: sa.Connection, table: sa.Table) -> Sequence[facts.TableStatistics]:
     """Return the statistics of a table, or of each of its partitions; none if the table does not exist."""
     oid = table_oid(connection, table)
     oids = partitions(connection, [] if oid is None else [oid])
     rows: Any = connection.execute(_TABLES, {"oids": [*oids]}).mappings() if oids else ()
     return [
-        TableStatistics(**{**row, "options": dict(option.split("=", 1) for option in row["options"])}) for row in rows
+        facts.TableStatistics(**{**row, "options": dict(option.split("=", 1) for option in row["options"])})
+        for row in rows
     ]
 
 
-def index_sizes(connection: sa.Connection, table: sa.Table, indexes: Iterable[sa.Index]) -> Sequence[IndexSize]:
+def index_sizes(connection: sa.Connection, table: sa.Table, indexes: Iterable[sa.Index]) -> Sequence[facts.IndexSize]:
     """Return the sizes of some indexes of a table by their names, or of each of their partitions, if they exist."""
     names = [str(index.name) for index in indexes]
     oids = partitions(connection, index_oids(connection, table, names)) if names else []
-    return [IndexSize(**row) for row in connection.execute(_INDEXES, {"oids": [*oids]}).mappings()] if oids else []
+    return (
+        [facts.IndexSize(**row) for row in connection.execute(_INDEXES, {"oids": [*oids]}).mappings()] if oids else []
+    )
 
 
 def common_values(connection: sa.Connection, column: sa.Column[Any]) -> Sequence[str] | None:

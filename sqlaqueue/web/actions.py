@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from sqlaqueue import admin
 from sqlaqueue.exc import SqlaqueueError, StatementError
+from sqlaqueue.web import links
 from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import BULK_ACTIONS, BulkAction, ByFilter, ByKeys, Done, Selection, act, preview
 from sqlaqueue.web.data.edit import EditForm, read_form, save
@@ -17,18 +18,6 @@ from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_pages import Count, ListRequest
 from sqlaqueue.web.data.reader import ParameterError
 from sqlaqueue.web.errors import BadRequest, NotFound, ServiceUnavailable
-from sqlaqueue.web.links import (
-    bad_parameters,
-    columns_in,
-    fields_of_selection,
-    in_words,
-    is_nothing,
-    key_in,
-    list_fields,
-    list_in,
-    list_url,
-    selection_of,
-)
 from sqlaqueue.web.security import FormData
 
 LABELS: dict[BulkAction, str] = {"requeue": "Requeue", "cancel": "Cancel", "purge": "Delete"}
@@ -42,11 +31,11 @@ async def confirm(context: PageContext) -> Response:
     action = bulk_action(context.request.query_params.get("action", ""))
     queue = context.queue
     context.require(action, queue)
-    with bad_parameters():
-        came_from = list_in(context, pairs)
-        if is_nothing(pairs):
-            return context.redirect(list_url(context, came_from), ("none_selected", 0))
-        chosen = selection_of(columns_in(context), action, pairs)
+    with links.bad_parameters():
+        came_from = links.list_in(context, pairs)
+        if links.is_nothing(pairs):
+            return context.redirect(links.list_url(context, came_from), ("none_selected", 0))
+        chosen = links.selection_of(links.columns_in(context), action, pairs)
         found = await context.database.read(preview, action, chosen, statement_timeout=_TIMEOUT)
     changed = found.changed
     until = most = None
@@ -66,7 +55,7 @@ async def confirm(context: PageContext) -> Response:
         is_one=changed == Count(1, is_complete=True),
         can=can,
         count_text=count_text,
-        fields=[*fields_of_selection(chosen, until=until, most=most), *list_fields(came_from)],
+        fields=[*links.fields_of_selection(chosen, until=until, most=most), *links.list_fields(came_from)],
         back=back_url(context, chosen, came_from),
     )
 
@@ -80,7 +69,7 @@ def bulk_action(name: str) -> BulkAction:
 def back_url(context: PageContext, chosen: object, came_from: ListRequest | None) -> str:
     if came_from is None and isinstance(chosen, ByFilter):
         came_from = ListRequest(chosen.wanted)
-    return list_url(context, came_from)
+    return links.list_url(context, came_from)
 
 
 def count_text(count: Count) -> str:
@@ -97,9 +86,9 @@ _STATUS = {"wrong": 422, "changed": 409, "refused": 409}
 
 async def edit(context: PageContext) -> Response:
     context.require("edit", context.queue)
-    key = key_in(context, context.request.query_params.get("key"))
-    with bad_parameters():
-        form = await context.database.read(read_form, columns_in(context), key)
+    key = links.key_in(context, context.request.query_params.get("key"))
+    with links.bad_parameters():
+        form = await context.database.read(read_form, links.columns_in(context), key)
     if form is None:
         raise NotFound(*_MISSING)
     return _page(context, key, form)
@@ -109,12 +98,12 @@ async def save_edit(context: PageContext) -> Response:
     queue = context.queue
     context.require("edit", queue)
     data = await context.form()
-    key = key_in(context, data.get("key") if data.all("key") else None)
+    key = links.key_in(context, data.get("key") if data.all("key") else None)
     requeues = data.get("then") == "requeue"
     if requeues:
         context.require("requeue", queue)
-    columns = columns_in(context)
-    with bad_parameters(), context.failures_audited("edit", queue, keys=[key], then=data.get("then")):
+    columns = links.columns_in(context)
+    with links.bad_parameters(), context.failures_audited("edit", queue, keys=[key], then=data.get("then")):
         write = functools.partial(save, requeue=requeues)
         edited = await context.database.write(write, columns, key, data.get("version"), _given(data, columns))
     if edited.outcome == "missing":
@@ -179,21 +168,21 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
     queue = context.queue
     context.require(action, queue)
     form = await context.form()
-    with bad_parameters():
-        came_from = list_in(context, form.fields)
-        if is_nothing(form.fields):
-            return context.redirect(list_url(context, came_from), ("none_selected", 0))
-        chosen = selection_of(columns_in(context), action, form.fields)
+    with links.bad_parameters():
+        came_from = links.list_in(context, form.fields)
+        if links.is_nothing(form.fields):
+            return context.redirect(links.list_url(context, came_from), ("none_selected", 0))
+        chosen = links.selection_of(links.columns_in(context), action, form.fields)
         if isinstance(chosen, ByFilter) and chosen.until is None:
             raise BadRequest("until: it is missing.", "An action on all matching jobs begins with its preview.")
         try:
-            with context.failures_audited(action, queue, **in_words(chosen)):
+            with context.failures_audited(action, queue, **links.in_words(chosen)):
                 done = await context.database.write(act, action, chosen)
         except SqlaqueueError as error:
             raise BadRequest(f"{error}") from error
     counts = {"asked": done.asked, "twins": done.twins, "left": done.left, "missing": done.missing}
     facts = {name: number for name, number in counts.items() if number}
-    what = {"keys": done.keys, **in_words(chosen)}
+    what = {"keys": done.keys, **links.in_words(chosen)}
     context.audit(action, queue, count=done.changed, **what, **facts, error=done.problem)
     if done.problem:
         text = f"{done.changed:,} jobs were changed. Then it was broken off: {done.problem}"
@@ -206,7 +195,11 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
 def _next(context: PageContext, action: str, chosen: Selection, done: Done, came_from: ListRequest | None) -> str:
     queue = context.queue
     if isinstance(chosen, ByFilter) and done.after is not None:
-        fields = [("action", action), *fields_of_selection(chosen, **{"from": done.after}), *list_fields(came_from)]
+        fields = [
+            ("action", action),
+            *links.fields_of_selection(chosen, **{"from": done.after}),
+            *links.list_fields(came_from),
+        ]
         return context.url("confirm", queue=queue, query=fields)
     keys = chosen.keys if isinstance(chosen, ByKeys) and came_from is None else ()
     if len(keys) == 1 and not (action == "purge" and done.changed):

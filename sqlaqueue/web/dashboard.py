@@ -30,20 +30,11 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Heartbeat, Payload, WaitRequest
 from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.web import errors
 from sqlaqueue.web.actions import act_on_queue, act_on_schedule, confirm, edit
 from sqlaqueue.web.context import PATHS, Page, PageContext, path_below_mount
 from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import Database
-from sqlaqueue.web.errors import (
-    BadRequest,
-    Forbidden,
-    NotFound,
-    PageError,
-    ServiceUnavailable,
-    TooLarge,
-    TooManyWindows,
-    TooSlow,
-)
 from sqlaqueue.web.jobs import job, jobs
 from sqlaqueue.web.queues import claim, health, overview, queue, schedules
 from sqlaqueue.web.rendering import Renderer
@@ -280,13 +271,15 @@ async def events(context: PageContext) -> Response:
     reader: Reader = ("user", context.user) if context.user else ("address", "" if client is None else client.host)
     windows, advice = by_loop[loop].windows, "Close some, or reload this page now and then."
     if windows[reader] >= MOST_OF_A_READER:
-        raise TooManyWindows(f"{MOST_OF_A_READER} of your windows are kept up to date already.", advice)
+        raise errors.TooManyWindows(f"{MOST_OF_A_READER} of your windows are kept up to date already.", advice)
     if windows.total() >= MOST_VIEWERS:
-        raise TooManyWindows(f"{MOST_VIEWERS} windows are kept up to date already.", advice)
+        raise errors.TooManyWindows(f"{MOST_VIEWERS} windows are kept up to date already.", advice)
     slugs = context.request.query_params.getlist("queue")
     found = [queue for queue in context.queues if queue.slug in slugs or not slugs]
     if len(found) < len(set(slugs)):
-        raise NotFound("There is no such queue, or you have no access to it.", "Choose a queue from the overview.")
+        raise errors.NotFound(
+            "There is no such queue, or you have no access to it.", "Choose a queue from the overview."
+        )
     return EventStream(by_loop[loop], found, reader)
 
 
@@ -318,7 +311,7 @@ ORIGINAL = "sqlaqueue.scope"
 _OF_THE_APPLICATION = {"app", "router", "starlette.exception_handlers"}
 """What the scope of an application says about itself."""
 
-_LEAVE_THE_BODY = {TooSlow.status, TooLarge.status}
+_LEAVE_THE_BODY = {errors.TooSlow.status, errors.TooLarge.status}
 """The errors after which the rest of a form is not read."""
 
 _NONE: Mapping[Any, Any] = {}
@@ -397,7 +390,7 @@ class Dashboard:
         except HTTPException as error:
             if "app" in scope:
                 raise  # an error of the access rule, which the application answers in its own way
-            shown = PageError(str(error.detail))
+            shown = errors.PageError(str(error.detail))
             shown.status, shown.title = error.status_code, "This request cannot be served"
             await self._error_response(Request(own), shown)(own, receive, own_send)
 
@@ -411,7 +404,7 @@ class Dashboard:
                 response: Response = await page(self._context(request, access))
             except HTTPException:
                 raise
-            except PageError as error:
+            except errors.PageError as error:
                 return self._error_response(request, error)
             except Exception as error:  # noqa: BLE001 - the page says that something is wrong, the log says what
                 return self._error_response(request, _unexpected(error))
@@ -420,7 +413,7 @@ class Dashboard:
         return serve
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = NotFound("There is no such page.", "Start from the overview.")
+        error = errors.NotFound("There is no such page.", "Start from the overview.")
         await self._error_response(Request(scope), error)(scope, receive, send)
 
     async def _static(self, request: Request) -> Response:
@@ -439,7 +432,7 @@ class Dashboard:
         if request.method not in {"GET", "HEAD"}:
             check_origin(request.headers, request.url.scheme, self._settings.origins)
         if any("\0" in part for part in (*request.path_params.values(), *request.query_params.values())):
-            raise BadRequest("The address contains a NUL character.")
+            raise errors.BadRequest("The address contains a NUL character.")
         rule = self._access
         call = getattr(rule, "__call__", rule)  # noqa: B004 - the method of an object may be a coroutine function
         is_async = inspect.iscoroutinefunction(rule) or inspect.iscoroutinefunction(call)
@@ -448,7 +441,9 @@ class Dashboard:
         if inspect.isawaitable(access):
             access = await access
         if access is None:
-            raise Forbidden("You have no access to this dashboard.", "Sign in to the application that it belongs to.")
+            raise errors.Forbidden(
+                "You have no access to this dashboard.", "Sign in to the application that it belongs to."
+            )
         if not isinstance(access, Access | Response):
             raise ConfigurationError(
                 f"the access rule of the dashboard returned {access!r}; return an Access, a response or None"
@@ -464,11 +459,11 @@ class Dashboard:
     def _context(self, request: Request, access: Access) -> PageContext:
         return PageContext(request, access, self._settings, self._database, self._renderer, self._state)
 
-    def _error_response(self, request: Request, error: PageError) -> Response:
+    def _error_response(self, request: Request, error: errors.PageError) -> Response:
         # Without access: the page of an error names no queue.
         context = self._context(request, Access(read=False))
         response = context.render("error.html", status=error.status, error=error)
-        if error.status in {ServiceUnavailable.status, TooManyWindows.status}:
+        if error.status in {errors.ServiceUnavailable.status, errors.TooManyWindows.status}:
             response.headers["Retry-After"] = "5"
         if error.status in _LEAVE_THE_BODY and str(request.scope.get("http_version", "")).startswith("1"):
             # Otherwise the server would go on reading what nobody needs.
@@ -476,12 +471,12 @@ class Dashboard:
         return response
 
 
-def _unexpected(error: Exception) -> PageError:
+def _unexpected(error: Exception) -> errors.PageError:
     if isinstance(error, DBAPIError):
         logger.warning("the dashboard cannot show a page: %s", error.orig, extra=fields("dashboard_error"))
-        return ServiceUnavailable(problem_text(error), "Reload the page when the cause is gone.")
+        return errors.ServiceUnavailable(problem_text(error), "Reload the page when the cause is gone.")
     logger.error("the dashboard cannot show a page", exc_info=error, extra=fields("dashboard_error"))
-    return PageError("The page could not be made.", "The log of the server has the error.")
+    return errors.PageError("The page could not be made.", "The log of the server has the error.")
 
 
 def _ends_with_slash(scope: Scope) -> bool:

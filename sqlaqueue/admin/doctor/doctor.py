@@ -12,47 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from sqlaqueue.admin.doctor import objects, server, service, vacuum
 from sqlaqueue.admin.doctor.examination import SEVERITIES, Check, Examination, Finding, Thresholds
-from sqlaqueue.admin.doctor.objects import (
-    check_altered_objects,
-    check_blocked_tables,
-    check_claim_indexes,
-    check_defaults,
-    check_functions,
-    check_indexes,
-    check_privileges,
-    check_refused_states,
-    check_schemas,
-    check_tables,
-    check_triggers,
-)
-from sqlaqueue.admin.doctor.server import (
-    check_clock,
-    check_durability,
-    check_lock_table,
-    check_pool,
-    check_pooler,
-    check_server,
-    check_server_connections,
-)
-from sqlaqueue.admin.doctor.service import (
-    check_claim_plan,
-    check_consumers,
-    check_due_jobs,
-    check_leases,
-    check_leftovers,
-    check_messages,
-    check_schedules,
-    check_status_values,
-)
-from sqlaqueue.admin.doctor.vacuum import (
-    check_autovacuum,
-    check_horizon,
-    check_keys,
-    check_notification_queue,
-    check_status_statistics,
-    check_table_statistics,
-)
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.exc import StatementError
@@ -64,45 +25,45 @@ from sqlaqueue.sql.engine import refuse_other_engines, sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.write_routing import routing_to_primary
 
-COMPLETE: tuple[Check, ...] = (check_schemas, check_tables)
+COMPLETE: tuple[Check, ...] = (objects.check_schemas, objects.check_tables)
 """The checks without which no other makes sense; a queue for which they find something is not examined further."""
 
 CHEAP: tuple[Check, ...] = (
-    check_server,
-    check_horizon,
-    check_autovacuum,
-    check_table_statistics,
-    check_keys,
-    check_notification_queue,
-    check_defaults,
-    check_refused_states,
-    check_indexes,
-    check_triggers,
-    check_functions,
+    server.check_server,
+    vacuum.check_horizon,
+    vacuum.check_autovacuum,
+    vacuum.check_table_statistics,
+    vacuum.check_keys,
+    vacuum.check_notification_queue,
+    objects.check_defaults,
+    objects.check_refused_states,
+    objects.check_indexes,
+    objects.check_triggers,
+    objects.check_functions,
 )
 """The checks that take next to no time, and do not depend on the role."""
 
 CHECKS: tuple[Check, ...] = (
-    check_blocked_tables,
+    objects.check_blocked_tables,
     *CHEAP,
-    check_altered_objects,
-    check_durability,
-    check_lock_table,
-    check_clock,
-    check_server_connections,
-    check_pool,
-    check_pooler,
-    check_claim_indexes,
-    check_status_statistics,
-    check_privileges,
-    check_claim_plan,
-    check_leases,
-    check_consumers,
-    check_due_jobs,
-    check_leftovers,
-    check_messages,
-    check_status_values,
-    check_schedules,
+    objects.check_altered_objects,
+    server.check_durability,
+    server.check_lock_table,
+    server.check_clock,
+    server.check_server_connections,
+    server.check_pool,
+    server.check_pooler,
+    objects.check_claim_indexes,
+    vacuum.check_status_statistics,
+    objects.check_privileges,
+    service.check_claim_plan,
+    service.check_leases,
+    service.check_consumers,
+    service.check_due_jobs,
+    service.check_leftovers,
+    service.check_messages,
+    service.check_status_values,
+    service.check_schedules,
 )
 """All others, in the order in which they run."""
 

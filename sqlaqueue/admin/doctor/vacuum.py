@@ -10,17 +10,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.admin.doctor.examination import Examination, Finding, Thresholds, change_setting, queue_tables
+from sqlaqueue.postgresql import facts
 from sqlaqueue.postgresql.catalog import foreign_keys_to
 from sqlaqueue.postgresql.catalog_text import describe_session, last_statement, literal, quoted, table_name
-from sqlaqueue.postgresql.facts import (
-    KeySequence,
-    OpenTransaction,
-    PreparedTransaction,
-    ReplicationSlot,
-    ServerState,
-    Standby,
-    TableStatistics,
-)
 from sqlaqueue.postgresql.server import (
     common_values,
     horizon_holders,
@@ -77,7 +69,7 @@ def _transactions(age: int) -> str:
     return "1 transaction" if age == 1 else f"{age} transactions"
 
 
-def _session(examination: Examination, server: ServerState, session: OpenTransaction) -> Finding:
+def _session(examination: Examination, server: facts.ServerState, session: facts.OpenTransaction) -> Finding:
     who = describe_session(session)
     idle = (session.state or "").startswith("idle in transaction")
     if session.hidden:
@@ -108,7 +100,7 @@ def _session(examination: Examination, server: ServerState, session: OpenTransac
     )
 
 
-def _prepared(prepared: PreparedTransaction) -> Finding:
+def _prepared(prepared: facts.PreparedTransaction) -> Finding:
     gid = literal(prepared.gid)
     return Finding(
         severity="warning",
@@ -124,7 +116,7 @@ def _prepared(prepared: PreparedTransaction) -> Finding:
     )
 
 
-def _slot(examination: Examination, slot: ReplicationSlot) -> Finding:
+def _slot(examination: Examination, slot: facts.ReplicationSlot) -> Finding:
     name = literal(slot.name)
     drop = f"SELECT pg_drop_replication_slot({name});"
     if slot.active_pid is None:
@@ -162,7 +154,7 @@ def _slot(examination: Examination, slot: ReplicationSlot) -> Finding:
     )
 
 
-def _standby(examination: Examination, standby: Standby) -> Finding:
+def _standby(examination: Examination, standby: facts.Standby) -> Finding:
     where = "a local connection" if standby.client is None else standby.client
     return Finding(
         severity="warning",
@@ -222,7 +214,7 @@ def check_keys(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def _fixes(examination: Examination, table: sa.Table, sequence: KeySequence) -> tuple[str, ...]:
+def _fixes(examination: Examination, table: sa.Table, sequence: facts.KeySequence) -> tuple[str, ...]:
     statements: list[str] = []
     if sequence.column_type != "bigint":
         statements += [
@@ -238,7 +230,7 @@ def _fixes(examination: Examination, table: sa.Table, sequence: KeySequence) -> 
     return ("\n".join(statements),) if statements else ()
 
 
-def _referring(examination: Examination, table: sa.Table, sequence: KeySequence) -> Iterator[str]:
+def _referring(examination: Examination, table: sa.Table, sequence: facts.KeySequence) -> Iterator[str]:
     """Return the changes of columns that store the key: those of messages, and of foreign keys."""
     columns: dict[str, None] = {}
     for spec in examination.specs:
@@ -376,7 +368,7 @@ def check_table_statistics(examination: Examination) -> Iterator[Finding]:
             yield from _old_ids(limits, server, queue, statistics)
 
 
-def _autovacuum_disabled(queue: str | None, table: TableStatistics) -> Iterator[Finding]:
+def _autovacuum_disabled(queue: str | None, table: facts.TableStatistics) -> Iterator[Finding]:
     if _is_off(table):
         yield Finding(
             severity="warning",
@@ -389,20 +381,20 @@ def _autovacuum_disabled(queue: str | None, table: TableStatistics) -> Iterator[
         )
 
 
-def _is_off(table: TableStatistics) -> bool:
+def _is_off(table: facts.TableStatistics) -> bool:
     return table.options.get("autovacuum_enabled", "on").lower() in _OFF
 
 
-def _may_be_new(limits: Thresholds, server: ServerState, table: TableStatistics, rows: int) -> bool:
+def _may_be_new(limits: Thresholds, server: facts.ServerState, table: facts.TableStatistics, rows: int) -> bool:
     """Return whether autovacuum may not have had the time for a table that it has never treated."""
     return rows <= limits.new_table_rows and server.is_on("autovacuum") and not _is_off(table)
 
 
-def _parameter(server: ServerState, table: TableStatistics, name: str) -> float:
+def _parameter(server: facts.ServerState, table: facts.TableStatistics, name: str) -> float:
     return float(table.options[name]) if name in table.options else server.number(name)
 
 
-def _vacuum_threshold(server: ServerState, table: TableStatistics) -> float:
+def _vacuum_threshold(server: facts.ServerState, table: facts.TableStatistics) -> float:
     share = _parameter(server, table, "autovacuum_vacuum_scale_factor")
     threshold = _parameter(server, table, "autovacuum_vacuum_threshold") + share * max(table.rows, 0)
     # PostgreSQL 18 has a limit, of which -1 means none.
@@ -419,7 +411,9 @@ def _time_text(moment: object, seconds: float | None) -> str:
     return "never" if moment is None else f"{duration_text(seconds)} ago"
 
 
-def _dead_rows(limits: Thresholds, server: ServerState, queue: str | None, table: TableStatistics) -> Iterator[Finding]:
+def _dead_rows(
+    limits: Thresholds, server: facts.ServerState, queue: str | None, table: facts.TableStatistics
+) -> Iterator[Finding]:
     threshold = _vacuum_threshold(server, table)
     too_many = table.dead > max(limits.dead_rows, limits.dead_rows_factor * threshold)
     late = _overdue(table.since_vacuum, limits.vacuum_overdue) or table.dead > limits.dead_rows_kept
@@ -454,7 +448,7 @@ def _dead_rows(limits: Thresholds, server: ServerState, queue: str | None, table
 
 
 def _statistics(
-    limits: Thresholds, server: ServerState, queue: str | None, table: TableStatistics
+    limits: Thresholds, server: facts.ServerState, queue: str | None, table: facts.TableStatistics
 ) -> Iterator[Finding]:
     if not _overdue(table.since_analyze, limits.analyze_overdue):
         return
@@ -491,7 +485,9 @@ def _statistics(
     )
 
 
-def _old_ids(limits: Thresholds, server: ServerState, queue: str | None, table: TableStatistics) -> Iterator[Finding]:
+def _old_ids(
+    limits: Thresholds, server: facts.ServerState, queue: str | None, table: facts.TableStatistics
+) -> Iterator[Finding]:
     for what, age, setting in (
         ("transaction id", table.xid_age, "autovacuum_freeze_max_age"),
         ("multixact id", table.multixact_age, "autovacuum_multixact_freeze_max_age"),

@@ -153,22 +153,21 @@ class Trigger(QueueObject):
     """Whether a trigger of this name may exist already."""
 
 
+QUEUE_VACUUM = {
+    "autovacuum_vacuum_scale_factor": "0",
+    "autovacuum_vacuum_threshold": "5000",
+    "autovacuum_vacuum_cost_delay": "0",
+}
+"""The storage parameters of tables whose rows are inserted and deleted at a high rate.
+
+By default autovacuum waits until a fifth of the rows is dead. A queue's table is nearly empty and rewritten all the
+time, so a fixed number of dead rows is the better threshold."""
+
+
 @dataclass(eq=False)
 class StorageParameters(QueueObject):
-    """Storage parameters of a table whose rows are inserted and deleted at a high rate.
-
-    By default autovacuum waits until a fifth of the rows is dead. A queue's table is nearly empty and rewritten all the
-    time, so a fixed number of dead rows is the better threshold.
-    """
-
     table: sa.Table
-    parameters: dict[str, str] = field(
-        default_factory=lambda: {
-            "autovacuum_vacuum_scale_factor": "0",
-            "autovacuum_vacuum_threshold": "5000",
-            "autovacuum_vacuum_cost_delay": "0",
-        }
-    )
+    parameters: dict[str, str] = field(default_factory=QUEUE_VACUUM.copy)
 
 
 # -- attach ------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from sqlaqueue.admin.doctor.examination import Examination, Finding, Thresholds,
 from sqlaqueue.postgresql import facts
 from sqlaqueue.postgresql.catalog import foreign_keys_to
 from sqlaqueue.postgresql.catalog_text import describe_session, last_statement, literal, quoted, table_name
+from sqlaqueue.postgresql.ddl import QUEUE_VACUUM
 from sqlaqueue.postgresql.server import (
     common_values,
     horizon_holders,
@@ -319,12 +320,6 @@ def check_status_statistics(examination: Examination) -> Iterator[Finding]:
 
 _OFF = {"off", "false", "no", "0", "f", "n", "of", "fa", "fal", "fals"}
 _DEAD_ROWS = "Each claim has to pass over the dead rows, and the table grows."
-_QUEUE_VACUUM = {
-    "autovacuum_vacuum_scale_factor": "0",
-    "autovacuum_vacuum_threshold": "5000",
-    "autovacuum_vacuum_cost_delay": "0",
-}
-"""The storage parameters that the library gives to tables whose rows are deleted as soon as they are done."""
 
 
 def check_autovacuum(examination: Examination) -> Iterator[Finding]:
@@ -420,7 +415,7 @@ def _dead_rows(
     if not (too_many and late) or (table.last_vacuum is None and _may_be_new(limits, server, table, table.dead)):
         return
     now = "" if table.vacuum_pid is None else f" The process {table.vacuum_pid} vacuums it now: {table.vacuum_phase}."
-    wanted = {name: value for name, value in _QUEUE_VACUUM.items() if table.options.get(name) != value}
+    wanted = {name: value for name, value in QUEUE_VACUUM.items() if table.options.get(name) != value}
     options = ", ".join(f"{name} = {value}" for name, value in wanted.items())
     yield Finding(
         severity="warning",

@@ -283,7 +283,6 @@ class Count:
 @dataclass(frozen=True, eq=False)
 class _Counted:
     state: str | None
-    source: Source
     orders: Orders
     windows: Windows
 
@@ -302,7 +301,7 @@ def count_states(session: Session, wanted: JobsWanted) -> dict[str | None, Count
     for state in states:
         source = source_of(wanted.columns, wanted.of(state))
         parts = source.parts()
-        counted = _Counted(state, source, orders_of(session, source, parts), Windows(source, parts, Results(())))
+        counted = _Counted(state, orders_of(session, source, parts), Windows(source, parts, Results(())))
         found = _by_index(session, counted)
         if found is None:
             rest.setdefault(source.table, []).append(counted)
@@ -314,8 +313,7 @@ def count_states(session: Session, wanted: JobsWanted) -> dict[str | None, Count
 
 
 def _by_index(session: Session, counted: _Counted) -> Count | None:
-    source, windows = counted.source, counted.windows
-    candidates = counted.orders.served()
+    windows, source, candidates = counted.windows, counted.windows.source, counted.orders.served()
     whole = next((some for some in candidates if len(some) == len(windows.parts)), None)
     reader = JobReader(session, windows, counted.orders)
     few = source.few(WINDOW + 1)
@@ -336,32 +334,28 @@ def _by_index(session: Session, counted: _Counted) -> Count | None:
         return None
     others = [part for part in windows.parts if part not in served]
     if not others:
-        number = _row(session, source, windows.count(clauses, CAP + 1))[0]
-        return Count.of(number, is_complete=True)
+        return Count.of(_row(session, source, windows.count(clauses, CAP + 1))[0], is_complete=True)
     examined = windows.examine(clauses, (), (), WINDOW + 1, numbered=False)
     jobs = source.expose(examined.rows, examined.stored)
     matches = sa.and_(sa.true(), *windows.outside(served, jobs))
-    row = _row(session, source, sa.select(_number(), _number(matches)).select_from(jobs.rows))
+    number = sa.func.count()
+    row = _row(session, source, sa.select(number, number.filter(matches)).select_from(jobs.rows))
     return Count.of(row[1], is_complete=row[0] <= WINDOW)
 
 
 def _in_window(session: Session, some: Sequence[_Counted]) -> dict[str | None, Count]:
     """Return the counts of jobs among the newest ones by their keys, in one statement."""
     first = some[0]
-    source, windows = first.source, first.windows
+    source, windows = first.windows.source, first.windows
     order = first.orders.by_key(is_descending=True)
     fixed = clauses_of(source.fixed())
     examined = windows.examine(fixed, order.columns, (), WINDOW + 1, numbered=False)
     jobs = source.expose(examined.rows, examined.stored)
-    numbers = [_number(sa.and_(sa.true(), *each.windows.outside((), jobs))) for each in some]
-    row = _row(session, source, sa.select(_number(), *numbers).select_from(jobs.rows))
-    is_complete = row[0] <= WINDOW
-    return {each.state: Count.of(number, is_complete=is_complete) for each, number in zip(some, row[1:], strict=True)}
-
-
-def _number(matches: sa.ColumnElement[bool] | None = None) -> sa.ColumnElement[int]:
     number = sa.func.count()
-    return number if matches is None else number.filter(matches)
+    numbers = [number.filter(sa.and_(sa.true(), *each.windows.outside((), jobs))) for each in some]
+    row = _row(session, source, sa.select(number, *numbers).select_from(jobs.rows))
+    is_complete = row[0] <= WINDOW
+    return {each.state: Count.of(found, is_complete=is_complete) for each, found in zip(some, row[1:], strict=True)}
 
 
 def _row(session: Session, source: Source, statement: Any) -> Any:

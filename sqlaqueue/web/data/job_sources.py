@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -78,31 +77,32 @@ class Source:
         return Exposed(rows, values, [values[each.name] for each in self.columns.of_key], state)
 
     def parts(self) -> list[FilterPart]:
-        wanted, found = self.wanted, self.fixed()
-        for each in wanted.conditions:
-            serves = each.is_equality or each.is_range
-            found.append(
-                FilterPart(
-                    partial(_holds, each),
-                    self._stored(each.column) if serves else None,
-                    each.on(each.column.column) if serves else None,
-                    each.is_equality,
-                    each.is_equality and each.operator == "null",
-                )
-            )
+        wanted, found = self.wanted, [*self.fixed(), *map(self._of_condition, self.wanted.conditions)]
         if wanted.error is not None:
             found.append(FilterPart(lambda jobs: wanted.has_error(jobs.values)))
         return [*found, *self._of_key(), *self._of_state(), *self._of_only()]
+
+    def _of_condition(self, condition: Condition) -> FilterPart:
+        serves = condition.is_equality or condition.is_range
+        return FilterPart(
+            lambda jobs: condition.on(jobs.values[condition.column.name]),
+            self._stored(condition.column) if serves else None,
+            condition.on(condition.column.column) if serves else None,
+            condition.is_equality,
+            condition.is_equality and condition.operator == "null",
+        )
 
     def _stored(self, column: JobColumn) -> sa.Column[Any] | None:
         return column.column
 
     def _of_key(self) -> list[FilterPart]:
-        found: list[FilterPart] = []
-        for number, (each, value) in enumerate(zip(self.columns.of_key, self.wanted.key_values(), strict=False)):
-            holds = partial(_has_key_part, number, value)
-            found.append(FilterPart(holds, each.column, _same(each.column, value), is_equality=True))
-        return found
+        def part(number: int, value: sa.ColumnElement[Any]) -> FilterPart:
+            column = self.columns.of_key[number].column
+            return FilterPart(
+                lambda jobs: _same(jobs.keys[number], value), column, _same(column, value), is_equality=True
+            )
+
+        return [part(number, value) for number, value in enumerate(self.wanted.key_values())]
 
     def _of_state(self) -> list[FilterPart]:
         state = self.wanted.state
@@ -173,14 +173,6 @@ class Source:
         own: Any = sa.tuple_(*self.keys) if len(self.keys) > 1 else self.keys[0]
         among: sa.ColumnElement[bool] = own.in_(keys)
         return among
-
-
-def _holds(condition: Condition, jobs: Exposed) -> sa.ColumnElement[bool]:
-    return condition.on(jobs.values[condition.column.name])
-
-
-def _has_key_part(number: int, value: sa.ColumnElement[Any], jobs: Exposed) -> sa.ColumnElement[bool]:
-    return _same(jobs.keys[number], value)
 
 
 def _same(key: sa.ColumnElement[Any], value: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.alembic import operations as ops
+from sqlaqueue.postgresql import ddl
 from sqlaqueue.postgresql import triggers as triggers_module
 from sqlaqueue.postgresql.catalog_schemas import (
     PREFIX,
@@ -27,16 +28,6 @@ from sqlaqueue.postgresql.catalog_schemas import (
     QualifiedName,
     ReflectedCheck,
     ResolvedName,
-)
-from sqlaqueue.postgresql.ddl import (
-    Function,
-    StorageParameters,
-    Trigger,
-    index_definition,
-    literal_sql,
-    objects_of,
-    queue_of,
-    server_default_sql,
 )
 from sqlaqueue.sql.types import object_name
 
@@ -56,10 +47,10 @@ class ComparedTable:
         self.schema = schema if self.model_table is None else self.model_table.schema
         """The schema as operations name it: that of the model."""
         self.names = {self.name, ".".join(filter(None, (self.schema, self.name)))}
-        self.spec = None if self.model_table is None else queue_of(self.model_table)
-        self.objects = () if self.model_table is None else objects_of(self.model_table)
-        self.functions = {each.signature: each for each in self.objects if isinstance(each, Function)}
-        self.triggers = {each.name: each for each in self.objects if isinstance(each, Trigger)}
+        self.spec = None if self.model_table is None else ddl.queue_of(self.model_table)
+        self.objects = () if self.model_table is None else ddl.objects_of(self.model_table)
+        self.functions = {each.signature: each for each in self.objects if isinstance(each, ddl.Function)}
+        self.triggers = {each.name: each for each in self.objects if isinstance(each, ddl.Trigger)}
         self.unique_index = object_name("ix", self.name, "queue", "unique")
         self.belongs_to_queue = self.spec is not None or self.name.startswith(PREFIX)
         """Whether the table is a queue in the models, or a table of this library."""
@@ -280,7 +271,7 @@ def _wanted(table: ComparedTable, model_table: sa.Table) -> dict[str, str]:
     wanted = {
         name: value
         for each in table.objects
-        if isinstance(each, StorageParameters)
+        if isinstance(each, ddl.StorageParameters)
         for name, value in each.parameters.items()
     }
     if table.database_table is not None:
@@ -361,7 +352,7 @@ class _Comparison:
         name = str(index.name)
         valid, predicate = self.diff.catalog.index(self.table.qualified_name, name) or (True, None)
         where = index.dialect_options["postgresql"]["where"]
-        wanted = None if where is None else literal_sql(where)
+        wanted = None if where is None else ddl.literal_sql(where)
         if not valid:
             log.info("Detected invalid index %r on %r: its creation was interrupted", name, self.table.name)
         elif not self.normalizer.same(self.normalizer.index_predicate, predicate, wanted):
@@ -375,7 +366,7 @@ class _Comparison:
         if self._index_is_changed(index):
             return True
         stored = self.diff.catalog.unique_index(self.table.qualified_name, str(index.name))
-        if self.normalizer.same(self.normalizer.unique_index, stored, index_definition(index)):
+        if self.normalizer.same(self.normalizer.unique_index, stored, ddl.index_definition(index)):
             return False
         log.info("Detected changed definition of index %r on %r", str(index.name), self.table.name)
         return True
@@ -427,7 +418,7 @@ class _Comparison:
     def _check_constraint(
         self, check: sa.CheckConstraint, existing: dict[str, ReflectedCheck]
     ) -> Iterator[alembic_ops.MigrateOperation]:
-        text = literal_sql(check.sqltext)
+        text = ddl.literal_sql(check.sqltext)
         name = None if check.name is None else str(check.name)
         if name is None or getattr(check, "_type_bound", False):
             # PostgreSQL or SQLAlchemy chose the name; the constraint of a type is added with its column.
@@ -470,7 +461,7 @@ class _Comparison:
             # Alembic itself handles the default of a column whose type changes.
             if op is not None and (op.modify_server_default is not False or op.modify_type is not None):
                 continue
-            wanted, reflected = server_default_sql(column), existing[column.name]
+            wanted, reflected = ddl.server_default_sql(column), existing[column.name]
             before = getattr(reflected.server_default, "arg", None)
             text = None if wanted is None else self.normalizer.column_default(column.name, wanted)
             if text == (None if before is None else str(before)):

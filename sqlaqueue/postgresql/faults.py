@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.postgresql import catalog, catalog_schemas
+from sqlaqueue.postgresql import catalog, catalog_schemas, ddl
 from sqlaqueue.postgresql import triggers as triggers_module
 from sqlaqueue.postgresql.catalog_schemas import ReflectedFunction, ReflectedTrigger
 from sqlaqueue.postgresql.catalog_text import (
@@ -26,15 +26,6 @@ from sqlaqueue.postgresql.catalog_text import (
     sql_texts,
     table_name,
     table_oid,
-)
-from sqlaqueue.postgresql.ddl import (
-    UPDATE_COMMAND,
-    Function,
-    SqlTemplate,
-    Trigger,
-    TriggerFunction,
-    objects_of,
-    version_in,
 )
 from sqlaqueue.postgresql.facts import Severity
 from sqlaqueue.postgresql.server import server_state
@@ -67,7 +58,7 @@ class Fault(NamedTuple):
     """Of an index that is being built: for how many seconds the transaction has been open that it waits for."""
 
 
-MIGRATION = UPDATE_COMMAND.strip("`")
+MIGRATION = ddl.UPDATE_COMMAND.strip("`")
 
 
 def only_wakes(name: str) -> bool:
@@ -101,7 +92,7 @@ def table_faults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault]:
     tables, model = tables_of(spec), spec.model.__name__
     missing = catalog.missing_tables(connection, tables)
     names = [name_of(connection, table) for table in missing]
-    creates = [sql_texts(connection, creation(table, objects_of(table))) for table in missing]
+    creates = [sql_texts(connection, creation(table, ddl.objects_of(table))) for table in missing]
     hints = [f": {hint}" if hint else "" for hint in (other_schemas(connection, each).strip(" ()") for each in missing)]
     if missing and len(missing) == len(tables):
         database = server_state(connection).database
@@ -138,7 +129,7 @@ def table_faults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault]:
             name,
             f"The column {name} is missing.",
             f"Statements of {model} fail, and no Consumer starts.",
-            (MIGRATION, sql_text(connection, SqlTemplate(add, table=column.table))),
+            (MIGRATION, sql_text(connection, ddl.SqlTemplate(add, table=column.table))),
             {"column": name},
         )
     yield from _split_schemas(connection, spec)
@@ -201,7 +192,7 @@ def missing_defaults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fau
         if not isinstance(column.server_default, sa.DefaultClause) or column in there:
             continue
         name, default = quoted(column.name), compiler.get_column_default_string(column)
-        repair = SqlTemplate(f"ALTER TABLE {{table}} ALTER COLUMN {name} SET DEFAULT {default}", table=column.table)
+        repair = ddl.SqlTemplate(f"ALTER TABLE {{table}} ALTER COLUMN {name} SET DEFAULT {default}", table=column.table)
         whole = f"{name_of(connection, column.table)}.{name}"
         yield Fault(
             "critical" if column in mine else "warning",
@@ -222,7 +213,7 @@ def missing_defaults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fau
 def trigger_faults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault]:
     """Yield the triggers that are missing or disabled; two statements for each table that has any."""
     for table in tables_of(spec):
-        triggers = [each for each in objects_of(table) if isinstance(each, Trigger)]
+        triggers = [each for each in ddl.objects_of(table) if isinstance(each, ddl.Trigger)]
         if not triggers:
             continue
         there = catalog.trigger_names(connection, table)
@@ -244,14 +235,14 @@ def trigger_faults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault
 
 
 def other_versions(
-    functions: Sequence[Function], comments: Mapping[str, str | None]
-) -> Iterator[tuple[Function, str, int, int]]:
+    functions: Sequence[ddl.Function], comments: Mapping[str, str | None]
+) -> Iterator[tuple[ddl.Function, str, int, int]]:
     """Yield the functions that are missing, outdated or newer: each with that state, and the found and wanted version.
 
     :param comments: the comments of those that exist, by name.
     """
     for function in functions:
-        wanted, found = version_in(function.comment), version_in(comments.get(function.name))
+        wanted, found = ddl.version_in(function.comment), ddl.version_in(comments.get(function.name))
         if function.name not in comments:
             yield function, "missing", found, wanted
         elif found != wanted:
@@ -260,8 +251,8 @@ def other_versions(
 
 def function_faults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault]:
     for table in tables_of(spec):
-        functions = [each for each in objects_of(table) if isinstance(each, Function)]
-        called = [each for each in functions if not isinstance(each, TriggerFunction)]
+        functions = [each for each in ddl.objects_of(table) if isinstance(each, ddl.Function)]
+        called = [each for each in functions if not isinstance(each, ddl.TriggerFunction)]
         if not functions:
             continue
         comments = catalog.function_comments(connection, table, [each.name for each in functions if each not in called])
@@ -296,7 +287,7 @@ def altered_objects(connection: sa.Connection, spec: QueueSpec) -> Iterator[Faul
     digest of it. Nor is the version of a function, and whether a trigger is enabled: these are faults of other kinds.
     """
     tables = tables_of(spec)
-    if not any(isinstance(each, Trigger | Function) for table in tables for each in objects_of(table)):
+    if not any(isinstance(each, ddl.Trigger | ddl.Function) for table in tables for each in ddl.objects_of(table)):
         return
     schemas, _ = catalog.schemas_and_citus(connection, tables)
     bound = {"schemas": sorted(set(schemas.values()))}
@@ -312,12 +303,12 @@ def altered_objects(connection: sa.Connection, spec: QueueSpec) -> Iterator[Faul
     }
     for table in tables:
         schema = schemas.get(table.name, "")
-        for each in (one for one in objects_of(table) if isinstance(one, Function)):
+        for each in (one for one in ddl.objects_of(table) if isinstance(one, ddl.Function)):
             function = functions.get((schema, each.signature))
-            is_version = function is not None and version_in(function.comment) == version_in(each.comment)
+            is_version = function is not None and ddl.version_in(function.comment) == ddl.version_in(each.comment)
             if function is not None and is_version and not function.is_as_declared(each):
                 yield _altered(each.kind, each.name, "", sql_texts(connection, each.created()))
-        for declared in (one for one in objects_of(table) if isinstance(one, Trigger)):
+        for declared in (one for one in ddl.objects_of(table) if isinstance(one, ddl.Trigger)):
             trigger = triggers.get((schema, table.name, declared.name))
             if trigger is not None and not replace(trigger, enabled="O").equals(declared):
                 repair = sql_texts(connection, [replace(declared, replace=True)])

@@ -12,15 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql.catalog import (
-    TableId,
-    TableName,
-    existing_functions,
-    policy_commands,
-    quoted_role,
-    shows_all_rows,
-    unusable_schemas,
-)
+from sqlaqueue.postgresql import catalog
 from sqlaqueue.postgresql.ddl import functions_of
 from sqlaqueue.postgresql.triggers import wakes
 from sqlaqueue.queue.spec import QueueSpec
@@ -32,7 +24,7 @@ _COMMANDS = {"SELECT": "r", "INSERT": "a", "UPDATE": "w", "DELETE": "d"}
 
 def missing_schema_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     """Return the GRANTs for schemas on which the role lacks USAGE; no table in them can be looked up without it."""
-    hidden = unusable_schemas(connection, spec.table)
+    hidden = catalog.unusable_schemas(connection, spec.table)
     return [f"GRANT USAGE ON SCHEMA {schema} TO {role}" for schema, role in hidden]
 
 
@@ -40,21 +32,22 @@ def missing_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     """Return the GRANTs for the privileges that a Consumer of this queue needs and the role lacks."""
     grants = grants_for(connection, list(spec.strategy.required_privileges(spec)), notifies=wakes(spec))
     # By default every role may execute a function.
-    functions = existing_functions(connection, spec.table, functions_of(spec))
+    functions = catalog.existing_functions(connection, spec.table, functions_of(spec))
     refused = [each.name for each in functions.values() if not each.executable]
-    role = connection.execute(sa.select(quoted_role())).scalar_one() if refused else None
+    role = connection.execute(sa.select(catalog.quoted_role())).scalar_one() if refused else None
     return [*grants, *(f"GRANT EXECUTE ON FUNCTION {name} TO {role}" for name in refused)]
 
 
 def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege], *, notifies: bool = True) -> list[str]:
     """Return the GRANTs for required privileges that the role lacks; with ``notifies`` also that for pg_notify()."""
     has = [
-        sa.func.has_table_privilege(TableId(each.table), sa.literal_column(f"'{each.privilege}'")) for each in required
+        sa.func.has_table_privilege(catalog.TableId(each.table), sa.literal_column(f"'{each.privilege}'"))
+        for each in required
     ]
     notify = sa.func.has_function_privilege(
         sa.literal_column("'pg_catalog.pg_notify(text,text)'"), sa.literal_column("'EXECUTE'")
     )
-    row: Any = connection.execute(sa.select(quoted_role(), notify, *has)).one()
+    row: Any = connection.execute(sa.select(catalog.quoted_role(), notify, *has)).one()
     role, may_notify, *found = row
     grants: dict[sa.Table, list[str]] = {}
     for each, granted in zip(required, found, strict=True):
@@ -88,13 +81,13 @@ def policies_for(connection: sa.Connection, required: Sequence[RequiredPrivilege
 def _policies(connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> tuple[Sequence[sa.Table], list[str]]:
     """Return the tables whose policies apply to the role, and the policies that it needs."""
     tables = list(dict.fromkeys(each.table for each in required))
-    active = [sa.func.row_security_active(TableName(table)) for table in tables]
-    row: Any = connection.execute(sa.select(quoted_role(), *active)).one()
+    active = [sa.func.row_security_active(catalog.TableName(table)) for table in tables]
+    row: Any = connection.execute(sa.select(catalog.quoted_role(), *active)).one()
     role, *found = row
     secured = [table for table, on in zip(tables, found, strict=True) if on]
     missing = []
     for table in secured:
-        commands = policy_commands(connection, table)
+        commands = catalog.policy_commands(connection, table)
         needed = [each.privilege for each in required if each.table is table]
         hidden = [] if "*" in commands else [each for each in needed if _COMMANDS[each] not in commands]
         name = _names(connection, [table])[table]
@@ -112,11 +105,11 @@ def _hidden_rows(connection: sa.Connection, spec: QueueSpec) -> str | None:
     They lag behind by a second or more, so a queue that is emptied again and again would look like that as well. It is
     left out if a policy shows all rows.
     """
-    if shows_all_rows(connection, spec.table):
+    if catalog.shows_all_rows(connection, spec.table):
         return None
     seen = sa.exists(sa.select(sa.literal_column("1")).select_from(spec.table))
-    counted = sa.func.pg_stat_get_live_tuples(TableId(spec.table), type_=sa.BigInteger())
-    row: Any = connection.execute(sa.select(seen, counted, quoted_role())).one()
+    counted = sa.func.pg_stat_get_live_tuples(catalog.TableId(spec.table), type_=sa.BigInteger())
+    row: Any = connection.execute(sa.select(seen, counted, catalog.quoted_role())).one()
     sees, number, role = row
     if sees or not number:
         return None
@@ -139,7 +132,7 @@ def _lacking(connection: sa.Connection, each: RequiredPrivilege) -> list[str]:
         return []
     privilege: sa.ColumnElement[str] = sa.literal_column(f"'{each.privilege}'")
     has = [
-        sa.func.has_column_privilege(TableId(each.table), sa.literal(column.name, sa.Text()), privilege)
+        sa.func.has_column_privilege(catalog.TableId(each.table), sa.literal(column.name, sa.Text()), privilege)
         for column in each.columns
     ]
     quote = connection.dialect.identifier_preparer.quote
@@ -150,7 +143,7 @@ def _lacking(connection: sa.Connection, each: RequiredPrivilege) -> list[str]:
 def _names(connection: sa.Connection, tables: Sequence[sa.Table]) -> dict[sa.Table, str]:
     if not tables:
         return {}
-    found = connection.execute(sa.select(*(sa.cast(TableId(table), sa.Text()) for table in tables))).one()
+    found = connection.execute(sa.select(*(sa.cast(catalog.TableId(table), sa.Text()) for table in tables))).one()
     return dict(zip(tables, found, strict=True))
 
 
@@ -158,7 +151,7 @@ def _sequences(connection: sa.Connection, inserts: Sequence[RequiredPrivilege]) 
     """Yield the sequences that supply keys of these tables and on which the role lacks USAGE."""
     for each in inserts:
         for column in each.generated:
-            sequence = sa.func.pg_get_serial_sequence(TableName(each.table), sa.literal(column.name, sa.Text()))
+            sequence = sa.func.pg_get_serial_sequence(catalog.TableName(each.table), sa.literal(column.name, sa.Text()))
             usable = sa.func.has_sequence_privilege(sequence, sa.literal_column("'USAGE'"))
             name, may = connection.execute(sa.select(sequence, usable)).one()
             if name is not None and not may:

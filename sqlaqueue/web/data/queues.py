@@ -26,19 +26,7 @@ from sqlaqueue.postgresql.server import horizon_holders, index_sizes, table_stat
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
-from sqlaqueue.web.data.past import (
-    MINUTES,
-    CappedCount,
-    ChartSpan,
-    Durations,
-    FailureKinds,
-    Throughput,
-    count_failed,
-    find_finished_jobs,
-    read_durations,
-    read_failure_kinds,
-    read_throughput,
-)
+from sqlaqueue.web.data import past
 from sqlaqueue.web.data.reader import Memory, Part, QueueReader, Unavailable
 
 _LOCK_TIMEOUT = "200ms"
@@ -118,7 +106,7 @@ RECENT = 5_000
 @dataclass(frozen=True, kw_only=True)
 class QueueState:
     depth: Part[Depth]
-    failed: Part[CappedCount | Unavailable]
+    failed: Part[past.CappedCount | Unavailable]
     paused: Part[bool]
     consumers: Part[Sequence[Any]]
     """The live ones, the oldest first, as rows with the columns of :func:`sqlaqueue.consumers`."""
@@ -128,14 +116,14 @@ class QueueState:
 @dataclass(frozen=True, kw_only=True)
 class QueueOverview:
     state: QueueState
-    throughput: Part[Throughput | Unavailable]
+    throughput: Part[past.Throughput | Unavailable]
 
 
 def read_overview(session: Session, spec: QueueSpec, memory: Memory | None = None) -> QueueOverview:
     reader = QueueReader.begin(session, spec, memory)
     return QueueOverview(
         state=read_state(reader),
-        throughput=reader.part(lambda: read_throughput(reader, MINUTES, limit=RECENT)),
+        throughput=reader.part(lambda: past.read_throughput(reader, past.MINUTES, limit=RECENT)),
     )
 
 
@@ -143,7 +131,7 @@ def read_state(reader: QueueReader) -> QueueState:
     session, spec = reader.session, reader.spec
     return QueueState(
         depth=reader.part(lambda: depth(session, spec.model, limit=COUNT_LIMIT)),
-        failed=reader.part(lambda: count_failed(reader)),
+        failed=reader.part(lambda: past.count_failed(reader)),
         paused=reader.part(lambda: is_paused(session, spec)),
         consumers=reader.part(lambda: live_consumers(session, spec) or []),
         at_limit=reader.part(lambda: [*keys_at_limit(session, spec)]),
@@ -172,9 +160,9 @@ def one_of_each_table(specs: Iterable[QueueSpec]) -> list[QueueSpec]:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePast:
-    throughput: Part[Throughput | Unavailable]
-    durations: Part[Durations]
-    failures: Part[FailureKinds | Unavailable]
+    throughput: Part[past.Throughput | Unavailable]
+    durations: Part[past.Durations]
+    failures: Part[past.FailureKinds | Unavailable]
 
 
 def read_present(session: Session, spec: QueueSpec, memory: Memory) -> tuple[QueueState, Part[list[ScheduleInfo]]]:
@@ -183,10 +171,10 @@ def read_present(session: Session, spec: QueueSpec, memory: Memory) -> tuple[Que
 
 
 def read_past(
-    session: Session, spec: QueueSpec, span: ChartSpan, memory: Memory, *, shows_errors: bool = True
+    session: Session, spec: QueueSpec, span: past.ChartSpan, memory: Memory, *, shows_errors: bool = True
 ) -> QueuePast:
     reader = QueueReader.begin(session, spec, memory)
-    found = reader.part(lambda: find_finished_jobs(reader))
+    found = reader.part(lambda: past.find_finished_jobs(reader))
     source = found.value
     if source is None:
         problem = found.problem
@@ -194,10 +182,10 @@ def read_past(
             throughput=Part(problem=problem), durations=Part(problem=problem), failures=Part(problem=problem)
         )
     hidden = Unavailable(reason="The texts of errors are redacted.")
-    failures: Part[FailureKinds | Unavailable]
-    throughput = reader.part(lambda: read_throughput(reader, span, source=source))
-    durations = reader.part(lambda: read_durations(reader, source))
-    failures = reader.part(lambda: read_failure_kinds(reader, source) if shows_errors else hidden)
+    failures: Part[past.FailureKinds | Unavailable]
+    throughput = reader.part(lambda: past.read_throughput(reader, span, source=source))
+    durations = reader.part(lambda: past.read_durations(reader, source))
+    failures = reader.part(lambda: past.read_failure_kinds(reader, source) if shows_errors else hidden)
     return QueuePast(throughput=throughput, durations=durations, failures=failures)
 
 

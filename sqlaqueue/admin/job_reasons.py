@@ -233,8 +233,7 @@ def _lease_expired(facts: Facts) -> Iterator[Reason]:
     owner = "" if info.claimed_by is None else f" of {info.claimed_by}"
     when = f"{moment_text(info.lease_expires_at)}, {duration_text(-(facts.lease_left or 0))} ago"
     yield Reason(
-        "lease_expired",
-        f"The lease{owner} expired at {when}: its worker died or lost the database; {rescue}.",
+        "lease_expired", f"The lease{owner} expired at {when}: its worker died or lost the database; {rescue}."
     )
 
 
@@ -325,8 +324,7 @@ def _not_due(facts: Facts) -> Iterator[Reason]:
         attempts = facts.info.attempts
         after = f"; its attempt {attempts} has failed or was released" if attempts else ""
         yield Reason(
-            "not_due",
-            f"It is due at {moment_text(facts.info.run_at)}, in {duration_text(facts.due_in)}{after}.",
+            "not_due", f"It is due at {moment_text(facts.info.run_at)}, in {duration_text(facts.due_in)}{after}."
         )
 
 

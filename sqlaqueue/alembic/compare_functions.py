@@ -11,12 +11,7 @@ from sqlalchemy.sql.compiler import IdentifierPreparer
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare import ComparedTable, DiffContext, normalizing
-from sqlaqueue.postgresql.catalog_schemas import (
-    PREFIX,
-    ReflectedFunction,
-    ReflectedTrigger,
-    ResolvedName,
-)
+from sqlaqueue.postgresql.catalog_schemas import PREFIX, ReflectedFunction, ReflectedTrigger, ResolvedName
 from sqlaqueue.postgresql.ddl import Function, objects_of, version_in
 from sqlaqueue.sql.types import is_name_of
 

@@ -29,16 +29,8 @@ from sqlaqueue.alembic.implementations import (
     execute,
     in_batches,
 )
+from sqlaqueue.postgresql import ddl
 from sqlaqueue.postgresql.catalog_indexes import index_validity
-from sqlaqueue.postgresql.ddl import (
-    CommentOnFunction,
-    DropFunctionStatement,
-    Function,
-    SqlTemplate,
-    Trigger,
-    TriggerFunction,
-    bare_table,
-)
 from sqlaqueue.sql.types import NEUTRAL
 
 NOT_RENDERED = {"not_rendered": True}
@@ -196,10 +188,10 @@ class LockTables(QueueOp, name="lock_queue_tables"):
     attempts: int = ATTEMPTS
 
     def implement(self, op: Operations) -> None:
-        tables = [bare_table(name, self.schema) for name in self.tables]
+        tables = [ddl.bare_table(name, self.schema) for name in self.tables]
         # A migration that was interrupted may have dropped one of the tables.
         lock = "IF to_regclass({table:literal}) IS NOT NULL THEN LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE; END IF"
-        locks = [SqlTemplate(lock, table=table) for table in tables]
+        locks = [ddl.SqlTemplate(lock, table=table) for table in tables]
         retrying = RetryingTransaction(tables[0], locks, lock_timeout=self.lock_timeout, attempts=self.attempts)
         execute(op, [retrying])
 
@@ -224,7 +216,7 @@ class ReleaseJobs(QueueOp, name="release_queue_jobs"):
         quote = op.get_context().dialect.identifier_preparer.quote
         values = ", ".join(f"{quote(name)} = {value}" for name, value in self.values.items())
         update = f"UPDATE {{table}} SET {values} WHERE {self.where}"  # noqa: S608 - the migration's own SQL
-        op.execute(SqlTemplate(update, table=bare_table(self.table, self.schema)))
+        op.execute(ddl.SqlTemplate(update, table=ddl.bare_table(self.table, self.schema)))
 
 
 class EmptyMessages(QueueOp, name="empty_queue_messages"):
@@ -235,7 +227,7 @@ class EmptyMessages(QueueOp, name="empty_queue_messages"):
     schema: str | None = None
 
     def implement(self, op: Operations) -> None:
-        execute(op, [SqlTemplate("TRUNCATE {table}", table=bare_table(self.messages, self.schema))])
+        execute(op, [ddl.SqlTemplate("TRUNCATE {table}", table=ddl.bare_table(self.messages, self.schema))])
 
 
 class FillMessages(QueueOp, name="fill_queue_messages"):
@@ -262,10 +254,13 @@ class FillMessages(QueueOp, name="fill_queue_messages"):
         names = ", ".join(map(quote, [*self.keys, *self.order]))
         same = " AND ".join(f"sqlaqueue_m.{quote(key)} = sqlaqueue_j.{quote(key)}" for key in self.keys)
         missing = f"({self.where}) AND NOT EXISTS (SELECT FROM {{messages}} AS sqlaqueue_m WHERE {same})"
-        tables = {"table": bare_table(self.table, self.schema), "messages": bare_table(self.messages, self.schema)}
+        tables = {
+            "table": ddl.bare_table(self.table, self.schema),
+            "messages": ddl.bare_table(self.messages, self.schema),
+        }
         fill = f"INSERT INTO {{messages}} ({names}) SELECT {names} FROM {{table}} AS sqlaqueue_j WHERE {missing}"  # noqa: S608 - the migration's own SQL
         if not self.live:
-            op.execute(SqlTemplate(f"{fill} ON CONFLICT DO NOTHING", **tables))
+            op.execute(ddl.SqlTemplate(f"{fill} ON CONFLICT DO NOTHING", **tables))
             return
         # The rows are locked: a job that stops being pending meanwhile must not get a message.
         batch = f"{fill} AND {{batch}} FOR NO KEY UPDATE OF sqlaqueue_j SKIP LOCKED ON CONFLICT DO NOTHING"
@@ -287,13 +282,13 @@ class SetStorageParameters(QueueOp, name="set_storage_parameters"):
     existing: dict[str, str | None] = field(default_factory=dict, metadata=NOT_RENDERED)
 
     def implement(self, op: Operations) -> None:
-        table = bare_table(self.table, self.schema)
+        table = ddl.bare_table(self.table, self.schema)
         settings = ", ".join(f"{name} = {value}" for name, value in self.parameters.items() if value is not None)
         resets = ", ".join(name for name, value in self.parameters.items() if value is None)
         if settings:
-            op.execute(SqlTemplate(f"ALTER TABLE {{table}} SET ({settings})", table=table))
+            op.execute(ddl.SqlTemplate(f"ALTER TABLE {{table}} SET ({settings})", table=table))
         if resets:
-            op.execute(SqlTemplate(f"ALTER TABLE {{table}} RESET ({resets})", table=table))
+            op.execute(ddl.SqlTemplate(f"ALTER TABLE {{table}} RESET ({resets})", table=table))
 
     def reverse(self) -> SetStorageParameters:
         return SetStorageParameters(self.table, self.existing, schema=self.schema, existing=self.parameters)
@@ -342,9 +337,9 @@ class DropColumns(_WithUndo, name="drop_queue_columns"):
     live: bool = False
 
     def implement(self, op: Operations) -> None:
-        table, quote = bare_table(self.table, self.schema), NEUTRAL.identifier_preparer.quote
+        table, quote = ddl.bare_table(self.table, self.schema), NEUTRAL.identifier_preparer.quote
         drops = ", ".join(f"DROP COLUMN IF EXISTS {quote(name)}" for name in self.columns)
-        drop = RetryingTransaction(table, [SqlTemplate(f"ALTER TABLE {{table}} {drops}", table=table)])
+        drop = RetryingTransaction(table, [ddl.SqlTemplate(f"ALTER TABLE {{table}} {drops}", table=table)])
         with autocommit(op) if self.live else contextlib.nullcontext():
             execute(op, [drop])
 
@@ -368,7 +363,7 @@ class CreateIndex(QueueOp, name="create_queue_index"):
     schema: str | None = None
 
     def implement(self, op: Operations) -> None:
-        connection, table = connection_of(op), bare_table(self.table, self.schema)
+        connection, table = connection_of(op), ddl.bare_table(self.table, self.schema)
         with autocommit(op):
             valid = None if connection is None else index_validity(connection, table, self.index)
             if valid:
@@ -399,7 +394,7 @@ class DropIndex(_WithUndo, name="drop_queue_index"):
 
     def implement(self, op: Operations) -> None:
         with autocommit(op):
-            drop_concurrently(op, self.index, bare_table(self.table, self.schema))
+            drop_concurrently(op, self.index, ddl.bare_table(self.table, self.schema))
 
 
 # -- functions and triggers --------------------------------------------------------------------------------------------
@@ -441,19 +436,19 @@ class CreateFunction(QueueOp, name="create_queue_function"):
     undo: MigrateOperation | None = field(default=None, metadata=NOT_RENDERED)
 
     def implement(self, op: Operations) -> None:
-        function = Function(
-            bare_table("", self.schema),
+        function = ddl.Function(
+            ddl.bare_table("", self.schema),
             self.function,
             self.arguments,
             self.returns,
             self.body,
-            {key: bare_table(name, self.schema) for key, name in self.tables.items()},
+            {key: ddl.bare_table(name, self.schema) for key, name in self.tables.items()},
             self.comment,
             definer=self.definer,
         )
         # CREATE OR REPLACE keeps the comment of the former function, so the comment is always set.
-        statements = [each for each in function.created() if not isinstance(each, CommentOnFunction)]
-        execute(op, [*statements, CommentOnFunction(function)])
+        statements = [each for each in function.created() if not isinstance(each, ddl.CommentOnFunction)]
+        execute(op, [*statements, ddl.CommentOnFunction(function)])
 
     def reverse(self) -> MigrateOperation:
         return self.undo or DropFunction(self.function, arguments=self.arguments, schema=self.schema, undo=self)
@@ -468,8 +463,8 @@ class DropFunction(_WithUndo, name="drop_queue_function"):
     schema: str | None = None
 
     def implement(self, op: Operations) -> None:
-        function = Function(bare_table("", self.schema), self.function, self.arguments, "", "")
-        execute(op, [DropFunctionStatement(function)])
+        function = ddl.Function(ddl.bare_table("", self.schema), self.function, self.arguments, "", "")
+        execute(op, [ddl.DropFunctionStatement(function)])
 
 
 class CreateTriggers(QueueOp, name="create_queue_triggers"):
@@ -491,10 +486,10 @@ class CreateTriggers(QueueOp, name="create_queue_triggers"):
     live: bool = False
 
     def implement(self, op: Operations) -> None:
-        table = bare_table(self.table, self.schema)
-        function = TriggerFunction(bare_table("", self.schema), self.function, "")
+        table = ddl.bare_table(self.table, self.schema)
+        function = ddl.TriggerFunction(ddl.bare_table("", self.schema), self.function, "")
         triggers = [
-            Trigger(table, name, event, function, rows, when=when[0] if when else None)
+            ddl.Trigger(table, name, event, function, rows, when=when[0] if when else None)
             for name, (event, rows, *when) in self.triggers.items()
         ]
         connection, preparer = connection_of(op), op.get_context().dialect.identifier_preparer
@@ -523,9 +518,9 @@ class DropTriggers(_WithUndo, name="drop_queue_triggers"):
     live: bool = False
 
     def implement(self, op: Operations) -> None:
-        table, quote = bare_table(self.table, self.schema), op.get_context().dialect.identifier_preparer.quote
+        table, quote = ddl.bare_table(self.table, self.schema), op.get_context().dialect.identifier_preparer.quote
         drops = [
-            SqlTemplate(f"DROP TRIGGER IF EXISTS {quote(name)} ON {{table}}", table=table) for name in self.triggers
+            ddl.SqlTemplate(f"DROP TRIGGER IF EXISTS {quote(name)} ON {{table}}", table=table) for name in self.triggers
         ]
         if not self.live:
             execute(op, drops)
@@ -540,4 +535,4 @@ class ExecuteVerbatim(_WithUndo, name="execute_verbatim"):
     sql: str
 
     def implement(self, op: Operations) -> None:
-        op.execute(SqlTemplate(self.sql))
+        op.execute(ddl.SqlTemplate(self.sql))

@@ -351,8 +351,7 @@ def _make_repeatable(op: MigrateOperation) -> None:
     if isinstance(op, alembic_ops.CreateTableOp | alembic_ops.CreateIndexOp | alembic_ops.AddColumnOp):
         op.if_not_exists = True
     elif isinstance(
-        op,
-        alembic_ops.DropTableOp | alembic_ops.DropIndexOp | alembic_ops.DropColumnOp | alembic_ops.DropConstraintOp,
+        op, alembic_ops.DropTableOp | alembic_ops.DropIndexOp | alembic_ops.DropColumnOp | alembic_ops.DropConstraintOp
     ):
         op.if_exists = True
     elif isinstance(op, CreateUniqueIndex):

@@ -133,8 +133,7 @@ def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> list[ForeignK
             .render_derived("sqlaqueue_each")
         )
         listed = sa.func.array_agg(
-            aggregate_order_by(sa.cast(attribute.c.attname, sa.Text), each.c.place),
-            type_=ARRAY(sa.Text()),
+            aggregate_order_by(sa.cast(attribute.c.attname, sa.Text), each.c.place), type_=ARRAY(sa.Text())
         )
         here = sa.and_(attribute.c.attrelid == of, attribute.c.attnum == each.c.number)
         return sa.select(listed).select_from(each.join(attribute, here)).correlate(constraint).scalar_subquery()

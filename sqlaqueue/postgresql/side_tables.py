@@ -82,9 +82,7 @@ def request_cancellation(spec: QueueSpec, running: sa.FromClause) -> sa.Insert:
     keys = [running.corresponding_column(column) for column in spec.keys]
     rows = sa.select(sa.literal(spec.name), key_json([key for key in keys if key is not None]), clock())
     requested = insert_or_replace(
-        spec.side_tables[CONTROL],
-        (["queue", "key", "created_at"], rows.select_from(running)),
-        replaced=["created_at"],
+        spec.side_tables[CONTROL], (["queue", "key", "created_at"], rows.select_from(running)), replaced=["created_at"]
     )
     return requested.returning(notification(spec, Signal.CANCEL_REQUESTED)) if wakes(spec) else requested
 

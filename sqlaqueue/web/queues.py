@@ -24,24 +24,9 @@ from sqlaqueue.admin.state import KeyAtLimit
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.charts import Bar, Range, bar_chart, range_chart, sparkline
 from sqlaqueue.web.context import PageContext, SharedResult, both, shared_result
+from sqlaqueue.web.data import queues as data
 from sqlaqueue.web.data.past import DAY, HOUR, MINUTES, Durations, Percentiles, Throughput
-from sqlaqueue.web.data.queues import (
-    COUNT_LIMIT,
-    ClaimPlan,
-    Horizon,
-    QueueOverview,
-    QueueTable,
-    measure_claim,
-    one_of_each_table,
-    plan_claim,
-    read_horizon,
-    read_index_findings,
-    read_overview,
-    read_past,
-    read_present,
-    read_schedules,
-    read_tables,
-)
+from sqlaqueue.web.data.queues import COUNT_LIMIT
 from sqlaqueue.web.data.reader import Memory, Part, Unavailable, attempt_part, problem_text
 from sqlaqueue.web.errors import BadRequest, PageError
 from sqlaqueue.web.links import listed_url
@@ -56,7 +41,7 @@ _TIMEOUT = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    plan: Part[ClaimPlan | Unavailable]
+    plan: Part[data.ClaimPlan | Unavailable]
     findings: Part[Sequence[Finding]]
     """What is wrong with the indexes of claims."""
     problem: str = ""
@@ -67,8 +52,8 @@ async def claim(context: PageContext) -> Response:
     measure = functools.partial(_measure, context, shown)
     measured = await shared_result(context.state, ("claim", shown.name), CLAIM_SHARED_FOR, measure)
 
-    def read_server(session: Session) -> tuple[Part[Sequence[QueueTable]], Part[Horizon]]:
-        return attempt_part(session, read_tables, shown.spec), attempt_part(session, read_horizon, shown.spec)
+    def read_server(session: Session) -> tuple[Part[Sequence[data.QueueTable]], Part[data.Horizon]]:
+        return attempt_part(session, data.read_tables, shown.spec), attempt_part(session, data.read_horizon, shown.spec)
 
     tables, horizon = await context.database.read(read_server)
     return context.render(
@@ -78,16 +63,16 @@ async def claim(context: PageContext) -> Response:
 
 async def _measure(context: PageContext, shown: Queue) -> _Measured:
     database = context.database
-    findings: Part[Sequence[Finding]] = await database.read(attempt_part, read_index_findings, shown.spec)
+    findings: Part[Sequence[Finding]] = await database.read(attempt_part, data.read_index_findings, shown.spec)
     try:
         # It locks rows for a moment, which a read-only transaction may not do.
-        plan = await database.read(measure_claim, shown.spec, statement_timeout=_TIMEOUT, read_only=False)
+        plan = await database.read(data.measure_claim, shown.spec, statement_timeout=_TIMEOUT, read_only=False)
         return _Measured(plan=Part(plan), findings=findings)
     except PageError:
         raise
     except DBAPIError as error:
         problem = problem_text(error)
-    planned = await database.read(attempt_part, plan_claim, shown.spec)
+    planned = await database.read(attempt_part, data.plan_claim, shown.spec)
     return _Measured(plan=planned, findings=findings, problem=problem)
 
 
@@ -168,8 +153,8 @@ async def schedules_of(context: PageContext) -> tuple[list[ScheduleInfo], list[s
     found: list[ScheduleInfo] = []
     problems: list[str] = []
     names = [queue.name for queue in context.queues]
-    for spec in one_of_each_table([queue.spec for queue in context.queues]):
-        part = await context.database.read(attempt_part, read_schedules, spec, names)
+    for spec in data.one_of_each_table([queue.spec for queue in context.queues]):
+        part = await context.database.read(attempt_part, data.read_schedules, spec, names)
         found += part.value or ()
         problems += [part.problem] if part.problem else []
     wrong = sum(each.late is not None or each.last_error is not None for each in found)
@@ -202,13 +187,13 @@ class Row:
     """One queue of the list; without an overview if nothing of it can be read."""
 
     queue: Queue
-    part: Part[QueueOverview]
+    part: Part[data.QueueOverview]
     running: int | None
     """The number of running jobs; under a strategy that holds a transaction, those of the last heartbeats."""
 
 
 async def overview(context: PageContext) -> Response:
-    found: dict[str, Part[QueueOverview]] = {}
+    found: dict[str, Part[data.QueueOverview]] = {}
     # Each in a session of its own: a queue that waits for a lock does not delay the others.
     async with anyio.create_task_group() as group:
         if context.attention.needs_schedules:
@@ -251,9 +236,9 @@ async def _refresh_findings(context: PageContext) -> None:
         await examined(context)
 
 
-async def _read_one(context: PageContext, queue: Queue, found: dict[str, Part[QueueOverview]]) -> None:
+async def _read_one(context: PageContext, queue: Queue, found: dict[str, Part[data.QueueOverview]]) -> None:
     try:
-        found[queue.name] = Part(await context.database.read(read_overview, queue.spec, memory_of(context)))
+        found[queue.name] = Part(await context.database.read(data.read_overview, queue.spec, memory_of(context)))
     except PageError as error:
         found[queue.name] = Part(problem=f"{error.text} {error.advice}".strip())
     except SQLAlchemyError as error:
@@ -265,7 +250,7 @@ def _spark(throughput: Throughput, name: str) -> object:
     return sparkline([bucket.total for bucket in throughput.buckets], title=title)
 
 
-def _running(overview: QueueOverview | None) -> int | None:
+def _running(overview: data.QueueOverview | None) -> int | None:
     if overview is None:
         return None
     depth, consumers = overview.state.depth.value, overview.state.consumers.value
@@ -306,8 +291,8 @@ async def queue(context: PageContext) -> Response:
     span = _SPANS[name]
     # At the same time: one has many short statements, the other a few long ones.
     (state, schedules), past = await both(
-        database.read(read_present, spec, memory),
-        database.read(functools.partial(read_past, shows_errors=not is_redacted), spec, span, memory),
+        database.read(data.read_present, spec, memory),
+        database.read(functools.partial(data.read_past, shows_errors=not is_redacted), spec, span, memory),
     )
     consumers = state.consumers.value
     return context.render(

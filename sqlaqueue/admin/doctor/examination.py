@@ -165,26 +165,23 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, what = getattr(self, each.name), f"Thresholds({each.name}={getattr(self, each.name)!r})"
+            value: Any = getattr(self, each.name)
+            advice = None
             if isinstance(each.default, timedelta):
                 if not isinstance(value, timedelta):
-                    msg = f"{what}: give a timedelta, such as timedelta(minutes=10)"
-                    raise ConfigurationError(msg)
-                is_negative = value < timedelta(0)
+                    advice = "give a timedelta, such as timedelta(minutes=10)"
+                elif value < timedelta(0):
+                    advice = "give zero or more"
+                elif each.name in {"statement_timeout", "lock_timeout"} and value > _LONGEST_TIMEOUT:
+                    advice = "give at most a day"
             else:
-                kinds = (int,) if isinstance(each.default, int) else (int, float)
+                kind, kinds = ("an integer", int) if isinstance(each.default, int) else ("a number", int | float)
                 if isinstance(value, bool) or not isinstance(value, kinds) or math.isnan(value):
-                    kind = "an integer" if isinstance(each.default, int) else "a number"
-                    msg = f"{what}: give {kind} ({each.metadata['unit']})"
-                    raise ConfigurationError(msg)
-                is_negative = value < 0
-            if is_negative:
-                msg = f"{what}: give zero or more"
-                raise ConfigurationError(msg)
-        for name in ("statement_timeout", "lock_timeout"):
-            if getattr(self, name) > _LONGEST_TIMEOUT:
-                msg = f"Thresholds({name}={getattr(self, name)!r}): give at most a day"
-                raise ConfigurationError(msg)
+                    advice = f"give {kind} ({each.metadata['unit']})"
+                elif value < 0:
+                    advice = "give zero or more"
+            if advice is not None:
+                raise ConfigurationError(f"Thresholds({each.name}={value!r}): {advice}")
 
 
 @dataclass(frozen=True)

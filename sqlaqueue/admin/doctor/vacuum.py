@@ -426,10 +426,7 @@ def _dead_rows(
             f"{threshold:.0f}. It was last vacuumed: {_time_text(table.last_vacuum, table.since_vacuum)}.{now}"
         ),
         consequence=f"{_DEAD_ROWS} If VACUUM does not remove them, an old transaction keeps them.",
-        fixes=(
-            f"VACUUM (ANALYZE) {table.name};",
-            *([f"ALTER TABLE {table.name} SET ({options});"] if wanted else []),
-        ),
+        fixes=(f"VACUUM (ANALYZE) {table.name};", *([f"ALTER TABLE {table.name} SET ({options});"] if wanted else [])),
         facts={
             "table": table.name,
             "dead": table.dead,

@@ -121,18 +121,15 @@ def refuse_queues(
     return PriorityDispatchResult.CONTINUE
 
 
-# -- sqlite queues -----------------------------------------------------------------------------------------------------
-# Autogenerate on SQLite: Alembic compares tables, columns and indexes itself, and this completes what it has found.
-#
-# Of PostgreSQL's objects there are none: no triggers of queues, functions or storage parameters.
-
-
 def compare_sqlite_queues(
     context: AutogenContext,
     upgrade: alembic_ops.UpgradeOps,
     schemas: set[str | None],  # noqa: ARG001 - the signature that Alembic calls
 ) -> PriorityDispatchResult:
     """Write the types of side tables as any database has them, and add the indexes of expressions that are missing.
+
+    Alembic compares tables, columns and indexes itself. Of PostgreSQL's objects there are none: no triggers of queues,
+    functions or storage parameters.
 
     :raises ConfigurationError: if the engine is not prepared.
     """

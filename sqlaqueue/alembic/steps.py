@@ -24,19 +24,16 @@ from sqlaqueue.queue.names import SCHEDULE, TICK
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import object_name
 
-# -- escaping ----------------------------------------------------------------------------------------------------------
-# Escapes colons and percent signs of status values in the SQL that Alembic writes into migrations.
-#
-# Alembic writes a predicate or a default as ``sa.text("status = ...")``. There ``:name`` would be a parameter, and a
-# percent sign that was doubled for a driver would be doubled again.
-
-
 _WHERE = "postgresql_where"
 _NEEDS_ESCAPE = re.compile(r"%|(?<!:):(?!:)")
 
 
 class VerbatimSql(ColumnElement[Any]):
-    """SQL text that Alembic renders as an ``sa.text()`` with the same meaning."""
+    """SQL text that Alembic renders as an ``sa.text()`` with the same meaning.
+
+    In ``sa.text("status = ...")``, which Alembic writes for a predicate or a default, ``:name`` would be a parameter,
+    and a percent sign that was doubled for a driver would be doubled again.
+    """
 
     inherit_cache = False
 
@@ -203,20 +200,16 @@ def options_of(index: sa.Index) -> dict[str, Any]:
     }
 
 
-# -- kept schedules ----------------------------------------------------------------------------------------------------
-# Keeps the tables of schedules while they have rows, even if the models do not have these tables.
-#
-# A MetaData gets these tables when a schedule is constructed. An ``env.py`` that imports the models, but not the
-# module with the schedules, does not have them, so Alembic would drop them, with all schedules that were added at run
-# time.
-
-
 # Below the logger of Alembic: by default, fileConfig() in env.py disables those that alembic.ini does not name.
 log = logging.getLogger("alembic.autogenerate.sqlaqueue")
 
 
 def keep_tables_with_schedules(diff: DiffContext) -> None:
-    """Remove the operations that drop these tables, and let nothing compare them, where there are schedules."""
+    """Keep the tables of schedules while they have rows, even if the models do not have these tables.
+
+    A MetaData gets them when a schedule is constructed. An ``env.py`` that imports the models, but not the module with
+    the schedules, does not have them, so Alembic would drop them, with all schedules that were added at run time.
+    """
     removed = [table for table in diff.tables if table.model_table is None and table.name in {SCHEDULE, TICK}]
     schemas = {diff.catalog.resolve(table.qualified_name)[0] for table in removed}
     kept_schemas = {schema for schema in schemas if _has_schedules(diff, schema)}
@@ -361,16 +354,6 @@ def _make_repeatable(op: MigrateOperation) -> None:
             _make_repeatable(each)
 
 
-# -- other plugins -----------------------------------------------------------------------------------------------------
-# Compatibility with other Alembic plug-ins that compare triggers, functions or enum types.
-#
-# They are recognized by the names of their classes and modules, so that this plug-in does not depend on them.
-
-
-_UTILS = "alembic_utils"
-_ENUMS = "alembic_postgresql_enum"
-
-
 def remove_drops_of_queue_objects(upgrade: alembic_ops.UpgradeOps) -> None:
     """Remove the operations by which alembic_utils drops triggers and functions of queues.
 
@@ -381,8 +364,9 @@ def remove_drops_of_queue_objects(upgrade: alembic_ops.UpgradeOps) -> None:
 
 
 def _drops_queue_object(op: MigrateOperation) -> bool:
+    # Recognized by the names of its class and module, so that this plug-in does not depend on the other one.
     kind = type(op)
-    if kind.__name__ != "DropOp" or kind.__module__.partition(".")[0] != _UTILS:
+    if kind.__name__ != "DropOp" or kind.__module__.partition(".")[0] != "alembic_utils":
         return False
     # The name of a trigger, or of a function with its arguments.
     signature = str(getattr(getattr(op, "target", None), "signature", ""))
@@ -394,18 +378,15 @@ def enums_are_managed_elsewhere() -> bool:
 
     Its operations come after those of this plug-in, and fail if a type exists already or has been dropped.
     """
-    return _ENUMS in sys.modules
-
-
-# -- partitions --------------------------------------------------------------------------------------------------------
-# Leaves the partitions of queue tables alone: they belong to the application, and to no model.
-#
-# Alembic reads a partition as a table of its own. It would drop every one that the models lack, with all of its jobs,
-# and the triggers of the queue, which a partition has because its parent has them, would be dropped before.
+    return "alembic_postgresql_enum" in sys.modules
 
 
 def leave_out_partitions(diff: DiffContext) -> None:
-    """Compare no partition of a queue's table, and remove the operations that drop those which no model has."""
+    """Compare no partition of a queue's table, and remove the operations that drop those which no model has.
+
+    Alembic reads a partition as a table of its own. It would drop every one that the models lack, with all of its jobs,
+    and the triggers of the queue, which a partition has because its parent has them, would be dropped before.
+    """
     partitions = [table for table in diff.tables if _is_partition_of_queue(diff, table)]
     diff.tables = [table for table in diff.tables if table not in partitions]
     unknown = [table for table in partitions if table.model_table is None]

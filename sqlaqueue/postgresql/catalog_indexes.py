@@ -15,11 +15,6 @@ from sqlaqueue.postgresql.catalog import TableId, system_table
 from sqlaqueue.postgresql.ddl import SqlTemplate
 from sqlaqueue.postgresql.facts import Form, OrderedIndex
 
-# -- index definitions -------------------------------------------------------------------------------------------------
-# Migrations compare expressions by creating them. Here nothing may be created: the transaction is read-only. So both
-# forms of an expression are planned as columns of a SELECT, whose plan prints them in one form.
-
-
 _INDEXES = sa.text("""
     SELECT c.oid::bigint AS table_id, i.relname::text AS name,
            x.indexrelid::regclass::text AS qualified, x.indisvalid AS valid, x.indisunique AS is_unique,
@@ -86,6 +81,8 @@ def partitioned_tables(connection: sa.Connection | Session, tables: Sequence[sa.
 
 def comparable(connection: sa.Connection | Session, table: sa.Table, expressions: Sequence[str]) -> list[str]:
     """Return expressions over the columns of a table as the server prints them in a plan; equal ones are equal texts.
+
+    Migrations compare expressions by creating them. Here nothing may be created: the transaction is read-only.
 
     :param expressions: SQL of this library's models and of the catalog, no input of users.
     """

@@ -370,20 +370,16 @@ class CatalogReader:
         return None if schema in self._unnamed else schema
 
 
-# -- normalize ---------------------------------------------------------------------------------------------------------
-# How PostgreSQL prints an expression, which is the only reliable way to compare it with a stored one.
-#
-# The database stores ``status = 'pending'`` as ``((status)::text = 'pending'::text)``. So the wanted predicate,
-# constraint, condition or default is created on an empty temporary copy of the table, read back as the database
-# prints it, and rolled back. Nothing about a definition has to be stored, and changes by hand are found as well.
-
-
 _NAME = "sqlaqueue_normalize"
 _COPY = bare_table(_NAME, "pg_temp")
 
 
 class ExpressionNormalizer:
     """Prints expressions over the columns of one table as PostgreSQL stores them; None if the table cannot have one.
+
+    The database stores ``status = 'pending'`` as ``((status)::text = 'pending'::text)``. So the wanted predicate,
+    constraint, condition or default is created on an empty temporary copy of the table, read back as the database
+    prints it, and rolled back. Nothing about a definition has to be stored, and changes by hand are found as well.
 
     :raises DBAPIError: when the role may not create a temporary table, or the transaction is read-only.
     """

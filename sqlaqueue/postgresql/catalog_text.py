@@ -68,10 +68,6 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-# -- sessions ----------------------------------------------------------------------------------------------------------
-# Rows of pg_stat_activity as facts, without the text of statements: it may contain passwords and personal data.
-
-
 SESSION = """
     a.pid, a.usename::text AS role, coalesce(a.application_name, '') AS application, host(a.client_addr) AS client,
     a.state, a.xact_start AS since,
@@ -79,7 +75,8 @@ SESSION = """
     coalesce(greatest(age(a.backend_xid), age(a.backend_xmin)), 0) AS age,
     coalesce(a.query, '') AS query
 """
-"""The columns that :func:`open_transaction` reads, of ``pg_stat_activity AS a``."""
+"""The columns that :func:`open_transaction` reads, of ``pg_stat_activity AS a``. Facts have no text of statements, as
+that may contain passwords and personal data."""
 
 _KEYWORDS = frozenset(
     """

@@ -313,14 +313,11 @@ def _execute(element: DDLElement, table: sa.Table, connection: sa.Connection) ->
         raise DatabaseNotReadyError(msg) from error
 
 
-# -- function calls ----------------------------------------------------------------------------------------------------
-# Calls of functions that are created with a queue's table, as expressions in statements.
-#
-# ``sa.func.schema.name()`` would not do: ``schema_translate_map`` does not apply to it.
-
-
 def qualified_name(preparer: IdentifierPreparer, name: str, schema: str | None) -> str:
-    """Return the name of a function, quoted, with its schema, which is translated as that of a table."""
+    """Return the name of a function, quoted, with its schema, which is translated as that of a table.
+
+    ``schema_translate_map`` does not apply to ``sa.func.schema.name()``.
+    """
     # The preparer qualifies, quotes and translates the name of a table, so a table of this name stands in.
     return preparer.format_table(sa.Table(name, sa.MetaData(), schema=schema))
 
@@ -439,13 +436,6 @@ def _set_parameters(element: StorageParameters, compiler: DDLCompiler, **_: Any)
     return f"ALTER TABLE {compiler.preparer.format_table(element.table)} SET ({settings})"
 
 
-# -- sql template ------------------------------------------------------------------------------------------------------
-# SQL text with placeholders for tables, for statements that SQLAlchemy has no construct for.
-#
-# A template is a :class:`~sqlalchemy.schema.DDLElement`. It can be executed and written to a script (``--sql``) like
-# any other DDL, with names quoted and schemas translated.
-
-
 _PLACEHOLDER = re.compile(r"\{(\w+)(:literal)?\}")
 
 
@@ -454,7 +444,10 @@ def bare_table(name: str, schema: str | None) -> sa.Table:
 
 
 class SqlTemplate(DDLElement):
-    """One statement as text: ``{key}`` is the name of a table, ``{key:literal}`` the same name as a string literal."""
+    """One statement as text, for which SQLAlchemy has no construct; a script (``--sql``) contains it as any other DDL.
+
+    ``{key}`` is the name of a table, quoted and with its schema translated; ``{key:literal}`` the name as a string.
+    """
 
     inherit_cache = False
 

@@ -145,10 +145,6 @@ def _priorities(priority: sa.ColumnElement[Any], conditions: Sequence[sa.ColumnE
     return levels.union_all(sa.select(above).where(levels.c.level.is_not(None)))
 
 
-# -- transactions ------------------------------------------------------------------------------------------------------
-# Transaction identities: of the claim that deleted a row, and of the writer of a row.
-
-
 WRITTEN_ROWS = "_sqlaqueue_written_rows"
 """The attribute of the call of ``sqlaqueue_written_here()`` with the rows that are asked for."""
 

@@ -205,11 +205,6 @@ def missing_defaults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fau
         )
 
 
-# -- triggers and functions --------------------------------------------------------------------------------------------
-# The comment of a function stores its version. An upgrade of sqlaqueue may bring a newer one, which a migration
-# creates; until then jobs may get no message, or wake no Consumer.
-
-
 def trigger_faults(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault]:
     """Yield the triggers that are missing or disabled; two statements for each table that has any."""
     for table in tables_of(spec):
@@ -238,6 +233,9 @@ def other_versions(
     functions: Sequence[ddl.Function], comments: Mapping[str, str | None]
 ) -> Iterator[tuple[ddl.Function, str, int, int]]:
     """Yield the functions that are missing, outdated or newer: each with that state, and the found and wanted version.
+
+    The comment of a function stores its version. An upgrade of sqlaqueue may bring a newer one, which a migration
+    creates; until then jobs may get no message, or wake no Consumer.
 
     :param comments: the comments of those that exist, by name.
     """

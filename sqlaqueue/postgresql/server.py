@@ -144,13 +144,6 @@ def _pid(connection: Any) -> int:
     return pid
 
 
-# -- horizon -----------------------------------------------------------------------------------------------------------
-# What holds the xmin horizon of this database: VACUUM keeps all rows that died after it.
-#
-# For the rows of ordinary tables, the server takes the oldest of these: the transaction id and the snapshot of each
-# session and prepared transaction of the same database, the xmin of each replication slot, and that of each standby.
-
-
 # A session that waits for a lock goes on when the holder of the lock has ended, which is to be found instead. The
 # server ignores the snapshot of a VACUUM. A worker of a parallel query has the snapshot of its leader. A walsender
 # is listed as a standby.
@@ -203,6 +196,11 @@ _STANDBYS = sa.text("""
 
 
 def horizon_holders(connection: sa.Connection) -> facts.HorizonHolders:
+    """Return what holds the xmin horizon of this database: VACUUM keeps all rows that died after it.
+
+    For the rows of ordinary tables, the server takes the oldest of these: the transaction id and the snapshot of each
+    session and prepared transaction of the same database, the xmin of each replication slot, and that of each standby.
+    """
     return facts.HorizonHolders(
         sessions=[open_transaction(row) for row in connection.execute(_SESSIONS)],
         prepared=[facts.PreparedTransaction(**row) for row in connection.execute(_PREPARED).mappings()],

@@ -42,14 +42,6 @@ from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, secured
 from sqlaqueue.web.settings import Access, Column, Link, Queue, Settings
 from sqlaqueue.write_routing import primary_bind
 
-# -- broadcaster -------------------------------------------------------------------------------------------------------
-# Who is told that something has changed in a queue: the open windows of one dashboard and event loop.
-#
-# While at least one window shows a queue, its channel is subscribed to, by the listener that Consumers of this
-# process use as well. Notifications only say that it is worth looking; what windows show, they read themselves.
-# Behind a pooler, where no notification arrives, windows are told by the timer of their stream.
-
-
 MOST_VIEWERS = 100
 """How many windows are served at once; each has a connection to the web server, and reads its page again and again."""
 
@@ -124,6 +116,13 @@ class Channel:
 
 
 class Broadcaster:
+    """Tells the open windows of one dashboard and event loop that something has changed in a queue.
+
+    While at least one window shows a queue, its channel is subscribed to, by the listener that Consumers of this
+    process use as well. Notifications only say that it is worth looking; what windows show, they read themselves.
+    Behind a pooler, where no notification arrives, windows are told by the timer of their stream.
+    """
+
     def __init__(self, database: Database) -> None:
         self._database = database
         self._channels: dict[str, Channel] = {}
@@ -180,13 +179,6 @@ class Broadcaster:
         return engine
 
 
-# -- event stream ------------------------------------------------------------------------------------------------------
-# The response that stays open: server-sent events that tell a window to read its page again.
-#
-# An event names the queues that have changed, and contains nothing of their jobs: what the window may see is decided
-# when it reads its page.
-
-
 SHORTEST = 1.0
 """Seconds between two events, at least."""
 
@@ -200,6 +192,12 @@ _LOOK = 0.5
 
 
 class EventStream(Response):
+    """Server-sent events that tell a window to read its page again.
+
+    An event names the queues that have changed, and contains nothing of their jobs: what the window may see is decided
+    when it reads its page.
+    """
+
     media_type = "text/event-stream"
 
     def __init__(self, broadcaster: Broadcaster, queues: Iterable[Queue], reader: Reader) -> None:

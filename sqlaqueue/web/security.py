@@ -148,15 +148,12 @@ def secured(scope: Scope, send: Send) -> Send:
     return send_secured
 
 
-# -- hosts -------------------------------------------------------------------------------------------------------------
-# The check of the Host header, against DNS rebinding.
-#
-# A page of another site can make its own name resolve to the address of this server, and then read what the server
-# answers under that name. So a dashboard answers under the names that it was given only.
-
-
 def check_host(host: str, origins: Collection[str]) -> None:
-    """Refuse a request for another host than this machine and those of ``origins``."""
+    """Refuse a request for another host than this machine and those of ``origins``, against DNS rebinding.
+
+    A page of another site can make its own name resolve to the address of this server, and then read what the server
+    answers under that name.
+    """
     if is_loopback(host) or host.lower() in {urlsplit(origin).netloc for origin in origins}:
         return
     shown = host[:100]
@@ -354,18 +351,12 @@ async def _respond(send: Send, status: int, body: bytes, headers: list[tuple[byt
     await send({"type": "http.response.body", "body": body})
 
 
-# -- origins -----------------------------------------------------------------------------------------------------------
-# The check of where a POST comes from, against requests that another site makes in the user's name.
-#
-# Browsers send Sec-Fetch-Site to https origins and to this machine, and Origin with every POST. A page cannot set
-# either.
-
-
-_ADVICE = "Open the dashboard itself and try again. Behind a proxy, give its address: Dashboard(..., origins=[...])."
-
-
 def check_origin(headers: Mapping[str, str], scheme: str, origins: Collection[str]) -> None:
-    """Refuse a POST that was not made by a page of the dashboard, also of programs that name no origin."""
+    """Refuse a POST that was not made by a page of the dashboard, also of programs that name no origin.
+
+    Otherwise another site could act in the user's name. Browsers send Sec-Fetch-Site to https origins and to this
+    machine, and Origin with every POST. A page cannot set either.
+    """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     own = {f"{scheme}://{headers.get('host', '').lower()}", *origins}
     if origin is not None and origin.lower() in own:
@@ -374,4 +365,7 @@ def check_origin(headers: Mapping[str, str], scheme: str, origins: Collection[st
             return
     elif site == "same-origin" and origin != "null":
         return
-    raise Forbidden("This request was not made by a page of the dashboard, so it was not carried out.", _ADVICE)
+    raise Forbidden(
+        "This request was not made by a page of the dashboard, so it was not carried out.",
+        "Open the dashboard itself and try again. Behind a proxy, give its address: Dashboard(..., origins=[...]).",
+    )

@@ -383,12 +383,8 @@ def _without_lease(examination: Examination, spec: QueueSpec) -> Iterator[Findin
         )
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
-# Messages and jobs at odds with each other, and unknown status values. All jobs are read, so only if asked.
-
-
 def check_messages(examination: Examination) -> Iterator[Finding]:
-    """Find pending jobs without a message, and messages without a pending job."""
+    """Find pending jobs without a message, and messages without a pending job; if asked, as it reads all jobs."""
     for spec in examination.specs if examination.deep else []:
         table = messages_of(spec)
         if table is not None:
@@ -437,7 +433,7 @@ def _messages_without(examination: Examination, spec: QueueSpec, messages: Messa
 
 
 def check_status_values(examination: Examination) -> Iterator[Finding]:
-    """Find jobs whose status is none of the queue's values."""
+    """Find jobs whose status is none of the queue's values; if asked, as it reads all jobs."""
     for spec in examination.specs if examination.deep else []:
         if not spec.has("status"):
             continue

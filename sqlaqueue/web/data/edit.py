@@ -1,4 +1,8 @@
-"""Edit the arguments of one job: the form, and the transaction that writes it."""
+"""Edit the arguments of one job: the form, and the transaction that writes it.
+
+The row is locked and not waited for, so that an edit never stands against a worker: a job that a worker has claimed is
+refused. A claim that comes later passes over the locked row, or sees what was written.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,6 @@ from sqlaqueue.web.data.edit_fields import EditableField, WrongValue, field_text
 from sqlaqueue.web.data.job import StoredJob, has_key, letter_of, read_job
 from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.reader import ParameterError
-
-# -- editing -----------------------------------------------------------------------------------------------------------
-# Edit the arguments of one job: the form, and the transaction that writes it.
-#
-# The row is locked and not waited for, so that an edit never stands against a worker: a job that a worker has claimed
-# is refused. A claim that comes later passes over the locked row, or sees what was written.
-
 
 _RAISED = "P0001"
 """The SQLSTATE of RAISE EXCEPTION, by which a trigger of the application refuses a row."""

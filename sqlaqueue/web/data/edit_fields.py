@@ -21,17 +21,14 @@ from sqlaqueue.sql.types import NEUTRAL
 from sqlaqueue.web.data.job import ShownValue
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, indented, parse_exact
 
-# -- constraint errors -------------------------------------------------------------------------------------------------
-# To which columns a violated constraint belongs, by the mapped table, and what it says about their values.
-#
-# The database's own text is not used: it repeats values, which may be redacted.
-
-
 Element = sa.Constraint | sa.Index
 
 
 def violation_of(error: DBAPIError, spec: QueueSpec) -> tuple[Sequence[sa.Column[Any]], str] | None:
-    """Return the columns of a violated constraint, and what it says about their values; None if that is not known."""
+    """Return the columns of a violated constraint, and what it says about their values; None if that is not known.
+
+    The database's own text is not used: it repeats values, which may be redacted.
+    """
     if violated_table(error) != spec.table.name:
         return None
     column = violated_column(error)

@@ -24,13 +24,6 @@ from sqlaqueue.web.data.job_sources import Source, source_of
 from sqlaqueue.web.data.job_windows import WINDOW, FoundJobs, JobReader, JobRow, Results, Texts, Windows, clauses_of
 from sqlaqueue.web.data.reader import ParameterError
 
-# -- job cursors -------------------------------------------------------------------------------------------------------
-# Where a page of a list of jobs begins: the position of a job in the order, as a text in a URL.
-#
-# The text is opaque, and it is no secret: whoever changes it gets another part of the same list, or an error. Its
-# values are checked by the kind of their columns, and reach the database as parameters.
-
-
 LONGEST = 8000
 """The number of characters of a cursor. An index has no longer values."""
 
@@ -41,6 +34,11 @@ _SPECIAL_MOMENTS = re.compile(
 
 
 def cursor_text(order: JobOrder, position: Texts) -> str:
+    """Return where a page begins: the position of a job in the order, as an opaque text in a URL.
+
+    It is no secret: whoever changes it gets another part of the same list, or an error. Its values are checked by the
+    kind of their columns, and reach the database as parameters.
+    """
     content = json.dumps([_signature(order), *position], ensure_ascii=False, separators=(",", ":"))
     return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
 

@@ -281,16 +281,6 @@ class Windows:
         return sa.select(sa.func.count()).select_from(some.limit(limit).subquery("sqlaqueue_some"))
 
 
-# -- job reader --------------------------------------------------------------------------------------------------------
-# Reads the next jobs of a list after a position, by the cheapest way that has a bound.
-#
-# * If an index other than that of the order leaves few rows, they are read and sorted. So are due jobs, which the index
-#   of claims finds priority by priority.
-# * Else the index of the order is read from the position on, up to a window of rows.
-# * An index in which many rows may be equal gives them in no order of their keys. Rows of one group are then read and
-#   sorted if they are few; if they are many, the jobs of the group are found by walking in the order of the keys.
-
-
 FEW = 1000
 """The number of due jobs that are read and sorted before a window of rows is."""
 
@@ -304,6 +294,15 @@ class FoundJobs:
 
 @dataclass(frozen=True, eq=False)
 class JobReader:
+    """Reads the next jobs of a list after a position, by the cheapest way that has a bound.
+
+    * If an index other than that of the order leaves few rows, they are read and sorted. So are due jobs, which the
+      index of claims finds priority by priority.
+    * Else the index of the order is read from the position on, up to a window of rows.
+    * An index in which many rows may be equal gives them in no order of their keys. Rows of one group are then read and
+      sorted if they are few; if they are many, the jobs of the group are found by walking in the order of the keys.
+    """
+
     session: Session
     windows: Windows
     orders: Orders

@@ -17,22 +17,21 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.types import period
 from sqlaqueue.web.data.reader import Fix, QueueReader, Unavailable, attempt_history_fix, finished_index_fix
 
-# -- finished jobs -----------------------------------------------------------------------------------------------------
-# The newest finished jobs of a queue, from whatever has them in the order of time.
-#
-# That is the attempt history, if the queue has one: it knows retries and run times, and its index begins with queue
-# and time. Otherwise it is an index of the live database that leads with ``finished_at``, or with ``status`` and then
-# ``finished_at``, as that of ``QueueConfig(retention=...)`` does; the plan of the statement tells whether there is
-# one. A small table is read whole. In any other case nothing is read: counting what has finished within an hour would
-# read all jobs that were ever kept.
-
-
 _MOMENT = sa.DateTime(timezone=True)
 _ANY_TIME = timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedJobs:
+    """The newest finished jobs of a queue, from whatever has them in the order of time.
+
+    That is the attempt history, if the queue has one: it knows retries and run times, and its index begins with queue
+    and time. Otherwise it is an index of the live database that leads with ``finished_at``, or with ``status`` and then
+    ``finished_at``, as that of ``QueueConfig(retention=...)`` does; the plan of the statement tells whether there is
+    one. A small table is read whole. In any other case nothing is read: counting what has finished within an hour would
+    read all jobs that were ever kept.
+    """
+
     spec: QueueSpec
     source: Literal["attempts", "jobs"]
     """The attempt history, or the rows of the jobs."""

@@ -79,13 +79,8 @@ def specs_of_expired(session: Session, spec: QueueSpec) -> Sequence[QueueSpec]:
 # -- bulk changes ------------------------------------------------------------------------------------------------------
 
 
-NO_SYNCHRONIZATION = {"synchronize_session": False}
-"""Execution options: the instances in the session are not synchronized, as the commit expires them."""
-
 BATCH_SIZE = 1000
 """Default number of jobs that are changed in one transaction."""
-
-_CHECK_DEFERRED = sa.text("SET CONSTRAINTS ALL IMMEDIATE")
 
 Change = Callable[[Session, type[Any], JobFilter, Sequence[Key]], int]
 """Changes the jobs with these keys that still match the filter, and returns their number."""
@@ -225,7 +220,7 @@ def savepoint(session: Session, model: Any) -> Iterator[None]:
         yield
         bind = bind_arguments(model)
         if engine_of(session.get_bind(**bind).dialect) is None:
-            session.execute(_CHECK_DEFERRED, bind_arguments=bind)
+            session.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"), bind_arguments=bind)
 
 
 def _in_savepoints(
@@ -246,10 +241,9 @@ def _in_savepoints(
 
 
 def _execute(session: Session, model: Any, statement: Any) -> Sequence[sa.Row[Any]]:
-    rows: Sequence[sa.Row[Any]] = session.execute(
-        statement, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind_arguments(model)
-    ).all()
-    return rows
+    # The instances in the session are not synchronized, as the commit expires them.
+    options = {"synchronize_session": False}
+    return session.execute(statement, execution_options=options, bind_arguments=bind_arguments(model)).all()
 
 
 def warn_of_refusal(spec: QueueSpec, key: Key, error: DBAPIError) -> None:

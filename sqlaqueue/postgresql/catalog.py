@@ -303,12 +303,8 @@ def _policies_of_role(table: sa.Table) -> tuple[sa.TableClause, sa.ColumnElement
 
 
 def quoted_role() -> sa.ColumnElement[str]:
-    return quoted_name(sa.cast(sa.literal_column("current_user"), sa.Text()))
-
-
-def quoted_name(name: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-    quoted: sa.ColumnElement[str] = sa.func.quote_ident(name)
-    return quoted
+    role: sa.ColumnElement[str] = sa.func.quote_ident(sa.cast(sa.literal_column("current_user"), sa.Text()))
+    return role
 
 
 def unusable_schemas(connection: sa.Connection, table: sa.Table) -> list[tuple[str, str]]:

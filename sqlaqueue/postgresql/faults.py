@@ -152,7 +152,7 @@ def _split_schemas(connection: sa.Connection, spec: QueueSpec) -> Iterator[Fault
         return
     database, role, path = connection.execute(
         sa.select(
-            catalog.quoted_name(sa.func.current_database()),
+            sa.func.quote_ident(sa.func.current_database()),
             catalog.quoted_role(),
             sa.func.current_setting(sa.literal_column("'search_path'")),
         )

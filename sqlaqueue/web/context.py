@@ -218,7 +218,6 @@ async def both(one: Awaitable[A], other: Awaitable[B]) -> tuple[A, B]:
 
 T = TypeVar("T")
 
-_SHARED = "shared_results"
 _LOCKS: RunVar[dict[Any, anyio.Lock]] = RunVar("sqlaqueue_dashboard_locks")
 """Of each event loop, as a lock cannot be used by two."""
 
@@ -240,7 +239,7 @@ async def shared_result(
     :param state: where the results of one dashboard are kept.
     :param key: all that the result depends on, such as the queues that the user sees.
     """
-    results: dict[Any, SharedResult[T]] = state.setdefault(_SHARED, {})
+    results: dict[Any, SharedResult[T]] = state.setdefault("shared_results", {})
     async with of_this_loop(_LOCKS, dict).setdefault((id(state), key), anyio.Lock()):
         found = results.get(key)
         if found is None or found.until < time.monotonic():

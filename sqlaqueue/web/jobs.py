@@ -287,10 +287,6 @@ _LONG = 120
 """The number of characters from which a value has a block of its own."""
 
 
-_IS_PROCESSING = "It is processing. Wait for its end, or cancel it first."
-_IS_LOST = "Its lease has expired. It can be edited when it was rescued."
-
-
 @dataclass(frozen=True)
 class Button:
     action: str
@@ -352,7 +348,11 @@ def _buttons(context: PageContext, life: JobLife) -> list[Button]:
     """Return the actions that make sense for the state, with the reason where one that users look for is impossible."""
     queue, found = context.queue, []
     if context.may("edit", queue) and life.state in {*STATES}:
-        why = {"processing": _IS_LOST if life.is_lost else _IS_PROCESSING}.get(life.state, "")
+        why = ""
+        if life.is_lost:
+            why = "Its lease has expired. It can be edited when it was rescued."
+        elif life.state == "processing":
+            why = "It is processing. Wait for its end, or cancel it first."
         label = "Edit and requeue…" if life.state in FINISHED else "Edit…"
         found.append(Button("edit", label, why))
     actions: tuple[BulkAction, ...] = ("requeue", "cancel", "purge")

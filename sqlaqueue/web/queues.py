@@ -81,8 +81,6 @@ FINDINGS_SHARED_FOR = 10.0
 
 DEEP_SHARED_FOR = 60.0
 
-_HIDDEN = "(hidden)"
-
 
 async def health(context: PageContext) -> Response:
     given = context.request.query_params.get("deep", "0")
@@ -129,10 +127,7 @@ def _shown(context: PageContext, finding: Finding) -> Finding:
     queue, error = context.settings.queues.get(finding.queue or ""), finding.facts.get("error")
     if not error or queue is None or not context.settings.is_redacted(queue.spec, "last_error"):
         return finding
-    return replace(finding, summary=finding.summary.replace(error, _HIDDEN), facts={})
-
-
-_NEXT_TICKS = 3
+    return replace(finding, summary=finding.summary.replace(error, "(hidden)"), facts={})
 
 
 async def schedules(context: PageContext) -> Response:
@@ -142,7 +137,7 @@ async def schedules(context: PageContext) -> Response:
         schedules=sorted(found, key=lambda each: (each.name, each.queue)),
         problems=list(dict.fromkeys(problems)),
         queue_of=context.settings.queues,
-        next_ticks=lambda schedule: schedule.next_ticks(_NEXT_TICKS),
+        next_ticks=lambda schedule: schedule.next_ticks(3),
         values_of=lambda schedule: _values(context, schedule),
         error_of=lambda schedule: _error(context, schedule),
     )
@@ -177,9 +172,6 @@ def _error(context: PageContext, schedule: ScheduleInfo) -> str:
         return ""
     is_redacted = context.settings.is_redacted(context.settings.queues[schedule.queue].spec, "last_error")
     return "redacted" if is_redacted else short(schedule.last_error, 500)
-
-
-_MEMORY = "queue_memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +212,7 @@ async def overview(context: PageContext) -> Response:
 
 
 def memory_of(context: PageContext) -> Memory:
-    memory: Memory = context.state.setdefault(_MEMORY, {})
+    memory: Memory = context.state.setdefault("queue_memory", {})
     return memory
 
 

@@ -74,9 +74,6 @@ class Finding:
     """The values that were measured, for programs."""
 
 
-_LONGEST_TIMEOUT = timedelta(days=1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
     """The limits of an examination; each check names those that it uses.
@@ -172,7 +169,7 @@ class Thresholds:
                     advice = "give a timedelta, such as timedelta(minutes=10)"
                 elif value < timedelta(0):
                     advice = "give zero or more"
-                elif each.name in {"statement_timeout", "lock_timeout"} and value > _LONGEST_TIMEOUT:
+                elif each.name in {"statement_timeout", "lock_timeout"} and value > timedelta(days=1):
                     advice = "give at most a day"
             else:
                 kind, kinds = ("an integer", int) if isinstance(each.default, int) else ("a number", int | float)

@@ -135,15 +135,12 @@ def check_lock_table(examination: Examination) -> Iterator[Finding]:
         )
 
 
-_MEASUREMENTS = 5
-
-
 def check_clock(examination: Examination, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Iterator[Finding]:
     """Find a difference between the clocks that the duration of a round trip cannot explain.
 
     Thresholds: ``clock_difference``, ``clock_difference_critical``. ``now`` is the clock of this machine.
     """
-    difference, uncertainty = min((_measure(examination, now) for _ in range(_MEASUREMENTS)), key=lambda each: each[1])
+    difference, uncertainty = min((_measure(examination, now) for _ in range(5)), key=lambda each: each[1])
     certain = abs(difference) - uncertainty
     limits = examination.thresholds
     if certain <= limits.clock_difference.total_seconds():

@@ -35,8 +35,6 @@ _BUSY = (
     "has ended."
 )
 
-_ONLY_REQUEUED = "It is a dead letter, which is a copy of a deleted row: it can only be changed and requeued together."
-
 
 @dataclass(frozen=True)
 class EditField:
@@ -149,7 +147,8 @@ def _write(
     if attempt.errors:
         return _wrong(columns, attempt)
     if job.is_dead_letter and not requeue:
-        return Edited("refused", _typed(columns, job, attempt.given, refused=_ONLY_REQUEUED))
+        refused = "It is a dead letter, which is a copy of a deleted row: it can only be changed and requeued together."
+        return Edited("refused", _typed(columns, job, attempt.given, refused=refused))
     back = requeue and job.state in FINISHED
     if not attempt.values and not back:
         return Edited("unchanged", _form(columns, job))

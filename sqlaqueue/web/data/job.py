@@ -451,15 +451,13 @@ def events_of(life: JobLife) -> list[Event]:
     # is written after the job, its beginning counted back from then, and a short one would seem to begin later.
     times: list[datetime] = []
     for event in found:
-        at = event.at or (times[-1] if times else _EARLIEST)
+        at = event.at or (times[-1] if times else datetime.min.replace(tzinfo=UTC))
         if times and event.kind in ("due", "finished"):
             at = max(at, times[0]) if event.kind == "due" else max(at, *times)
         times.append(at)
     order = sorted(range(len(found)), key=lambda number: (times[number], found[number].kind == "finished"))
     return [found[number] for number in order]
 
-
-_EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 _OUTCOMES = {
     "completed": "completed the job",

@@ -192,14 +192,8 @@ def kind_of_type(type_: TypeEngine[Any]) -> Kind:
         return "moment" if stored.timezone else "naive_moment"
     if isinstance(stored, sa.Uuid):
         return "uuid" if stored.native_uuid else "text"
-    found: Kind = "other"
-    for cls, kind in kinds:
-        if isinstance(stored, cls):
-            found = kind
-            break
-    if found == "boolean" and not getattr(stored, "native", True):
-        return "other"
-    return found
+    found: Kind = next((kind for cls, kind in kinds if isinstance(stored, cls)), "other")
+    return "other" if found == "boolean" and not getattr(stored, "native", True) else found
 
 
 def choices_of(type_: TypeEngine[Any]) -> tuple[str, ...]:

@@ -138,7 +138,6 @@ SPAN = timedelta(days=1)
 """How long ago a run may have ended."""
 
 _SLACK = timedelta(seconds=1)
-_SHARES = (0.5, 0.95, 0.99)
 _RUNS = ("completed", "retried", "failed", "cancelled")
 """The outcomes whose end is that of the handler. A rescued attempt ends with its rescue."""
 _LAST_RUNS = ("completed", "failed", "cancelled")
@@ -217,7 +216,7 @@ def _read(reader: QueueReader, durations: AnySelect) -> Percentiles | None:
     seconds = durations.subquery("sqlaqueue_durations").c.seconds
     # Two clocks, or two transactions, may differ by a moment.
     positive = sa.func.greatest(seconds, 0)
-    shares = sa.literal(list(_SHARES), sa.ARRAY(sa.Float()))
+    shares = sa.literal([0.5, 0.95, 0.99], sa.ARRAY(sa.Float()))
     percentiles = sa.func.percentile_cont(shares).within_group(positive)
     query = sa.select(sa.func.count(seconds), sa.func.max(positive), sa.type_coerce(percentiles, sa.ARRAY(sa.Float())))
     number, longest, values = reader.execute(query.where(seconds.is_not(None))).one()

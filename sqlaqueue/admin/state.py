@@ -264,7 +264,7 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
     # One state at a time: otherwise PostgreSQL does not use the partial index of a state.
     filters = [JobFilter()] if finished else [JobFilter(states=(state,)) for state in ACTIVE]
     counted = [row for each in filters for row in _count(session, model, each)]
-    states = dict.fromkeys(_states(spec) if finished else [each for each in _states(spec) if each in ACTIVE], 0)
+    states = dict.fromkeys((each for each in _states(spec) if finished or each in ACTIVE), 0)
     live = live_consumers(session, spec) or []
     running = sum(len(consumer.running) for consumer in live)
     by_row = not spec.strategy.holds_transaction

@@ -105,13 +105,8 @@ def whole_reads(connection: sa.Connection, claim: Any, tables: Sequence[sa.Table
 
 def disabled_plans(connection: sa.Connection) -> list[PlannerSetting]:
     """Return the settings that keep the planner from using indexes, and how to remove them."""
-    return [
-        PlannerSetting(
-            name=row.name,
-            repair=_RESETS.get(row.source, "").format(name=row.name, database=row.database, role=row.role),
-        )
-        for row in connection.execute(_SETTINGS)
-    ]
+    found = connection.execute(_SETTINGS).mappings()
+    return [PlannerSetting(name=row["name"], repair=_RESETS.get(row["source"], "").format(**row)) for row in found]
 
 
 def _is_long(scan: PlanNode) -> bool:

@@ -90,25 +90,22 @@ async def read_form(request: Request) -> FormData:
 
 
 async def _body(request: Request) -> bytes:
+    too_large = TooLarge(
+        f"The form is larger than {MOST_BYTES // 1_000_000} MB.", "Change such a value in a program instead."
+    )
     announced = request.headers.get("content-length", "")
     # Servers have checked that it is a number.
     if announced.isdecimal() and int(announced[:20]) > MOST_BYTES:
-        raise _too_large()
+        raise too_large
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > MOST_BYTES:
-                raise _too_large()
+                raise too_large
     except ClientDisconnect:
         raise BadRequest("The form was broken off.") from None
     return bytes(body)
-
-
-def _too_large() -> TooLarge:
-    return TooLarge(
-        f"The form is larger than {MOST_BYTES // 1_000_000} MB.", "Change such a value in a program instead."
-    )
 
 
 CONTENT_SECURITY_POLICY = (

@@ -29,9 +29,7 @@ KEPT = 60.0
 PROBED = 3
 """The number of indexes of which it is counted whether they leave few rows."""
 
-_known: weakref.WeakKeyDictionary[sa.Engine, dict[int, tuple[float, Sequence[OrderedIndex]]]] = (
-    weakref.WeakKeyDictionary()
-)
+_known = weakref.WeakKeyDictionary[sa.Engine, dict[int, tuple[float, Sequence[OrderedIndex]]]]()
 
 
 @dataclass(frozen=True, eq=False)

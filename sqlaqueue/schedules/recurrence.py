@@ -89,9 +89,9 @@ class Recurrence:
             start = until - span
             whole = start <= first
             ticks = takewhile(lambda tick: tick <= until, self._ticks(first if whole else start))
-            found = [*deque((*([first] if whole else []), *ticks), maxlen=most)]
+            found = deque[datetime]((*([first] if whole else []), *ticks), maxlen=most)
             if whole or len(found) == most or (start < since and len(found) >= number):
-                return found
+                return list(found)
             span *= 4
 
     def in_words(self) -> str:

@@ -192,8 +192,10 @@ def kind_of_type(type_: TypeEngine[Any]) -> Kind:
         return "moment" if stored.timezone else "naive_moment"
     if isinstance(stored, sa.Uuid):
         return "uuid" if stored.native_uuid else "text"
-    found: Kind = next((kind for cls, kind in kinds if isinstance(stored, cls)), "other")
-    return "other" if found == "boolean" and not getattr(stored, "native", True) else found
+    for cls, kind in kinds:
+        if isinstance(stored, cls):
+            return "other" if kind == "boolean" and not getattr(stored, "native", True) else kind
+    return "other"
 
 
 def choices_of(type_: TypeEngine[Any]) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,9 @@ pytestmark = pytest.mark.once
 ROOT = Path(sqlaqueue.__file__).parent
 FILES = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
+
+NAMESPACES = "admin alembic exc log mariadb otel prometheus sqlite telemetry testing testing.conformance web"
+PUBLIC = ["sqlaqueue", *(f"sqlaqueue.{name}" for name in NAMESPACES.split())]
 
 MOST_FILES, MOST_LINES, MOST_IN_FOLDER, SMALL = 230, 700, 25, 100
 
@@ -78,6 +83,27 @@ def test_a_class_name_has_one_meaning() -> None:
     trees = (ast.parse(path.read_text()) for path in FILES.values())
     names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == set(SEVERAL_MEANINGS)
+
+
+def undocumented(module: str) -> Iterator[str]:
+    """Yield the public functions, classes and methods of a module without a docstring of their own or of a base."""
+    public = import_module(module)
+    for name in getattr(public, "__all__", None) or [name for name in vars(public) if not name.startswith("_")]:
+        value = getattr(public, name)
+        if not (inspect.isclass(value) or inspect.isroutine(value)) or not value.__module__.startswith("sqlaqueue"):
+            continue
+        # A dataclass without a docstring gets its signature as one.
+        if not value.__doc__ or value.__doc__.startswith(f"{name}("):
+            yield f"{module}.{name}"
+        for member, defined in vars(value).items() if inspect.isclass(value) else ():
+            is_code = inspect.isfunction(getattr(defined, "__func__", defined)) or isinstance(defined, property)
+            if is_code and not member.startswith("_") and not inspect.getdoc(getattr(value, member)):
+                yield f"{module}.{name}.{member}"
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_have_docstrings(module: str) -> None:
+    assert list(undocumented(module)) == []
 
 
 def test_imports_make_no_circle() -> None:

@@ -193,6 +193,7 @@ class Attempt:
 
     @property
     def seconds(self) -> float | None:
+        """The seconds between the start and the end; None without a start."""
         return None if self.started_at is None else (self.ended_at - self.started_at).total_seconds()
 
 

@@ -194,6 +194,7 @@ NAME = "alembic.autogenerate.sqlaqueue"
 
 
 def setup(plugin: Plugin) -> None:
+    """Add the comparisons to a plug-in; Alembic calls this."""
     add, first, last = plugin.add_autogenerate_comparator, DispatchPriority.FIRST, DispatchPriority.LAST
     add(remember_table, "table", "sqlaqueue", qualifier="postgresql", priority=last)
     add(compare_queues, "schema", "sqlaqueue", qualifier="postgresql", priority=last)

@@ -93,7 +93,10 @@ def check(
     killed: int | None = None,
     held: Collection[int] = (),
 ) -> Findings:
-    """Compare the table with the files; ``held`` are the keys of the jobs that the ``killed`` worker held."""
+    """Compare the table with the files, without code of the handler: a common mistake would go unnoticed.
+
+    ``held`` are the keys of the jobs that the ``killed`` worker held.
+    """
     findings = Findings(appeared=len(set(present) - set(enqueued)))
     columns = (model.id, model.path, model.status, model.sha256, model.size, model.lines, model.runs, model.read_by)
     jobs = session.execute(select(*columns, model.last_error).order_by(model.id)).all()

@@ -199,7 +199,10 @@ def shown_text(value: sa.ColumnElement[Any], form: Form, length: int) -> sa.Colu
 
 
 def can_be_converted(value: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Return whether a large value can be read whole for the page of one job, without reading it."""
+    """Return whether a large value can be read whole for the page of one job.
+
+    It is decided without reading it: a value of hundreds of megabytes would take seconds and gigabytes.
+    """
     is_compressed: sa.ColumnElement[Any] = sa.func.pg_column_compression(value).is_not(None)
     most = sa.case((is_compressed, _literal(_COMPRESSED)), else_=_literal(_AS_IT_IS))
     return stored_size(value) <= most

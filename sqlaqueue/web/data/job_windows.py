@@ -102,6 +102,7 @@ class Results:
 
 
 def _exact(value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+    """Return a value as a text from which the database reads the same value, whatever the settings of the session."""
     if kind_of_type(value.type) in {"moment", "naive_moment", "date"}:
         return shown_text(value, "moment", SHOWN)
     return sa.cast(value, sa.Text())
@@ -160,6 +161,7 @@ def after(
 
 
 def _plain(column: sa.Column[Any], value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return a value without the conversions of a type of the program, which may raise for this row."""
     return sa.type_coerce(value, stored_type(column.type))
 
 

@@ -83,15 +83,7 @@ def from_json(spec: QueueSpec, mapper: Mapper[Any], values: Mapping[str, Any]) -
 def missing_values(spec: QueueSpec, mapper: Mapper[Any], values: Mapping[str, Any]) -> list[str]:
     """Return the attributes that have neither a value nor a default, and cannot be NULL."""
     generated = set(spec.attributes.values())
-    # The ORM sets the foreign keys that join the tables of a class.
     tables = set(mapper.tables)
-    of_inheritance = {
-        key
-        for table in tables
-        if isinstance(table, sa.Table)
-        for key in table.foreign_keys
-        if key.column.table is not table and key.column.table in tables
-    }
     return [
         attribute
         for attribute, column in mapper.columns.items()
@@ -99,7 +91,9 @@ def missing_values(spec: QueueSpec, mapper: Mapper[Any], values: Mapping[str, An
         and column.default is None
         and column.server_default is None
         and column is not mapper.polymorphic_on
-        and not column.foreign_keys & of_inheritance
+        # The ORM sets the foreign keys that join the tables of a class. Asked for what has no default only: the table that
+        # another key refers to may not be imported yet.
+        and not any(key.column.table in tables - {column.table} for key in column.foreign_keys)
         and not (column.primary_key and column.table.autoincrement_column is column)
         and attribute not in {*values, *generated}
     ]

@@ -223,6 +223,19 @@ def test_names_and_functions_have_to_differ() -> None:
     assert len(schedule_groups(shared, "x")) == 1
 
 
+def test_a_table_that_a_key_refers_to_may_be_imported_later() -> None:
+    class Later(DeclarativeBase):
+        pass
+
+    class Report(QueueMixin, Later):
+        __tablename__ = "report"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        kind: Mapped[str]
+        customer_id: Mapped[int | None] = mapped_column(sa.ForeignKey("customer.id"))
+
+    assert Schedule("nightly", Report, every=HOUR, values={"kind": "x"}).model is Report
+
+
 def test_a_schema_has_tables_of_its_own() -> None:
     class Elsewhere(QueueMixin, Base):
         __tablename__ = "elsewhere"

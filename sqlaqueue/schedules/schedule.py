@@ -91,8 +91,8 @@ def missing_values(spec: QueueSpec, mapper: Mapper[Any], values: Mapping[str, An
         and column.default is None
         and column.server_default is None
         and column is not mapper.polymorphic_on
-        # The ORM sets the foreign keys that join the tables of a class. Asked for what has no default only: the table that
-        # another key refers to may not be imported yet.
+        # The ORM sets the foreign keys that join the tables of a class. No key of a column with a default is looked at:
+        # its table may be imported later.
         and not any(key.column.table in tables - {column.table} for key in column.foreign_keys)
         and not (column.primary_key and column.table.autoincrement_column is column)
         and attribute not in {*values, *generated}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -30,7 +31,7 @@ from sqlaqueue.web.data.queues import COUNT_LIMIT
 from sqlaqueue.web.data.reader import Memory, Part, Unavailable, attempt_part, problem_text
 from sqlaqueue.web.errors import BadRequest, PageError
 from sqlaqueue.web.links import listed_url
-from sqlaqueue.web.rendering import duration, plain, short
+from sqlaqueue.web.rendering import duration, short
 from sqlaqueue.web.settings import Queue
 
 CLAIM_SHARED_FOR = 5.0
@@ -164,7 +165,9 @@ def _values(context: PageContext, schedule: ScheduleInfo) -> Mapping[str, str]:
 
 
 def _value_text(context: PageContext, spec: QueueSpec, name: str, value: Any) -> str:
-    return "redacted" if context.settings.is_attribute_redacted(spec, name) else short(plain(value), 60)
+    if context.settings.is_attribute_redacted(spec, name):
+        return "redacted"
+    return short(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), 60)
 
 
 def _error(context: PageContext, schedule: ScheduleInfo) -> str:

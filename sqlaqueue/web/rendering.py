@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
-from enum import Enum
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -71,39 +67,6 @@ def short(text: str, length: int = SHORT) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
-def plain(value: Any) -> str:  # noqa: PLR0911 - one for each kind of value
-    """Write the value of a column as a text: exact numbers, ISO dates, JSON, bytes as hexadecimal digits."""
-    match value:
-        case None:
-            return ""
-        case str():
-            return value
-        case bool():
-            return "true" if value else "false"
-        case bytes() | bytearray() | memoryview():
-            return "\\x" + bytes(value).hex()
-        case Decimal():
-            return format(value, "f")
-        case Enum():
-            return value.name
-        case datetime() | date():
-            return value.isoformat(" ") if isinstance(value, datetime) else value.isoformat()
-        case Mapping() | list() | tuple():
-            return json.dumps(value, ensure_ascii=False, default=plain)
-        case _:
-            return str(value)
-
-
-def shown(value: Any) -> str | Markup:
-    """Write the value of a column in a list: short, with an element for None."""
-    if value is None:
-        return Markup('<span class="null">null</span>')
-    if isinstance(value, datetime):
-        return moment(value)
-    text = plain(value)
-    return Markup('<span class="null">empty</span>') if text == "" else escape(short(text))
-
-
 _FOLDER = Path(__file__).parent
 STATIC = _FOLDER / "static"
 
@@ -119,7 +82,7 @@ class Renderer:
             auto_reload=False,
         )
         self._environment.filters |= {
-            each.__name__: each for each in (number, capped, duration, moment, short, plain, shown, size, key_text)
+            each.__name__: each for each in (number, capped, duration, moment, short, size, key_text)
         }
         self.static_files = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file()}
         """The contents of the static files by name; no other file can be asked for."""

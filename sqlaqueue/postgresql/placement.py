@@ -20,11 +20,12 @@ def misplaced(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
     """
     tables = [spec.table, *spec.side_tables.values()]
     found = dict(zip(tables, placements(session, tables), strict=True))
-    reason = next(_reasons(spec, found), None)
+    reason = next(reasons(spec, found), None)
     return None if reason is None else f"{spec.model.__name__}: {reason}"
 
 
-def _reasons(spec: QueueSpec, found: Mapping[sa.Table, Placement]) -> Iterator[str]:
+def reasons(spec: QueueSpec, found: Mapping[sa.Table, Placement]) -> Iterator[str]:
+    """Yield why no Consumer can serve a queue whose tables are placed so."""
     table, mine = spec.table.fullname, found[spec.table]
     if mine.kind == "reference":
         yield (

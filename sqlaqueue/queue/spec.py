@@ -47,7 +47,10 @@ def within_calendar(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 @dataclass(frozen=True, eq=False)
 class QueueSpec:
-    """All that a strategy needs for its statements. It contains no Session and reads no database."""
+    """All that a strategy needs for its statements. It contains no Session and reads no database.
+
+    It is frozen but for ``side_tables`` and ``claim_indexes``, which ``attach()`` fills when the class is mapped.
+    """
 
     mapper: Mapper[Any]
     table: sa.Table

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import admin
 from tests.cli.conftest import MODELS, TASKS, Shop
 from tests.cli.shop.models import Bare, Email, Letter, Newsletter, Row, Task
+from tests.cli.shop.unique import Base, Sync
 
 pytestmark = pytest.mark.once
 
@@ -211,3 +212,24 @@ def test_no_row_is_locked_between_two_batches(shop: Shop) -> None:
         assert next(batches) == 2
         assert len(shop.execute("SELECT id FROM email FOR UPDATE NOWAIT")) == 4
         assert list(batches) == [2]
+
+
+def test_requeue_names_the_twins_of_jobs_that_stay(shop: Shop) -> None:
+    Base.metadata.create_all(shop.engine)
+    shop.add(Sync(customer=1, status="failed"), Sync(customer=1), Sync(customer=2, status="failed"))
+    target = "tests.cli.shop.unique:Sync"
+    (found,) = shop.json("requeue", target, "--yes", "--key", "1")
+    assert (found["changed"], found["twins"], found["left"]) == (0, {"1": "2"}, [])
+    printed = shop.ok("requeue", target, "--yes")
+    assert printed == "sync: 1 job requeued, 1 job not, because of a twin: 1 (twin 2)\n"
+
+
+def test_requeue_says_which_jobs_the_database_refuses(shop: Shop) -> None:
+    shop.add(Email(status="failed", to="refused"), Email(status="failed"), Email(status="failed"))
+    shop.execute("ALTER TABLE email ADD CONSTRAINT rule CHECK (status <> 'pending' OR \"to\" <> 'refused')")
+    (found,) = shop.json("requeue", f"{MODELS}:Email", "--yes", "--key", "1", "--key", "2")
+    assert found["changed"] == 1
+    assert list(found["refused"]) == ["1"]
+    assert "rule" in found["refused"]["1"]
+    printed = shop.ok("requeue", f"{MODELS}:Email", "--yes")
+    assert printed.startswith("email: 1 job requeued, 1 job not, as the database refuses: 1 (")

@@ -214,14 +214,16 @@ def test_no_row_is_locked_between_two_batches(shop: Shop) -> None:
         assert list(batches) == [2]
 
 
-def test_requeue_names_the_twins_of_jobs_that_stay(shop: Shop) -> None:
+def test_requeue_names_the_twins_of_jobs_that_it_cancels(shop: Shop) -> None:
     Base.metadata.create_all(shop.engine)
-    shop.add(Sync(customer=1, status="failed"), Sync(customer=1), Sync(customer=2, status="failed"))
+    for customer, status in [(1, "failed"), (1, "pending"), (2, "failed"), (2, "pending"), (3, "failed")]:
+        shop.add(Sync(customer=customer, status=status))
     target = "tests.cli.shop.unique:Sync"
     (found,) = shop.json("requeue", target, "--yes", "--key", "1")
     assert (found["changed"], found["twins"], found["left"]) == (0, {"1": "2"}, [])
     printed = shop.ok("requeue", target, "--yes")
-    assert printed == "sync: 1 job requeued, 1 job not, because of a twin: 1 (twin 2)\n"
+    assert printed == "sync: 1 job requeued, 1 job not, because of a twin: 3 (twin 4)\n"
+    assert keys(shop, "status = 'cancelled'", "sync") == [1, 3]
 
 
 def test_requeue_says_which_jobs_the_database_refuses(shop: Shop) -> None:

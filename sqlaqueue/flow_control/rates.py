@@ -8,11 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import OID, insert
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.flow_control.checks import RateCheck, checks_of
 from sqlaqueue.flow_control.keys import KeyRate, flow_control
+from sqlaqueue.postgresql.catalog import TableId
 from sqlaqueue.queue.names import BEGUN, RATE
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -107,18 +108,24 @@ def hold_back(spec: QueueSpec, per: Sequence[str], jobs: Sequence[Key], delay: f
 
 
 def _hold_back(rate: KeyRate, jobs: Sequence[Key], delay: float) -> sa.Insert:
-    spec, key = rate.spec, rate.of(rate.spec.table)
+    spec, table, hashed = rate.spec, rate.spec.side_tables[RATE], rate.of(rate.spec.table)
     until = clock() + sa.literal(timedelta(seconds=delay), sa.Interval())
-    keys = (
-        sa.select(key.label("key"))
-        .where(spec.key_in(spec.keys, jobs), key.is_not(None))
-        .distinct()
-        .subquery("sqlaqueue_keys")
-    )
+    held = sa.select(hashed.label("key")).where(spec.key_in(spec.keys, jobs), hashed.is_not(None)).distinct()
     # In the order in which claims write them, or the two could wait for each other.
-    rows = sa.select(sa.literal(spec.name), sa.literal(rate.name), keys.c.key, clock(), until).order_by(keys.c.key)
+    keys = held.order_by(hashed).subquery("sqlaqueue_keys")
+    rows = sa.select(sa.literal(spec.name), sa.literal(rate.name), keys.c.key, clock(), until)
     names = ["queue", "rate", "key", "next_at", "throttled_until"]
-    return insert_or_replace(spec.side_tables[RATE], (names, rows), raised=["throttled_until"])
+    # A claim passes a key that is locked. It cannot pass a row that is not committed yet, which it does not see: it
+    # would wait for this transaction when it inserts that row itself.
+    locked: sa.ColumnElement[bool] = _lock(rate, keys.c.key).is_not(None)
+    return insert_or_replace(table, (names, rows.where(locked)), raised=["throttled_until"])
+
+
+def _lock(rate: KeyRate, key: sa.ColumnElement[int]) -> sa.ColumnElement[Any]:
+    """Return the lock of a key that the function of the rates takes as well."""
+    table = sa.cast(sa.cast(TableId(rate.spec.side_tables[RATE]), OID), sa.BigInteger())
+    seed = sa.func.hashtextextended(sa.literal(f"{rate.spec.name} {rate.name}", sa.Text()), table)
+    return sa.func.pg_advisory_xact_lock(sa.func.hashint8extended(key, seed))
 
 
 def delete_idle(spec: QueueSpec) -> sa.Delete:

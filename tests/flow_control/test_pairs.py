@@ -50,7 +50,7 @@ def _is_quick(name: str, state: str, pair: set[str]) -> bool:
     """Return whether each session runs a pair: a claim, and one of each kind that may let it begin too many jobs."""
     others = {"complete", "rescue", "requeue", "enqueue an earlier job", "lower the limit", "throttle"}
     is_one_of_them = state == "busy" and name != "limit 2" and not pair.isdisjoint(others)
-    return pair == {"claim"} or ("claim" in pair and is_one_of_them)
+    return pair in ({"claim"}, {"claim", "throttle"}) or ("claim" in pair and is_one_of_them)
 
 
 TOUCHED = dict.fromkeys(OF_RUN, RUNNING) | dict.fromkeys(OF_QUEUE["limit 1"], "the limit")

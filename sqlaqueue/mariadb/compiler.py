@@ -170,9 +170,10 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             f"array_{number}.value{collations[number]} AS {each}" for number, each in enumerate(names[: len(arguments)])
         ]
         shown += [f"array_0.number AS {each}" for each in names[len(arguments) :]]
-        # Because of the limit the server stores the rows, and gives them an index: otherwise each would meet each.
+        # Because of the limit the server stores the rows, and gives them an index: otherwise each would meet each. It
+        # takes the arrays in this order: to compare all orders of ten takes it seconds.
         joins = "".join(
-            f" JOIN (SELECT number, value FROM {array} AS array_of LIMIT {_ALL}) AS array_{number} "  # noqa: S608 - its parts are constants
+            f" STRAIGHT_JOIN (SELECT number, value FROM {array} AS array_of LIMIT {_ALL}) AS array_{number} "  # noqa: S608 - its parts are constants
             f"ON array_{number}.number = array_0.number"
             for number, array in enumerate(arrays[1:], start=1)
         )

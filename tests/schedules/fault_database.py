@@ -50,8 +50,8 @@ _RECORDS = """
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _FIRING = """
     SELECT application_name, pid FROM pg_stat_activity JOIN pg_locks USING (pid)
-    WHERE relation = to_regclass('sqlaqueue_tick') AND application_name <> ''
-       OR relation = to_regclass('sqlaqueue_schedule') AND mode <> 'AccessShareLock' AND application_name <> ''
+    WHERE application_name = ANY (%s) AND (relation = to_regclass('sqlaqueue_tick')
+       OR relation = to_regclass('sqlaqueue_schedule') AND mode <> 'AccessShareLock')
     LIMIT 1
 """
 
@@ -130,8 +130,14 @@ class FaultDatabase:
 
     def latest(self, since: datetime, until: datetime) -> datetime:
         """Return the latest time that the clock has shown between two real times."""
-        shown = [each for each in self.settings if each.since <= until and each.until >= since]
-        return max(min(each.until, until) + each.moved for each in shown)
+        return max(min(each.until, until) + each.moved for each in self._shown(since, until))
+
+    def earliest(self, since: datetime, until: datetime) -> datetime:
+        """Return the earliest time that the clock has shown between two real times."""
+        return min(max(each.since, since) + each.moved for each in self._shown(since, until))
+
+    def _shown(self, since: datetime, until: datetime) -> list[Setting]:
+        return [each for each in self.settings if each.since <= until and each.until >= since]
 
     # -- the administrator -----------------------------------------------------------------------------------------
 
@@ -187,11 +193,11 @@ class FaultDatabase:
 
     # -- to wait ---------------------------------------------------------------------------------------------------
 
-    def firing_backend(self) -> tuple[str, int] | None:
-        """Return the names of a process and of its backend that is firing; None if there is none in a while."""
+    def firing_backend(self, names: list[str]) -> tuple[str, int] | None:
+        """Return which of the named processes is firing, and its backend; None if none is in a while."""
         until = time.monotonic() + 0.7
         while time.monotonic() < until:
-            row = self.one(_FIRING)
+            row = self.one(_FIRING, names)
             if row is not None:
                 return row[0], row[1]
         return None

@@ -137,7 +137,8 @@ class Ordeal:
 
     def strike(self, fault: str) -> None:
         """Kill or freeze a process that is firing, or end its backend."""
-        found = self.database.firing_backend()
+        # The backend of a process that was killed may still be at work.
+        found = self.database.firing_backend(list(self.processes.running))
         name = self.rng.choice(list(self.processes.running)) if found is None else found[0]
         time.sleep(self.rng.random() * 0.1)
         self.processes.faults["while firing"] += found is not None

@@ -384,7 +384,7 @@ class Claimer:
         parameters: dict[str, Any] = {LIMIT: limit, **(cursor or {})}
         if announcements:
             parameters[ANNOUNCEMENTS] = " ".join(announcements)
-        if statements.claim_quarantined is None or statements is not self._usual_statements:
+        if not statements.marks_rows or statements is not self._usual_statements:
             parameters[EXCEPT] = self._spec.bind_keys(self._excluded())
         if cursor is None:
             statement = statements.claim_and_notify if announcements else statements.claim
@@ -396,9 +396,7 @@ class Claimer:
         return jobs
 
     def _cursor_after(self, jobs: Sequence[Any]) -> Mapping[str, Any] | None:
-        if self._statements.claim_from_cursor is None or not jobs:
-            return None
-        return cursor_at(self._spec, jobs[-1])
+        return cursor_at(self._spec, jobs[-1]) if self._statements.has_cursor and jobs else None
 
     def _execute(self, session: Session, statement: Any, parameters: dict[str, Any] | None = None) -> list[Any]:
         """Execute a claim, and return its instances; of a distributed table those of the next shard that has some."""
@@ -454,7 +452,7 @@ class Claimer:
     def claim_quarantined(self, session: Session) -> list[Any]:
         """Claim one quarantined job, or several where they may run together; none while some are running."""
         statements, quarantine = self._statements, self.quarantine
-        if statements.claim_quarantined is None or not quarantine.may_wait or quarantine.is_running:
+        if not statements.marks_rows or not quarantine.may_wait or quarantine.is_running:
             return []
         try:
             return self._claim_quarantined(session, statements)
@@ -471,7 +469,7 @@ class Claimer:
         quarantine, jobs, others = self.quarantine, list[Any](), dict[str, Any]()
         if statements is not self._usual_statements:
             others = {EXCEPT: self._spec.bind_keys(self._excluded())}
-        if statements.claim_quarantined_together is not None:
+        if statements.select_quarantined is not None:
             # A single job is claimed alone: then it is known to be responsible, should its worker die.
             waiting = session.execute(statements.select_quarantined, others, bind_arguments=self._bind)
             several, parameters = len(waiting.all()) > 1, {LIMIT: quarantine.at_once, **others}

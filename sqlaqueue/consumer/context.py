@@ -94,9 +94,7 @@ class ConsumerContext:
         self.in_flight = InFlight(self.lock)
         self.conflicts, self.waiters = ConflictDelays(), WaiterRegistry()
         self.isolation = IsolationLevel(settings.spec)
-        self.outcome_rules = OutcomeRules(
-            settings, self.conflicts, marks_rows=self.statements.claim_quarantined is not None
-        )
+        self.outcome_rules = OutcomeRules(settings, self.conflicts, marks_rows=self.statements.marks_rows)
         self.claimer = Claimer(settings, self.statements, self.quarantine, self.isolation)
         self.settler = Settler(settings, self.statements, self.outcome_rules, self.waiters, self.isolation)
         self.polls = PollSchedule(

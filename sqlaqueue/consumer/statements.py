@@ -1,9 +1,10 @@
-"""The statements of one Consumer, built once: building a statement costs more than a small claim."""
+"""The statements of one Consumer, each built once: building a statement costs more than a small claim."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,117 +34,215 @@ _ONE_AT_A_TIME = 3
 
 
 class ConsumerStatements:
-    """What a Consumer executes again and again. Parameters are bound by the names above.
+    """What a Consumer executes again and again, each statement built when it is first used.
+
+    Parameters are bound by the names above. The values given here serve hooks that print a statement with its values:
+    SQLAlchemy warns about a parameter that has none.
 
     :param excluding: whether no claim takes a job among the keys bound as ``EXCEPT``, quarantined or not, and whether
-        to build what searches for such jobs.
+        there are statements that search for such jobs.
     """
 
-    def __init__(self, settings: ConsumerSettings, *, excluding: bool = False) -> None:  # noqa: PLR0915 - one for each attribute
-        selection, spec, spec_of_shard = settings.selection, settings.spec, settings.spec_of_shard
-
-        def claims(
-            narrowed: AnySelect,
-            limit: Any,
-            token: Callable[[], uuid.UUID] = alone_token,
-            *,
-            announced: Any = None,
-            scan_range: ScanRange | None = None,
-            few: bool = False,
-            admits_all: bool = False,
-        ) -> Any:
-            # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
-            worker = sa.bindparam(None, callable_=settings.worker, type_=sa.Text())
-            return claim_statement(
-                selection._replace(select=narrowed, spec=spec_of_shard),
-                limit,
-                lease=settings.lease,
-                worker=worker,
-                token=token,
-                announcements=announced,
-                scan_range=scan_range,
-                # A claim from the cursor follows a full one.
-                many_due=scan_range is not None and scan_range is cursor,
-                few=few,
-                admits_all=admits_all,
-            )
-
-        def candidates(narrowed: AnySelect) -> Any:
-            return candidates_statement(selection._replace(select=narrowed), limit)
-
-        def is_among(parameter: str) -> sa.ColumnElement[bool]:
-            return spec.key_in(spec.keys, sa.bindparam(parameter, (), expanding=len(spec.keys) > 1))
-
-        flow = flow_control(spec) if spec.flow_options else None
+    def __init__(self, settings: ConsumerSettings, *, excluding: bool = False) -> None:
+        self._settings, self._spec, self._excluding = settings, settings.spec, excluding
+        self._flow = flow_control(self._spec) if self._spec.flow_options else None
+        self._selected = settings.selection.select
+        self._quarantined = self._spec.strategy.quarantined(self._spec)
+        self._limit, self._one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
+        self._token = alone_token if settings.concurrency == 1 else shared_token
         # A cursor would pass over jobs that were held back.
-        head, cursor = (
-            (by_priority, from_cursor(spec)) if spec.strategy.supports_scan_range and flow is None else (None, None)
-        )
-        if settings.distribution is not None:
-            # Its position is that of another value.
-            cursor = None
-        # Each execution passes its own values. The values given here serve hooks that print a statement with its
-        # values: SQLAlchemy warns about a parameter that has none.
-        limit, one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
-        quarantined = spec.strategy.quarantined(spec)
-        together = _may_run_together(spec, selection.select, settings.concurrency)
-        token = alone_token if settings.concurrency == 1 else shared_token
-        usual = selection.select.where(~(is_among(EXCEPT) if quarantined is None else quarantined))
-        marked = selection.select if quarantined is None else selection.select.where(quarantined)
-        if excluding and quarantined is not None:
-            usual, marked = usual.where(~is_among(EXCEPT)), marked.where(~is_among(EXCEPT))
-            together = None if together is None else together.where(~is_among(EXCEPT))
-        among = selection.select.where(is_among(KEYS))
-        announced = sa.bindparam(ANNOUNCEMENTS, "", sa.Text())
+        scans = self._spec.strategy.supports_scan_range and self._flow is None
+        self._head = by_priority if scans else None
+        # With a distribution, its position is that of another value.
+        self._cursor = from_cursor(self._spec) if scans and settings.distribution is None else None
+        self.claim: Any = self._claim(self._usual, self._limit, self._token, scan_range=self._head)
+        """Claims up to ``LIMIT`` jobs that are not quarantined, nor among the keys bound as ``EXCEPT``. It is built at
+        once, so that a selection which cannot be claimed is refused when the Consumer is made."""
 
-        self.claim: Any = claims(usual, limit, token, scan_range=head)
-        """Claims up to ``LIMIT`` jobs that are not quarantined, nor among the keys bound as ``EXCEPT``."""
-        self.claim_and_notify: Any = claims(usual, limit, token, announced=announced, scan_range=head)
+    # -- the jobs they select ------------------------------------------------------------------------------------------
+
+    def _is_among(self, parameter: str) -> sa.ColumnElement[bool]:
+        keys = self._spec.keys
+        return self._spec.key_in(keys, sa.bindparam(parameter, (), expanding=len(keys) > 1))
+
+    def _excepted(self, narrowed: AnySelect) -> AnySelect:
+        return narrowed.where(~self._is_among(EXCEPT)) if self._excluding else narrowed
+
+    @cached_property
+    def _usual(self) -> AnySelect:
+        if self._quarantined is None:
+            return self._selected.where(~self._is_among(EXCEPT))
+        return self._excepted(self._selected.where(~self._quarantined))
+
+    @cached_property
+    def _marked(self) -> AnySelect:
+        return self._selected if self._quarantined is None else self._excepted(self._selected.where(self._quarantined))
+
+    @cached_property
+    def _together(self) -> AnySelect | None:
+        together = _may_run_together(self._spec, self._selected, self._settings.concurrency)
+        return None if together is None else self._excepted(together)
+
+    @cached_property
+    def _among(self) -> AnySelect:
+        return self._selected.where(self._is_among(KEYS))
+
+    # -- claims --------------------------------------------------------------------------------------------------------
+
+    def _claim(
+        self,
+        narrowed: AnySelect,
+        limit: Any,
+        token: Callable[[], uuid.UUID] = alone_token,
+        *,
+        announced: Any = None,
+        scan_range: ScanRange | None = None,
+        few: bool = False,
+        admits_all: bool = False,
+    ) -> Any:
+        settings = self._settings
+        # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
+        worker = sa.bindparam(None, callable_=settings.worker, type_=sa.Text())
+        return claim_statement(
+            settings.selection._replace(select=narrowed, spec=settings.spec_of_shard),
+            limit,
+            lease=settings.lease,
+            worker=worker,
+            token=token,
+            announcements=announced,
+            scan_range=scan_range,
+            # A claim from the cursor follows a full one.
+            many_due=scan_range is not None and scan_range is self._cursor,
+            few=few,
+            admits_all=admits_all,
+        )
+
+    @cached_property
+    def _announced(self) -> Any:
+        return sa.bindparam(ANNOUNCEMENTS, "", sa.Text())
+
+    @cached_property
+    def claim_and_notify(self) -> Any:
         """Claims, and notifies the others that jobs of the announcements bound as ``ANNOUNCEMENTS`` are claimed."""
-        self.claim_from_cursor: Any = cursor and claims(usual, limit, token, scan_range=cursor)
-        """As ``claim``, from a scan cursor on; None where the strategy has no such order."""
-        self.claim_from_cursor_and_notify: Any = cursor and claims(
-            usual, limit, token, announced=announced, scan_range=cursor
-        )
-        self.claim_quarantined: Any = None if quarantined is None else claims(marked, one, few=True)
-        """Claims one quarantined job; None where rows cannot be marked."""
-        self.claim_quarantined_together: Any = (
-            None if together is None else claims(together, limit, several_quarantined_token, few=True)
-        )
+        return self._claim(self._usual, self._limit, self._token, announced=self._announced, scan_range=self._head)
+
+    @property
+    def has_cursor(self) -> bool:
+        """Whether a claim may begin at a scan cursor: the strategy may have no such order."""
+        return self._cursor is not None
+
+    @cached_property
+    def claim_from_cursor(self) -> Any:
+        """As ``claim``, from a scan cursor on."""
+        return self._claim(self._usual, self._limit, self._token, scan_range=self._cursor)
+
+    @cached_property
+    def claim_from_cursor_and_notify(self) -> Any:
+        return self._claim(self._usual, self._limit, self._token, announced=self._announced, scan_range=self._cursor)
+
+    @property
+    def marks_rows(self) -> bool:
+        """Whether rows can be marked as quarantined."""
+        return self._quarantined is not None
+
+    @cached_property
+    def claim_quarantined(self) -> Any:
+        """Claims one quarantined job."""
+        return self._claim(self._marked, self._one, few=True)
+
+    @cached_property
+    def claim_quarantined_together(self) -> Any:
         """Claims up to ``LIMIT`` quarantined jobs that may run together; None where none may."""
-        self.select_quarantined: Any = None if together is None else _two_waiting(spec, together)
+        if self._together is None:
+            return None
+        return self._claim(self._together, self._limit, several_quarantined_token, few=True)
+
+    @cached_property
+    def select_quarantined(self) -> Any:
         """Selects the keys of two of them, for a single one is claimed by ``claim_quarantined``."""
-        self.claim_key: Any = claims(among, one, few=True)
-        self.claim_to_settle: Any = self.claim_key
+        return None if self._together is None else _two_waiting(self._spec, self._together)
+
+    @cached_property
+    def claim_key(self) -> Any:
+        """Claims the job with the key bound as ``KEYS``."""
+        return self._claim(self._among, self._one, few=True)
+
+    @cached_property
+    def claim_to_settle(self) -> Any:
         """Claims it though flow control may hold it back: its run is to be settled, not to begin."""
-        if flow is not None and spec.strategy.holds_transaction:
-            self.claim_to_settle = claims(among, one, few=True, admits_all=True)
-        self.claim_keys: Any = claims(among, limit, token, few=True) if excluding else None
-        """Claims up to ``LIMIT`` jobs among those with the keys bound as ``KEYS``. This one and the next four are None
-        in statements that exclude no jobs."""
-        self.claim_locked: Any = claims(among, limit, token, few=True, admits_all=True) if excluding else None
+        if self._flow is None or not self._spec.strategy.holds_transaction:
+            return self.claim_key
+        return self._claim(self._among, self._one, few=True, admits_all=True)
+
+    # -- claims that exclude jobs, of several steps --------------------------------------------------------------------
+
+    @cached_property
+    def claim_keys(self) -> Any:
+        """Claims up to ``LIMIT`` jobs among those with the keys bound as ``KEYS``."""
+        return self._claim(self._among, self._limit, self._token, few=True)
+
+    @cached_property
+    def claim_locked(self) -> Any:
         """Claims them though flow control may hold them back: for it, rows that this transaction has locked run."""
-        self.candidates: Any = candidates(usual) if excluding else None
+        return self._claim(self._among, self._limit, self._token, few=True, admits_all=True)
+
+    def _candidates(self, narrowed: AnySelect) -> Any:
+        return candidates_statement(self._settings.selection._replace(select=narrowed), self._limit)
+
+    @cached_property
+    def candidates(self) -> Any:
         """Selects and locks the keys of up to ``LIMIT`` jobs that ``claim`` would take."""
-        self.candidates_among: Any = candidates(among) if excluding else None
+        return self._candidates(self._usual)
+
+    @cached_property
+    def candidates_among(self) -> Any:
         """Selects and locks them among the jobs with the keys bound as ``KEYS``."""
-        self.candidates_quarantined: Any = candidates(marked) if excluding and quarantined is not None else None
+        return self._candidates(self._among)
+
+    @cached_property
+    def candidates_quarantined(self) -> Any:
         """Selects and locks those of quarantined jobs; None where rows cannot be marked."""
-        self.quarantined_wait: Any = None if flow is None or quarantined is None else _pending_exists(spec, marked)
+        return self._candidates(self._marked) if self.marks_rows else None
+
+    # -- flow control --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def quarantined_wait(self) -> Any:
         """Tells whether a quarantined job is pending; None without flow control, which may hold it back."""
-        self.held_back: Any = None if flow is None else held_back(flow)
-        reserves = flow is not None and flow.rates and spec.strategy.holds_transaction
-        self.reserve: tuple[Any, Sequence[Any]] | None = reservation(spec, is_among(KEYS)) if reserves else None
-        """Reserve the beginnings of the jobs bound as ``KEYS``, see ``reservation()``; None where a claim records them
-        itself, or without rates."""
-        self.load_rest: Any = _load_rest(settings, is_among(KEYS))
-        """Loads what the mapping adds to the jobs bound as ``KEYS`` and a claim does not return: columns of other
-        tables, joined relationships, expressions. None where a claim returns everything."""
-        self.complete: Any = _complete(spec)
-        """Completes the runs of the jobs bound as ``KEYS``, if the token of their claim is the one bound as
-        ``RUN_TOKEN``. Returns one row with the number of completed runs if this is ``EXPECTED``; otherwise a row for
-        each run, with the number and the key. None if the statement needs the instances, or writes values that differ
-        for each batch."""
+        return _pending_exists(self._spec, self._marked) if self._flow is not None and self.marks_rows else None
+
+    @cached_property
+    def held_back(self) -> Any:
+        """Selects what flow control holds back; None without it."""
+        return None if self._flow is None else held_back(self._flow)
+
+    @cached_property
+    def reserve(self) -> tuple[Any, Sequence[Any]] | None:
+        """Reserve the beginnings of the jobs bound as ``KEYS``, see ``reservation()``.
+
+        None where a claim records them itself, or without rates.
+        """
+        reserves = self._flow is not None and self._flow.rates and self._spec.strategy.holds_transaction
+        return reservation(self._spec, self._is_among(KEYS)) if reserves else None
+
+    # -- what follows a claim ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def load_rest(self) -> Any:
+        """Loads what the mapping adds to the jobs bound as ``KEYS`` and a claim does not return.
+
+        These are columns of other tables, joined relationships, expressions. None where a claim returns everything.
+        """
+        return _load_rest(self._settings, self._is_among(KEYS))
+
+    @cached_property
+    def complete(self) -> Any:
+        """Completes the runs of the jobs bound as ``KEYS``, if the token of their claim is that bound as ``RUN_TOKEN``.
+
+        Returns one row with the number of completed runs if this is ``EXPECTED``; otherwise a row for each run, with
+        the number and the key. None if the statement needs the instances, or writes values that differ for each batch.
+        """
+        return _complete(self._spec)
 
 
 def _pending_exists(spec: QueueSpec, candidates: AnySelect) -> AnySelect:

@@ -11,30 +11,35 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.visitors import InternalTraversal
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.postgresql.ddl import Function
+from sqlaqueue.postgresql.ddl import Function, qualified_name
 
 
 class TableName(ColumnElement[str]):
     """The name of a table in SQL, as a text; its schema is translated as in any statement."""
 
-    inherit_cache = False
+    # Without a key for SQLAlchemy's cache of statements, each start of a Consumer would compile ten queries anew.
+    _traverse_internals = [  # noqa: RUF012 - as SQLAlchemy declares it
+        ("name", InternalTraversal.dp_string),
+        ("schema", InternalTraversal.dp_string),
+    ]
 
     def __init__(self, table: sa.Table) -> None:
-        self.table = table
+        self.name, self.schema = table.name, table.schema
 
 
 @compiles(TableName)
 def _table_name(element: TableName, compiler: SQLCompiler, **_: Any) -> str:
     # Dollar-quoted: a schema that is inserted later may have a quote in its name.
-    return f"$sqlaqueue${compiler.preparer.format_table(element.table)}$sqlaqueue$"
+    return f"$sqlaqueue${qualified_name(compiler.preparer, element.name, element.schema)}$sqlaqueue$"
 
 
 class TableId(ColumnElement[Any]):
     """The OID of a table (regclass); null when the search path has no table of its name."""
 
-    inherit_cache = False
+    _traverse_internals = [("table_name", InternalTraversal.dp_clauseelement)]  # noqa: RUF012 - as SQLAlchemy declares it
 
     def __init__(self, table: sa.Table) -> None:
         self.table_name = TableName(table)

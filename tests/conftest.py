@@ -25,10 +25,13 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import psycopg
 import pytest
+import sqlalchemy as sa
 from _pytest.faulthandler import fault_handler_stderr_fd_key  # pytest keeps no public name for it
 from sqlalchemy import event
 from sqlalchemy.engine.default import DefaultDialect
+from sqlalchemy.orm import Mapper
 from sqlalchemy.pool import Pool
+from sqlalchemy.util import LRUCache
 
 from sqlaqueue import log as library_log
 from tests.servers import Servers, choose_versions, find_installations, running
@@ -275,6 +278,51 @@ def is_closed(connection: Any) -> bool:
 
 CONNECTIONS = Connections()
 CONNECTIONS.watch()
+
+
+class SharedStatements(LRUCache[Any, Any]):
+    """The compiled statements of all engines of this process.
+
+    Each test has engines of its own, and to compile its statements again took a quarter of the time of the tests. As in
+    the cache of one engine, a statement is found by its structure and by the dialect: here by the settings of that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(3000)
+        self._settings: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def __get__(self, engine: sa.Engine | None, _: object) -> SharedStatements:
+        return self
+
+    def __set__(self, engine: sa.Engine, own: object) -> None:
+        """Leave out what the engine has made."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(self._shared(key), default)
+
+    def __setitem__(self, key: Any, compiled: Any) -> None:
+        super().__setitem__(self._shared(key), compiled)
+
+    def _shared(self, key: Any) -> Any:
+        dialect, *others = key
+        settings = self._settings.get(dialect)
+        if settings is None:
+            # Not its operations such as do_commit(), which are replaced where they are watched.
+            known = sorted((name, value) for name, value in vars(dialect).items() if not name.startswith("do_"))
+            settings = type(dialect), *((name, value if is_setting(value) else type(value)) for name, value in known)
+            if hasattr(dialect, "server_version_info"):
+                # Those of a dialect that has not been connected yet will change.
+                self._settings[dialect] = settings
+        return settings, *others
+
+
+def is_setting(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str, tuple)) or callable(value)
+
+
+CACHE = SharedStatements()
+for each in (sa.Engine, Mapper):
+    each._compiled_cache = CACHE  # type: ignore[method-assign] # asked for by __get__
 
 
 @pytest.fixture(autouse=True)

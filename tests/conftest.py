@@ -34,7 +34,7 @@ from sqlalchemy.pool import Pool
 from sqlalchemy.util import LRUCache
 
 from sqlaqueue import log as library_log
-from tests.servers import Servers, choose_versions, find_installations, running
+from tests.servers import Servers, choose_versions, fast_directory, find_installations, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +153,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell has commands in the background ignore Ctrl-C, and all their processes with them.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(fast_directory()))
     try:
         choice = choose_versions(str(config.getoption("--postgres")), find_installations())
     except ValueError as error:

@@ -23,7 +23,7 @@ import psycopg
 import sqlalchemy as sa
 from psycopg import sql
 
-from tests.servers import SETTINGS, Driver, Server, give_away
+from tests.servers import SETTINGS, Driver, Server, fast_directory, give_away
 
 CITUS_SETTINGS = (
     SETTINGS
@@ -138,8 +138,7 @@ class Cluster:
 @contextlib.contextmanager
 def running(bin_directory: Path) -> Iterator[Cluster]:
     """Start a coordinator and two workers; the reaper of :mod:`tests.servers` stops them when this process ends."""
-    # Not the user's own temporary directory, as in `tests.servers`.
-    home = Path(tempfile.mkdtemp(prefix="citus-", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="citus-", dir=fast_directory()))
     give_away(home)
     reaper = subprocess.Popen(
         [sys.executable, "-m", "tests.servers", home],

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,70 +16,10 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.cli import main
 from tests.cli.shop.models import Base, Done
+from tests.programs import ROOT, Program
 from tests.servers import Database
 
-ROOT = Path(__file__).parents[2]
 MODELS, TASKS, QUEUES = "tests.cli.shop.models", "tests.cli.shop.tasks", "tests.cli.shop.queues"
-DEADLINE = 60
-
-
-def wait_until(condition: Callable[[], Any], what: Callable[[], str] = lambda: "a condition") -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"timeout: {what()}"
-        time.sleep(0.02)
-
-
-class Process:
-    """A command in a process of its own, whose output is read while it runs."""
-
-    def __init__(self, *arguments: str, environment: dict[str, str], directory: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "sqlaqueue", *arguments],
-            env=environment,
-            cwd=directory,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(self.process.stdout)
-
-    @property
-    def output(self) -> str:
-        return "".join(self.lines)
-
-    def wait_for(self, text: str) -> None:
-        wait_until(lambda: text in self.output, lambda: f"{text!r} in\n{self.output}")
-
-    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> int:
-        """Wait until it and its child processes have ended; return the exit code."""
-        try:
-            code = self.process.wait(DEADLINE)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"the process does not end:\n{self.output}")
-        self._reader.join(DEADLINE)
-        assert not self._reader.is_alive(), "a child process is left"
-        return code
-
-    def clear(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
-        self._reader.join(5)
-        # A child process that is left keeps the pipe open; to close it while it is read would wait for ever.
-        assert not self._reader.is_alive(), "a child process is left"
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 class Shop:
@@ -103,7 +37,7 @@ class Shop:
             "SHOP_GO_ON": str(directory / "go_on"),
             "SQLAQUEUE_WORKER_POLL_INTERVAL": "50ms",
         }
-        self.processes: list[Process] = []
+        self.processes: list[Program] = []
 
     # -- commands ----------------------------------------------------------------------------------------------
 
@@ -121,10 +55,10 @@ class Shop:
     def json(self, *arguments: str) -> Any:
         return json.loads(self.ok(*arguments, "--json"))
 
-    def start(self, *arguments: str, **environment: str | None) -> Process:
+    def start(self, *arguments: str, **environment: str | None) -> Program:
         """Start a command in a process of its own."""
         merged = {name: value for name, value in {**self.environment, **environment}.items() if value is not None}
-        process = Process(*arguments, environment=merged, directory=self.directory)
+        process = Program("sqlaqueue", *arguments, environment=merged, directory=self.directory)
         self.processes.append(process)
         return process
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sqlaqueue.cli import main
-from tests.cli.conftest import ROOT
+from tests.programs import ROOT, run_program
 from tests.servers import Database
 
 pytestmark = pytest.mark.once
@@ -34,12 +32,10 @@ def plain(output: str) -> list[list[str]]:
 
 
 def test_the_commands_of_the_page(database: Database, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SQLAQUEUE_URL": database.url()}
+    environment = {**os.environ, "SQLAQUEUE_URL": database.url()}
 
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+    def run(program: str | Path, *arguments: str) -> str:
+        done = run_program(program, *arguments, environment=environment, directory=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -49,7 +45,7 @@ def test_the_commands_of_the_page(database: Database, tmp_path: Path) -> None:
         if kind == "console":
             for command, output in commands(block):
                 assert command[0] == "sqlaqueue"
-                assert plain(run("-P", "-m", "sqlaqueue", *command[1:])) == plain(output)
+                assert plain(run("sqlaqueue", *command[1:])) == plain(output)
                 ran += 1
         elif code.startswith("# app.py\n"):
             with (tmp_path / "app.py").open("a") as app:
@@ -58,7 +54,7 @@ def test_the_commands_of_the_page(database: Database, tmp_path: Path) -> None:
             if "engine = create_engine" not in code:
                 code = f"engine = create_engine({database.url()!r})\n{code}"
             (tmp_path / "script.py").write_text(f"from app import *\n{code}")
-            run("script.py")
+            run(tmp_path / "script.py")
     assert ran == 12
 
 

@@ -18,16 +18,17 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import MODELS, QUEUES, TASKS, Process, Shop, wait_until
+from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
 from tests.cli.shop.models import Email
 from tests.cli.test_supervisor import pids
+from tests.programs import Program, wait_until
 
 pytestmark = pytest.mark.once
 
 SEND = ("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send")
 
 
-def endpoint(process: Process) -> str:
+def endpoint(process: Program) -> str:
     """Return the URL that a worker logs."""
     process.wait_for("/live, /ready and /metrics")
     found = re.search(r"serving (http://\S+?)/live", process.output)
@@ -126,10 +127,10 @@ def test_the_metrics_of_dead_processes_are_added_up(shop: Shop, tmp_path: Path) 
     files = {path.name for path in directory.iterdir()}
     assert files <= {f"{kind}_{pid}.db" for kind in ("counter", "histogram", "gauge_livesum") for pid in (0, live)}
     assert "counter_0.db" in files
-    supervisor.process.send_signal(signal.SIGSTOP)
-    supervisor.process.send_signal(signal.SIGTERM)
-    supervisor.process.send_signal(signal.SIGINT)
-    supervisor.process.send_signal(signal.SIGCONT)
+    supervisor.signal(signal.SIGSTOP)
+    supervisor.signal(signal.SIGTERM)
+    supervisor.signal(signal.SIGINT)
+    supervisor.signal(signal.SIGCONT)
     assert supervisor.end() in {-signal.SIGINT, -signal.SIGTERM}
     assert not directory.exists()
 

@@ -14,8 +14,8 @@ import pytest
 
 from sqlaqueue.cli import http
 from sqlaqueue.consumer.context import Health
-from tests.cli.conftest import wait_until
 from tests.cli.test_health import get
+from tests.programs import wait_until
 
 pytestmark = pytest.mark.once
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop, wait_until
+from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
 from tests.cli.shop.models import Bare, Email, Letter, Newsletter, Row, Task
+from tests.programs import wait_until
 
 pytestmark = pytest.mark.once
 
@@ -192,7 +193,7 @@ def test_workers_shows_the_consumers_of_a_queue(shop: Shop) -> None:
     worker = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send", "--name", "postman")
     wait_until(lambda: shop.invoke("workers", f"{MODELS}:Email", "--here").exit_code == 0, lambda: worker.output)
     (row,) = shop.json("workers", f"{MODELS}:Email")
-    assert row["pid"] == worker.process.pid
+    assert row["pid"] == worker.pid
     assert row["name"].endswith("postman")
     assert row["running"] == []
     printed = shop.ok("workers", f"{MODELS}:Email")

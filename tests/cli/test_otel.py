@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from tests.cli.conftest import MODELS, TASKS, Shop, wait_until
+from tests.cli.conftest import MODELS, TASKS, Shop
 from tests.cli.shop.models import Email
+from tests.programs import wait_until
 
 pytestmark = pytest.mark.once
 

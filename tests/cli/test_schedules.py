@@ -10,8 +10,9 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.exc import StatementError
-from tests.cli.conftest import MODELS, Shop, wait_until
+from tests.cli.conftest import MODELS, Shop
 from tests.cli.shop import schedules as app
+from tests.programs import wait_until
 from tests.schedules.models import fire_due, start
 
 pytestmark = pytest.mark.once

@@ -13,15 +13,16 @@ import pytest
 
 from sqlaqueue.cli.processes import REPORT_INTERVAL
 from sqlaqueue.cli.supervisor import LONGEST_RESTART_DELAY, STABLE_AFTER, WorkerSlot, exit_reason, restart_delay
-from tests.cli.conftest import MODELS, QUEUES, TASKS, Process, Shop, wait_until
+from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
 from tests.cli.shop.models import Email, Letter
+from tests.programs import Program, wait_until
 
 pytestmark = pytest.mark.once
 
 SEND = ("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send")
 
 
-def pids(process: Process) -> dict[int, int]:
+def pids(process: Program) -> dict[int, int]:
     """Return the current process IDs of the workers by number."""
     return {int(number): int(pid) for number, pid in re.findall(r"worker (\d+) is process (\d+)", process.output)}
 
@@ -83,7 +84,7 @@ def test_handlers_finish_when_all_processes_receive_the_signal(shop: Shop, tmp_p
     shop.add(Email())
     supervisor = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send_slowly", "--processes", "1")
     wait_until((tmp_path / "at_work").exists, lambda: supervisor.output)
-    for pid in (pids(supervisor)[1], supervisor.process.pid):
+    for pid in (pids(supervisor)[1], supervisor.pid):
         os.kill(pid, signal.SIGTERM)
     supervisor.wait_for("SIGTERM: stopping")
     (tmp_path / "go_on").touch()
@@ -108,7 +109,7 @@ def test_workers_stop_when_the_supervisor_is_killed(shop: Shop, tmp_path: Path) 
     shop.add(Email())
     supervisor = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send_slowly", "--processes", "1")
     wait_until((tmp_path / "at_work").exists, lambda: supervisor.output)
-    supervisor.process.kill()
+    supervisor.signal(signal.SIGKILL)
     (tmp_path / "go_on").touch()
     assert supervisor.end() == -signal.SIGKILL
     assert shop.states("email") == {"completed": 1}
@@ -119,7 +120,7 @@ def test_workers_stop_when_the_supervisor_is_killed_before_it_has_read_a_report(
     wait_until(lambda: consumers(shop) == 1, lambda: supervisor.output)
     supervisor.signal(signal.SIGSTOP)
     time.sleep(2 * REPORT_INTERVAL)
-    supervisor.process.kill()
+    supervisor.signal(signal.SIGKILL)
     assert supervisor.end() == -signal.SIGKILL
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from tests.cli.conftest import MODELS, QUEUES, Process, Shop
+from tests.cli.conftest import MODELS, QUEUES, Shop
 from tests.cli.shop.models import Email, Letter
+from tests.programs import Program, wait_until
 
 pytestmark = pytest.mark.once
 
@@ -49,15 +50,13 @@ class Browser:
                 return error.code
 
 
-def links(process: Process, number: int = 1) -> list[str]:
+def links(process: Program, number: int = 1) -> list[str]:
     """Wait until a process has printed so many links, and return them."""
-    from tests.cli.conftest import wait_until  # noqa: PLC0415 - beside its use
-
     wait_until(lambda: len(LINK.findall(process.output)) >= number, lambda: process.output)
     return LINK.findall(process.output)
 
 
-def ended(process: Process, number: signal.Signals = signal.SIGTERM) -> None:
+def ended(process: Program, number: signal.Signals = signal.SIGTERM) -> None:
     process.signal(number)
     assert process.end() == 0, process.output
     assert "Traceback" not in process.output

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sqlaqueue.cli.output import NOT_STOPPED
-from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop, wait_until
+from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
 from tests.cli.shop.models import Email, Letter, Row, Task
+from tests.programs import wait_until
 
 pytestmark = pytest.mark.once
 
@@ -72,7 +73,7 @@ def test_several_queues_in_one_process(shop: Shop) -> None:
     )
     everything = Counter([("email", "1"), ("email", "2"), ("letter", "1"), ("row", "1,a"), ("task", "1")])
     wait_until(lambda: shop.done() == everything, lambda: worker.output)
-    assert shop.pids() == {worker.process.pid}
+    assert shop.pids() == {worker.pid}
     worker.signal()
     assert worker.end() == 0, worker.output
     assert "Traceback" not in worker.output

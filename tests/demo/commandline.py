@@ -7,29 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMAND = [sys.executable, "-P", "-m", "sqlaqueue"]
+from tests.programs import ROOT, run_program
 
-# The demo's workers import this source tree, even if it is not installed.
-_ROOT = Path(__file__).parent.parent.parent
+COMMAND = [sys.executable, "-P", "-m", "sqlaqueue"]
 
 
 def environment(**changes: str | None) -> dict[str, str]:
     """Return this process's environment with changes; None removes a variable."""
-    merged = {**os.environ, "PYTHONPATH": str(_ROOT), "COLUMNS": "200", **changes}
+    # The demo's workers import this source tree, even if it is not installed.
+    merged = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 
 def sqlaqueue(*arguments: str | Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
     """Run the command line until it exits."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        env=environment(**changes),
-        timeout=240,
-        check=False,
-    )
+    return run_program("sqlaqueue", *arguments, environment=environment(**changes))
 
 
 def fill(directory: Path) -> int:

@@ -55,7 +55,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", [STRATEGIES[0], *(pytest.param(each, marks=pytest.mark.thorough) for each in STRATEGIES[1:])]
+)
 def test_every_file_is_read_exactly_once_when_a_worker_is_killed(
     strategy: str, database: Database, files: Path
 ) -> None:

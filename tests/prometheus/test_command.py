@@ -11,8 +11,9 @@ import urllib.request
 import pytest
 from click.testing import Result
 
-from tests.cli.conftest import MODELS, QUEUES, Process, Shop, shop
+from tests.cli.conftest import MODELS, QUEUES, Shop, shop
 from tests.cli.shop.models import Email, Letter
+from tests.programs import Program
 from tests.prometheus.values import Values, parse
 
 __all__ = ["shop"]
@@ -27,7 +28,7 @@ def once(shop: Shop, *arguments: str) -> Values:
     return parse(shop.ok("metrics", *arguments, *LONG, "--once"))
 
 
-def scrape(process: Process) -> Values:
+def scrape(process: Program) -> Values:
     """Wait until an exporter has started, and scrape it."""
     process.wait_for("metrics: serving ")
     address = re.findall(r"serving (http://\S+)", process.output)[0]

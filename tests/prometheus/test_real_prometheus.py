@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from sqlaqueue.prometheus import alerts
-from tests.cli.conftest import MODELS, Process, Shop, shop, wait_until
+from tests.cli.conftest import MODELS, Shop, shop
 from tests.cli.shop.models import Email
+from tests.programs import Program, wait_until
 
 __all__ = ["shop"]
 
@@ -149,7 +150,7 @@ def query(address: str, expression: str) -> dict[str, float]:
     return {row["metric"].get("queue", ""): float(row["value"][1]) for row in found["result"]} if found else {}
 
 
-def address_of(exporter: Process) -> str:
+def address_of(exporter: Program) -> str:
     exporter.wait_for("metrics: serving ")
     return re.findall(r"serving http://([^/]+)/metrics", exporter.output)[0]
 

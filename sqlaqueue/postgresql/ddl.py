@@ -318,8 +318,8 @@ def qualified_name(preparer: IdentifierPreparer, name: str, schema: str | None) 
 
     ``schema_translate_map`` does not apply to ``sa.func.schema.name()``.
     """
-    # The preparer qualifies, quotes and translates the name of a table, so a table of this name stands in.
-    return preparer.format_table(sa.Table(name, sa.MetaData(), schema=schema))
+    # The preparer qualifies, quotes and translates the name of a table, so one of this name stands in.
+    return preparer.format_table(sa.table(name, schema=schema))
 
 
 class _FunctionCall(FunctionElement[Any]):

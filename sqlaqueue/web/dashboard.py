@@ -37,7 +37,7 @@ from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.jobs import job, jobs
 from sqlaqueue.web.queues import claim, health, overview, queue, schedules
-from sqlaqueue.web.rendering import Renderer
+from sqlaqueue.web.rendering import shared_renderer
 from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, secured
 from sqlaqueue.web.settings import Access, Column, Link, Queue, Settings
 from sqlaqueue.write_routing import primary_bind
@@ -357,7 +357,7 @@ class Dashboard:
         self._settings = Settings.of(models, redact, links, origins)
         mappers = [queue.spec.mapper for queue in self._settings.queues.values()]
         self._database = Database(session_factory, type(self).__name__, mappers)
-        self._renderer = Renderer()
+        self._renderer = shared_renderer()
         self._state: dict[str, Any] = {}
         routes = [Route(f"/{PATHS[name]}", self._endpoint(page), methods=["GET"]) for name, page in GET.items()]
         routes += [Route(f"/{PATHS[name]}", self._endpoint(page), methods=["POST"]) for name, page in POST.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -91,6 +92,12 @@ class Renderer:
 
     def render(self, template: str, **values: Any) -> str:
         return self._environment.get_template(template).render(**values)
+
+
+@functools.cache
+def shared_renderer() -> Renderer:
+    """Return the one of this process: all dashboards have the same templates, which take a second to compile."""
+    return Renderer()
 
 
 _TEXTS = {

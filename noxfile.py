@@ -31,8 +31,9 @@ NEWEST = ["-m", "not thorough and not browser"]
 ELSEWHERE = ["-m", "not thorough and not once and not browser"]
 SHARES = 16
 
-# One more than there are cores: many a test waits for a process, or for a lease.
-PYTEST = ["pytest", f"--numprocesses={min((os.cpu_count() or 1) + 1, 5)}"]
+# Two more than there are cores: many a test waits for a process, or for a lease.
+PROCESSES = min((os.cpu_count() or 1) + 2, 6)
+PYTEST = ["pytest", f"--numprocesses={PROCESSES}"]
 
 
 def find_pythons() -> dict[str, Path]:
@@ -108,6 +109,17 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("lint-imports")
+
+
+@nox.session(python=[*PYTHONS][-1:])
+def quick(session: nox.Session) -> None:
+    """Check a change in three minutes: its style, and the tests that are nearest to what differs from main."""
+    session.install("-e.[lint,test]")
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("lint-imports")
+    session.run(*PYTEST, *NEWEST, f"--nearest={PROCESSES * 120}", *session.posargs)
 
 
 @nox.session

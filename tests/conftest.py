@@ -19,6 +19,7 @@ import traceback
 import warnings
 import weakref
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from sqlalchemy.pool import Pool
 from sqlalchemy.util import LRUCache
 
 from sqlaqueue import log as library_log
+from tests.nearest import changed_files, nearest
 from tests.servers import Servers, choose_versions, fast_directory, find_installations, running
 
 if TYPE_CHECKING:
@@ -49,6 +51,9 @@ GROUPS = 4
 
 CLOSING = 5.0
 """Seconds in which threads that a test has stopped close their connections."""
+
+SECONDS = "sqlaqueue/seconds"
+"""Where pytest's cache has the seconds that each test has taken."""
 
 VERSIONS = pytest.StashKey[list[int]]()
 SERVERS = pytest.StashKey[Servers]()
@@ -68,6 +73,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the K-th of N parts of the tests, counted from 1; tests marked `everywhere` are in every part",
     )
 
+    parser.addoption(
+        "--nearest",
+        type=float,
+        metavar="SECONDS",
+        help="run the tests that are nearest to what differs from main, and together take so long",
+    )
     parser.addoption(
         "--engines",
         metavar="NAMES",
@@ -116,8 +127,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "mark.everywhere" not in collection_path.read_text() or None
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    part = part_of(config)
+    seconds, part = config.getoption("--nearest"), part_of(config)
+    if seconds is not None:
+        # After the tests that are deselected by their markers.
+        names = nearest([item.nodeid for item in items], changed_files(), config.cache.get(SECONDS, {}), seconds)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in names])
+        items[:] = [item for item in items if item.nodeid in names]
     if part is None:
         return
     number, parts = part if part[1] % GROUPS else (part[0] // GROUPS, part[1] // GROUPS)
@@ -125,13 +142,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_in(item: pytest.Item) -> bool:
         if item.get_closest_marker("everywhere"):
             return True
-        # By the name without the server's version: each test falls into the same part on all of them.
-        name = re.sub(r"-?pg\d+", "", item.nodeid)
-        return zlib.crc32(name.encode()) % parts == number
+        return zlib.crc32(without_version(item).encode()) % parts == number
 
     chosen = [item for item in items if is_in(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
+
+
+@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
+def leave_out_combinations(items: list[pytest.Item]) -> None:
+    """Leave to `full` what repeats values: of tests marked `each_value`, combinations whose values others have met."""
+    met: dict[str, set[Any]] = {}
+    alike = [item for item in items if item.get_closest_marker("each_value")]
+    # In an order that differs from test to test, so that they do not all meet the same combinations.
+    for item in sorted(alike, key=lambda item: zlib.crc32(without_version(item).encode())):
+        values = set(item.callspec.indices.items())  # type: ignore[attr-defined] # of tests with parameters
+        seen = met.setdefault(item.nodeid.partition("[")[0], set())
+        if values <= seen:
+            item.add_marker(pytest.mark.thorough)
+        seen |= values
+
+
+def without_version(item: pytest.Item) -> str:
+    """Return the name of a test without the server's version: a choice by it is the same on all of them."""
+    return re.sub(r"-?pg\d+", "", item.nodeid)
 
 
 class _Raising(logging.Handler):
@@ -152,6 +186,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SERVERS] = Servers.from_plain(told["servers"])
         config.stash[VERSIONS] = list(config.stash[SERVERS].bin_directories)
         return
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        config.pluginmanager.register(Stopwatch(config))
     # A shell has commands in the background ignore Ctrl-C, and all their processes with them.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -178,6 +214,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+class Stopwatch:
+    """Adds up the seconds of each test, in the process that reports them, and leaves them to later runs."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.took = config, Counter[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.took[report.nodeid] += round(report.duration, 2)
+
+    def pytest_sessionfinish(self) -> None:
+        self.config.cache.set(SECONDS, {**self.config.cache.get(SECONDS, {}), **self.took})
 
 
 @pytest.hookimpl(optionalhook=True)

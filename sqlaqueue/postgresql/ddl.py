@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -318,8 +319,13 @@ def qualified_name(preparer: IdentifierPreparer, name: str, schema: str | None) 
 
     ``schema_translate_map`` does not apply to ``sa.func.schema.name()``.
     """
-    # The preparer qualifies, quotes and translates the name of a table, so one of this name stands in.
-    return preparer.format_table(sa.table(name, schema=schema))
+    return preparer.format_table(_stand_in(name, schema))
+
+
+@functools.lru_cache
+def _stand_in(name: str, schema: str | None) -> sa.Table:
+    """Return a table of this name, which the preparer qualifies, quotes and translates."""
+    return sa.Table(name, sa.MetaData(), schema=schema)
 
 
 class _FunctionCall(FunctionElement[Any]):

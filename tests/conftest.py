@@ -150,13 +150,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
-def leave_out_combinations(items: list[pytest.Item]) -> None:
+def pytest_leave_out_combinations(items: list[pytest.Item]) -> None:
     """Leave to `full` what repeats values: of tests marked `each_value`, combinations whose values others have met."""
     met: dict[str, set[Any]] = {}
     alike = [item for item in items if item.get_closest_marker("each_value")]
     # In an order that differs from test to test, so that they do not all meet the same combinations.
     for item in sorted(alike, key=lambda item: zlib.crc32(without_version(item).encode())):
-        values = set(item.callspec.indices.items())  # type: ignore[attr-defined] # of tests with parameters
+        # The same object in each combination; some cannot be hashed.
+        values = {(name, id(value)) for name, value in item.callspec.params.items()}  # type: ignore[attr-defined] # of tests with parameters
         seen = met.setdefault(item.nodeid.partition("[")[0], set())
         if values <= seen:
             item.add_marker(pytest.mark.thorough)

@@ -65,6 +65,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("model", [Task, Once])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("deferred", [False, True])

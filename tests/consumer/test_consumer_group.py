@@ -216,6 +216,7 @@ print("ended in order", flush=True)
 """
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_all_consumers(mixed: Bench, number: signal.Signals) -> None:
     driver = "psycopg" if mixed.api == "sync" else "asyncpg"

@@ -33,6 +33,7 @@ def set_by_the_program() -> Iterator[None]:
     program.reset(token)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("concurrency", [1, 2])
 @pytest.mark.parametrize("uses_session", [False, True])
 def test_a_handler_sees_what_the_program_has_set_and_nothing_of_other_jobs(

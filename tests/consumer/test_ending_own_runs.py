@@ -32,6 +32,7 @@ def by_cursor(session: Session) -> None:
     session.connection().connection.cursor().execute("COMMIT")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("end", [by_connection, by_statement, by_driver, by_cursor])
 def test_a_commit_past_the_session(supply: Any, api: str, end: Callable[[Session], None]) -> None:
     """Its job fails, and the other jobs of the batch complete."""

@@ -18,6 +18,7 @@ from sqlaqueue.testing import async_run_job, run_job
 from tests.consumer.bench import Bench
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("verb", ["commit", "rollback", "close"])
 @pytest.mark.parametrize("batch_size", [1, 10])
 def test_a_handler_that_ends_the_transaction_of_its_batch(supply: Any, api: str, verb: str, batch_size: int) -> None:
@@ -282,6 +283,7 @@ READS: dict[str, Callable[[Session, Any], object]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("read", READS)
 def test_a_handler_may_read_its_job_again(bench: Bench, read: str) -> None:
     """It sees what it saw before, and so do the handlers of the other jobs of the batch."""
@@ -299,6 +301,7 @@ def test_a_handler_may_read_its_job_again(bench: Bench, read: str) -> None:
     bench.assert_tidy()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("how", "status"),
     [("flush", "pending"), ("flush", "completed"), ("refresh", "completed"), ("statement", "completed")],
@@ -359,6 +362,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_handler_that_returns_what_nobody_runs_has_failed(bench: Bench, result: str, *, batch: bool) -> None:

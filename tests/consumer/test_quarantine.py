@@ -62,6 +62,7 @@ def mark_as_crashed(bench: Bench, keys: list[int], *, times: int = 1) -> None:
         bench.execute(sa.update(bench.Job).where(bench.Job.id.in_(keys)).values(lease_token=token))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("times", "at_once"), [(1, 3), (2, 1)])
 def test_quarantined_jobs_occupy_half_of_the_handlers(bench: Bench, times: int, at_once: int) -> None:
     quarantined = bench.enqueue(7, payload="quarantined")

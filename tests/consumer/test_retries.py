@@ -142,6 +142,7 @@ def test_snooze_counts_no_attempt(bench: Bench) -> None:
     bench.assert_tidy()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("signal", "state", "stored"),
     [

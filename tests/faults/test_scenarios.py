@@ -36,6 +36,7 @@ def combinations() -> Iterator[Any]:
                 yield pytest.param(name, strategy, second, marks=pytest.mark.thorough)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("scenario", "strategy", "api"), list(combinations()))
 def test_guarantees_hold_under_faults(make_harness: MakeHarness, scenario: str, strategy: str, api: str) -> None:
     with make_harness(strategy, api, own_server=scenario in CRASHES_SERVER) as harness:

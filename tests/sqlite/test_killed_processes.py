@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.once
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "scenario", ["no_faults", "killed_at_random", "handler_exits_process", "requeued_by_plain_sql"]
 )

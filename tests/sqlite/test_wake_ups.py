@@ -45,6 +45,7 @@ def other_engine(request: pytest.FixtureRequest, bench: SQLiteBench) -> Iterator
     engine.dispose()
 
 
+@pytest.mark.each_value
 def test_idle_workers_begin_at_once(bench: SQLiteBench, other_engine: sa.Engine) -> None:
     """They have claimed once and would poll again after an hour."""
     ran: list[int] = []

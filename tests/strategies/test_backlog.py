@@ -175,6 +175,7 @@ SCENES = [ready, more_urgent_ones_later, all_urgencies_later, over, many_priorit
 @pytest.mark.parametrize("size", [*_sizes()])
 @pytest.mark.parametrize("scene", SCENES)
 class TestBacklog:
+    @pytest.mark.each_value
     def test_a_claim_costs_the_same_as_in_a_small_table(
         self, backlog: Backlog, base: dict[int, int], scene: Callable[[Backlog, int], None], size: int
     ) -> None:

@@ -49,6 +49,7 @@ def model(request: pytest.FixtureRequest) -> Any:
     return make_model(request.param)
 
 
+@pytest.mark.each_value
 @pytest.mark.everywhere
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statements_of_a_consumer(model: Any, name: str) -> None:
@@ -58,6 +59,7 @@ def test_statements_of_a_consumer(model: Any, name: str) -> None:
         assert statement._generate_cache_key() == again._generate_cache_key()
 
 
+@pytest.mark.each_value
 @pytest.mark.once  # before 2.1, SQLAlchemy has no key for an INSERT from a SELECT
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_verbs(model: Any, verb: str, engine: sa.Engine) -> None:

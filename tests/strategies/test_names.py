@@ -153,6 +153,7 @@ def collisions(elements: list[Any], table: sa.Table) -> set[str]:
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_names_of_ctes_aliases_and_columns_have_the_prefix(engine: sa.Engine, strategy: str, features: str) -> None:
@@ -166,6 +167,7 @@ def test_names_of_ctes_aliases_and_columns_have_the_prefix(engine: sa.Engine, st
     assert anonymous == set()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("table", ["claimed", "expired", "new_rows", "é" * 31 + "x"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_table_and_its_columns_may_have_any_name(engine: sa.Engine, strategy: str, table: str) -> None:

@@ -50,6 +50,7 @@ def test_a_large_limit_makes_a_claim_no_slower(engine: sa.Engine) -> None:
         assert len(session.scalars(claim(model, 2**40)).all()) == 2
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select", "delete_returning"])
 @pytest.mark.parametrize(
     ("limit", "from_mark", "kept"),

@@ -67,6 +67,7 @@ def _fill(queue: QueueUnderTest, numbers: range, column: str, value: str) -> Non
 
 
 class TestPlans:
+    @pytest.mark.each_value
     def test_a_claim_reads_only_the_rows_that_it_claims(self, filled: QueueUnderTest, size: Size) -> None:
         """With and without statistics, with a custom and a generic plan."""
         for analysed in (False, True):

@@ -194,6 +194,7 @@ class Histories(RuleBasedStateMachine):
             assert row.get("status", "pending") == job.state
 
 
+@pytest.mark.each_value
 @pytest.mark.once
 @pytest.mark.parametrize("composite", [False, True], ids=["single-key", "composite-key"])
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def engine(database: Database) -> Iterator[sa.Engine]:
     engine.dispose()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_claims_follow_the_claim_order_from_their_start(engine: sa.Engine, name: str, order: Order) -> None:

@@ -47,6 +47,7 @@ def test_a_held_claim_is_rolled_back_and_the_journal_names_the_job(held: App) ->
     assert held.scalars(sa.select(journal.c["keys"])) == []
 
 
+@pytest.mark.each_value
 def test_a_job_that_always_crashes_fails(app: App) -> None:
     email = app.add()
     app.crash(email)

@@ -25,6 +25,7 @@ def test_all_due_jobs_run(app: App) -> None:
     assert app.drain() == 0
 
 
+@pytest.mark.each_value
 def test_scheduled_jobs_run_as_well(app: App) -> None:
     app.add("nobody")
     app.add("later@example.com", run_at=datetime.now(UTC) + timedelta(hours=1))
@@ -52,6 +53,7 @@ def test_some_jobs_of_a_queue(app: App) -> None:
     assert app.sent == ["bob@example.com"]
 
 
+@pytest.mark.each_value
 def test_a_batch(app: App) -> None:
     sizes = []
 

@@ -48,6 +48,7 @@ def test_a_table_of_several_classes_travels_once(engine: sa.Engine) -> None:
         assert (now - one.run_at, now - two.run_at) == (timedelta(minutes=1), timedelta(minutes=1))
 
 
+@pytest.mark.each_value
 def test_a_job_becomes_due(app: App) -> None:
     email = app.add(run_at=datetime.now(UTC) + timedelta(hours=1))
     assert app.drain() == 0
@@ -84,6 +85,7 @@ def test_a_lease_expires(engine: sa.Engine) -> None:
         assert len(session.scalars(rescue(LeasedEmail)).all()) == 1
 
 
+@pytest.mark.each_value
 def test_finished_jobs_grow_old(app: App) -> None:
     def fail(session: Session, email: object) -> None:
         raise ValueError

@@ -31,6 +31,7 @@ def measured(setup: Setup) -> ClaimPlan:
         return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

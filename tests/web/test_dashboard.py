@@ -42,6 +42,7 @@ async def test_async_sessions_serve_as_well(queues: Any, shared: Any) -> None:
     await engine.dispose()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("framework", ["starlette", "fastapi", "litestar"])
 @pytest.mark.parametrize("path", ["/ops", "/deep/er/queues"])
 async def test_mounted_links_stay_below_the_path(framework: str, path: str, queues: Any, sessions: Any) -> None:

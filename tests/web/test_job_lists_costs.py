@@ -78,6 +78,7 @@ def cursor(engine: sa.Engine, model: Any, *pairs: tuple[str, str], key: int) -> 
         return cursor_text(order, session.execute(sa.select(*values).where(model.id == key)).one())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sort", ["id", "-id", "many", "-many", "few", "other"])
 def test_every_page_costs_the_same(engine: sa.Engine, large: Any, sort: str) -> None:
     first = cost(engine, large, ("sort", sort))
@@ -90,6 +91,7 @@ def test_every_page_costs_the_same(engine: sa.Engine, large: Any, sort: str) -> 
         assert buffers <= limit
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "pairs",
     [

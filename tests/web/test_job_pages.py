@@ -99,6 +99,7 @@ def test_pages_are_complete_in_both_directions(engine: sa.Engine, rows: Any, sor
         assert keys(reversed(list(back))) == keys(found[:-1]), where
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("window", [40, 17])
 @pytest.mark.parametrize("sort", ["id", "-few", "many"])
 def test_windows_that_end_early_lose_nothing(

@@ -31,6 +31,7 @@ async def page_of(setup: Setup, path: str = "queues/job", *, status: int = 200, 
     return html.unescape(response.text)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, HISTORY], ids=["plain", "history"])
 async def test_each_strategy_has_a_page(engine: sa.Engine, kind: str, options: Any) -> None:

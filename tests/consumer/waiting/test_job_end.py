@@ -21,6 +21,7 @@ from tests.servers import Database
 from tests.servers import Server as PostgresServer
 
 
+@pytest.mark.each_value
 @pytest.mark.usefixtures("no_polling")
 @pytest.mark.parametrize(
     ("raised", "state"),

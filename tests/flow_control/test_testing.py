@@ -66,7 +66,7 @@ def test_a_rate(engine: sa.Engine, config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("config", [*CONFIGS, {"columns": {"run_at": None}}])
 def test_jobs_run_when_their_rates_let_them_begin(engine: sa.Engine, config: dict[str, Any]) -> None:
-    job = make_job(rates=[PER_CUSTOMER, Rate(2, every=timedelta(days=1))], **config)
+    job = make_job(rates=[PER_CUSTOMER, Rate(2, every=timedelta(hours=3))], **config)
     create(engine, job)
     with Session(engine) as session:
         session.add_all([job(customer_id=1) for _ in range(5)])

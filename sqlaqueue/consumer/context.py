@@ -50,6 +50,7 @@ class ConsumerParts:
 
     def __init__(self, settings: ConsumerSettings, statements: ConsumerStatements) -> None:
         self.settings, self.statements = settings, statements
+        statements.claim  # noqa: B018 - a selection that cannot be claimed is refused when the Consumer is made
         self.events = EventEmitter(settings.worker)
         self.intervals = Intervals(settings.poll_interval)
         self.journal = CrashJournal()

@@ -55,9 +55,6 @@ class ConsumerStatements:
         self._head = by_priority if scans else None
         # With a distribution, its position is that of another value.
         self._cursor = from_cursor(self._spec) if scans and settings.distribution is None else None
-        self.claim: Any = self._claim(self._usual, self._limit, self._token, scan_range=self._head)
-        """Claims up to ``LIMIT`` jobs that are not quarantined, nor among the keys bound as ``EXCEPT``. It is built at
-        once, so that a selection which cannot be claimed is refused when the Consumer is made."""
 
     # -- the jobs they select ------------------------------------------------------------------------------------------
 
@@ -120,6 +117,11 @@ class ConsumerStatements:
     @cached_property
     def _announced(self) -> Any:
         return sa.bindparam(ANNOUNCEMENTS, "", sa.Text())
+
+    @cached_property
+    def claim(self) -> Any:
+        """Claims up to ``LIMIT`` jobs that are not quarantined, nor among the keys bound as ``EXCEPT``."""
+        return self._claim(self._usual, self._limit, self._token, scan_range=self._head)
 
     @cached_property
     def claim_and_notify(self) -> Any:

@@ -365,6 +365,10 @@ class SharedStatements(LRUCache[Any, Any]):
 
     def _shared(self, key: Any) -> Any:
         dialect, *others = key
+        _, _, has_translated_schemas, _ = others
+        if has_translated_schemas:
+            # The engines of one program translate the same names, those of several tests do not.
+            return key
         settings = self._settings.get(dialect)
         if settings is None:
             # Not its operations such as do_commit(), which are replaced where they are watched.

@@ -73,7 +73,7 @@ class Backlog:
     def parameters(self, n: int, mark: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the parameters of a claim of ``n`` jobs."""
         bound = {LIMIT: n, ANNOUNCEMENTS: "1", **(mark or {})}
-        marks_rows = self.context.statements.claim_quarantined is not None
+        marks_rows = self.context.statements.marks_rows
         # As the text of an array, since EXPLAIN gets the values without what their types do with them.
         none: Any = [] if len(self.context.spec.keys) > 1 else ""
         return bound if marks_rows else bound | {EXCEPT: none}

@@ -82,7 +82,7 @@ class Queue:
     def claimed(self, n: int, mark: Mapping[str, Any] | None = None) -> list[Any]:
         """Claim as a Consumer does."""
         parameters = {LIMIT: n, **(mark or {})}
-        if self.context.statements.claim_quarantined is None:
+        if not self.context.statements.marks_rows:
             parameters[EXCEPT] = []
         with Session(self.engine) as session:
             statements = self.context.statements
@@ -168,5 +168,5 @@ def test_a_strategy_without_scan_ranges_gets_plain_claims() -> None:
 
     model = make_model(ByLock(), {}, Order())
     context = make_context(model)
-    assert context.statements.claim_from_cursor is context.statements.claim_from_cursor_and_notify is None
+    assert not context.statements.has_cursor
     assert context.claimer._cursor_after([model(tenant="a", number=1, my_priority=0, my_run_at=NOW)]) is None

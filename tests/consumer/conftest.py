@@ -51,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
 
 
+END_OTHERS = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
+
+
 class Supply:
     """One database per strategy: creating it takes longer than most of these tests."""
 
@@ -70,9 +76,9 @@ class Supply:
             self._stack.callback(engine.dispose)
             CONNECTIONS.dialects.discard(engine.dialect)  # the next tests use it as well
             self._databases[strategy], self._engines[strategy] = database, engine
-        # Threads that a failed test has left behind would hold their locks in the next one.
-        self._databases[strategy].kill_backends()
         bench = Bench(self._databases[strategy], strategy, api, engine=self._engines[strategy])
+        # Threads that a failed test has left behind would hold their locks in the next one.
+        bench.execute(END_OTHERS)
         bench.clear()
         return bench
 

@@ -15,6 +15,7 @@ import sqlaqueue
 from sqlaqueue import cancel, claim, consumers, pause, paused, resume
 from sqlaqueue.consumer import pace
 from tests.consumer.bench import Bench, wait_until
+from tests.consumer.conftest import Supply
 from tests.consumer.listening import LATER, await_listening, execute, idle
 
 
@@ -83,6 +84,36 @@ def test_a_cancellation_is_requested_without_delay(mixed: Bench) -> None:
         wait_until(lambda: mixed.execute("SELECT count(*) FROM sqlaqueue_control") == 0)
         go_on.set()
         wait_until(lambda: mixed.states() == {"cancelled": 1})
+
+
+def test_a_run_that_ends_while_its_request_is_taken_is_cancelled(supply: Supply) -> None:
+    """The request is deleted by then; a run that is tried again would never be cancelled."""
+    bench = supply.take("update_status", "sync")
+    key = bench.enqueue()[0]
+    started, go_on, taken = (threading.Event() for _ in range(3))
+
+    async def work(io: Any, job: Any) -> None:
+        started.set()
+        await io.wait(go_on)
+        raise ValueError
+
+    def look(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if "sqlaqueue_asked" in statement and bench.execute("SELECT count(*) FROM sqlaqueue_control") > 0:
+            taken.set()
+
+    def end_the_run(_: Any) -> None:
+        if taken.is_set() and not go_on.is_set():
+            go_on.set()
+            wait_until(lambda: bench.states()["processing"] == 0)
+
+    server = bench.consumer(work, poll_interval=LATER)
+    sa.event.listen(server.sync_engine, "before_cursor_execute", look)
+    sa.event.listen(server.session, "after_commit", end_the_run)
+    with server.running():
+        await_listening(server)
+        assert started.wait(30)
+        execute(bench, cancel(sa.select(bench.Job).where(bench.Job.id == key)))
+        wait_until(lambda: bench.states() == {"cancelled": 1})
 
 
 def test_consumers_are_listed(mixed: Bench) -> None:

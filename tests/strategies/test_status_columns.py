@@ -152,7 +152,7 @@ def serving(walk: Walk) -> None:
     if walk.leased:
         session.commit()
         leases.extend_leases(session, context, runs)
-        assert take_requests(session, context, runs) == []
+        take_requests(session, context, runs)
         session.expunge_all()
         jobs = executor.load_again(session, context, runs)
         assert len(jobs) == 2

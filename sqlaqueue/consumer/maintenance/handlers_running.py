@@ -42,22 +42,23 @@ def cancel_requested(maintenance: Maintenance, now: float) -> Routine:
     timers.set("cancellations", now + context.intervals.cancellations())
     runs = context.claimed_runs()
     if runs:
-        requested = yield ExecuteInOwnSession(take_requests, (context, runs))
-        context.request_cancellation(requested, time.monotonic())
+        yield ExecuteInOwnSession(take_requests, (context, runs))
 
 
-def take_requests(session: Session, context: ConsumerContext, runs: Sequence[Run]) -> list[tuple[Key, float]]:
-    """Delete the requests to cancel ``runs``, and return their keys with the ages of the requests in seconds."""
+def take_requests(session: Session, context: ConsumerContext, runs: Sequence[Run]) -> None:
+    """Delete the requests to cancel ``runs``, and cancel those."""
     spec, settings = context.spec, context.settings
     if CONTROL not in spec.side_tables or not runs:
-        return []
+        return
     # All runs of one claim are on one shard, and a statement locks rows on one shard only.
     one_shard = settings.distribution is None
     groups = [[run.key for run in runs]] if one_shard else [*keys_by_token(runs).values()]
     statements = [_take(spec, keys) for keys in groups]
     rows = [row for each in statements for row in session.execute(each, bind_arguments=settings.bind_arguments)]
+    # Before the commit: a run that ended after it, and was not cancelled yet, would be tried again, and its request be
+    # lost.
+    context.request_cancellation(((tuple(row[:-1]), float(row[-1])) for row in rows), time.monotonic())
     session.commit()
-    return [(tuple(row[:-1]), float(row[-1])) for row in rows]
 
 
 def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
@@ -185,8 +186,7 @@ def release_waiting(maintenance: Maintenance, now: float) -> Routine:
     late = runs_in(late_groups(context, now))
     if late:
         # Before the release: the next consumer claims the job after the request, and ignores it as one for an old run.
-        requested = yield ExecuteInOwnSession(take_requests, (context, late))
-        context.request_cancellation(requested, time.monotonic())
+        yield ExecuteInOwnSession(take_requests, (context, late))
         number = release_late(context, now)
         extra = context.log_fields("jobs_released", count=number)
         logger.info("%s: released %d jobs that would have waited for its handlers", context.name, number, extra=extra)

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 DEADLINE = 60
 """Seconds until a test fails that waits in vain."""
 
+# The one server of a process: a second list of modules would take the place of this one.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
-import time
-from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
 
 from tests.consumer import worker
 from tests.consumer.handler_io import DEADLINE
+from tests.programs import FORKS, wait_until
 from tests.servers import Database
-
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload([worker.__name__])
-
-
-def wait_until(condition: Callable[[], Any], what: str = "what the test waits for", seconds: float = DEADLINE) -> None:
-    """Wait until ``condition`` holds; far beyond what it can take, fail."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.01)
 
 
 class Worker:
@@ -49,8 +36,8 @@ class Worker:
             "pool": consumers * (options.get("concurrency", 1) + 1),
         }
         self.lines: list[str] = []
-        (orders, self._orders), (self._words, words) = _forks.Pipe(duplex=False), _forks.Pipe(duplex=False)
-        self.process: ForkServerProcess = _forks.Process(target=worker.live, args=(order, orders, words))
+        (orders, self._orders), (self._words, words) = FORKS.Pipe(duplex=False), FORKS.Pipe(duplex=False)
+        self.process: ForkServerProcess = FORKS.Process(target=worker.live, args=(order, orders, words))
         self.process.start()
         # The worker has copies of these; only the last one that is closed ends the pipe.
         orders.close()

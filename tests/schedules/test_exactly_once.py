@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.programs import FORKS
 from tests.schedules.fault_checks import check
 from tests.schedules.fault_database import FaultDatabase
 from tests.schedules.fault_process import PROGRAMS, run
@@ -29,10 +29,6 @@ pytestmark = pytest.mark.once
 
 DEADLINE = 60
 """Seconds until a test fails that waits in vain."""
-
-# They start in no time, as the process that they are forked from has imported everything.
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tests.schedules.fault_process"])
 
 
 @dataclass
@@ -53,7 +49,7 @@ class Processes:
         self.started += 1
         (self.directory / name).touch()
         arguments = (role, self.urls[role], self.rng.random(), name, self.rng.choice(PROGRAMS), self.directory / name)
-        process = _FORKS.Process(target=run, args=arguments)
+        process = FORKS.Process(target=run, args=arguments)
         process.start()
         self.running[name] = (role, process)
 

@@ -23,6 +23,7 @@ from sqlaqueue.consumer.threads import GracePeriod
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import FIELDS, database_text, fields
 from tests.consumer.bench import Bench, wait_until
+from tests.consumer.handler_io import DEADLINE
 from tests.consumer.models import models
 from tests.contexts import make_context
 
@@ -173,7 +174,8 @@ def test_jobs_that_outlive_the_grace_period_are_counted_as_released(mixed: Bench
     with raised, mixed.consumer(work, **options).running() as server:
         wait_until(started.is_set)
         server.stop()
-        wait_until(lambda: of(log, "consumer_stopped"))
+        # Not its last message: after that it looks at its handlers once more.
+        assert server.finished.wait(DEADLINE)
         go_on.set()
     [over], [stopped] = of(log, "grace_period_over"), of(log, "consumer_stopped")
     assert over.getMessage() == "queue job: the grace period of 0.05 s has passed, releasing 1 running job"

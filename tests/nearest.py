@@ -17,11 +17,10 @@ FOLDERS = {
     "alembic": ["migrations"],
     "benchmark": ["benchmarks"],
     "copy": ["copying"],
-    "mapping": ["models"],
     "otel": ["telemetry"],
     "postgresql": ["strategies", "doctor"],
-    "queue": ["strategies", "models"],
-    "sql": ["strategies", "models"],
+    "queue": ["strategies", "mapping"],
+    "sql": ["strategies", "mapping"],
     "statements": ["strategies", "admin"],
     "waiting": ["consumer/waiting"],
 }

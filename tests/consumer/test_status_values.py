@@ -11,11 +11,13 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlaqueue import Cancel, Consumer, QueueConfig, QueueMixin, States
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.models import STRATEGIES
+from tests.models import shared
 
 if TYPE_CHECKING:
     from tests.servers import Database
 
 
+@shared
 def make_job(**config: Any) -> Any:
     class Base(DeclarativeBase):
         pass

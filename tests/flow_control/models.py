@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim
+from tests.models import shared
 
 HELD: dict[str, dict[str, Any]] = {
     "batch_select": {"strategy": "batch_select"},
@@ -18,6 +19,7 @@ HELD: dict[str, dict[str, Any]] = {
 """The configurations of strategies whose transaction holds the jobs."""
 
 
+@shared
 def make_job(**config: Any) -> Any:
     """Return a new class of jobs, in a MetaData of its own; with an order it has ``started_at``."""
     columns = config.pop("columns", {})

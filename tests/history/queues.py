@@ -19,6 +19,7 @@ from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from tests.consumer.handler_io import DEADLINE, Handler, for_async, for_sync
 from tests.consumer.processes import wait_until
+from tests.models import shared
 from tests.servers import Database
 
 KINDS = ("update_status", "batch_select", "delete_returning", "own_message", "existing_messages")
@@ -26,6 +27,7 @@ LEASED, HELD = KINDS[0], KINDS[1:]
 INSERT = "INSERT INTO sqlaqueue_attempt"
 
 
+@shared
 def make_model(kind: str, **config: Any) -> Any:
     """Return a queue class; ``kind`` names a strategy, or a variant of ``delete_returning``."""
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
+from tests.mapping.conftest import supply, tidy  # noqa: F401 - fixtures are found by being here
 from tests.migrations.project import Project
-from tests.models.conftest import supply, tidy  # noqa: F401 - fixtures are found by being here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

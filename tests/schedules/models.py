@@ -16,11 +16,13 @@ from sqlaqueue.schedules.fire import Fired, fire
 from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import declare
 from sqlaqueue.strategies.existing_messages import ExistingMessages
+from tests.models import shared
 
 KINDS = ("update_status", "batch_select", "delete_returning", "existing_messages", "rows_are_messages")
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
+@shared
 def make_report(kind: str = "update_status", **options: Any) -> Any:
     """Return a new class of jobs, in a MetaData of its own."""
 

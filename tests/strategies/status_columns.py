@@ -14,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column
 from sqlaqueue import QueueConfig, QueueMixin, States
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.strategies.existing_messages import ExistingMessages
+from tests.models import shared
 
 STRATEGIES = ("update_status", "batch_select", "delete_returning", "existing_messages")
 
@@ -94,6 +95,7 @@ class Model:
     """The states by the words that the database has for them."""
 
 
+@shared
 def make_model(kind: str, strategy: str) -> Model:
     class Base(DeclarativeBase):
         pass

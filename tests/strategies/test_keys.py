@@ -18,6 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, admin, cancel, claim, complete, extend, release, requeue
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import wait_until
+from tests.models import shared
 from tests.sent_statements import sent_statements
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ KEYS: dict[str, tuple[Any, Sequence[Any]]] = {
 }
 
 
+@shared
 def make_model(type_: Any, strategy: str = "update_status", **options: Any) -> Any:
     class Base(DeclarativeBase):
         pass

@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
+from tests.models import shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ KEYS: dict[str, tuple[Any, Sequence[Any]]] = {
 }
 
 
+@shared
 def make_model(**keys: Any) -> Any:
     class Base(DeclarativeBase):
         pass

@@ -20,6 +20,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.claim_scan import FEW
 from sqlaqueue.queue.run import Run
 from tests.contexts import make_context
+from tests.models import shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ KEPT = sa.text("""SELECT generic_plans > 0 FROM pg_prepared_statements
                   ORDER BY prepare_time DESC LIMIT 1""")
 
 
+@shared
 def make_model(strategy: Any, **config: Any) -> Any:
     class Base(DeclarativeBase):
         pass

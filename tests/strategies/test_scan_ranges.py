@@ -15,6 +15,7 @@ from sqlaqueue.consumer.statements import EXCEPT, LIMIT
 from sqlaqueue.strategies import ClaimRequest, ClaimStrategy, find_strategy
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from tests.contexts import make_context
+from tests.models import shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,6 +42,7 @@ STRATEGIES: dict[str, tuple[str, dict[str, str | None]]] = {
 }
 
 
+@shared
 def make_model(strategy: str | ClaimStrategy, columns: Mapping[str, str | None], order: Order) -> Any:
     roles = {role: None if kind == "missing" else f"my_{role}" for role, kind in order._asdict().items()}
 

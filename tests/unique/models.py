@@ -9,6 +9,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, Unique
 from sqlaqueue.strategies.existing_messages import ExistingMessages
+from tests.models import shared
 
 KINDS = ("update_status", "batch_select", "delete_returning", "existing_messages", "rows_are_messages")
 KEEPING_ROWS = KINDS[:-1]
@@ -16,6 +17,7 @@ BY_KEY = Unique("key")
 TEXT = sa.String().with_variant(sa.String(50), "mariadb")
 
 
+@shared
 def make_job(kind: str, unique: Unique | None = BY_KEY, **options: Any) -> Any:
     """Return a new class of jobs."""
 

@@ -19,6 +19,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web.data import job_orders
 from sqlaqueue.web.data.job_columns import JobColumns, columns_of
 from sqlaqueue.web.data.job_pages import JobPage, parse_request, read_page
+from tests.models import shared
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -41,6 +42,7 @@ class Cents(sa.types.TypeDecorator[Decimal]):
         raise AssertionError("a list must not call the types of the application")
 
 
+@shared
 def make_wide(**options: Any) -> Any:
     """Return a queue with columns of many types, whose real names differ from those of the attributes."""
 
@@ -73,6 +75,7 @@ def make_wide(**options: Any) -> Any:
     return Wide
 
 
+@shared
 def make_rows(strategy: str = "update_status", **options: Any) -> Any:
     """Return a queue with columns of which many rows have the same value, or none."""
 
@@ -94,6 +97,7 @@ def make_rows(strategy: str = "update_status", **options: Any) -> Any:
     return Row
 
 
+@shared
 def make_pairs() -> Any:
     """Return a queue with a composite key."""
 
@@ -110,6 +114,7 @@ def make_pairs() -> Any:
     return Pair
 
 
+@shared
 def make_messages() -> Any:
     """Return a queue whose rows are deleted by claims."""
 

@@ -15,12 +15,14 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.web import Dashboard
+from tests.models import shared
 from tests.servers import Database
 from tests.web.conftest import client, everything
 
 KEYS = ["infinity", "-infinity", "0044-03-15 BC", "12000-01-01"]
 
 
+@shared
 def make_daily(strategy: str) -> Any:
     class Base(DeclarativeBase):
         pass

@@ -19,7 +19,7 @@ from sqlalchemy.orm import (
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, complete, fail
 from sqlaqueue.exc import ConfigurationError
-from tests.models.tidy import created
+from tests.mapping.tidy import created
 
 MakeModel = Callable[[QueueConfig], type[Any]]
 

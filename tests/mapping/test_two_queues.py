@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, cancel, claim, complete, fail, purge, requeue, retry
 from sqlaqueue.exc import StatementError
-from tests.models.tidy import TidyDatabase, created
+from tests.mapping.tidy import TidyDatabase, created
 
 STRATEGIES = ["update_status", "delete_returning", "batch_select"]
 

@@ -10,8 +10,8 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, States, cancel, claim, complete, fail, requeue, retry
 from sqlaqueue.exc import ConfigurationError, StatementError
-from tests.models.awaitable_engine import awaitable_engine
-from tests.models.tidy import TidyDatabase, created
+from tests.mapping.awaitable_engine import awaitable_engine
+from tests.mapping.tidy import TidyDatabase, created
 
 STRATEGIES = ["update_status", "delete_returning", "batch_select"]
 

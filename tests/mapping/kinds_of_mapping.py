@@ -16,7 +16,7 @@ from sqlalchemy.orm import (
 )
 
 from sqlaqueue import QueueMixin
-from tests.models.kind import Built, MakeConfig, kind
+from tests.mapping.kind import Built, MakeConfig, kind
 
 
 @kind()

@@ -13,8 +13,8 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.config import ROLES
 from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-from tests.models.test_attribute_names import MakeModel, every_way
-from tests.models.tidy import created
+from tests.mapping.test_attribute_names import MakeModel, every_way
+from tests.mapping.tidy import created
 
 once = pytest.mark.once
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import (
 )
 
 from sqlaqueue import QueueMixin
-from tests.models.kind import Built, MakeConfig, declare, kind, payload
+from tests.mapping.kind import Built, MakeConfig, declare, kind, payload
 
 NAMING_CONVENTION = {
     "ix": "ix_%(column_0_label)s",

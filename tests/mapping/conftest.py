@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.conftest import CONNECTIONS
-from tests.models.tidy import TidyDatabase
+from tests.mapping.tidy import TidyDatabase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

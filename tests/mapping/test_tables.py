@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlaqueue import QueueConfig, QueueMixin, cancel, claim, complete, reconcile
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.start_checks import missing_objects
-from tests.models.tidy import TidyDatabase, created
+from tests.mapping.tidy import TidyDatabase, created
 
 STRATEGIES = ["update_status", "delete_returning", "batch_select"]
 

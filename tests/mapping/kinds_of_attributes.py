@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlaqueue import QueueMixin, States
-from tests.models.kind import Built, MakeConfig, declare, kind, payload
+from tests.mapping.kind import Built, MakeConfig, declare, kind, payload
 
 
 @kind()

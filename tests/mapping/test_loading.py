@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, defer, load_only, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, complete, fail
-from tests.models.tidy import created
+from tests.mapping.tidy import created
 
 
 @pytest.fixture(params=["update_status", "delete_returning", "batch_select"])

@@ -21,7 +21,7 @@ from sqlalchemy.orm import (
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, complete, fail
 from sqlaqueue.exc import StatementError
-from tests.models.tidy import TidyDatabase, created
+from tests.mapping.tidy import TidyDatabase, created
 
 
 class Shop:

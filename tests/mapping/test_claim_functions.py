@@ -17,8 +17,8 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import call
 from sqlaqueue.postgresql.start_checks import outdated_functions
 from sqlaqueue.sql.types import is_name_of, object_name
-from tests.models.claim_function import ARGUMENTS, attach_function, count, name_of
-from tests.models.tidy import TidyDatabase, created
+from tests.mapping.claim_function import ARGUMENTS, attach_function, count, name_of
+from tests.mapping.tidy import TidyDatabase, created
 
 NAME = 'a "job" of 100%'
 MAPS: list[dict[str | None, str]] = [{}, {None: "o'ne"}, {None: "50% two"}]

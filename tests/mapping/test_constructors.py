@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 
 from sqlaqueue import QueueConfig, QueueMixin, claim
 from sqlaqueue.exc import ConfigurationError
-from tests.models.tidy import created
+from tests.mapping.tidy import created
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 

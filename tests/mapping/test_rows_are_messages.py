@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, fail, release, requeue, retry
 from sqlaqueue.exc import ConfigurationError, StatementError
-from tests.models.tidy import created
+from tests.mapping.tidy import created
 
 CONFIG = QueueConfig(strategy="delete_returning", rows_are_messages=True)
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete, queue_column
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
-from tests.models.tidy import created
+from tests.mapping.tidy import created
 
 pytestmark = pytest.mark.once
 

@@ -20,7 +20,7 @@ from sqlaqueue import QueueConfig, QueueMixin, claim, complete, extend, release
 from sqlaqueue.exc import NotClaimedError
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.postgresql.ddl import objects_of
-from tests.models.tidy import TidyDatabase, created
+from tests.mapping.tidy import TidyDatabase, created
 
 
 class Base(DeclarativeBase):

@@ -30,7 +30,7 @@ import sqlalchemy as sa
 from _pytest.faulthandler import fault_handler_stderr_fd_key  # pytest keeps no public name for it
 from sqlalchemy import event
 from sqlalchemy.engine.default import DefaultDialect
-from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import Mapper, Session, sessionmaker
 from sqlalchemy.pool import Pool
 from sqlalchemy.util import LRUCache
 
@@ -39,7 +39,7 @@ from tests.nearest import changed_files, nearest
 from tests.servers import Servers, choose_versions, fast_directory, find_installations, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from xdist.workermanage import WorkerController  # type: ignore[import-untyped]  # it is typed, but does not say so
 
@@ -417,6 +417,23 @@ def database(server: Server) -> Iterator[Database]:
     """An empty database of the test's own."""
     with server.database() as database:
         yield database
+
+
+@pytest.fixture
+def sessions(database: Database) -> Iterator[Callable[..., sessionmaker[Session]]]:
+    """A function: create the tables of a class in the test's database, and return a maker of sessions on them.
+
+    ``sessions(Job).kw["bind"]`` is the engine. Options are those of the engine: ``sessions(Job, pool_size=20)``.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def create(model: Any, **options: Any) -> sessionmaker[Session]:
+            engine = sa.create_engine(database.url(), **options)
+            stack.callback(engine.dispose)
+            model.metadata.create_all(engine)
+            return sessionmaker(engine)
+
+        yield create
 
 
 @pytest.fixture

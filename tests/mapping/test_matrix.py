@@ -20,9 +20,9 @@ from sqlaqueue import (
     requeue,
     retry,
 )
+from tests.mapping import kinds_of_attributes, kinds_of_columns, kinds_of_mapping  # noqa: F401 - importing them fills KINDS
 from tests.mapping.awaitable_engine import DRIVERS, AwaitableEngine, awaitable_engine
 from tests.mapping.kind import KINDS, STRATEGIES, Built
-from tests.models import kinds_of_attributes, kinds_of_columns, kinds_of_mapping  # noqa: F401 - importing them fills KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

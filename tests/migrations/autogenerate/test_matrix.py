@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import QueueConfig
+from tests.mapping import kinds_of_attributes, kinds_of_columns, kinds_of_mapping  # noqa: F401 - they fill KINDS
 from tests.mapping.kind import KINDS, Built
 from tests.migrations.project import Project, dump
-from tests.models import kinds_of_attributes, kinds_of_columns, kinds_of_mapping  # noqa: F401 - they fill KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,17 +1,18 @@
-"""The code under test of one application, sync or async, in a transaction that is rolled back at the end."""
+"""An application: a queue for each strategy, and its code, sync or async, under the functions of sqlaqueue.testing."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin
 from sqlaqueue.testing import (
     RunResult,
     async_crash,
@@ -25,9 +26,65 @@ from sqlaqueue.testing import (
     run_job,
     travel,
 )
-from tests.testing.models import Email, Sent
 
-Handler = Callable[[Session, Any], object]
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Sent(Base):
+    """What a handler has done."""
+
+    __tablename__ = "sent"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    to: Mapped[str]
+
+
+class Email(QueueMixin, Base):
+    __abstract__ = True
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    to: Mapped[str]
+    extra: Mapped[dict[str, Any]] = mapped_column(sa.JSON(), default=dict)
+
+
+def queue(strategy: str, **options: Any) -> QueueConfig:
+    return QueueConfig(strategy=strategy, max_attempts=2, retry=Constant(60, jitter=0), **options)
+
+
+class LeasedEmail(Email):
+    __tablename__ = "leased_email"
+    __queue__ = queue("update_status", lease=timedelta(minutes=5), notify=True)
+
+
+class DeletedWhenDone(Email):
+    __tablename__ = "deleted_when_done"
+    __queue__ = queue("update_status", on_complete="delete")
+
+
+class HeldEmail(Email):
+    __tablename__ = "held_email"
+    __queue__ = queue("batch_select")
+
+
+class MessageEmail(Email):
+    __tablename__ = "message_email"
+    __queue__ = queue("delete_returning")
+
+
+class OwnMessage(Email):
+    __tablename__ = "own_message"
+    __queue__ = queue("delete_returning", columns={"status": None}, rows_are_messages=True)
+
+
+QUEUES: dict[str, type[Email]] = {
+    "update_status": LeasedEmail,
+    "delete": DeletedWhenDone,
+    "batch_select": HeldEmail,
+    "delete_returning": MessageEmail,
+    "own_message": OwnMessage,
+}
 
 
 def send(session: Session, email: Email) -> None:

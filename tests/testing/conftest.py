@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from tests.servers import Database, Server
-from tests.testing.app import App, async_app, sync_app
-from tests.testing.models import QUEUES, Base
+from tests.testing.app import QUEUES, App, Base, async_app, sync_app
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,13 @@ def engine(shared_database: Database) -> Iterator[sa.Engine]:
     Base.metadata.create_all(engine)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture
+def session(engine: sa.Engine) -> Iterator[Session]:
+    """A session of the test's own, rolled back at the end."""
+    with Session(engine) as session:
+        yield session
 
 
 @pytest.fixture(autouse=True)

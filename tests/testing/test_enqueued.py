@@ -12,8 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue import claim, copy_in, requeue
 from sqlaqueue.exc import NotAQueueError, StatementError
 from sqlaqueue.testing import crash, drain, enqueued, run_job, travel
-from tests.testing.app import App, send
-from tests.testing.models import Base, DeletedWhenDone, Email, HeldEmail, LeasedEmail, OwnMessage, Sent
+from tests.testing.app import App, Base, DeletedWhenDone, Email, HeldEmail, LeasedEmail, OwnMessage, Sent, send
 
 
 def test_by_columns(app: App) -> None:
@@ -102,10 +101,9 @@ def test_every_way_to_enqueue(leased: App, enqueue: Any) -> None:
     assert [email.to for email in leased.enqueued()] == ["x"]
 
 
-def test_copied_jobs(engine: sa.Engine) -> None:
-    with Session(engine) as session:
-        enqueue_by_copy(session, LeasedEmail)
-        assert [email.to for email in enqueued(session, LeasedEmail)] == ["x"]
+def test_copied_jobs(session: Session) -> None:
+    enqueue_by_copy(session, LeasedEmail)
+    assert [email.to for email in enqueued(session, LeasedEmail)] == ["x"]
 
 
 @pytest.fixture
@@ -142,21 +140,20 @@ def test_earlier_jobs_are_left_out_and_requeued_ones_are_not(engine: sa.Engine) 
 
 
 @pytest.mark.usefixtures("earlier")
-def test_earlier_jobs_are_left_out_when_time_passes_or_they_run(engine: sa.Engine) -> None:
-    with Session(engine) as session:
-        earlier = session.scalars(sa.select(LeasedEmail).where(LeasedEmail.to == "earlier")).one()
-        assert enqueued(session, LeasedEmail) == []
-        travel(session, 60)
-        assert enqueued(session, LeasedEmail) == []
-        assert run_job(session, earlier, send).outcome == "retried"
-        assert enqueued(session, LeasedEmail) == []
-        travel(session, 3600)
-        crash(session, earlier)
-        assert enqueued(session, LeasedEmail) == []
-        session.rollback()
-        # A new transaction; the connection may be the same.
-        session.add(LeasedEmail(to="mine"))
-        assert [email.to for email in enqueued(session, LeasedEmail)] == ["mine"]
+def test_earlier_jobs_are_left_out_when_time_passes_or_they_run(session: Session) -> None:
+    earlier = session.scalars(sa.select(LeasedEmail).where(LeasedEmail.to == "earlier")).one()
+    assert enqueued(session, LeasedEmail) == []
+    travel(session, 60)
+    assert enqueued(session, LeasedEmail) == []
+    assert run_job(session, earlier, send).outcome == "retried"
+    assert enqueued(session, LeasedEmail) == []
+    travel(session, 3600)
+    crash(session, earlier)
+    assert enqueued(session, LeasedEmail) == []
+    session.rollback()
+    # A new transaction; the connection may be the same.
+    session.add(LeasedEmail(to="mine"))
+    assert [email.to for email in enqueued(session, LeasedEmail)] == ["mine"]
 
 
 @pytest.mark.usefixtures("earlier")
@@ -206,25 +203,22 @@ def test_many_earlier_jobs(engine: sa.Engine) -> None:
         connection.execute(sa.delete(LeasedEmail))
 
 
-def test_a_transaction_that_has_written_nothing(engine: sa.Engine) -> None:
-    with Session(engine) as session:
-        assert enqueued(session, LeasedEmail) == []
+def test_a_transaction_that_has_written_nothing(session: Session) -> None:
+    assert enqueued(session, LeasedEmail) == []
 
 
-def test_claimed_jobs_of_a_held_transaction_still_wait(engine: sa.Engine) -> None:
-    with Session(engine) as session:
-        session.add(email := HeldEmail(to="x"))
-        session.execute(claim(HeldEmail, 1)).all()
-        assert enqueued(session, HeldEmail) == [email]
+def test_claimed_jobs_of_a_held_transaction_still_wait(session: Session) -> None:
+    session.add(email := HeldEmail(to="x"))
+    session.execute(claim(HeldEmail, 1)).all()
+    assert enqueued(session, HeldEmail) == [email]
 
 
-def test_wrong_arguments(engine: sa.Engine) -> None:
-    with Session(engine) as session:
-        with pytest.raises(StatementError, match=r"the class has no attribute 'too'; it has .*to"):
-            enqueued(session, LeasedEmail, too="ada@example.com")
-        with pytest.raises(NotAQueueError, match="Sent"):
-            enqueued(session, Sent)
-        with pytest.raises(NotAQueueError):
-            enqueued(session, Base)
-        with pytest.raises(NotAQueueError, match="is not a mapped class; give the class LeasedEmail"):
-            enqueued(session, LeasedEmail(to="ada@example.com"))  # type: ignore[call-overload]  # that is the mistake
+def test_wrong_arguments(session: Session) -> None:
+    with pytest.raises(StatementError, match=r"the class has no attribute 'too'; it has .*to"):
+        enqueued(session, LeasedEmail, too="ada@example.com")
+    with pytest.raises(NotAQueueError, match="Sent"):
+        enqueued(session, Sent)
+    with pytest.raises(NotAQueueError):
+        enqueued(session, Base)
+    with pytest.raises(NotAQueueError, match="is not a mapped class; give the class LeasedEmail"):
+        enqueued(session, LeasedEmail(to="ada@example.com"))  # type: ignore[call-overload]  # that is the mistake

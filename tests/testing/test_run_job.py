@@ -1,4 +1,4 @@
-"""run_job() follows the rules of a Consumer, in the transaction of the test."""
+"""run_job() follows the rules of a Consumer in the test's transaction, and crash() leaves what a dead worker leaves."""
 
 from __future__ import annotations
 
@@ -24,9 +24,20 @@ from sqlaqueue.exc import (
     StatementError,
     TransactionLostError,
 )
+from sqlaqueue.queue.names import CRASH_JOURNAL
 from sqlaqueue.testing import async_drain, async_run_job, drain, run_job
-from tests.testing.app import App, AsyncApp, send
-from tests.testing.models import DeletedWhenDone, Email, HeldEmail, LeasedEmail, OwnMessage, Sent
+from tests.testing.app import (
+    App,
+    AsyncApp,
+    Base,
+    DeletedWhenDone,
+    Email,
+    HeldEmail,
+    LeasedEmail,
+    OwnMessage,
+    Sent,
+    send,
+)
 
 
 @pytest.mark.each_value
@@ -116,12 +127,11 @@ def test_a_failure_can_be_raised(app: App) -> None:
     assert raised.value.result.state == "pending"
 
 
-def test_mocks_are_handlers(engine: sa.Engine) -> None:
-    with Session(engine) as session:
-        session.add(email := LeasedEmail(to="ada@example.com"))
-        handler = mock.Mock(return_value=None)
-        assert run_job(session, email, handler, check=True).state == "completed"
-        handler.assert_called_once()
+def test_mocks_are_handlers(session: Session) -> None:
+    session.add(email := LeasedEmail(to="ada@example.com"))
+    handler = mock.Mock(return_value=None)
+    assert run_job(session, email, handler, check=True).state == "completed"
+    handler.assert_called_once()
 
 
 def test_an_async_test_may_run_a_sync_handler(async_leased: AsyncApp) -> None:
@@ -395,13 +405,12 @@ def test_a_coroutine_function_needs_an_async_session(engine: sa.Engine) -> None:
                 run_job(session, email, handler)
 
 
-def test_a_consumer_of_another_queue(engine: sa.Engine) -> None:
-    with Session(engine) as session:
-        session.add(LeasedEmail(to="ada@example.com"))
-        with pytest.raises(ConfigurationError, match="it serves HeldEmail, and not these jobs"):
-            drain(session, LeasedEmail, Consumer(HeldEmail, send, Session))
-        with pytest.raises(ConfigurationError, match="the Consumer chooses its jobs itself; give the class"):
-            drain(session, sa.select(LeasedEmail), Consumer(LeasedEmail, send, Session))
+def test_a_consumer_of_another_queue(session: Session) -> None:
+    session.add(LeasedEmail(to="ada@example.com"))
+    with pytest.raises(ConfigurationError, match="it serves HeldEmail, and not these jobs"):
+        drain(session, LeasedEmail, Consumer(HeldEmail, send, Session))
+    with pytest.raises(ConfigurationError, match="the Consumer chooses its jobs itself; give the class"):
+        drain(session, sa.select(LeasedEmail), Consumer(LeasedEmail, send, Session))
 
 
 def test_a_missing_table_is_named(engine: sa.Engine) -> None:
@@ -440,3 +449,76 @@ def test_an_exit_is_a_failed_attempt(app: App) -> None:
         raise SystemExit(3)
 
     assert app.run(app.add(), leave).outcome == "retried"
+
+
+# -- after crash() -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_runs_again(app: App) -> None:
+    email = app.add()
+    app.crash(email)
+    result = app.run(email)
+    assert (result.state, result.outcome) == ("completed", "completed")
+    assert app.sent == ["ada@example.com"]
+    if result.job is not None:
+        assert email.attempts == 2
+
+
+def test_a_consumer_with_several_handlers_runs_it_as_well(app: App) -> None:
+    email = app.add()
+    app.crash(email)
+    assert app.run(email, app.consumer(send, concurrency=4)).state == "completed"
+
+
+def test_a_lease_stays_and_has_expired(leased: App) -> None:
+    email = leased.add()
+    leased.crash(email)
+    assert (email.status, email.attempts) == ("processing", 1)
+    assert email.lease_expires_at < datetime.now(UTC)
+    assert email.claimed_by
+
+
+def test_a_held_claim_is_rolled_back_and_the_journal_names_the_job(held: App) -> None:
+    email = held.add()
+    held.crash(email)
+    assert email.attempts == 0
+    journal = Base.metadata.tables[CRASH_JOURNAL]
+    assert held.scalars(sa.select(journal.c["keys"])) == [[str(email.id)]]
+    held.run(email)
+    assert held.scalars(sa.select(journal.c["keys"])) == []
+
+
+@pytest.mark.each_value
+def test_a_job_that_always_crashes_fails(app: App) -> None:
+    email = app.add()
+    app.crash(email)
+    app.crash(email)
+    result = app.run(email)
+    assert result.state == "failed"
+    assert "died" in (result.error or "")
+    assert app.sent == []
+
+
+def test_a_job_without_an_attempt_left_cannot_crash(app: App) -> None:
+    email = app.add()
+    app.crash(email)
+    app.crash(email)
+    with pytest.raises(NotClaimableError, match=r"has no attempt left|is failed"):
+        app.crash(email)
+    if app.model in {LeasedEmail, DeletedWhenDone}:
+        assert email.status == "failed"  # by the rescue
+    else:
+        assert app.run(email).state == "failed"
+
+
+def test_other_jobs_are_not_affected(app: App) -> None:
+    app.crash(app.add())
+    app.add("bob@example.com")
+    assert app.drain() == 2
+    assert sorted(app.sent) == ["ada@example.com", "bob@example.com"]
+
+
+def test_a_job_that_cannot_be_claimed(app: App) -> None:
+    email = app.add(run_at=datetime.now(UTC) + timedelta(hours=1))
+    with pytest.raises(NotClaimableError, match=r"crash\(\): .* is not due"):
+        app.crash(email)

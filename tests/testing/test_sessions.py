@@ -1,10 +1,11 @@
-"""The functions work in whatever session a test has: SQLAlchemy's recipe, own classes, scoped sessions, factories."""
+"""The functions work with whatever an application has: its sessions, its mappings, and libraries on SQLAlchemy."""
 
 from __future__ import annotations
 
 import asyncio
 import unittest
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import factory
 import pytest
@@ -23,21 +24,15 @@ from sqlalchemy.orm import (
     sessionmaker,
 )
 
-from sqlaqueue import QueueConfig, QueueMixin
-from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.testing import (
-    async_drain,
-    async_enqueued,
-    async_run_job,
-    crash,
-    drain,
-    enqueued,
-    run_job,
-    travel,
-)
-from tests.servers import Database
-from tests.testing.app import send
-from tests.testing.models import Email, HeldEmail, LeasedEmail, MessageEmail, Sent
+from sqlaqueue import QueueConfig, QueueMixin, States
+from sqlaqueue.exc import ConfigurationError, NotClaimableError
+from sqlaqueue.testing import async_drain, async_enqueued, async_run_job, crash, drain, enqueued, run_job, travel
+from tests.testing.app import Email, HeldEmail, LeasedEmail, MessageEmail, Sent, send
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Database
 
 
 @pytest.mark.parametrize("model", [LeasedEmail, HeldEmail, MessageEmail])
@@ -88,21 +83,19 @@ def crash_and_travel(session: Session, email: Any) -> None:
 
 
 @pytest.mark.parametrize("model", [LeasedEmail, HeldEmail])
-def test_a_session_of_an_engine(engine: sa.Engine, model: type[Email]) -> None:
-    with Session(engine) as session:
-        session.add(email := model(to="ada@example.com"))
-        assert run_job(session, email, send).state == "completed"
-        assert email.status == "completed"
-        session.rollback()
+def test_a_session_of_an_engine(session: Session, model: type[Email]) -> None:
+    session.add(email := model(to="ada@example.com"))
+    assert run_job(session, email, send).state == "completed"
+    assert email.status == "completed"
+    session.rollback()
 
 
-def test_within_a_savepoint_of_the_test(engine: sa.Engine) -> None:
-    with Session(engine) as session:
-        savepoint = session.begin_nested()
-        session.add(email := LeasedEmail(to="ada@example.com"))
-        assert run_job(session, email, send).state == "completed"
-        savepoint.rollback()
-        assert session.scalars(sa.select(LeasedEmail)).all() == []
+def test_within_a_savepoint_of_the_test(session: Session) -> None:
+    savepoint = session.begin_nested()
+    session.add(email := LeasedEmail(to="ada@example.com"))
+    assert run_job(session, email, send).state == "completed"
+    savepoint.rollback()
+    assert session.scalars(sa.select(LeasedEmail)).all() == []
 
 
 class AppSession(Session):
@@ -381,3 +374,122 @@ def test_async_sessions(shared_database: Database) -> None:
             await async_run_job(Session(), email, asend)  # type: ignore[arg-type]  # that is the mistake
 
     asyncio.run(main())
+
+
+# -- mappings ------------------------------------------------------------------------------------------------------
+
+
+class Mappings(DeclarativeBase):
+    pass
+
+
+class Message(QueueMixin, Mappings):
+    """Single-table and joined inheritance."""
+
+    __tablename__ = "message"
+    __queue__ = QueueConfig(strategy="update_status")
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_on": "kind", "polymorphic_identity": "message"}
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    done: Mapped[str | None]
+
+
+class Text(Message):
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "text"}
+
+
+class Letter(Message):
+    __tablename__ = "letter"
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "letter"}
+    id: Mapped[int] = mapped_column(sa.ForeignKey(Message.id), primary_key=True)
+    street: Mapped[str]
+
+
+class Parcel(QueueMixin, Mappings):
+    """A composite key, other names and values, its own version, in a schema of its own."""
+
+    __tablename__ = "parcel"
+    __table_args__: ClassVar[dict[str, Any]] = {"schema": "depot"}
+    __queue__ = QueueConfig(
+        strategy="batch_select",
+        columns={"status": "state", "run_at": "due", "attempts": "tries"},
+        states=States(pending="waiting", processing="moving", completed="there"),
+    )
+    country: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column()
+    __mapper_args__: ClassVar[dict[str, Any]] = {"version_id_col": version}
+
+
+class Legacy(QueueMixin, Mappings):
+    """An adopted table, with times without a zone and no count of attempts."""
+
+    __tablename__ = "legacy"
+    __queue__ = QueueConfig(strategy="batch_select", adopt={"status": "state", "run_at": "due"})
+    id: Mapped[int] = mapped_column(primary_key=True)
+    state: Mapped[str] = mapped_column(sa.String(20), default="pending")
+    due: Mapped[datetime] = mapped_column(sa.DateTime(), server_default=sa.func.now())
+
+
+@pytest.fixture
+def mapped(engine: sa.Engine) -> Iterator[Session]:
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        connection.execute(sa.text("CREATE SCHEMA depot"))
+        Mappings.metadata.create_all(connection)
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            yield session
+        transaction.rollback()
+
+
+def mark(session: Session, message: Message) -> None:
+    message.done = type(message).__name__
+
+
+def test_inheritance(mapped: Session) -> None:
+    jobs: list[Message] = [Message(), Text(), Letter(street="Main")]
+    mapped.add_all(jobs)
+    assert enqueued(mapped, Message) == jobs
+    assert enqueued(mapped, Text) == jobs[1:2]
+    for job in jobs:
+        assert run_job(mapped, job, mark).state == "completed"
+    assert [job.done for job in jobs] == ["Message", "Text", "Letter"]
+
+
+def test_handlers_by_class(mapped: Session) -> None:
+    handlers = {Message: mark, Letter: lambda session, letter: setattr(letter, "done", letter.street)}
+    mapped.add_all([text := Text(), letter := Letter(street="Main")])
+    assert run_job(mapped, letter, handlers).state == "completed"
+    assert drain(mapped, Message, handlers) == 1
+    assert (text.done, letter.done) == ("Text", "Main")
+
+
+def test_composite_keys_and_other_names(mapped: Session) -> None:
+    def fail(own: Session, parcel: Parcel) -> None:
+        raise ValueError
+
+    mapped.add_all([first := Parcel(country="de", number=1), second := Parcel(country="fr", number=1)])
+    assert enqueued(mapped, Parcel, country="fr") == [second]
+    result = run_job(mapped, first, fail)
+    assert (result.state, first.state, first.tries) == ("pending", "waiting", 1)
+    assert enqueued(mapped, Parcel) == [first, second]
+    crash(mapped, second)
+    travel(mapped, timedelta(hours=1))
+    assert drain(mapped, Parcel, lambda own, parcel: None) == 2
+    assert (first.state, second.state) == ("there", "there")
+
+
+def test_an_adopted_table(mapped: Session) -> None:
+    later = datetime.now(UTC).replace(tzinfo=None) + timedelta(hours=1)
+    mapped.add(job := Legacy(due=later))
+    with pytest.raises(NotClaimableError, match="is not due"):
+        run_job(mapped, job, lambda own, legacy: None)
+    travel(mapped, timedelta(hours=1))
+    assert drain(mapped, Legacy, lambda own, legacy: None) == 1
+    assert job.state == "completed"
+
+
+def test_a_handler_that_deletes_its_job(mapped: Session) -> None:
+    mapped.add(text := Text())
+    result = run_job(mapped, text, lambda own, job: own.delete(job))
+    assert (result.outcome, result.state, result.job) == ("completed", "gone", None)

@@ -22,7 +22,7 @@ FOLDERS = {
     "queue": ["strategies", "mapping"],
     "sql": ["strategies", "mapping"],
     "statements": ["strategies", "admin"],
-    "waiting": ["consumer/waiting"],
+    "waiting": ["consumer"],
 }
 """The folders of tests of the packages that have none of their own name."""
 

@@ -144,6 +144,17 @@ def _reachable(bin_directory: Path) -> bool:
     return server_account() is None or all(path.stat().st_mode & 0o001 for path in (program, *program.parents))
 
 
+def end_others(connection: psycopg.Connection[Any], database: str | None = None) -> int:
+    """End the sessions of all other clients, in one database or in all; return their number."""
+    statement = """
+        SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+        WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+        AND datname = coalesce(%s, datname)
+    """
+    row = connection.execute(statement, [database]).fetchone()
+    return row[0] if row else 0
+
+
 @dataclass(frozen=True)
 class Database:
     """One database, which exists for as long as its test runs."""
@@ -236,14 +247,8 @@ class Server:
 
     def kill_backends(self, database: str | None = None) -> int:
         """End the clients' sessions, in one database or in all; return their number."""
-        statement = """
-            SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-            WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
-            AND datname = coalesce(%s, datname)
-        """
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
-            row = connection.execute(statement, [database]).fetchone()
-        return row[0] if row else 0
+            return end_others(connection, database)
 
     @contextlib.contextmanager
     def database(self) -> Iterator[Database]:

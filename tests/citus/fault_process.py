@@ -11,7 +11,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlaqueue import Consumer, Distribution
 from sqlaqueue.consumer import pace
 from tests.citus.models import TENANTS, models_for
-from tests.consumer.handler_io import for_sync
+from tests.consumer.models import for_sync
 from tests.faults.history import Recorder
 from tests.faults.mutants import MUTANTS
 from tests.faults.process_roles import FileGate, PayloadHandler, _record_events

@@ -19,11 +19,11 @@ from tests.citus.cluster import CitusDatabase, Cluster, kill
 from tests.citus.conftest import schema_in
 from tests.citus.models import TENANTS, create, models_for
 from tests.consumer.bench import Bench
-from tests.consumer.processes import wait_until
 from tests.faults.conftest import fork_server as fork_server  # noqa: PLC0414 - a fixture
 from tests.faults.conftest import seed_of
 from tests.faults.fork_server import ForkServer
 from tests.faults.harness import Harness, Process
+from tests.programs import wait_until
 from tests.servers import Server
 
 pytestmark = [pytest.mark.once, pytest.mark.thorough]

@@ -25,7 +25,7 @@ from tests.citus import models as targets
 from tests.citus.cluster import CitusDatabase
 from tests.citus.conftest import engine_of, schema_in
 from tests.citus.models import DISTRIBUTE, job_class, placed
-from tests.consumer.processes import wait_until
+from tests.programs import wait_until
 from tests.web.conftest import client, everything
 
 pytestmark = pytest.mark.once

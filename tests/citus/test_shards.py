@@ -35,7 +35,7 @@ from tests.citus.cluster import CitusDatabase
 from tests.citus.conftest import engine_of, schema_in
 from tests.citus.models import TENANTS, create
 from tests.consumer.models import Models, models
-from tests.consumer.processes import wait_until
+from tests.programs import wait_until
 
 pytestmark = pytest.mark.once
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from multiprocessing.context import ForkServerProcess
+from typing import Any, Self, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -16,14 +18,54 @@ from sqlalchemy.orm import sessionmaker
 from sqlaqueue import AsyncConsumer, Consumer, JobEvent
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.mapping.mixin import spec_of
-from tests.consumer.handler_io import DEADLINE, Handler, for_async, for_sync
-from tests.consumer.models import models
-from tests.consumer.processes import Worker, wait_until
+from tests.consumer import worker
+from tests.consumer.models import DEADLINE, Handler, for_async, for_sync, models, prepared
+from tests.programs import FORKS, wait_until
 from tests.servers import Database
+
+LATER = 600.0
+"""Seconds that no test waits for."""
 
 
 async def nothing(io: Any, job: Any) -> None:
     """Handle a job by doing nothing."""
+
+
+class Gate:
+    """A handler that waits until the test lets it go on; its first calls may raise errors then."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self._begun, self._permits, self._opened = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
+        self._lock, self._errors = threading.Lock(), [*errors]
+        self.calls = self.running = self.most = 0
+        """How many calls there were, how many run, and how many ran at once."""
+
+    async def __call__(self, io: Any, job: Any) -> None:
+        with self._lock:
+            self.calls += 1
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self._begun.release()
+        try:
+            await io.wait_for(lambda: self._opened.is_set() or self._permits.acquire(blocking=False))
+        finally:
+            with self._lock:
+                self.running -= 1
+        if self._errors:
+            raise self._errors.pop(0)
+
+    def await_call(self, times: int = 1) -> None:
+        """Wait until the handler is called, once more for each time that this was waited for."""
+        for _ in range(times):
+            assert self._begun.acquire(timeout=2 * DEADLINE), "the handler was not called"
+
+    def let_go(self, calls: int = 1) -> None:
+        """Let some calls go on."""
+        self._permits.release(calls)
+
+    def open(self) -> None:
+        """Let all calls go on, also those to come."""
+        self._opened.set()
 
 
 class Bench:
@@ -72,6 +114,14 @@ class Bench:
             result = connection.execute(sa.text(statement) if isinstance(statement, str) else statement, parameters)
             return result.scalar() if result.returns_rows else result.rowcount
 
+    def in_session(self, statement: Any) -> Any:
+        """Execute a statement in a session and commit; return its rows, if it has any."""
+        with self.sessions() as session:
+            result = session.execute(statement)
+            found = result.all() if getattr(result, "returns_rows", True) else None
+            session.commit()
+            return found
+
     def snapshot(self) -> sa.Connection:
         """Return a connection whose next transaction reads from one snapshot."""
         return self.engine.connect().execution_options(isolation_level="REPEATABLE READ")
@@ -103,6 +153,10 @@ class Bench:
         with self.engine.connect() as connection:
             return Counter(connection.scalars(sa.select(self.Effect.__table__.c.job)))
 
+    async def work(self, io: Any, job: Any) -> None:
+        """Handle a job by an effect."""
+        await io.execute(self.effect(job.id))
+
     def effect(self, key: int, note: str | None = None) -> Any:
         """Return the statement by which a handler has an effect."""
         return sa.insert(self.Effect).values(job=key, note=note)
@@ -119,38 +173,69 @@ class Bench:
 
     # -- the Consumers ---------------------------------------------------------------------------------------
 
-    def consumer(
-        self, handler: Handler = nothing, *, engine: Mapping[str, Any] | None = None, **options: Any
-    ) -> Server:
-        """Return a Consumer of this API; ``engine`` are options for its engine."""
-        options = {"poll_interval": 0.05, "grace": 20} | options
-        model = options.pop("model", self.Job)
-        session = options.pop("session", {})
-        if self.api == "sync":
-            return SyncServer(self, model, handler, engine or {}, session, options)
-        return AsyncServer(self, model, handler, engine or {}, session, options)
+    def consumer(self, handler: Handler = nothing, *, model: Any = None, **options: Any) -> Server:
+        """Return a Consumer of this API; the options are those of a :class:`Server` and its Consumer."""
+        return Server(self.database, self.api, self.Job if model is None else model, handler, **options)
 
     def worker(self, handler: str, **options: Any) -> Worker:
-        """Return a process with a Consumer, whose handler is a function of :mod:`tests.consumer.handlers`."""
+        """Return a process with a Consumer, whose handler is a function of :mod:`tests.consumer.worker`."""
         return Worker(self.database, self.strategy, self.api, handler, options)
 
 
 class Server:
-    """A Consumer with its engine and a record of its events."""
+    """A Consumer of one API on an engine of its own, with a record of its events.
 
-    consumer: Any
+    :param url: of the engine; by default that of the database, for the driver that most tests use.
+    :param engine: options of the engine, whose pool is as large as the Consumer needs it.
+    :param session: options of the maker of sessions; ``class_`` is a class of ``Session`` for both APIs.
+    """
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(
+        self,
+        database: Any,
+        api: str,
+        model: Any,
+        handler: Handler = nothing,
+        *,
+        url: str | None = None,
+        engine: Mapping[str, Any] | None = None,
+        session: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.database, self.api = database, api
         self.events: list[JobEvent] = []
         self.error: BaseException | None = None
         self.finished, self.given_up = threading.Event(), threading.Event()
-        self.session: Any = None
-        """The maker of sessions."""
-
-    def _listen(self) -> None:
+        self.engine: Any
+        self.session: Any
+        self.consumer: Any
+        options = {"poll_interval": 0.05, "grace": 20} | options
+        given = dict(engine or {})
+        if "poolclass" not in given:
+            # Named, since before SQLAlchemy 2.0.38 aiosqlite had no pool.
+            kind = sa.QueuePool if api == "sync" else sa.AsyncAdaptedQueuePool
+            given = {"poolclass": kind, "pool_size": options.get("concurrency", 1) + 1} | given
+        if api == "sync":
+            self.engine = prepared(sa.create_engine(url or database.url(), **given))
+            self.session = sessionmaker(self.engine, **session or {})
+            self.consumer = Consumer(model, for_sync(handler, self.given_up), self.session, **options)
+        else:
+            self.engine = prepared(create_async_engine(url or database.url("asyncpg"), **given))
+            makes = {"sync_session_class" if name == "class_" else name: it for name, it in (session or {}).items()}
+            self.session = async_sessionmaker(self.engine, **makes)
+            self.consumer = AsyncConsumer(model, for_async(handler, self.given_up), self.session, **options)
         for name in get_args(EventName):
             self.consumer.on(name, self.events.append)
+
+    @property
+    def sync_engine(self) -> sa.Engine:
+        engine: sa.Engine = getattr(self.engine, "sync_engine", self.engine)
+        return engine
+
+    @property
+    def context(self) -> Any:
+        """That of the Consumer while it runs."""
+        return self.consumer._context
 
     def told(self, *names: str) -> Counter[str] | list[int]:
         """Return how often each event happened, or the keys of the jobs to which those named happened."""
@@ -158,16 +243,35 @@ class Server:
             return Counter(event.name for event in list(self.events))
         return [event.key[0] for event in list(self.events) if event.name in names]
 
+    def errors(self, *names: str) -> list[Any]:
+        """Return the errors of the events that are named."""
+        return [event.error for event in list(self.events) if event.name in names]
+
     def run(self) -> None:
-        raise NotImplementedError
+        self._serve("run")
 
     def drain(self) -> int:
-        raise NotImplementedError
+        return int(self._serve("drain"))
+
+    def _serve(self, verb: str) -> Any:
+        if self.api == "sync":
+            try:
+                return getattr(self.consumer, verb)()
+            finally:
+                self.engine.dispose()
+
+        async def serve() -> Any:
+            try:
+                return await getattr(self.consumer, verb)()
+            finally:
+                await self.engine.dispose()
+
+        return asyncio.run(serve())
 
     def drain_again(self) -> int:
         """Drain while it runs in another thread, or after; the pool is not this one's to close."""
         found = self.consumer.drain()
-        return asyncio.run(found) if asyncio.iscoroutine(found) else found
+        return int(asyncio.run(found) if asyncio.iscoroutine(found) else found)
 
     def stop(self) -> None:
         self.consumer.stop()
@@ -188,7 +292,7 @@ class Server:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         # A stop before the beginning would have nothing to end.
-        wait_until(lambda: self.consumer._context is not None or self.finished.is_set())
+        wait_until(lambda: self.context is not None or self.finished.is_set())
         try:
             yield self
         except BaseException:
@@ -203,62 +307,111 @@ class Server:
             raise self.error
 
 
-def pool_of(options: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for an engine; its pool is as large as a Consumer with ``options`` needs it."""
-    size = {} if "poolclass" in engine else {"pool_size": options.get("concurrency", 1) + 1}
-    return {**size, **engine}
+class Worker:
+    """A process with a Consumer; what it says on its standard output can be waited for.
 
+    It rescues expired leases every ``rescue`` seconds, by default more often than usual; with ``restart`` it starts
+    processes, a new one whenever one dies.
+    """
 
-class SyncServer(Server):
-    def __init__(
-        self, bench: Bench, model: Any, handler: Handler, engine: Mapping[str, Any], session: Any, options: Any
-    ) -> None:
-        super().__init__(bench)
-        self.engine = sa.create_engine(bench.database.url(), **pool_of(options, engine))
-        self.session = sessionmaker(self.engine, **session)
-        self.consumer = Consumer(model, for_sync(handler, self.given_up), self.session, **options)
-        self._listen()
+    def __init__(self, database: Database, strategy: str, api: str, handler: str, options: dict[str, Any]) -> None:
+        options = {"poll_interval": 0.05, "grace": 20} | options
+        consumers, restart = options.pop("consumers", 1), options.pop("restart", False)
+        rescue = options.pop("rescue", 0.2)
+        order = {
+            "url": database.url("psycopg" if api == "sync" else "asyncpg"),
+            "strategy": strategy,
+            "api": api,
+            "handler": handler,
+            "options": options,
+            "consumers": consumers,
+            "restart": restart,
+            "rescue": rescue,
+            "pool": consumers * (options.get("concurrency", 1) + 1),
+        }
+        self.lines: list[str] = []
+        (orders, self._orders), (self._words, words) = FORKS.Pipe(duplex=False), FORKS.Pipe(duplex=False)
+        self.process: ForkServerProcess = FORKS.Process(target=worker.live, args=(order, orders, words))
+        self.process.start()
+        # The worker has copies of these; only the last one that is closed ends the pipe.
+        orders.close()
+        words.close()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with os.fdopen(os.dup(self._words.fileno())) as lines:
+            for line in lines:
+                self.lines.append(line.rstrip())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.join()
+        self._reader.join()
+        self._orders.close()
+        self._words.close()
 
     @property
-    def sync_engine(self) -> sa.Engine:
-        return self.engine
-
-    def run(self) -> None:
-        try:
-            self.consumer.run()
-        finally:
-            self.engine.dispose()
-
-    def drain(self) -> int:
-        try:
-            return self.consumer.drain()
-        finally:
-            self.engine.dispose()
-
-
-class AsyncServer(Server):
-    def __init__(
-        self, bench: Bench, model: Any, handler: Handler, engine: Mapping[str, Any], session: Any, options: Any
-    ) -> None:
-        super().__init__(bench)
-        url = bench.database.url("asyncpg")
-        self.engine = create_async_engine(url, **pool_of(options, engine))
-        self.session = async_sessionmaker(self.engine, **session)
-        self.consumer = AsyncConsumer(model, for_async(handler, self.given_up), self.session, **options)
-        self._listen()
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     @property
-    def sync_engine(self) -> sa.Engine:
-        return self.engine.sync_engine
+    def has_ended(self) -> bool:
+        return self.process.exitcode is not None
 
-    async def _serve(self, verb: str) -> Any:
-        try:
-            return await getattr(self.consumer, verb)()
-        finally:
-            await self.engine.dispose()
+    def said(self, beginning: str) -> list[str]:
+        """Return what follows ``beginning`` in each line that begins like that."""
+        return [line.removeprefix(beginning).strip() for line in list(self.lines) if line.startswith(beginning)]
 
-    def run(self) -> None:
-        asyncio.run(self._serve("run"))
+    def await_word(self, beginning: str, times: int = 1) -> None:
+        """Wait until it has said something."""
 
-    def drain(self) -> int:
-        return asyncio.run(self._serve("drain"))
+        def was_said() -> bool:
+            assert not self.has_ended or len(self.said(beginning)) >= times, "the worker ended before that"
+            return len(self.said(beginning)) >= times
+
+        wait_until(was_said, f"{beginning!r} from the worker")
+
+    def write(self, line: str) -> None:
+        """Say something to it."""
+        os.write(self._orders.fileno(), f"{line}\n".encode())
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def await_end(self) -> int:
+        """Wait for its end and return the exit code."""
+        self.process.join(DEADLINE)
+        assert self.process.exitcode is not None, "the worker does not end"
+        self._reader.join()
+        return self.process.exitcode
+
+
+def is_listening(server: Server) -> bool:
+    """Return whether it receives its own heartbeats, has told the other consumers so, and knows all upcoming jobs."""
+    context = server.context
+    if context is None or not context.polls.peers.listening or context.polls.wants_upcoming():
+        return False
+    with server.database.connect() as connection:
+        row = connection.execute("SELECT listening FROM sqlaqueue_consumer WHERE id = %s", [context.id]).fetchone()
+    return row is not None and row[0]
+
+
+def idle(bench: Bench, **options: Any) -> Server:
+    """Return a Consumer that finds new jobs by notifications only."""
+    return bench.consumer(nothing, **{"poll_interval": LATER} | options)
+
+
+def await_listening(*servers: Server) -> None:
+    """Wait until Consumers are listening."""
+    wait_until(lambda: all(map(is_listening, servers)), "that it receives its own heartbeat")
+
+
+def listening_connections(bench: Bench) -> int:
+    """Return how many connections to its database listen."""
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    return int(bench.execute(f"SELECT count(*) {others} AND query LIKE 'LISTEN%'"))

@@ -15,6 +15,7 @@ from sqlaqueue.consumer import pace
 from tests.conftest import CONNECTIONS
 from tests.consumer.bench import Bench
 from tests.consumer.models import STRATEGIES
+from tests.servers import end_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,12 +52,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
 
 
-END_OTHERS = """
-    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-"""
-
-
 class Supply:
     """One database per strategy: creating it takes longer than most of these tests."""
 
@@ -78,7 +73,8 @@ class Supply:
             self._databases[strategy], self._engines[strategy] = database, engine
         bench = Bench(self._databases[strategy], strategy, api, engine=self._engines[strategy])
         # Threads that a failed test has left behind would hold their locks in the next one.
-        bench.execute(END_OTHERS)
+        with bench.engine.connect() as connection:
+            end_others(connection.connection.driver_connection, bench.database.name)
         bench.clear()
         return bench
 

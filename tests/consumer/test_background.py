@@ -20,7 +20,8 @@ from sqlaqueue.consumer import base as background
 from sqlaqueue.consumer.consumer import ConsumerGroup
 from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
-from tests.consumer.bench import Bench, nothing, wait_until
+from tests.consumer.bench import Bench, nothing
+from tests.programs import wait_until
 from tests.servers import Database
 
 
@@ -232,7 +233,7 @@ def test_a_cancelled_block_shuts_down(supply: Any, times: int) -> None:
     async def main() -> None:
         task = asyncio.create_task(serve())
         assert await asyncio.to_thread(started.wait, 30)
-        context = server.consumer._context
+        context = server.context
         for _ in range(times):
             task.cancel()
             while not context.stopping:

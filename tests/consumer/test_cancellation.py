@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import cancel
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 pytestmark = pytest.mark.usefixtures("frequent_rescues")
 
@@ -60,7 +61,7 @@ def test_a_running_thread_is_marked(supply: Any, strategy: str) -> None:
         assert started.acquire(timeout=30)
         assert started.acquire(timeout=30)
         ask(bench, succeeds, fails)
-        wait_until(lambda: all(one.cancelled for one in server.consumer._context.in_flight.busy()))
+        wait_until(lambda: all(one.cancelled for one in server.context.in_flight.busy()))
         go_on.set()
         wait_until(lambda: bench.states() == {"completed": 1, "cancelled": 1})
     assert server.told("cancelled") == [fails]
@@ -83,7 +84,7 @@ def test_a_job_is_cancelled_while_its_worker_shuts_down(bench: Bench, *, succeed
 
     with bench.consumer(work).running() as server:
         assert started.wait(30)
-        context = server.consumer._context
+        context = server.context
         server.stop()
         ask(bench, key)
         if bench.api == "sync":
@@ -116,7 +117,7 @@ def test_a_claimed_job_that_has_not_begun_is_cancelled(bench: Bench) -> None:
         assert started.wait(30)
         ask(bench, waiting[1])
         # Under a lease what was not claimed yet is cancelled at once.
-        wait_until(lambda: server.consumer._context.cancelled or bench.states()["cancelled"])
+        wait_until(lambda: server.context.cancelled or bench.states()["cancelled"])
         go_on.set()
         wait_until(lambda: bench.states() == {"completed": 6, "cancelled": 1})
     assert bench.row(waiting[1]).status == "cancelled"

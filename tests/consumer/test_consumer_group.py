@@ -20,8 +20,9 @@ from sqlalchemy.orm import sessionmaker
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
-from tests.consumer.bench import Bench, nothing, wait_until
-from tests.consumer.handler_io import for_async, for_sync
+from tests.consumer.bench import Bench, nothing
+from tests.consumer.models import for_async, for_sync
+from tests.programs import wait_until
 
 
 class Crowd:

@@ -17,10 +17,11 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer
 from sqlaqueue.testing import async_drain, drain, run_job
-from tests.consumer.bench import Bench, wait_until
-from tests.consumer.handler_io import for_sync
+from tests.consumer.bench import Bench
+from tests.consumer.models import for_sync
 from tests.consumer.test_background import hosted
 from tests.consumer.test_middleware import for_api
+from tests.programs import wait_until
 
 tenant: ContextVar[Any] = ContextVar("tenant", default=None)
 program: ContextVar[Any] = ContextVar("program", default=None)
@@ -119,8 +120,7 @@ def test_the_flush_of_a_handlers_changes_sees_its_variables(bench: Bench) -> Non
         tenant.set(job.id)
         job.priority = 7
 
-    session = {"class_": Audited} if bench.api == "sync" else {"sync_session_class": Audited}
-    bench.consumer(work, session=session).drain()
+    bench.consumer(work, session={"class_": Audited}).drain()
     assert {key: row.payload for key, row in bench.rows().items()} == {key: str(key) for key in keys}
 
 

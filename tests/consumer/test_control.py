@@ -14,9 +14,9 @@ import sqlalchemy as sa
 import sqlaqueue
 from sqlaqueue import cancel, claim, consumers, pause, paused, resume
 from sqlaqueue.consumer import pace
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import LATER, Bench, await_listening, idle
 from tests.consumer.conftest import Supply
-from tests.consumer.listening import LATER, await_listening, execute, idle
+from tests.programs import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +26,9 @@ def no_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def paused_bench(mixed: Bench) -> Iterator[Bench]:
-    execute(mixed, pause(mixed.Job))
+    mixed.in_session(pause(mixed.Job))
     yield mixed
-    execute(mixed, resume(mixed.Job))
+    mixed.in_session(resume(mixed.Job))
 
 
 def test_no_job_of_a_paused_queue_is_claimed(paused_bench: Bench) -> None:
@@ -38,8 +38,8 @@ def test_no_job_of_a_paused_queue_is_claimed(paused_bench: Bench) -> None:
         assert session.execute(claim(bench.Job, 2)).all() == []
         assert session.scalar(paused(bench.Job)) is True
     assert bench.consumer().drain() == 0
-    execute(bench, pause(bench.Job))
-    execute(bench, resume(bench.Job))
+    bench.in_session(pause(bench.Job))
+    bench.in_session(resume(bench.Job))
     with bench.sessions() as session:
         assert session.scalar(paused(bench.Job)) is False
     assert bench.consumer().drain() == 2
@@ -48,12 +48,12 @@ def test_no_job_of_a_paused_queue_is_claimed(paused_bench: Bench) -> None:
 def test_consumers_respect_a_pause(mixed: Bench) -> None:
     with idle(mixed).running() as server:
         await_listening(server)
-        execute(mixed, pause(mixed.Job))
+        mixed.in_session(pause(mixed.Job))
         mixed.enqueue()
         # It polls when it is notified, and finds nothing: then no announcement is open.
-        wait_until(lambda: not server.consumer._context.polls._announcements._open)
+        wait_until(lambda: not server.context.polls._announcements._open)
         assert mixed.states() == {"pending": 1}
-        execute(mixed, resume(mixed.Job))
+        mixed.in_session(resume(mixed.Job))
         wait_until(lambda: mixed.states() == {"completed": 1})
 
 
@@ -80,7 +80,7 @@ def test_a_cancellation_is_requested_without_delay(mixed: Bench) -> None:
     with mixed.consumer(work, poll_interval=LATER).running() as server:
         await_listening(server)
         assert started.wait(30)
-        execute(mixed, cancel(sa.select(mixed.Job).where(mixed.Job.id == key)))
+        mixed.in_session(cancel(sa.select(mixed.Job).where(mixed.Job.id == key)))
         wait_until(lambda: mixed.execute("SELECT count(*) FROM sqlaqueue_control") == 0)
         go_on.set()
         wait_until(lambda: mixed.states() == {"cancelled": 1})
@@ -112,7 +112,7 @@ def test_a_run_that_ends_while_its_request_is_taken_is_cancelled(supply: Supply)
     with server.running():
         await_listening(server)
         assert started.wait(30)
-        execute(bench, cancel(sa.select(bench.Job).where(bench.Job.id == key)))
+        bench.in_session(cancel(sa.select(bench.Job).where(bench.Job.id == key)))
         wait_until(lambda: bench.states() == {"cancelled": 1})
 
 
@@ -129,24 +129,24 @@ def test_consumers_are_listed(mixed: Bench) -> None:
         await_listening(server)
 
         def said() -> list[Any]:
-            return [(row.running, row.listening) for row in execute(mixed, consumers(mixed.Job))]
+            return [(row.running, row.listening) for row in mixed.in_session(consumers(mixed.Job))]
 
         # It says so when it checks in, which may be under way.
         wait_until(
             lambda: said() == [([[str(key)]], True)], "that it registers its running job, and that it is listening"
         )
-        (row,) = execute(mixed, consumers(mixed.Job))
+        (row,) = mixed.in_session(consumers(mixed.Job))
         assert (row.host, row.pid, row.version) == (socket.gethostname(), os.getpid(), sqlaqueue.__version__)
         assert row.name == f"{socket.gethostname()}:{os.getpid()}:left"
         assert row.created_at <= row.heartbeat_at
         go_on.set()
-    assert execute(mixed, consumers(mixed.Job)) == []
+    assert mixed.in_session(consumers(mixed.Job)) == []
 
 
 def test_dead_consumers_are_not_listed(mixed: Bench) -> None:
     with mixed.worker("work") as worker:
-        wait_until(lambda: len(execute(mixed, consumers(mixed.Job))) == 1)
+        wait_until(lambda: len(mixed.in_session(consumers(mixed.Job))) == 1)
         worker.process.kill()
         worker.await_end()
     mixed.execute("UPDATE sqlaqueue_consumer SET expires_at = now()")
-    assert execute(mixed, consumers(mixed.Job)) == []
+    assert mixed.in_session(consumers(mixed.Job)) == []

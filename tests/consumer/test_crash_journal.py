@@ -16,9 +16,9 @@ from sqlaqueue.consumer.core.waker import _cancel
 from sqlaqueue.exc import HandlerNotStopped
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import key_text
-from tests.consumer.bench import Bench, Server, wait_until
+from tests.consumer.bench import Bench, Server, listening_connections
 from tests.consumer.conftest import Supply
-from tests.consumer.listening import listening_connections
+from tests.programs import wait_until
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_the_thread_that_waits_for_the_workers_may_fail(
 
 
 def await_start(server: Server) -> Any:
-    wait_until(lambda: server.consumer._context is not None and server.consumer._context.has_claimed)
-    return server.consumer._context
+    wait_until(lambda: server.context is not None and server.context.has_claimed)
+    return server.context
 
 
 def test_a_cancellation_that_the_server_refuses_is_logged(caplog: pytest.LogCaptureFixture) -> None:

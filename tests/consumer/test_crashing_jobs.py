@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer import leased as leased_routines
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.claim import Claimer
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_rescues"), pytest.mark.once]
 

@@ -14,7 +14,7 @@ from sqlaqueue import AsyncConsumer, Consumer, Distribution, Fair, Limit, QueueC
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.pace import ShardTurns
 from sqlaqueue.exc import ConfigurationError
-from tests.consumer.processes import wait_until
+from tests.programs import wait_until
 from tests.servers import Database
 from tests.shared_database import engine as engine  # noqa: PLC0414 - a fixture
 from tests.shared_database import shared as shared  # noqa: PLC0414 - a fixture

@@ -9,7 +9,8 @@ import pytest
 
 from sqlaqueue import Cancel, Fail, JobEvent, Retry, Snooze
 from sqlaqueue.exc import ConfigurationError
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 ENDS: dict[str, tuple[str, Any]] = {
     "good": ("completed", None),

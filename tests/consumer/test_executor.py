@@ -17,7 +17,8 @@ from sqlaqueue.consumer import leased as leased_routines
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.claim import Claimer
 from sqlaqueue.exc import LeaseLost
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 N, BATCH = 60, 20
 """Jobs, and how many are claimed at once: by the third claim it is known that the handler does not use its session."""

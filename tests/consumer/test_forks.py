@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 pytestmark = pytest.mark.once
 

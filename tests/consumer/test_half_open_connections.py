@@ -20,61 +20,26 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, admin, async_wait, wait
+from sqlaqueue import admin, async_wait, wait
 from sqlaqueue.consumer import pace, threads
 from sqlaqueue.consumer.core import waker
 from sqlaqueue.consumer.notifications import async_listener, listener, polls
 from sqlaqueue.exc import HandlerNotStopped
-from tests.consumer.bench import Bench, Server, nothing, wait_until
-from tests.consumer.handler_io import DEADLINE, Handler, for_async, for_sync
-from tests.consumer.listening import LATER, await_listening
+from tests.consumer.bench import LATER, Bench, Server, await_listening, nothing
+from tests.consumer.models import DEADLINE, Handler
 from tests.faults.proxy import Proxy
+from tests.programs import wait_until
 from tests.servers import Database
 
 pytestmark = pytest.mark.once
 
 
-class Proxied(Server):
-    """A Consumer whose connections go through a proxy."""
-
-    def __init__(
-        self,
-        bench: Bench,
-        proxy: Proxy,
-        driver: str,
-        handler: Handler = nothing,
-        *,
-        pre_ping: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(bench)
-        self.url = proxy.url(driver)
-        options = {"poll_interval": LATER, "grace": 20} | options
-        pool = {"pool_pre_ping": pre_ping, "pool_size": options.get("concurrency", 1) + 1}
-        if bench.api == "sync":
-            self.engine: Any = sa.create_engine(self.url, **pool)
-            sync = for_sync(handler, self.given_up)
-            self.consumer: Any = Consumer(bench.Job, sync, sessionmaker(self.engine), **options)
-        else:
-            self.engine = create_async_engine(self.url, **pool)
-            coroutine = for_async(handler, self.given_up)
-            self.consumer = AsyncConsumer(bench.Job, coroutine, async_sessionmaker(self.engine), **options)
-        self._listen()
-
-    def run(self) -> None:
-        if isinstance(self.consumer, Consumer):
-            try:
-                self.consumer.run()
-            finally:
-                self.engine.dispose()
-        else:
-            asyncio.run(self._run())
-
-    async def _run(self) -> None:
-        try:
-            await self.consumer.run()
-        finally:
-            await self.engine.dispose()
+def proxied(
+    bench: Bench, proxy: Proxy, driver: str, handler: Handler = nothing, *, pre_ping: bool = False, **options: Any
+) -> Server:
+    """Return a Consumer whose connections go through a proxy."""
+    options = {"poll_interval": LATER} | options
+    return bench.consumer(handler, url=proxy.url(driver), engine={"pool_pre_ping": pre_ping}, **options)
 
 
 DRIVERS = pytest.mark.parametrize(
@@ -108,7 +73,7 @@ def test_a_half_open_connection_is_replaced(
     monkeypatch.setattr(pace, "HEARTBEAT", 0.5)
     monkeypatch.setattr(polls, "PROOF_TIMEOUT", 0.3)
     bench: Bench = supply.take("update_status", api)
-    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver).running() as server:
+    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver).running() as server:
         for round_ in (1, 2):
             await_listening(server)
             assert proxy.make_listeners_half_open() == 1
@@ -125,7 +90,7 @@ def test_a_half_open_connection_is_replaced(
 def test_the_system_probes_a_silent_connection(supply: Any, api: str) -> None:
     """Without this a listener on its own would notice a half-open connection only by its own checks."""
     bench: Bench = supply.take("update_status", api)
-    with Proxy(bench.database) as proxy, Proxied(bench, proxy, "psycopg").running() as server:
+    with Proxy(bench.database) as proxy, proxied(bench, proxy, "psycopg").running() as server:
         await_listening(server)
         port = sa.make_url(proxy.url("psycopg")).port
         idle_times = [
@@ -143,7 +108,7 @@ def test_jobs_run_again_after_all_connections_went_silent(
     """As after a failover behind a proxy: the connections of the pool are given up together, and this is logged once."""
     bench: Bench = supply.take(strategy, api)
     with Proxy(bench.database) as proxy:
-        server = Proxied(bench, proxy, driver, concurrency=3, poll_interval=0.2)
+        server = proxied(bench, proxy, driver, concurrency=3, poll_interval=0.2)
         with server.running():
             bench.enqueue(20)
             wait_until(lambda: bench.states() == {"completed": 20})
@@ -161,7 +126,7 @@ def test_a_connection_that_is_tested_before_its_use_is_given_up(
     """The pool waits for the reply to its test, so no session has the connection."""
     bench: Bench = supply.take("update_status", api)
     driver = "psycopg2" if api == "sync" else "asyncpg"
-    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, pre_ping=True, poll_interval=0.2).running():
+    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, pre_ping=True, poll_interval=0.2).running():
         bench.enqueue()
         wait_until(lambda: bench.states() == {"completed": 1})
         proxy.go_silent()
@@ -183,7 +148,7 @@ def test_a_commit_on_a_silent_connection_is_repeated(supply: Any, strategy: str,
         started.set()
         await io.wait(silent)
 
-    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, work, poll_interval=0.2).running():
+    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, work, poll_interval=0.2).running():
         [key] = bench.enqueue()
         assert started.wait(DEADLINE)
         proxy.go_silent()
@@ -201,7 +166,7 @@ def test_it_stops_though_no_connection_answers(
     """Not even new ones: a proxy accepts them, and has no server."""
     monkeypatch.setattr(threads, "HURRY", 1.0)
     bench: Bench = supply.take(strategy, api)
-    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, grace=1, poll_interval=0.2).running() as server:
+    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, grace=1, poll_interval=0.2).running() as server:
         bench.enqueue()
         wait_until(lambda: bench.states() == {"completed": 1})
         proxy.go_silent(answers_new=False)
@@ -225,7 +190,7 @@ def test_a_handler_that_waits_for_a_silent_connection_is_named_at_the_stop(suppl
         await io.execute(sa.text("SELECT 1"))
 
     with Proxy(bench.database) as proxy:
-        server = Proxied(bench, proxy, driver, work, poll_interval=0.2, grace=0.5)
+        server = proxied(bench, proxy, driver, work, poll_interval=0.2, grace=0.5)
         with (
             pytest.raises(HandlerNotStopped, match=r"\(job \d+, for \d+ s\) goes on after the grace"),
             server.running(),
@@ -252,10 +217,10 @@ def test_it_is_alive_unless_a_new_connection_answers(
     """If its connection cannot be given up, only a restart helps; it would not help while the database is down."""
     monkeypatch.setattr(waker, "shut_down", lambda _: None)
     bench: Bench = supply.take("update_status", api)
-    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, poll_interval=0.2, grace=1).running() as server:
+    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, poll_interval=0.2, grace=1).running() as server:
         wait_until(lambda: server.consumer.health().ready)
         proxy.go_silent(answers_new=answers_new)
-        deadlines = server.consumer._context.deadlines
+        deadlines = server.context.deadlines
         wait_until(lambda: deadlines._probed_at > 0 and deadlines._probe is None)
         health = server.consumer.health()
         assert health.alive == (not answers_new)
@@ -287,7 +252,7 @@ def test_a_statement_that_waits_for_a_lock_is_cancelled(
         started.set()
         await io.wait(locked)
 
-    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, work, poll_interval=0.2).running():
+    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, work, poll_interval=0.2).running():
         [key] = bench.enqueue()
         assert started.wait(DEADLINE)
         with bench.engine.connect() as admin:
@@ -420,7 +385,7 @@ def test_a_success_is_settled_at_the_stop_though_the_pool_is_silent(supply: Any,
         started.set()
         await io.wait(silent)
 
-    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver, work, poll_interval=0.2).running() as server:
+    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, work, poll_interval=0.2).running() as server:
         bench.enqueue()
         assert started.wait(DEADLINE)
         server.stop()
@@ -470,7 +435,7 @@ def test_a_listener_gives_up_its_connection_when_a_check_has_no_reply(
     monkeypatch.setattr(module, "CHECK_INTERVAL", 0.2)
     monkeypatch.setattr(module, "REPLY_TIMEOUT", 0.5)
     bench: Bench = supply.take("update_status", api)
-    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver).running() as server:
+    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver).running() as server:
         await_listening(server)
         assert proxy.make_listeners_half_open() == 1
         wait_until(lambda: [each for each in [*proxy.listener_connections] if not each.is_half_open])

@@ -68,8 +68,7 @@ def test_a_consumer_works_with_sessions_that_record_statements(bench: Bench) -> 
         if job.id in ends:
             raise ends[job.id]
 
-    maker = {"sync": "class_", "async": "sync_session_class"}[bench.api]
-    server = bench.consumer(handle, session={maker: writing([*HOOKS.values()], written, refused)})
+    server = bench.consumer(handle, session={"class_": writing([*HOOKS.values()], written, refused)})
     assert server.drain() == 7
     assert refused == []
     assert sorted(server.told("completed", "failed", "cancelled")) == [1, 2, 4, 6]
@@ -104,8 +103,7 @@ def test_a_consumer_settles_jobs_that_a_condition_on_all_statements_hides(bench:
         if job.id in ends and calls[job.id] == 1:
             raise ends[job.id]
 
-    maker = {"sync": "class_", "async": "sync_session_class"}[bench.api]
-    server = bench.consumer(handle, session={maker: hiding(bench.Job, aliases=aliases)}, batch_size=3)
+    server = bench.consumer(handle, session={"class_": hiding(bench.Job, aliases=aliases)}, batch_size=3)
     server.drain()
     assert bench.states() == {"completed": 4, "failed": 1, "cancelled": 1}
     assert calls == {key: 2 if key == keys[1] else 1 for key in keys}

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from sqlaqueue import claim
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import state
-from tests.consumer.bench import Bench, Server, wait_until
-from tests.consumer.listening import LATER, await_listening, idle
+from tests.consumer.bench import LATER, Bench, Server, await_listening, idle
 from tests.consumer.test_leases import beats
+from tests.programs import wait_until
 
 pytestmark = pytest.mark.once
 
@@ -28,7 +28,7 @@ def sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def await_sleep(server: Server) -> None:
     await_listening(server)
-    context = server.consumer._context
+    context = server.context
     assert context is not None
     wait_until(lambda: context.maintenance_sleeps and context.busy_since is None)
 
@@ -71,7 +71,7 @@ def test_a_lost_connection_wakes_it(mixed: Bench) -> None:
     with idle(mixed).running() as server:
         await_sleep(server)
         assert mixed.database.kill_backends() > 0
-        wait_until(lambda: not server.consumer._context.polls.peers.listening)
+        wait_until(lambda: not server.context.polls.peers.listening)
         await_listening(server)
 
 

@@ -11,7 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.maintenance import handlers_running
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_rescues"), pytest.mark.once]
 

@@ -12,7 +12,8 @@ from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, selectinload, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 if TYPE_CHECKING:
     from tests.servers import Database

@@ -22,10 +22,10 @@ from sqlaqueue.consumer.core import events
 from sqlaqueue.consumer.threads import GracePeriod
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import FIELDS, database_text, fields
-from tests.consumer.bench import Bench, wait_until
-from tests.consumer.handler_io import DEADLINE
-from tests.consumer.models import models
+from tests.consumer.bench import Bench
+from tests.consumer.models import DEADLINE, models
 from tests.contexts import make_context
+from tests.programs import wait_until
 
 
 async def fail(io: Any, job: Any) -> None:

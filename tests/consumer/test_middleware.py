@@ -15,7 +15,7 @@ from sqlaqueue import AsyncConsumer, Cancel, Consumer, Fail
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.testing import run_job
 from tests.consumer.bench import Bench
-from tests.consumer.handler_io import DEADLINE
+from tests.consumer.models import DEADLINE
 
 Call = Callable[[], Awaitable[Any]]
 

@@ -18,9 +18,10 @@ from sqlaqueue.consumer.outcomes import COMPLETED, FinishedRun
 from sqlaqueue.consumer.pace import FLUSH_AFTER, BatchSizer
 from sqlaqueue.postgresql.claim_scan import FEW
 from sqlaqueue.queue.run import Run
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
 from tests.consumer.models import models
 from tests.contexts import make_context
+from tests.programs import wait_until
 
 JOB = models("update_status").job
 
@@ -198,7 +199,7 @@ def test_the_batch_sizer_decides_how_many_jobs_are_claimed(bench: Bench, monkeyp
     bench.enqueue(9)
     with bench.consumer().running() as server:
         wait_until(lambda: bench.states() == {"completed": 9})
-        assert server.consumer._context.polls._announcements._share() == 3
+        assert server.context.polls._announcements._share() == 3
     assert set(sizes) == {3}
     assert bench.held or server.consumer._parts.sizer._claim_took > 0
 

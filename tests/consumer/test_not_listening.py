@@ -14,8 +14,8 @@ from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.maintenance import leases
 from sqlaqueue.consumer.notifications import listener, polls
 from sqlaqueue.consumer.notifications.polls import PollSchedule
-from tests.consumer.bench import Bench, wait_until
-from tests.consumer.listening import LATER, await_listening, idle, is_listening, listening_connections
+from tests.consumer.bench import LATER, Bench, await_listening, idle, is_listening, listening_connections
+from tests.programs import wait_until
 
 
 @pytest.fixture(autouse=True)

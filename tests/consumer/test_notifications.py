@@ -11,7 +11,6 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 import sqlaqueue
@@ -21,8 +20,8 @@ from sqlaqueue.consumer.maintenance import leases
 from sqlaqueue.consumer.notifications import polls
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.triggers import channel_of
-from tests.consumer.bench import Bench, Server, wait_until
-from tests.consumer.listening import LATER, await_listening, execute, idle, listening_connections
+from tests.consumer.bench import LATER, Bench, await_listening, idle, listening_connections
+from tests.programs import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -96,13 +95,7 @@ def test_an_idle_consumer_is_woken(mixed: Bench, enqueue: Callable[[Bench], None
 @pytest.mark.parametrize("driver", ["psycopg2", "psycopg", "asyncpg"])
 def test_every_driver_receives_notifications(supply: Any, driver: str) -> None:
     bench = supply.take("update_status", "sync" if driver == "psycopg2" else "async")
-    url = bench.database.url(driver)
-    if driver == "psycopg2":
-        engine = sa.create_engine(url)
-        server = SyncWith(bench, engine)
-    else:
-        server = AsyncWith(bench, url)
-    with server.running():
+    with idle(bench, url=bench.database.url(driver)).running() as server:
         await_listening(server)
         bench.enqueue()
         wait_until(lambda: bench.states() == {"completed": 1})
@@ -112,12 +105,7 @@ def test_every_driver_receives_notifications(supply: Any, driver: str) -> None:
 def test_a_listener_that_was_cancelled_starts_again(supply: Any, driver: str) -> None:
     """As by the end of the last Consumer of an engine, while the database does not answer."""
     bench = supply.take("update_status", "async")
-
-    class Listens(AsyncWith):
-        async def listens(self) -> None:
-            async with self.consumer:
-                while not self.consumer._context.polls.peers.listening:  # type: ignore[union-attr] # it runs
-                    await asyncio.sleep(0.02)
+    server = idle(bench, url=bench.database.url(driver))
 
     async def cancel() -> None:
         while not (found := [one for one in asyncio.all_tasks() if one.get_name() == "sqlaqueue-listener"]):
@@ -126,50 +114,14 @@ def test_a_listener_that_was_cancelled_starts_again(supply: Any, driver: str) ->
         await asyncio.wait(found)
 
     async def serve() -> None:
-        server = Listens(bench, bench.database.url(driver))
-        async with server.consumer:
-            await asyncio.wait_for(cancel(), 30)
-        await asyncio.wait_for(server.listens(), 30)
+        async with server.consumer, asyncio.timeout(30):
+            await cancel()
+        async with asyncio.timeout(30), server.consumer:
+            while not server.context.polls.peers.listening:
+                await asyncio.sleep(0.02)
         await server.engine.dispose()
 
     asyncio.run(serve())
-
-
-class SyncWith(Server):
-    """A Consumer on an engine of another driver."""
-
-    def __init__(self, bench: Bench, engine: sa.Engine) -> None:
-        super().__init__(bench)
-        self.engine = engine
-        self.consumer = Consumer(bench.Job, lambda session, job: None, sessionmaker(engine), poll_interval=LATER)
-
-    def run(self) -> None:
-        try:
-            self.consumer.run()
-        finally:
-            self.engine.dispose()
-
-
-class AsyncWith(Server):
-    """An AsyncConsumer on an engine of a driver."""
-
-    def __init__(self, bench: Bench, url: str) -> None:
-        super().__init__(bench)
-
-        async def work(session: Any, job: Any) -> None:
-            pass
-
-        self.engine = create_async_engine(url)
-        self.consumer = sqlaqueue.AsyncConsumer(bench.Job, work, async_sessionmaker(self.engine), poll_interval=LATER)
-
-    def run(self) -> None:
-        async def serve() -> None:
-            try:
-                await self.consumer.run()
-            finally:
-                await self.engine.dispose()
-
-        asyncio.run(serve())
 
 
 def test_one_notification_a_statement(supply: Any, strategy: str) -> None:
@@ -189,10 +141,10 @@ def test_one_notification_a_statement(supply: Any, strategy: str) -> None:
 def test_a_rescued_job_is_announced_as_quarantined(supply: Any) -> None:
     bench = supply.take("update_status", "sync")
     bench.enqueue(2)
-    execute(bench, claim(bench.Job, 2))
+    bench.in_session(claim(bench.Job, 2))
     with listener(bench) as connection:
         bench.execute("UPDATE job SET lease_expires_at = now()")
-        execute(bench, rescue(bench.Job))
+        bench.in_session(rescue(bench.Job))
         first, second = received(connection)
         assert first == "quarantined"
         assert second.startswith("pending ")

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, scoped_session, selectinload, sessionmaker
 from sqlaqueue import Consumer
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, nothing
-from tests.consumer.handler_io import for_sync
+from tests.consumer.models import for_sync
 
 
 def with_owners(bench: Bench, n: int) -> Any:

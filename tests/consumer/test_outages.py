@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer import worker
 from tests.conftest import SERVERS
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
 from tests.consumer.conftest import MIXED
+from tests.programs import wait_until
 from tests.servers import Server
 
 
@@ -56,8 +57,8 @@ def test_the_server_is_gone_for_a_while(mixed: Bench) -> None:
     server = mixed.consumer(work, concurrency=2, batch_size=5, lease=2, retry=lambda *_: 0)
     tries: list[float] = []
     with server.running():
-        failed = server.consumer._context.intervals.failed
-        server.consumer._context.intervals.failed = lambda: tries.append(failed()) or tries[-1]
+        failed = server.context.intervals.failed
+        server.context.intervals.failed = lambda: tries.append(failed()) or tries[-1]
         assert done.wait(30)
         mixed.database.server.stop("immediate")
         wait_until(lambda: len(tries) >= 4, "that the Consumer misses the database")

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, cancel, claim, complete
+from sqlaqueue import Consumer, cancel, claim, complete
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.notifications import polls
-from tests.consumer.bench import Bench, Server, wait_until
-from tests.consumer.listening import LATER, await_listening, is_listening
+from tests.consumer.bench import LATER, Bench, Server, await_listening, is_listening
 from tests.pooler import PROGRAM, Pooler
+from tests.programs import wait_until
 
 pytestmark = [
     pytest.mark.once,
@@ -38,49 +38,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Behind(Server):
-    """A Consumer whose engine connects to a pooler."""
-
-    def __init__(self, bench: Bench, pooler: Pooler, driver: str, **options: Any) -> None:
-        super().__init__(bench)
-        make = {"pool_size": 5} | OPTIONS[driver]
-        if driver == "asyncpg":
-            self.engine: Any = create_async_engine(pooler.url(driver), **make)
-
-            async def work(session: AsyncSession, job: Any) -> None:
-                await session.execute(bench.effect(job.id))
-
-            factory: Any = async_sessionmaker(self.engine)
-            self.consumer = AsyncConsumer(bench.Job, work, factory, concurrency=4, **options)
-        else:
-            self.engine = sa.create_engine(pooler.url(driver), **make)
-
-            def handle(session: Session, job: Any) -> None:
-                session.execute(bench.effect(job.id))
-
-            self.consumer = Consumer(bench.Job, handle, sessionmaker(self.engine), concurrency=4, **options)
-        self._listen()
-
-    def run(self) -> None:
-        self._serve("run")
-
-    def drain(self) -> int:
-        return int(self._serve("drain"))
-
-    def _serve(self, verb: str) -> Any:
-        if isinstance(self.consumer, Consumer):
-            try:
-                return getattr(self.consumer, verb)()
-            finally:
-                self.engine.dispose()
-
-        async def serve() -> Any:
-            try:
-                return await getattr(self.consumer, verb)()
-            finally:
-                await self.engine.dispose()
-
-        return asyncio.run(serve())
+def behind(pooler: Pooler, driver: str, bench: Bench, **options: Any) -> Server:
+    """Return a Consumer whose engine connects to a pooler."""
+    api, given = "async" if driver == "asyncpg" else "sync", {"concurrency": 4} | options
+    url, engine = pooler.url(driver), OPTIONS[driver]
+    return Server(bench.database, api, bench.Job, bench.work, url=url, engine=engine, **given)
 
 
 @pytest.fixture
@@ -108,7 +70,7 @@ DRIVERS = pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "psycopg2"])
 def test_a_consumer_works_behind_a_pooler(held: Bench, transactions: Pooler, driver: str) -> None:
     """For more than five executions, after which psycopg prepares a statement; asyncpg does so at once."""
     held.enqueue(60)
-    server = Behind(held, transactions, driver, batch_size=3, poll_interval=0.05)
+    server = behind(transactions, driver, held, batch_size=3, poll_interval=0.05)
     assert server.drain() == 60
     assert set(held.effects().values()) == {1}
     assert server.told() == {"claimed": 60, "completed": 60}
@@ -164,7 +126,7 @@ def test_verbs_behind_a_pooler(held: Bench, transactions: Pooler) -> None:
 def test_a_consumer_behind_a_pooler_polls_and_logs_it_once(
     held: Bench, transactions: Pooler, driver: str, log: pytest.LogCaptureFixture
 ) -> None:
-    with Behind(held, transactions, driver, poll_interval=0.05).running():
+    with behind(transactions, driver, held, poll_interval=0.05).running():
         held.enqueue(5)
         wait_until(lambda: held.states() == {"completed": 5})
         wait_until(lambda: "notifications do not arrive" in log.text)
@@ -179,7 +141,7 @@ def test_a_consumer_behind_a_pooler_polls_and_logs_it_once(
 @DRIVERS
 def test_notifications_arrive_in_session_mode(held: Bench, driver: str) -> None:
     with Pooler(held.database, "session", size=20) as pooler:
-        server = Behind(held, pooler, driver, poll_interval=LATER)
+        server = behind(pooler, driver, held, poll_interval=LATER)
         with server.running():
             wait_until(lambda: is_listening(server), "that it receives its own heartbeat")
             for number in (1, 2):

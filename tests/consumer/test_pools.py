@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy.pool import NullPool
 
 from sqlaqueue.exc import ConfigurationError
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 
 def test_a_pool_that_is_too_small_is_refused(bench: Bench) -> None:

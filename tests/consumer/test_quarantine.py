@@ -12,7 +12,8 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer.quarantine import Quarantine, QuarantinedJob
 from sqlaqueue.strategies.update_status import several_quarantined_token
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_rescues"), pytest.mark.once]
 

@@ -21,9 +21,10 @@ from sqlaqueue.consumer.maintenance.handlers_running import late_groups, release
 from sqlaqueue.consumer.pace import LATE, LONGEST_IN_BUFFER
 from sqlaqueue.mapping.runs import set_run
 from sqlaqueue.queue.run import Run
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
 from tests.consumer.models import models
 from tests.contexts import make_context
+from tests.programs import wait_until
 
 JOB = models("update_status").job
 N, HEAD = 60, 10

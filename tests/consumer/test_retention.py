@@ -17,8 +17,8 @@ from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import state
 from sqlaqueue.consumer.maintenance.state import BATCH, Retention, Walk
 from sqlaqueue.mapping.mixin import spec_of
-from tests.consumer.bench import wait_until
 from tests.contexts import settings_of
+from tests.programs import wait_until
 from tests.servers import Database
 
 DAY = timedelta(days=1)

@@ -11,7 +11,8 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import Consumer, Retry
 from sqlaqueue.exc import ConfigurationError
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 
 class Gauge:
@@ -229,7 +230,7 @@ def test_stop_from_a_handler(bench: Bench) -> None:
 
 def test_stop_while_idle(bench: Bench) -> None:
     with bench.consumer(concurrency=3, poll_interval=3600).running() as server:
-        wait_until(lambda: server.consumer._context.has_claimed)
+        wait_until(lambda: server.context.has_claimed)
     assert server.finished.is_set()
 
 
@@ -311,7 +312,7 @@ def test_a_stop_after_the_end_of_the_event_loop(supply: Any) -> None:
     contexts: list[Any] = []
 
     async def work(io: Any, job: Any) -> None:
-        contexts.append(server.consumer._context)
+        contexts.append(server.context)
 
     server = bench.consumer(work)
     server.drain()

@@ -11,7 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.pace import LONGEST, ScanCursor
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 FIRST = {"mark": 1}
 SECOND = {"mark": 2}

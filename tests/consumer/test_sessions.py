@@ -14,8 +14,9 @@ from sqlalchemy.pool import AssertionPool, NullPool, SingletonThreadPool, Static
 
 from sqlaqueue import AsyncConsumer, Consumer, claim, wait
 from sqlaqueue.exc import ConfigurationError
-from tests.consumer.bench import Bench, Server, nothing, wait_until
-from tests.consumer.handler_io import for_async, for_sync
+from tests.consumer.bench import Bench, Server, nothing
+from tests.consumer.models import for_async, for_sync
+from tests.programs import wait_until
 
 READ_ONLY = "default_transaction_read_only"
 
@@ -41,8 +42,7 @@ def routed(bench: Bench, handler: Any = nothing, *, writes: Any = (sa.Update, sa
                 return server.sync_engine
             return replica
 
-    which = "class_" if bench.api == "sync" else "sync_session_class"
-    server = bench.consumer(handler, session={which: RoutingSession}, **options)
+    server = bench.consumer(handler, session={"class_": RoutingSession}, **options)
     return server
 
 
@@ -200,7 +200,6 @@ def test_a_factory_that_works_in_one_thread_only_is_refused(bench: Bench, fails:
     """Trying again cannot help, so the first error is raised."""
     bench.enqueue(1)
     guards = list[_OfThisThread]()
-    which = "class_" if bench.api == "sync" else "sync_session_class"
 
     class Bound(Session):
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -214,7 +213,7 @@ def test_a_factory_that_works_in_one_thread_only_is_refused(bench: Bench, fails:
             guards[0].check()
             return super().get_bind(*arguments, **options)
 
-    server = bench.consumer(session={which: Bound})
+    server = bench.consumer(session={"class_": Bound})
     with pytest.raises(RuntimeError, match="outside of the application"):
         getattr(server, verb)()
     assert bench.states() == {"pending": 1}
@@ -224,7 +223,6 @@ def test_a_factory_that_fails_after_a_claim_is_tried_again(leased: Bench) -> Non
     """After a successful claim the error is taken for a temporary one."""
     leased.enqueue(1)
     failures: list[int] = []
-    which = "class_" if leased.api == "sync" else "sync_session_class"
 
     class Moody(Session):
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -234,7 +232,7 @@ def test_a_factory_that_fails_after_a_claim_is_tried_again(leased: Bench) -> Non
             super().__init__(*arguments, **options)
 
     done = threading.Event()
-    server = leased.consumer(session={which: Moody})
+    server = leased.consumer(session={"class_": Moody})
     server.consumer.on("completed", lambda _: done.set())
     with server.running():
         assert done.wait(20)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 pytestmark = pytest.mark.usefixtures("frequent_rescues")
 

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlaqueue.consumer import leased as leased_routines
 from sqlaqueue.consumer import tasks
 from sqlaqueue.exc import JobTimeout
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
+from tests.programs import wait_until
 
 
 class Slow:

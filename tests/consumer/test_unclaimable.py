@@ -26,7 +26,7 @@ from sqlaqueue.consumer import claim
 from sqlaqueue.consumer.claim import Suspects, Unclaimable
 from sqlaqueue.consumer.maintenance import leases
 from sqlaqueue.exc import ConfigurationError, WorkerDied
-from tests.consumer.processes import wait_until
+from tests.programs import wait_until
 from tests.servers import Database
 
 if TYPE_CHECKING:

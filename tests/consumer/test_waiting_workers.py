@@ -11,8 +11,8 @@ import pytest
 from sqlaqueue.consumer import worker
 from sqlaqueue.consumer.core.effects import Wait
 from sqlaqueue.consumer.leased import WorkerTurn
-from tests.consumer.bench import Bench, Server, wait_until
-from tests.consumer.listening import LATER, await_listening
+from tests.consumer.bench import LATER, Bench, Server, await_listening
+from tests.programs import wait_until
 
 pytestmark = pytest.mark.once
 
@@ -26,7 +26,7 @@ def no_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def waiting(server: Server) -> int:
     """Return how many workers wait for a change; one waits for the next poll instead."""
-    context = server.consumer._context
+    context = server.context
     return 0 if context is None else waiting_in(context.runner)
 
 
@@ -50,7 +50,7 @@ def test_each_claimed_job_has_a_worker(bench: Bench) -> None:
         wait_until(lambda: waiting(server) == number - 1)
         bench.enqueue(number)
         wait_until(lambda: bench.states() == {"completed": number})
-        context = server.consumer._context
+        context = server.context
     assert context is not None
     assert waiting_in(context.runner) == 0, "stop() has not woken them"
 
@@ -59,7 +59,7 @@ def test_a_stop_wakes_a_worker_that_begins_to_wait_later(bench: Bench) -> None:
     """Two workers may wait for the next poll, one after the other: the second one finds that the first was woken."""
     with bench.consumer(concurrency=2, poll_interval=LATER).running() as server:
         await_listening(server)
-        context = server.consumer._context
+        context = server.context
     assert context is not None
     for _ in range(2):
         assert context.runner._poll.is_set()

@@ -26,8 +26,7 @@ from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer.conftest import Supply
-from tests.consumer.handler_io import for_async, for_sync
-from tests.consumer.models import models, prepared
+from tests.consumer.models import for_async, for_sync, models, prepared
 from tests.faults.history import Recorder, name_of
 from tests.faults.mutants import MUTANTS
 from tests.servers import Server

@@ -17,9 +17,9 @@ from sqlaqueue import AsyncConsumer, Cancel, Constant, Consumer, Fail, QueueConf
 from sqlaqueue.exc import HandlerNotStopped
 from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-from tests.consumer.handler_io import DEADLINE, Handler, for_async, for_sync
-from tests.consumer.processes import wait_until
+from tests.consumer.models import DEADLINE, Handler, for_async, for_sync
 from tests.models import shared
+from tests.programs import wait_until
 from tests.servers import Database
 
 KINDS = ("update_status", "batch_select", "delete_returning", "own_message", "existing_messages")

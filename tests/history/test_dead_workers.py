@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlaqueue import Unique, admin, claim, rescue
 from sqlaqueue.consumer import pace
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
-from tests.consumer.processes import wait_until
 from tests.history.queues import HistoryQueue, obey
+from tests.programs import wait_until
 from tests.servers import Database
 
 EXPIRE = "UPDATE job SET lease_expires_at = now() - interval '1 second' WHERE status = 'processing'"

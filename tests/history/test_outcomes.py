@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import Retry, claim, complete
-from tests.consumer.processes import wait_until
 from tests.history.queues import HistoryQueue, obey
+from tests.programs import wait_until
 
 FINAL = {
     None: [(1, "completed")],

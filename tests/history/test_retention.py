@@ -12,9 +12,9 @@ from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance.cleanup import delete_batch
 from sqlaqueue.consumer.maintenance.state import BATCH, MAINTAINERS, Walk
 from sqlaqueue.consumer.notifications.polls import Peers
-from tests.consumer.processes import wait_until
 from tests.contexts import settings_of
 from tests.history.queues import HistoryQueue
+from tests.programs import wait_until
 
 KEPT = timedelta(days=14)
 

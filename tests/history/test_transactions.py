@@ -17,9 +17,9 @@ from sqlaqueue.consumer.settle import TRACEBACK_LIMIT, traceback_text
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Run
-from tests.consumer.processes import wait_until
 from tests.contexts import make_context
 from tests.history.queues import INSERT, HistoryQueue, obey
+from tests.programs import wait_until
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.context import ConsumerContext

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.consumer.bench import wait_until
-from tests.consumer.handler_io import DEADLINE
+from tests.consumer.models import DEADLINE
+from tests.programs import wait_until
 from tests.recipes.recipe_page import ROOT, Recipe
 
 if TYPE_CHECKING:

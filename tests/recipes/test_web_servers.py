@@ -16,8 +16,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from tests.consumer.processes import wait_until
 from tests.docs.pages import ROOT, SNIPPET
+from tests.programs import wait_until
 from tests.servers import Database
 
 PAGE = (ROOT / "docs" / "recipes" / "web-servers.md").read_text()

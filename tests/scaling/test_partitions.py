@@ -25,7 +25,7 @@ from sqlaqueue import (
     reconcile,
     rescue,
 )
-from tests.consumer.processes import wait_until
+from tests.programs import wait_until
 from tests.servers import Database
 from tests.strategies.explain import explain, nodes_of
 

@@ -20,12 +20,12 @@ from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.engines import notifications
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.models import models, prepared
-from tests.consumer.processes import wait_until
 from tests.consumer.test_forks import (
     ENDS,
     children_are_ended,
     test_children_that_exit_in_the_handler_are_left_alone,
 )
+from tests.programs import wait_until
 
 if TYPE_CHECKING:
     from tests.sqlite.bench import SQLiteBench

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from tests.consumer.processes import wait_until
+from tests.programs import wait_until
 
 if TYPE_CHECKING:
     from tests.sqlite.bench import SQLiteBench

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, Retry, Scheduler, admin, claim, complete, enqueue, fail
-from tests.consumer.processes import wait_until
+from tests.programs import wait_until
 from tests.sqlite.features import HOURLY, Email, Order, Waits, made
 
 if TYPE_CHECKING:

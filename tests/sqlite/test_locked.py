@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from sqlaqueue.sql.engine import WRITES_LATER
-from tests.consumer.processes import wait_until
+from tests.programs import wait_until
 
 if TYPE_CHECKING:
     from tests.sqlite.bench import SQLiteBench

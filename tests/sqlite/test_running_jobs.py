@@ -15,7 +15,7 @@ from sqlaqueue import QueueConfig, QueueMixin, cancel, claim
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance.handlers_running import _take
 from sqlaqueue.mapping.mixin import spec_of
-from tests.consumer.processes import wait_until
+from tests.programs import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

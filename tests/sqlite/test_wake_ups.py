@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 import sqlaqueue.sqlite
 from sqlaqueue.engines.notifications import subscribe
-from tests.consumer.processes import wait_until
+from tests.programs import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,8 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, admin, cancel, claim, complete, extend, release, requeue
 from sqlaqueue.mapping.mixin import spec_of
-from tests.consumer.bench import wait_until
 from tests.models import shared
+from tests.programs import wait_until
 from tests.sent_statements import sent_statements
 
 if TYPE_CHECKING:

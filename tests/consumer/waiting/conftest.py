@@ -8,9 +8,8 @@ import pytest
 
 from sqlaqueue.consumer import pace
 from sqlaqueue.waiting import wait
-from tests.consumer.bench import Bench
+from tests.consumer.bench import LATER, Bench
 from tests.consumer.conftest import MIXED
-from tests.consumer.listening import LATER
 
 ALL = [*MIXED, ("own_message", "sync")]
 

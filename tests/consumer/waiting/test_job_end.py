@@ -15,8 +15,9 @@ from sqlalchemy.orm import sessionmaker
 import sqlaqueue
 from sqlaqueue import JobFailed, JobResult, WaitTimeout, async_wait, cancel, claim, fail, wait
 from sqlaqueue.exc import StatementError
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench
 from tests.consumer.waiting.waiter import Gate, Waiter, remembers, serving, settled_notifications
+from tests.programs import wait_until
 from tests.servers import Database
 from tests.servers import Server as PostgresServer
 

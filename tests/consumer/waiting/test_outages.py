@@ -12,8 +12,7 @@ import sqlaqueue
 from sqlaqueue import claim, wait
 from sqlaqueue.consumer import pace
 from sqlaqueue.waiting import wait as wait_module
-from tests.consumer.bench import Bench, wait_until
-from tests.consumer.listening import LATER
+from tests.consumer.bench import LATER, Bench
 from tests.consumer.waiting.waiter import (
     Gate,
     Waiter,
@@ -23,6 +22,7 @@ from tests.consumer.waiting.waiter import (
     serving,
     settled_notifications,
 )
+from tests.programs import wait_until
 
 
 @pytest.mark.usefixtures("no_polling")

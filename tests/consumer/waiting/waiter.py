@@ -15,7 +15,8 @@ from sqlalchemy.orm import sessionmaker
 from sqlaqueue import JobResult, async_wait, wait
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.triggers import channel_of
-from tests.consumer.bench import Bench, Server, wait_until
+from tests.consumer.bench import Bench, Server
+from tests.programs import wait_until
 
 
 class Waiter:
@@ -83,13 +84,13 @@ def serving(bench: Bench, gate: Gate, **options: Any) -> Iterator[Server]:
         await gate(hands, job)
 
     with bench.consumer(handle, **{"poll_interval": 0.05} | options).running() as server:
-        wait_until(lambda: server.consumer._context.polls.peers.listening, "that the Consumer listens")
+        wait_until(lambda: server.context.polls.peers.listening, "that the Consumer listens")
         yield server
 
 
 def remembers(server: Server, key: int) -> bool:
     """Return whether a Consumer remembers that a caller waits for a job."""
-    return str(key) in server.consumer._context.waiters._until
+    return str(key) in server.context.waiters._until
 
 
 @contextlib.contextmanager

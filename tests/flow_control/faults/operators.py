@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, complete, fail, pause, purge, release, requeue, resume, retry
-from tests.consumer.handler_io import HandlerIO
+from tests.consumer.models import HandlerIO
 from tests.faults.history import Recorder
 from tests.flow_control.faults.configuration import Configuration, models
 from tests.flow_control.faults.held_audit import Marks

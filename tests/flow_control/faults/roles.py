@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, Fail, Retry, Snooze, Throttle
 from sqlaqueue.consumer import pace
-from tests.consumer.handler_io import for_async, for_sync
+from tests.consumer.models import for_async, for_sync
 from tests.faults.history import Recorder
 from tests.flow_control.faults.configuration import HELD, Configuration, models
 from tests.flow_control.faults.held_audit import Marks

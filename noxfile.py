@@ -206,4 +206,4 @@ def full(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure sqlaqueue beside other queues, each in an environment of its own under build/benchmarks."""
     session.install("-e.[demo]", "matplotlib==3.10.7")
-    session.run("python", "-m", "tests.benchmarks", "run", *session.posargs)
+    session.run("python", "-m", "docs.benchmarks", "run", *session.posargs)

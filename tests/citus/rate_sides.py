@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import sqlalchemy as sa
 
+from docs.benchmarks.beside_raw.sides import LibrarySide, RawSide
 from sqlaqueue import Distribution
-from tests.benchmarks.beside_raw.sides import LibrarySide, RawSide
 from tests.citus.cluster import CitusDatabase
 from tests.citus.models import models_for
 from tests.consumer.models import Models, models

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tests.benchmarks.beside_raw.measures import Case, Make, Parts, cell, drains, enqueues, latency, medians, polled
+from docs.benchmarks.beside_raw.measures import Case, Make, Parts, cell, drains, enqueues, latency, medians, polled
 from tests.citus.cluster import CitusDatabase, Cluster, major_version, running
 from tests.citus.conftest import schema_in
 from tests.citus.models import DISTRIBUTE, TENANTS, execute

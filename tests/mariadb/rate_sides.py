@@ -9,7 +9,7 @@ import pymysql
 import sqlalchemy as sa
 
 import sqlaqueue.mariadb
-from tests.benchmarks.beside_raw.sides import LibrarySide, RawSide, VerbsSide
+from docs.benchmarks.beside_raw.sides import LibrarySide, RawSide, VerbsSide
 from tests.mariadb.models import Job
 
 INSERT = "INSERT INTO job (payload, status, priority, run_at, attempts) VALUES (%s, 'pending', 0, UTC_TIMESTAMP(6), 0)"

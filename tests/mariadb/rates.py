@@ -15,8 +15,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tests.benchmarks.beside_raw.measures import Case, Make, Parts, cell, drains, enqueues, latency, medians, polled
-from tests.benchmarks.beside_raw.sides import Side
+from docs.benchmarks.beside_raw.measures import Case, Make, Parts, cell, drains, enqueues, latency, medians, polled
+from docs.benchmarks.beside_raw.sides import Side
 from tests.mariadb.models import Base, Job
 from tests.mariadb.rate_sides import LibraryMariaDB, RawMariaDB, VerbsMariaDB
 from tests.mariadb.server import MariaDBServer

@@ -1,0 +1,131 @@
+"""``python -m docs.benchmarks``: run the benchmarks, and write the tables and plots of the results."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+from docs.benchmarks.installations import HOME
+from docs.benchmarks.systems import SYSTEMS
+from docs.benchmarks.tables import PAGE
+from docs.benchmarks.workloads import WORKLOADS
+
+RESULTS = HOME / "results.json"
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m docs.benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    run = commands.add_parser("run", help="run the benchmarks")
+    run.add_argument(
+        "--workload", action="append", choices=WORKLOADS, help="a workload; may be repeated; all by default"
+    )
+    run.add_argument(
+        "--only", action="append", default=[], help="only systems whose name has this prefix; may be repeated"
+    )
+    run.add_argument(
+        "--without", action="append", default=[], help="no systems whose name has this prefix; may be repeated"
+    )
+    run.add_argument("--case", action="append", default=[], help="only this case; may be repeated")
+    run.add_argument("--repeat", type=int, default=3)
+    run.add_argument("--small", action="store_true", help="run a fraction of each workload, as a test")
+    run.add_argument("--postgres", type=int, help="major version of PostgreSQL; the newest by default")
+    run.add_argument("--consumer", type=json.loads, help="arguments of the Consumer for sqlaqueue (tuned), as JSON")
+    run.add_argument("--output", type=Path, default=RESULTS)
+
+    commands.add_parser("list", help="list the systems")
+
+    tables = commands.add_parser("tables", help="fill the tables of docs/performance.md")
+    tables.add_argument("results", type=Path, nargs="*", default=[RESULTS])
+    tables.add_argument("--page", type=Path, default=PAGE)
+
+    plots = commands.add_parser("plots", help="plot the results")
+    plots.add_argument("results", type=Path, nargs="*", default=[RESULTS])
+    plots.add_argument("--directory", type=Path, default=HOME / "plots")
+
+    telemetry = commands.add_parser("telemetry", help="measure what telemetry costs a job")
+    telemetry.add_argument("--jobs", type=int, default=5000)
+    telemetry.add_argument("--rounds", type=int, default=7)
+    telemetry.add_argument("--postgres", type=int, help="major version of PostgreSQL; the newest by default")
+    history = commands.add_parser("history", help="measure the costs of an attempt history")
+    history.add_argument("--rounds", type=int, default=5)
+    dashboard = commands.add_parser("dashboard", help="measure the pages of a list of jobs in a large table")
+    dashboard.add_argument("--rows", type=int, default=1_000_000)
+
+    arguments = parser.parse_args()
+    return int(globals()[f"_{arguments.command}"](arguments) or 0)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from docs.benchmarks.run import run
+
+    def selected(system: object) -> bool:
+        name = getattr(system, "name", "")
+        wanted = not arguments.only or name.startswith(tuple(arguments.only))
+        return wanted and not (arguments.without and name.startswith(tuple(arguments.without)))
+
+    failures = run(
+        arguments.workload or WORKLOADS,
+        selected,
+        cases=lambda case: not arguments.case or case.name in arguments.case,
+        repeat=arguments.repeat,
+        small=arguments.small,
+        postgres=arguments.postgres,
+        output=arguments.output,
+        consumer=arguments.consumer,
+    )
+    print(f"\n{len(failures)} failures; the results are in {arguments.output}")
+    if importlib.util.find_spec("matplotlib"):
+        _draw([arguments.output], arguments.output.parent / "plots")
+    return 1 if failures else 0
+
+
+def _list(_: argparse.Namespace) -> None:
+    for system in SYSTEMS.values():
+        print(f"{system.name:50} {' '.join(system.requirements)}")
+
+
+def _tables(arguments: argparse.Namespace) -> None:
+    from docs.benchmarks.tables import fill
+
+    fill(arguments.results, arguments.page)
+
+
+def _plots(arguments: argparse.Namespace) -> None:
+    _draw(arguments.results, arguments.directory)
+
+
+def _draw(results: list[Path], directory: Path) -> None:
+    from docs.benchmarks.plots import draw
+
+    for path in draw(results, directory):
+        print(path)
+
+
+def _telemetry(arguments: argparse.Namespace) -> None:
+    from docs.benchmarks.server import bench_server
+    from docs.benchmarks.telemetry import measure, table
+
+    with bench_server(arguments.postgres) as server, server.database() as url:
+        print(table(measure(url, jobs=arguments.jobs, rounds=arguments.rounds)))
+
+
+def _history(arguments: argparse.Namespace) -> int:
+    from docs.benchmarks.history import main as measure
+
+    return measure(rounds=arguments.rounds)
+
+
+def _dashboard(arguments: argparse.Namespace) -> int:
+    from docs.benchmarks.dashboard import main as measure
+
+    return measure(rows=arguments.rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,17 +1,31 @@
 """Constructors, generated or not, accept queue attributes."""
 
+from __future__ import annotations
+
+import copy
 import dataclasses
+import pickle
+import sys
+import types
+import warnings
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
 import sqlmodel
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column, registry
 
-from sqlaqueue import QueueConfig, QueueMixin, claim
-from sqlaqueue.exc import ConfigurationError
-from tests.mapping.tidy import created
+from sqlaqueue import QueueConfig, QueueMixin, claim, complete, extend, release
+from sqlaqueue.exc import ConfigurationError, NotClaimedError
+from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.postgresql.ddl import objects_of
+from tests.mapping.conftest import TidyDatabase, created
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -174,3 +188,190 @@ def test_merging_a_loaded_instance_records_no_run(engine: sa.Engine) -> None:
         one.commit()
         loaded = one.get_one(model, 1)
         assert other.merge(loaded, load=False).to == "a"
+
+
+# -- copies of claimed instances, by pickle, deepcopy and merge, and of classes and MetaData -----------------------
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Leased(QueueMixin, Base):
+    __tablename__ = "leased"
+    __queue__ = QueueConfig(strategy="update_status")
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Locked(QueueMixin, Base):
+    __tablename__ = "locked"
+    __queue__ = QueueConfig(strategy="batch_select")
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Announced(QueueMixin, Base):
+    __tablename__ = "announced"
+    __queue__ = QueueConfig(strategy="delete_returning")
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Listed(QueueMixin, Base):
+    __tablename__ = "listed"
+    __queue__ = QueueConfig(strategy="delete_returning", rows_are_messages=True)
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+HELD = [Locked, Announced, Listed]
+
+
+@pytest.fixture
+def engine(engine: sa.Engine) -> Iterator[sa.Engine]:
+    with created(engine, Base.metadata):
+        with Session(engine) as session:
+            session.add_all([model() for model in (Leased, *HELD) for _ in range(2)])
+            session.commit()
+        yield engine
+
+
+def complete_in_another_process(url: str, pickled: bytes) -> list[int]:
+    engine = sa.create_engine(url)
+    try:
+        with Session(engine) as session:
+            keys = session.scalars(complete(pickle.loads(pickled))).all()  # noqa: S301 - pickled by this test
+            session.commit()
+            return list(keys)
+    finally:
+        engine.dispose()
+
+
+def test_a_pickled_leased_job_can_be_settled_in_another_process(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        job = session.scalars(claim(Leased, 1)).one()
+        session.commit()
+        pickled = pickle.dumps(job)
+        url = engine.url.render_as_string(hide_password=False)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            assert pool.submit(complete_in_another_process, url, pickled).result() == [job.id]
+        assert session.scalars(release(job)).all() == []
+        session.refresh(job)
+        assert job.status == "completed"
+
+
+@pytest.mark.parametrize("model", HELD)
+def test_a_copy_of_a_held_job_cannot_be_settled(engine: sa.Engine, model: Any) -> None:
+    with Session(engine) as session:
+        (job,) = session.scalars(claim(model, 1)).all()
+        key = sa.inspect(job).identity
+        for other in (pickle.loads(pickle.dumps(job)), copy.deepcopy(job)):  # noqa: S301 - pickled by this test
+            assert (other.id, other.attempts) == (job.id, 1)
+            for verb in (complete, release, extend):
+                with pytest.raises(NotClaimedError, match=r"is a copy of a claimed instance .* claim the job again"):
+                    verb(other)
+        assert session.scalars(complete(job)).all() == [*key]
+        session.commit()
+        session.expunge_all()
+        again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(job))))  # noqa: S301 - pickled by this test
+        with pytest.raises(NotClaimedError):
+            complete(again)
+
+
+def test_a_deep_copy_of_a_leased_job_can_be_settled(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        job = session.scalars(claim(Leased, 1)).one()
+        assert session.scalars(extend(copy.deepcopy(job))).all() == [job.id]
+        assert session.scalars(complete(copy.copy(job))).all() == [job.id]
+        assert job.status == "completed"
+
+
+@pytest.mark.parametrize("load", [True, False])
+def test_a_merge_keeps_the_run(engine: sa.Engine, load: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+    with Session(engine, expire_on_commit=False) as session:
+        job = session.scalars(claim(Leased, 1)).one()
+        session.commit()
+    with Session(engine) as other:
+        merged = other.merge(job, load=load)
+        assert merged is not job
+        assert other.scalars(complete(merged)).all() == [job.id]
+        other.commit()
+        assert merged.status == "completed"
+
+
+def test_a_merge_keeps_the_newer_run(engine: sa.Engine) -> None:
+    with Session(engine, expire_on_commit=False) as session:
+        stale = session.scalars(claim(Leased, 1)).one()
+        session.execute(release(stale))
+        session.commit()
+    with Session(engine) as other:
+        job = other.scalars(claim(sa.select(Leased).where(Leased.id == stale.id), 1)).one()
+        run = run_of(job)
+        assert other.merge(stale) is job
+        assert run_of(job) is run
+
+
+def test_a_merged_held_job_cannot_be_settled_in_another_transaction(engine: sa.Engine) -> None:
+    with Session(engine) as session, Session(engine) as other:
+        job = session.scalars(claim(Locked, 1)).one()
+        merged = other.merge(job)
+        with pytest.raises(NotClaimedError, match="the transaction that held"):
+            complete(merged)
+        assert session.scalars(complete(job)).all() == [job.id]
+
+
+MODULE = """
+class Job(QueueMixin, Base):
+    __tablename__ = "job"
+    __table_args__ = {"extend_existing": True}
+    __queue__ = QueueConfig(strategy=STRATEGY, retention={"failed": 60}, **OPTIONS)
+    id: Mapped[int] = mapped_column(primary_key=True)
+"""
+
+
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select", "delete_returning", "own_message"])
+def test_a_class_can_be_defined_again_for_the_same_table(tidy: TidyDatabase, strategy: str) -> None:
+    """As by reloading a module: with extend_existing=True, no object is attached twice."""
+
+    class Again(DeclarativeBase):
+        pass
+
+    module = types.ModuleType("reloaded")
+    options = {"rows_are_messages": True} if strategy == "own_message" else {}
+    names = {"QueueMixin": QueueMixin, "QueueConfig": QueueConfig, "Mapped": Mapped, "mapped_column": mapped_column}
+    kind = "delete_returning" if strategy == "own_message" else strategy
+    vars(module).update(names, Base=Again, STRATEGY=kind, OPTIONS=options)
+    objects = []
+    engine = sa.create_engine(tidy.database.url())
+    sys.modules["reloaded"] = module
+    try:
+        for _ in range(3):
+            with warnings.catch_warnings():
+                # SQLAlchemy warns that the registry has a class of this name.
+                warnings.simplefilter("ignore", sa.exc.SAWarning)
+                exec(MODULE, vars(module))  # noqa: S102 - what importlib.reload() does
+            with created(engine, Again.metadata):
+                objects.append(tidy.objects())
+                with Session(engine) as session:
+                    session.add(module.Job())
+                    session.commit()
+                    assert len(session.scalars(claim(module.Job, 5)).all()) == 1
+    finally:
+        del sys.modules["reloaded"]
+        engine.dispose()
+    assert objects[0] == objects[1] == objects[2]
+
+
+def test_pickled_metadata_creates_all_objects(tidy: TidyDatabase) -> None:
+    again: sa.MetaData = pickle.loads(pickle.dumps(Base.metadata))  # noqa: S301 - pickled by this test
+    assert [len(objects_of(table)) for table in again.sorted_tables] == [
+        len(objects_of(table)) for table in Base.metadata.sorted_tables
+    ]
+    engine = sa.create_engine(tidy.database.url())
+    with created(engine, Base.metadata):
+        objects = tidy.objects()
+    with created(engine, again):
+        assert tidy.objects() == objects
+        with Session(engine) as session:
+            session.add(Announced())
+            session.commit()
+            assert len(session.scalars(claim(Announced, 5)).all()) == 1
+    assert tidy.objects() == tidy.empty
+    engine.dispose()

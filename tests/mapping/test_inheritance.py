@@ -9,7 +9,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sele
 
 from sqlaqueue import QueueConfig, QueueMixin, cancel, claim, complete, extend, fail, purge, reconcile, requeue, rescue
 from sqlaqueue.exc import ConfigurationError, StatementError
-from tests.mapping.tidy import created
+from tests.mapping.conftest import created
 
 
 @pytest.fixture(params=["update_status", "delete_returning", "batch_select", "own message"])

@@ -20,14 +20,14 @@ from sqlaqueue import (
     requeue,
     retry,
 )
-from tests.mapping import kinds_of_attributes, kinds_of_columns, kinds_of_mapping  # noqa: F401 - importing them fills KINDS
-from tests.mapping.awaitable_engine import DRIVERS, AwaitableEngine, awaitable_engine
-from tests.mapping.kind import KINDS, STRATEGIES, Built
+from tests.mapping.conftest import DRIVERS, AwaitableEngine, Built, awaitable_engine
+from tests.mapping.kinds import KINDS
+from tests.models import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from tests.mapping.tidy import TidyDatabase
+    from tests.mapping.conftest import TidyDatabase
 
 JOBS = range(6)
 PRIORITIES = (1, 0, 2, 0, 1, 0)

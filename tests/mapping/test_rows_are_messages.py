@@ -14,7 +14,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, fail, release, requeue, retry
 from sqlaqueue.exc import ConfigurationError, StatementError
-from tests.mapping.tidy import created
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.config import ROLES
+from sqlaqueue.strategies.delete_row import DeleteRow
+from sqlaqueue.strategies.existing_messages import ExistingMessages
+from tests.mapping.conftest import created
 
 CONFIG = QueueConfig(strategy="delete_returning", rows_are_messages=True)
 
@@ -209,14 +213,67 @@ def test_dataclasses(engine: sa.Engine) -> None:
         assert session.execute(claim(Job, 4)).scalar_one().payload == "a"
 
 
-def test_a_generated_always_key_is_refused() -> None:
+# -- refused classes ---------------------------------------------------------------------------------------------------
+
+
+def order(config: QueueConfig, **attributes: Any) -> Any:
     class Base(DeclarativeBase):
         pass
 
-    with pytest.raises(ConfigurationError, match=r"Job\.id is GENERATED ALWAYS"):
+    body = {
+        "__tablename__": "orders",
+        "__queue__": config,
+        "id": mapped_column(sa.Integer, primary_key=True),
+        "state": mapped_column(sa.Text, default="pending"),
+        "due": mapped_column(sa.DateTime(timezone=True)),
+    }
+    return type("Order", (QueueMixin, Base), body | attributes)
 
-        class Job(QueueMixin, Base):
-            __tablename__ = "job"
-            __queue__ = CONFIG
 
-            id: Mapped[int] = mapped_column(sa.Identity(always=True), primary_key=True)
+def test_a_generated_always_key_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"Order\.id is GENERATED ALWAYS"):
+        order(CONFIG, id=mapped_column(sa.Integer, sa.Identity(always=True), primary_key=True))
+
+
+OTHERS = {role: None for role in ROLES if role != "status"}
+MISTAKES: dict[str, dict[str, Any]] = {
+    "the wrong order": {"columns": {"status": "state", **dict.fromkeys(ROLES)}},
+    "left out": {"columns": {"status": None}},
+    "nothing named": {"adopt": {}},
+    "something else named": {"adopt": {"run_at": "due"}},
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_deleting_rows_needs_rows_are_messages(mistake: str) -> None:
+    columns = MISTAKES[mistake]
+    fix = "adopt={'status': ...}" if "adopt" in columns else "remove 'status': None from QueueConfig(columns=...)"
+    with pytest.raises(ConfigurationError) as refused:
+        order(QueueConfig(strategy="delete_returning", **columns))
+    assert str(refused.value).startswith("Order: without the queue attribute 'status' a claim")
+    assert fix in str(refused.value)
+    assert "QueueConfig(rows_are_messages=True)" in str(refused.value)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("columns", [{}, {"columns": OTHERS}, {"columns": {"status": None, **OTHERS}}, {"adopt": {}}])
+def test_rows_are_messages_has_no_status(columns: dict[str, Any]) -> None:
+    spec = spec_of(order(QueueConfig(strategy="delete_returning", rows_are_messages=True, **columns)))
+    assert isinstance(spec.strategy, DeleteRow)
+    assert bool(spec.attributes) is (columns == {})
+    assert not spec.has("status")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select", ExistingMessages(sa.Table, job="id")], ids=str)
+def test_rows_are_messages_is_refused_for_strategies_that_keep_rows(strategy: Any) -> None:
+    said = r"Order: QueueConfig\(rows_are_messages=True\): the strategy .* does not delete the rows"
+    with pytest.raises(ConfigurationError, match=said):
+        order(QueueConfig(strategy=strategy, rows_are_messages=True))
+
+
+@pytest.mark.once
+def test_a_strategy_that_always_deletes_rows_needs_rows_are_messages() -> None:
+    with pytest.raises(ConfigurationError, match=r"Order: .*rows_are_messages=True"):
+        order(QueueConfig(strategy=DeleteRow(), columns={"status": None}))

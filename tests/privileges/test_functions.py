@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin
 from sqlaqueue.exc import DatabaseNotReadyError
-from tests.mapping.claim_function import attach_function, count, name_of
+from tests.mapping.test_claim_functions import attach_function, count, name_of
 from tests.privileges.conftest import Roles
 from tests.servers import Server
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
-from tests.mapping.claim_function import ARGUMENTS, attach_function, count, name_of
+from tests.mapping.test_claim_functions import ARGUMENTS, attach_function, count, name_of
 from tests.migrations.models import order
 from tests.migrations.project import Project, changed, dump, execute, wanted
 from tests.migrations.setups.test_environments import psql

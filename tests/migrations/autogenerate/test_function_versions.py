@@ -16,9 +16,9 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import TriggerFunction, objects_of
 from sqlaqueue.postgresql.start_checks import outdated_triggers_of, undefined_object_advice
 from sqlaqueue.postgresql.triggers import MESSAGE_VERSION
-from tests.mapping.kind import STRATEGIES
 from tests.migrations.models import order
 from tests.migrations.project import Project, execute
+from tests.models import STRATEGIES
 
 if TYPE_CHECKING:
     from pathlib import Path

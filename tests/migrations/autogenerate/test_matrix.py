@@ -9,15 +9,15 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import QueueConfig
-from tests.mapping import kinds_of_attributes, kinds_of_columns, kinds_of_mapping  # noqa: F401 - they fill KINDS
-from tests.mapping.kind import KINDS, Built
+from tests.mapping.conftest import Built
+from tests.mapping.kinds import KINDS
 from tests.migrations.project import Project, dump
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.mapping.tidy import TidyDatabase
+    from tests.mapping.conftest import TidyDatabase
     from tests.servers import Database
 
 SAME_TABLE_AS_PLAIN = {

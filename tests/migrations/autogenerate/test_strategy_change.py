@@ -12,9 +12,9 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import QueueConfig, claim, complete, reconcile
-from tests.mapping.kind import STRATEGIES
 from tests.migrations.models import enqueue, order, run_all, statuses
 from tests.migrations.project import Project, dump
+from tests.models import STRATEGIES
 
 if TYPE_CHECKING:
     from pathlib import Path

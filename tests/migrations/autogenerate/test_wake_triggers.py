@@ -14,9 +14,9 @@ from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import Trigger, objects_of
 from sqlaqueue.postgresql.triggers import channel_of
-from tests.mapping.kind import STRATEGIES
 from tests.migrations.models import enqueue, order, run_all, statuses
 from tests.migrations.project import Project, changed, dump, execute, in_any_order, wanted
+from tests.models import STRATEGIES
 from tests.programs import wait_until
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from alembic.util import CommandError
 from sqlalchemy.orm import Session, mapped_column
 
 from sqlaqueue import QueueConfig, States, purge, reconcile
-from tests.mapping.kind import STRATEGIES
 from tests.migrations.models import order, run_all, statuses
 from tests.migrations.project import Project, dump
+from tests.models import STRATEGIES
 
 if TYPE_CHECKING:
     from pathlib import Path

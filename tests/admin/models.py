@@ -11,6 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, admin, claim
 from sqlaqueue.mapping.mixin import spec_of
+from tests.models import execute
 from tests.unique.models import create, make_job
 
 HELD = ("batch_select", "delete_returning", "existing_messages", "rows_are_messages")
@@ -27,9 +28,13 @@ class Setup:
     def of(cls, engine: sa.Engine, kind: str, **options: Any) -> Setup:
         return cls(engine, make_job(kind, **options))
 
+    def with_job(self, **values: Any) -> Setup:
+        """Insert the job 1."""
+        self.add(self.model(id=1, **values))
+        return self
+
     def execute(self, statement: str, **parameters: Any) -> None:
-        with self.engine.begin() as connection:
-            connection.execute(sa.text(statement), parameters)
+        execute(self.engine, statement, **parameters)
 
     def add(self, *jobs: Any) -> None:
         """Insert jobs, and the messages that an application of existing messages inserts itself."""

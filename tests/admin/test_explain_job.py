@@ -1,20 +1,23 @@
-"""``admin.explain_job()`` of jobs that are in the database, or were."""
+"""``admin.explain_job()``: why a job does not run, and why a new one would not be enqueued."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
-from sqlaqueue import Unique, admin, complete, fail, pause, rescue, retry
+from sqlaqueue import QueueConfig, QueueMixin, Unique, admin, claim, complete, enqueue, fail, pause, rescue, retry
 from sqlaqueue.exc import NotAQueueError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
-from tests.admin.models import Setup, claimed, make_animals, make_rows
-from tests.servers import Database
-from tests.unique.models import KEEPING_ROWS
+from tests.admin.models import HELD, Setup, claimed, make_animals, make_rows
+from tests.unique.models import KEEPING_ROWS, KINDS
+
+if TYPE_CHECKING:
+    from tests.servers import Database
 
 HOUR = timedelta(hours=1)
 
@@ -162,8 +165,7 @@ def test_finished_jobs(engine: sa.Engine, kind: str) -> None:
 
 
 def test_a_dead_letter(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "rows_are_messages")
-    setup.add(setup.model(id=1))
+    setup = Setup.of(engine, "rows_are_messages").with_job()
     with Session(engine) as session:
         session.execute(fail(claimed(session, setup.model), error="ValueError: no"))
         session.commit()
@@ -172,8 +174,7 @@ def test_a_dead_letter(engine: sa.Engine) -> None:
 
 
 def test_a_job_that_was_cancelled_for_its_twin(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "update_status", unique=Unique("key", states=("pending",)))
-    setup.add(setup.model(id=1, key="a"))
+    setup = Setup.of(engine, "update_status", unique=Unique("key", states=("pending",))).with_job(key="a")
     with Session(engine) as session:
         jobs = claimed(session, setup.model)
         session.commit()
@@ -185,8 +186,9 @@ def test_a_job_that_was_cancelled_for_its_twin(engine: sa.Engine) -> None:
 
 
 def test_a_job_that_waits_for_its_twin(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "update_status", unique=Unique("key", states=("pending",), on_return="wait"))
-    setup.add(setup.model(id=1, key="a"))
+    setup = Setup.of(engine, "update_status", unique=Unique("key", states=("pending",), on_return="wait")).with_job(
+        key="a"
+    )
     setup.add_consumer()
     with Session(engine) as session:
         jobs = claimed(session, setup.model)
@@ -206,8 +208,7 @@ def test_a_job_that_waits_for_its_twin(engine: sa.Engine) -> None:
 
 def test_a_running_job(engine: sa.Engine) -> None:
     columns = {"started_at": "started_at"}
-    setup = Setup.of(engine, "update_status", columns=columns)
-    setup.add(setup.model(id=1))
+    setup = Setup.of(engine, "update_status", columns=columns).with_job()
     with Session(engine) as session:
         [job] = claimed(session, setup.model)
         session.commit()
@@ -225,8 +226,7 @@ def test_a_running_job(engine: sa.Engine) -> None:
 
 
 def test_an_expired_lease(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "update_status")
-    setup.add(setup.model(id=1))
+    setup = Setup.of(engine, "update_status").with_job()
     with Session(engine) as session:
         claimed(session, setup.model)
         session.commit()
@@ -242,8 +242,7 @@ def test_an_expired_lease(engine: sa.Engine) -> None:
 
 @pytest.mark.parametrize("kind", ["batch_select", "delete_returning"])
 def test_a_status_that_the_strategy_never_writes(engine: sa.Engine, kind: str) -> None:
-    setup = Setup.of(engine, kind)
-    setup.add(setup.model(id=1))
+    setup = Setup.of(engine, kind).with_job()
     setup.execute("UPDATE job SET status = 'processing'")
     assert setup.codes() == ["running"]
     assert f'which the strategy "{kind}" never writes' in setup.text("running")
@@ -251,8 +250,7 @@ def test_a_status_that_the_strategy_never_writes(engine: sa.Engine, kind: str) -
 
 @pytest.mark.parametrize("kind", KEEPING_ROWS)
 def test_an_unknown_status(engine: sa.Engine, kind: str) -> None:
-    setup = Setup.of(engine, kind)
-    setup.add(setup.model(id=1))
+    setup = Setup.of(engine, kind).with_job()
     setup.execute("UPDATE job SET status = 'odd'")
     assert (setup.explain().state, setup.codes()) == ("other", ["unknown_status"])
     assert "Its status is 'odd', which is no status value" in setup.text("unknown_status")
@@ -291,8 +289,7 @@ def test_a_composite_key(engine: sa.Engine) -> None:
 
 
 def test_the_reasons_are_in_order(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "delete_returning")
-    setup.add(setup.model(id=1, run_at=now() + HOUR))
+    setup = Setup.of(engine, "delete_returning").with_job(run_at=now() + HOUR)
     setup.execute("DELETE FROM sqlaqueue_message_job")
     with Session(engine) as session:
         admin.pause(session, setup.model)
@@ -300,8 +297,7 @@ def test_the_reasons_are_in_order(engine: sa.Engine) -> None:
 
 
 def test_the_session_is_not_flushed(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "update_status")
-    setup.add(setup.model(id=1))
+    setup = Setup.of(engine, "update_status").with_job()
     with Session(engine) as session:
         job = session.get_one(setup.model, 1)
         job.note = "new"
@@ -312,8 +308,7 @@ def test_the_session_is_not_flushed(engine: sa.Engine) -> None:
 
 
 def test_wrong_arguments(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "update_status")
-    setup.add(setup.model(id=1))
+    setup = Setup.of(engine, "update_status").with_job()
     with Session(engine) as session:
         with pytest.raises(StatementError, match=r"explain_job\(Job\): give the key of the job as well"):
             admin.explain_job(session, setup.model)
@@ -328,8 +323,7 @@ def test_wrong_arguments(engine: sa.Engine) -> None:
 
 
 async def test_the_async_version(shared: Database, engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "batch_select")
-    setup.add(setup.model(id=1))
+    setup = Setup.of(engine, "batch_select").with_job()
     async_engine = create_async_engine(shared.url("asyncpg"))
     async with AsyncSession(async_engine) as session:
         explanation = await admin.async_explain_job(session, setup.model, 1)
@@ -337,3 +331,203 @@ async def test_the_async_version(shared: Database, engine: sa.Engine) -> None:
         job = await session.get_one(setup.model, 1)
         assert await admin.async_explain_job(session, job) == explanation
     await async_engine.dispose()
+
+
+# -- jobs that other transactions hold, whose message is missing, or whose worker died ----------------------------
+
+
+def test_a_locked_job(setup: Setup) -> None:
+    """Whatever transaction has locked it; the explanation itself keeps no lock."""
+    setup.add(setup.model(id=1))
+    setup.add_consumer("web:1", claimed=2)
+    with Session(setup.engine) as session, setup.engine.connect() as other:
+        admin.explain_job(session, setup.model, 1)
+        other.exec_driver_sql("SELECT FROM job WHERE id = 1 FOR UPDATE NOWAIT")
+        [reason] = admin.explain_job(session, setup.model, 1).reasons
+        assert reason.code == "locked"
+        assert "(web:1 had claimed jobs that were not running" in reason.text
+        other.rollback()
+        assert admin.explain_job(session, setup.model, 1).reasons[0].code == "ready"
+
+
+@pytest.mark.parametrize("kind", ["delete_returning", "existing_messages"])
+def test_a_locked_message(engine: sa.Engine, kind: str) -> None:
+    setup = Setup.of(engine, kind).with_job()
+    setup.add_consumer()
+    table = "message" if kind == "existing_messages" else "sqlaqueue_message_job"
+    with Session(engine) as session, engine.connect() as other:
+        other.exec_driver_sql(f"SELECT FROM {table} FOR UPDATE")
+        assert [reason.code for reason in admin.explain_job(session, setup.model, 1).reasons] == ["locked"]
+        other.rollback()
+        admin.explain_job(session, setup.model, 1)
+        other.exec_driver_sql(f"SELECT FROM {table} FOR UPDATE NOWAIT")
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_a_job_that_runs_in_a_transaction(engine: sa.Engine, kind: str) -> None:
+    setup = Setup.of(engine, kind).with_job()
+    with Session(engine) as worker:
+        [job] = claimed(worker, setup.model)
+        assert setup.codes() == ["locked"]
+        assert "or that of a worker which has claimed it" in setup.text("locked")
+        setup.add_consumer("web:7", running=[["1"]])
+        assert setup.codes() == ["running"]
+        assert "The Consumer web:7 runs it" in setup.text("running")
+        if kind != "rows_are_messages":
+            here = admin.explain_job(worker, job)
+            assert [reason.code for reason in here.reasons] == ["running"]
+            assert "The transaction of this session has claimed it" in here.reasons[0].text
+
+
+def test_a_role_that_may_not_lock(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "batch_select").with_job()
+    setup.add_consumer()
+    with Session(engine) as session, engine.connect() as other:
+        other.exec_driver_sql("SELECT FROM job FOR UPDATE")
+        session.connection().exec_driver_sql("SET TRANSACTION READ ONLY")
+        [reason] = admin.explain_job(session, setup.model, 1).reasons
+        assert reason.code == "ready"
+        assert "locked it is not known" in reason.text
+        # The transaction is still usable.
+        assert session.scalar(sa.select(1)) == 1
+    with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+        [reason] = admin.explain_job(session, setup.model, 1).reasons
+        assert "locked it is not known" in reason.text
+
+
+@pytest.mark.parametrize("kind", ["delete_returning", "existing_messages"])
+def test_a_job_without_a_message(engine: sa.Engine, kind: str) -> None:
+    setup = Setup.of(engine, kind).with_job()
+    setup.add_consumer()
+    setup.execute(f"DELETE FROM {'message' if kind == 'existing_messages' else 'sqlaqueue_message_job'}")
+    assert setup.codes() == ["no_message"]
+    text = setup.text("no_message")
+    assert ("reconcile(), which" if kind == "delete_returning" else "the application inserts") in text
+    if kind == "delete_returning":
+        with Session(engine) as session:
+            assert admin.reconcile(session, setup.model) == 1
+        assert setup.codes() == ["ready"]
+
+
+def test_a_quarantined_job_with_a_lease(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status").with_job()
+    setup.add_consumer()
+    with Session(engine) as session:
+        claimed(session, setup.model)
+        session.commit()
+        setup.execute("UPDATE job SET lease_expires_at = now()")
+        session.execute(rescue(setup.model)).all()
+        session.commit()
+    assert setup.codes() == ["quarantined"]
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_a_quarantined_job_in_the_crash_journal(engine: sa.Engine, kind: str) -> None:
+    setup = Setup.of(engine, kind).with_job()
+    setup.add_consumer()
+    journal = "INSERT INTO sqlaqueue_crash_journal (id, queue, keys, starts) VALUES (gen_random_uuid(), 'job', "
+    setup.execute(journal + """'["2"]', 1)""")
+    assert setup.codes() == ["ready"]
+    setup.execute(journal + """'["1"]', 1)""")
+    assert setup.codes() == ["quarantined"]
+    # A running batch has written its keys as well.
+    with Session(engine) as worker:
+        claimed(worker, setup.model)
+        assert setup.codes() == ["locked"]
+
+
+# -- new instances: whether a twin keeps them from being enqueued -------------------------------------------------
+
+
+def explain_new(setup: Setup, job: Any) -> tuple[str, str]:
+    with Session(setup.engine) as session:
+        explanation = admin.explain_job(session, job)
+        assert job not in session
+        assert (explanation.key, explanation.state) == (None, "new")
+        [reason] = explanation.reasons
+        return reason.code, reason.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_twin(engine: sa.Engine, kind: str) -> None:
+    setup = Setup.of(engine, kind)
+    setup.add(setup.model(id=5, key="a"))
+    code, text = explain_new(setup, setup.model(key="a"))
+    assert code == "twin"
+    assert text.startswith("Job 5 has key='a' as well and is pending, enqueued at ")
+    code, text = explain_new(setup, setup.model(key="b"))
+    assert code == "ready"
+    assert "No job with key='b' counts" in text
+    setup.add(setup.model(id=6, key=None))
+    code, text = explain_new(setup, setup.model(key=None))
+    assert code == "ready"
+    assert "a None in key=None" in text
+    with Session(engine) as session:
+        # What it says is so.
+        assert [one.created for one in enqueue(session, [setup.model(key="a"), setup.model(key="b")])] == [False, True]
+
+
+def test_a_running_twin(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status")
+    setup.add(setup.model(id=5, key="a"))
+    with Session(engine) as session:
+        session.scalars(claim(setup.model, 1)).all()
+        session.commit()
+    assert "is processing" in explain_new(setup, setup.model(key="a"))[1]
+
+
+def test_nulls_that_do_not_differ(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status", unique=Unique("key", nulls_distinct=False))
+    setup.add(setup.model(id=5))
+    code, text = explain_new(setup, setup.model())
+    assert (code, text[:22]) == ("twin", "Job 5 has key=None as ")
+
+
+def test_a_period(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status", unique=Unique("key", per=timedelta(days=36500)))
+    setup.add(setup.model(id=5, key="a"))
+    job = setup.model(key="a")
+    code, text = explain_new(setup, job)
+    assert code == "twin"
+    assert "or the period of 36500 days, 0:00:00 is over" in text
+    # Nothing was set on the instance.
+    assert "created_at" not in job.__dict__
+    assert explain_new(setup, setup.model(key="a", created_at=datetime(1950, 1, 1, tzinfo=UTC)))[0] == "ready"
+
+
+def test_a_queue_without_unique_jobs(engine: sa.Engine) -> None:
+    row = make_rows()
+    code, text = explain_new(Setup(engine, row), row(year=1, name="a"))
+    assert code == "ready"
+    assert "has no QueueConfig(unique=...)" in text
+
+
+def test_defaults_and_relationships_count(engine: sa.Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Customer(Base):
+        __tablename__ = "customer"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    class Reminder(QueueMixin, Base):
+        __tablename__ = "reminder"
+        __queue__ = QueueConfig(unique=Unique("customer_id", "kind"))
+        id: Mapped[int] = mapped_column(primary_key=True)
+        customer_id: Mapped[int] = mapped_column(sa.ForeignKey("customer.id"))
+        kind: Mapped[str] = mapped_column(default="invoice")
+        customer: Mapped[Customer] = relationship()
+
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        customer = Customer(id=7)
+        session.add(customer)
+        session.flush()
+        session.add(Reminder(id=3, customer_id=7))
+        session.commit()
+        job = Reminder(customer=customer)
+        [reason] = admin.explain_job(session, job).reasons
+        assert reason.code == "twin"
+        assert "Job 3 has customer_id=7, kind='invoice' as well" in reason.text
+        assert "kind" not in job.__dict__
+        assert list(session.new) == []

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
 from sqlalchemy.orm import Session
 
 from sqlaqueue import __version__, admin
+from sqlaqueue.admin.doctor.examination import Examination, Finding, Thresholds
 from sqlaqueue.admin.doctor.server import check_durability
 from sqlaqueue.cli import main
+from sqlaqueue.mapping.mixin import spec_of
 from tests.doctor.models import MODELS, Base, Email
-from tests.servers import Database
+from tests.servers import Database, Server
 
 examining = importlib.import_module("sqlaqueue.admin.doctor.doctor")
 COMMAND = "sqlaqueue "
@@ -27,7 +31,7 @@ class Patient:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
+        self.engine = plain_engine(database.url())
         Base.metadata.create_all(self.engine)
 
     def execute(self, *statements: str) -> Any:
@@ -63,11 +67,7 @@ class Patient:
             result = CliRunner().invoke(main, arguments, env={"SQLAQUEUE_URL": self.database.url()})
             assert result.exit_code == 0, result.output
             return
-        assert fix.endswith(";"), fix
-        with self.database.connect() as connection:
-            # CONCURRENTLY does not work in a transaction, not even that of several statements sent at once.
-            for statement in split(fix):
-                connection.execute(statement.encode())
+        apply(self.database.dsn, fix)
 
     def repaired(self, code: str, *models: type[Any], fix: int = 0, **options: Any) -> admin.Finding:
         """Return the finding with this code, and execute its fix, after which it must be gone."""
@@ -97,10 +97,8 @@ def _durable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def patient(database: Database) -> Iterator[Patient]:
-    patient = Patient(database)
-    yield patient
-    patient.engine.dispose()
+def patient(database: Database) -> Patient:
+    return Patient(database)
 
 
 def add_consumer(patient: Patient, queue: str, **values: Any) -> None:
@@ -127,3 +125,86 @@ def add_consumer(patient: Patient, queue: str, **values: Any) -> None:
 def long(**by_name: float) -> dict[str, timedelta]:
     """Return thresholds from seconds."""
     return {name: timedelta(seconds=value) for name, value in by_name.items()}
+
+
+# -- one check by itself, and the server that it looks at ----------------------------------------------------------
+
+
+def examine(
+    engine: sa.Engine,
+    models: Iterable[Any] = (),
+    checks: Iterable[Callable[[Examination], Iterator[Finding]]] = (),
+    *,
+    deep: bool = False,
+    **thresholds: Any,
+) -> list[Finding]:
+    """Return what checks find, in a read-only transaction as a doctor has it."""
+    with engine.connect() as plain:
+        connection = plain.execution_options(postgresql_readonly=True)
+        connection.execute(sa.text("SET LOCAL statement_timeout = '5s'"))
+        specs = [spec_of(model) for model in models]
+        examination = Examination(connection, specs, Thresholds(**thresholds), deep)
+        return [finding for check in checks for finding in check(examination)]
+
+
+def find(code: str, *arguments: Any, **options: Any) -> Finding:
+    """Return the one finding of a code, with what every finding has."""
+    found = [each for each in examine(*arguments, **options) if each.code == code]
+    assert len(found) == 1, found
+    (finding,) = found
+    assert finding.summary.endswith("."), finding.summary
+    assert finding.consequence.endswith("."), finding.consequence
+    return finding
+
+
+def codes(*arguments: Any, **options: Any) -> list[str]:
+    return [finding.code for finding in examine(*arguments, **options)]
+
+
+def apply(dsn: str, fix: str) -> None:
+    """Execute a fix as psql does: one statement after the other, each by itself."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        # CONCURRENTLY does not work in a transaction, not even that of several statements sent at once.
+        for statement in split(fix):
+            connection.execute(statement.encode())
+
+
+def restart_with(database: Database, setting: str) -> None:
+    """Change a setting of a test's own server that needs a restart."""
+    apply(database.dsn, f"ALTER SYSTEM SET {setting};")
+    database.server.restart()
+
+
+def plain_engine(url: str, **options: Any) -> sa.Engine:
+    """Return an engine that keeps no connection."""
+    return sa.create_engine(url, poolclass=sa.NullPool, **options)
+
+
+@contextlib.contextmanager
+def new_role(database: Database, name: str, options: str = "LOGIN") -> Iterator[sa.Engine]:
+    """Create a role, and return an engine that connects as this role."""
+    # Roles are those of the whole server.
+    with database.connect() as administrator:
+        administrator.execute(f'CREATE ROLE "{name}" {options}'.encode())
+        try:
+            yield plain_engine(database.url().replace("postgres@", f"{name}@"))
+        finally:
+            administrator.execute(f'DROP OWNED BY "{name}"'.encode())
+            administrator.execute(f'DROP ROLE "{name}"'.encode())
+
+
+@pytest.fixture
+def engine(database: Database) -> sa.Engine:
+    return plain_engine(database.url())
+
+
+@pytest.fixture
+def own(postgres_server: Server) -> Iterator[Database]:
+    """A database on a server of the test's own."""
+    with postgres_server.database() as database:
+        yield database
+
+
+@pytest.fixture
+def own_engine(own: Database) -> sa.Engine:
+    return plain_engine(own.url())

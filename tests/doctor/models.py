@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
+from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Schedule, Unique
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 
 
@@ -88,7 +89,6 @@ class Import(QueueMixin, Base):
 
 SOME = (Email, Letter, Delivery)
 """For what differs with the strategy in few points."""
-
 MODELS = (Email, Letter, Entry, Task, Delivery, Export, Import)
 
 
@@ -102,3 +102,20 @@ async def handle_async(session: object, job: QueueMixin) -> None:
 
 def make_consumer() -> Consumer[Email]:
     return Consumer(Email, handle, sessionmaker(create_engine(os.environ["SQLAQUEUE_URL"], poolclass=NullPool)))
+
+
+# -- a queue with a schedule, in a MetaData of its own: it has the tables of schedules -----------------------------
+
+
+class ReportBase(DeclarativeBase):
+    pass
+
+
+class Report(QueueMixin, ReportBase):
+    __tablename__ = "report"
+    __queue__ = QueueConfig(strategy="update_status")
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+SCHEDULES = [Schedule("weekly", Report, every=timedelta(days=7))]

@@ -1,11 +1,11 @@
-"""Faults of tables, columns, indexes, triggers and functions."""
+"""Faults of tables, columns, indexes, triggers and functions, and missing rights."""
 
 from __future__ import annotations
 
 import enum
 import threading
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -15,8 +15,15 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlaqueue import QueueConfig, QueueMixin, admin
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
-from tests.doctor.conftest import Patient
-from tests.doctor.models import Email, Entry, Export, Import, Letter, Task
+from tests.doctor.models import MODELS, Email, Entry, Export, Import, Letter, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.doctor.conftest import Patient
+
+from tests.doctor.conftest import new_role, plain_engine
+from tests.programs import wait_until
 from tests.servers import Server
 
 
@@ -40,7 +47,7 @@ def test_a_table_in_another_schema(patient: Patient) -> None:
 
 def test_a_database_without_any_table_may_be_the_wrong_one(patient: Patient, server: Server) -> None:
     with server.database() as empty:
-        engine = sa.create_engine(empty.url(), poolclass=sa.NullPool)
+        engine = plain_engine(empty.url())
         with Session(engine) as session:
             (finding,) = admin.doctor(session, Email)
         assert (finding.code, finding.severity) == ("missing_table", "critical")
@@ -147,7 +154,6 @@ def test_schemas_that_the_search_path_splits(patient: Patient) -> None:
 
 THOROUGH = pytest.mark.thorough
 INVALID = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{}'::regclass"
-
 INDEXES = [
     (Email, "ix_email_queue_claim", "warning"),
     pytest.param(Email, "ix_email_queue_lease", "warning", marks=THOROUGH),
@@ -303,9 +309,7 @@ def test_an_index_that_is_being_built(patient: Patient) -> None:
         building = threading.Thread(target=patient.repair, args=(create,))
         building.start()
         try:
-            with patient.database.connect() as watcher:
-                while not watcher.execute("SELECT FROM pg_stat_progress_create_index WHERE index_relid > 0").fetchall():
-                    pass
+            wait_until(lambda: patient.execute("SELECT FROM pg_stat_progress_create_index WHERE index_relid > 0"))
             pid = holder.info.backend_pid
             finding = patient.find("index_building", Email)
             assert finding.severity == "notice"
@@ -456,3 +460,80 @@ def test_a_partitioned_table(patient: Patient) -> None:
         if finding.severity == "warning":
             assert "CONCURRENTLY" not in finding.fixes[0]
             patient.repair(finding.fixes[0])
+
+
+# -- rights of the session's role ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def role(patient: Patient) -> Iterator[str]:
+    name = f"night shift {patient.database.name}"
+    with new_role(patient.database, name):
+        yield name
+
+
+@pytest.fixture
+def as_role(patient: Patient, role: str) -> sa.Engine:
+    """Return an engine whose sessions have the role of a worker, with all rights."""
+    patient.execute(
+        f'GRANT ALL ON ALL TABLES IN SCHEMA public TO "{role}"',
+        f'GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO "{role}"',
+    )
+    engine = plain_engine(patient.database.url())
+
+    @sa.event.listens_for(engine, "connect")
+    def _(connection: Any, _: Any) -> None:
+        connection.execute(f'SET ROLE "{role}"')
+        connection.commit()
+
+    return engine
+
+
+def findings(engine: sa.Engine, *models: Any) -> list[admin.Finding]:
+    with Session(engine) as session:
+        found = admin.doctor(session, *models)
+    # The role may not see the sessions of others.
+    return [each for each in found if each.code != "hidden_sessions"]
+
+
+def test_a_role_with_all_rights(as_role: sa.Engine) -> None:
+    assert findings(as_role, *MODELS) == []
+
+
+def test_missing_grants(patient: Patient, role: str, as_role: sa.Engine) -> None:
+    patient.execute(f'REVOKE ALL ON email, sqlaqueue_consumer FROM "{role}"')
+    found = findings(as_role, Email, Letter)
+    grants = [each for each in found if each.code == "missing_grant"]
+    assert {each.queue for each in grants} == {"email", "letter"}
+    assert "email" in " ".join(each.summary for each in grants)
+    # What cannot be read is not said to be healthy.
+    failed = [each for each in found if each.code == "check_failed"]
+    assert failed
+    assert all(each.facts["sqlstate"] == "42501" for each in failed)
+    for finding in grants:
+        patient.repair(finding.fixes[0])
+    assert findings(as_role, *MODELS) == []
+
+
+def test_a_schema_that_the_role_may_not_use(patient: Patient, role: str, as_role: sa.Engine) -> None:
+    patient.execute("CREATE SCHEMA vault")
+    engine = as_role.execution_options(schema_translate_map={None: "vault"})
+    Email.metadata.create_all(patient.engine.execution_options(schema_translate_map={None: "vault"}))
+    (finding,) = findings(engine, Email)
+    assert (finding.code, finding.severity) == ("missing_schema_grant", "critical")
+    assert finding.fixes == (f'GRANT USAGE ON SCHEMA vault TO "{role}";',)
+    patient.repair(finding.fixes[0])
+    patient.execute(f'GRANT ALL ON ALL TABLES IN SCHEMA vault TO "{role}"')
+    patient.execute(f'GRANT ALL ON ALL SEQUENCES IN SCHEMA vault TO "{role}"')
+    assert findings(engine, Email) == []
+
+
+def test_missing_policies(patient: Patient, as_role: sa.Engine) -> None:
+    patient.execute("ALTER TABLE email ENABLE ROW LEVEL SECURITY")
+    found = findings(as_role, Email)
+    assert {each.code for each in found} == {"missing_policy"}
+    assert all("email" in each.summary for each in found)
+    quoted = [each.fixes[0] for each in found]
+    for fix in quoted:
+        patient.repair(fix)
+    assert findings(as_role, Email) == []

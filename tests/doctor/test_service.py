@@ -1,18 +1,20 @@
-"""Due jobs and Consumers, and what nothing cleans up."""
+"""What runs the jobs: Consumers, due jobs, schedules, leases, the plan of claims, and what nothing cleans up."""
 
 from __future__ import annotations
 
+import re
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, admin, cancel, claim
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Scheduler, States, admin, cancel, claim
 from tests.doctor.conftest import Patient, add_consumer, long
-from tests.doctor.models import MODELS, SOME, Delivery, Email, Entry, Export, Letter, Note
+from tests.doctor.models import MODELS, SOME, Delivery, Email, Entry, Export, Letter, Note, Report, Task, handle
+from tests.programs import wait_until
 
 AGO = timedelta(minutes=10)
 
@@ -178,9 +180,216 @@ def test_unknown_status_values(patient: Patient) -> None:
 
 def test_a_live_consumer_that_listens(patient: Patient) -> None:
     engine = sa.create_engine(patient.database.url())
-    with Consumer(Email, lambda session, job: None, sessionmaker(engine)):
-        # Until it is registered.
-        while not patient.execute("SELECT FROM sqlaqueue_consumer WHERE listening"):
-            pass
+    with Consumer(Email, handle, sessionmaker(engine)):
+        wait_until(lambda: patient.execute("SELECT FROM sqlaqueue_consumer WHERE listening"), "it is registered")
         assert patient.findings(Email, deep=True, **long(not_listening_for=0, unserved_for=0)) == []
     engine.dispose()
+
+
+# -- schedules that are overdue, cannot be fired, or whose queue nothing serves ------------------------------------
+
+
+@pytest.fixture
+def reports(patient: Patient) -> Patient:
+    """Return a database with a schedule of a day, which was just planned."""
+    Report.metadata.create_all(patient.engine)
+    with Session(patient.engine) as session:
+        admin.add_schedule(session, Schedule("daily", Report, every=timedelta(days=1)))
+    add_consumer(patient, "report")
+    return patient
+
+
+def test_tables_of_schedules_that_no_program_declares(patient: Patient) -> None:
+    assert patient.findings(Email) == []
+
+
+def test_a_missing_table_of_schedules(reports: Patient) -> None:
+    assert reports.findings(Report) == []
+    reports.execute("DROP TABLE sqlaqueue_tick")
+    finding = reports.find("missing_table", Report)
+    assert "sqlaqueue_tick" in finding.summary
+    reports.repair(finding.fixes[1])
+    assert reports.findings(Report) == []
+
+
+def test_a_schedule_that_nothing_fires(reports: Patient) -> None:
+    reports.execute(
+        "UPDATE sqlaqueue_schedule SET created_at = now() - interval '3 days', edited_at = null, "
+        "next_tick = now() - interval '5 hours'"
+    )
+    finding = reports.find("late_schedule", Report)
+    assert finding.severity == "critical"
+    assert "The schedule 'daily' has been overdue for 5 h" in finding.summary
+    assert finding.fixes == ("sqlaqueue scheduler tests.doctor.models:Report",)
+    # Schedules of other queues are theirs.
+    assert reports.codes(Letter) == []
+    engine = sa.create_engine(reports.database.url())
+    with Scheduler(sessionmaker(engine), [Schedule("daily", Report, every=timedelta(days=1))]):
+        wait_until(lambda: "late_schedule" not in reports.codes(Report))
+    engine.dispose()
+
+
+def test_a_schedule_that_cannot_be_fired(reports: Patient) -> None:
+    reports.execute("UPDATE sqlaqueue_schedule SET last_error = 'no such function'")
+    finding = reports.find("schedule_error", Report)
+    assert finding.severity == "critical"
+    assert "The schedule 'daily' could not be fired: no such function" in finding.summary
+    # It is found until a process has fired the schedule, which the fix asks for.
+    assert re.fullmatch(r"sqlaqueue schedules run \S+ daily", finding.fixes[0])
+
+
+def test_a_schedule_whose_queue_nothing_serves(reports: Patient) -> None:
+    reports.execute("DELETE FROM sqlaqueue_consumer")
+    finding = reports.find("unserved_schedule", Report)
+    assert finding.severity == "notice"
+    assert "report" in finding.summary
+    assert "'daily'" in finding.summary
+    add_consumer(reports, "report")
+    assert reports.findings(Report) == []
+
+
+def test_a_paused_schedule(reports: Patient) -> None:
+    reports.execute("DELETE FROM sqlaqueue_consumer")
+    with Session(reports.engine) as session:
+        admin.pause_schedule(session, Report, "daily")
+    assert reports.findings(Report) == []
+
+
+# -- the plan of claims, leases, and runs without one --------------------------------------------------------------
+
+ROWS = 5_000
+
+
+def fill(patient: Patient, model: Any, rows: int = ROWS) -> None:
+    """Insert pending jobs that are due later, so that no consumer is missed."""
+    columns = {"export": "customer_id, document_id, ", "import": "customer_id, "}.get(model.__tablename__, "")
+    values = "mod(number, 100), " * columns.count(",")
+    patient.execute(
+        f"INSERT INTO \"{model.__tablename__}\" ({columns}id, run_at) SELECT {values}number, now() + interval '1 hour' "
+        f"FROM generate_series(1, {rows}) AS number"
+    )
+    if model is Delivery:
+        patient.execute(f"INSERT INTO note (order_id) SELECT number FROM generate_series(1, {rows}) AS number")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("analyze", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_claims_of_a_large_queue(patient: Patient, model: Any, analyze: bool) -> None:  # noqa: FBT001 - a parameter
+    patient.execute(f'ALTER TABLE "{model.__tablename__}" SET (autovacuum_enabled = off)')
+    fill(patient, model)
+    if analyze:
+        patient.execute("ANALYZE")
+    assert "claim_reads_table" not in patient.codes(model, deep=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "index"),
+    [
+        (Email, "ix_email_queue_claim"),
+        (Entry, "ix_Entry of a book_queue_claim"),
+        (Letter, "ix_sqlaqueue_message_letter_claim"),
+        (Task, "ix_task_queue_claim"),
+    ],
+)
+def test_a_claim_without_its_index(patient: Patient, model: Any, index: str) -> None:
+    patient.execute(f'DROP INDEX "{index}"')
+    if model is Email:
+        patient.execute("DROP INDEX ix_email_queue_quarantined")
+    assert "claim_reads_table" not in patient.codes(model)
+    fill(patient, model)
+    patient.execute("ANALYZE")
+    assert "claim_reads_table" not in patient.codes(model, small_table=ROWS * 2)
+    finding = patient.repaired("claim_reads_table", model)
+    assert f"the index {index} is missing" in finding.summary
+    assert finding.severity == "warning"
+    assert finding.facts["rows"] == pytest.approx(ROWS, rel=0.1)
+
+
+def test_a_claim_of_a_very_large_table(patient: Patient) -> None:
+    patient.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_email_queue_claim'::regclass")
+    fill(patient, Email)
+    patient.execute("ANALYZE")
+    finding = patient.find("claim_reads_table", Email, small_table=40)
+    assert finding.severity == "critical"
+    assert "the index ix_email_queue_claim is invalid" in finding.summary
+
+
+def test_a_planner_that_may_not_use_indexes(patient: Patient) -> None:
+    fill(patient, Email)
+    patient.execute(
+        "ANALYZE", *(f'ALTER DATABASE "{patient.database.name}" SET {name} = off' for name in ("enable_indexscan",))
+    )
+    finding = patient.repaired("claim_reads_table", Email)
+    assert "enable_indexscan is off" in finding.summary
+
+
+def test_statistics_that_are_out_of_date(patient: Patient) -> None:
+    """By them no job is due, so that a claim would read all messages anyway."""
+    for table in ("delivery", "note"):
+        patient.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    fill(patient, Delivery)
+    patient.execute("ANALYZE")
+    assert "claim_reads_table" not in patient.codes(Delivery)
+    patient.execute("UPDATE delivery SET run_at = now()", "UPDATE note SET order_id = order_id")
+    add_consumer(patient, "delivery")
+    finding = patient.repaired("claim_reads_table", Delivery)
+    assert "the statistics of" in finding.summary
+    assert "ANALYZE" in finding.fixes[0]
+
+
+def test_a_model_that_no_consumer_can_serve(patient: Patient) -> None:
+    """It has no value for completed jobs, so that only programs claim from it."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Line(QueueMixin, Base):
+        __tablename__ = "line"
+        __queue__ = QueueConfig(states=States(completed=None))
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    Base.metadata.create_all(patient.engine)
+    assert patient.findings(Line, deep=True) == []
+
+
+def test_expired_leases(patient: Patient) -> None:
+    patient.add(*(Email(id=number) for number in range(3)))
+    with Session(patient.engine) as session:
+        assert len(session.scalars(claim(Email, 3)).all()) == 3
+        session.commit()
+    assert patient.findings(Email) == []
+    patient.execute("UPDATE email SET lease_expires_at = now() - interval '10 seconds'")
+    assert patient.findings(Email) == []
+    patient.execute("UPDATE email SET lease_expires_at = now() - interval '10 minutes'")
+    assert patient.codes(Email, **long(lease_expired_for=3600)) == []
+    finding = patient.repaired("expired_leases", Email)
+    assert finding.severity == "critical"
+    assert "leases of 3 jobs have expired, the first 10 min" in finding.summary
+    assert finding.summary.endswith(" ago, and no Consumer is alive.")
+    assert (finding.facts["jobs"], finding.facts["consumers"]) == (3, 0)
+
+
+def test_many_expired_leases_though_a_consumer_is_alive(patient: Patient) -> None:
+    patient.execute(
+        "INSERT INTO email (id, status, lease_expires_at) "
+        "SELECT number, 'processing', now() - interval '1 minute' FROM generate_series(1, 1500) AS number"
+    )
+    add_consumer(patient, "email")
+    finding = patient.find("expired_leases", Email)
+    assert "leases of more than 1000 jobs" in finding.summary
+    assert "though 1 Consumer is alive" in finding.summary
+
+
+def test_runs_without_a_lease(patient: Patient) -> None:
+    patient.add(Email(id=1))
+    patient.execute("UPDATE email SET status = 'processing'")
+    finding = patient.repaired("runs_without_lease", Email)
+    assert finding.severity == "critical"
+    assert "1 job in the state processing" in finding.summary
+    assert patient.execute("SELECT status FROM email") == [("pending",)]
+
+
+def test_jobs_that_wait_for_a_twin_have_no_expired_lease(patient: Patient) -> None:
+    patient.add(Email(id=1))
+    patient.execute("UPDATE email SET status = 'processing', lease_expires_at = to_timestamp(0)")
+    assert patient.findings(Email) == []

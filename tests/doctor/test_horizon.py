@@ -1,27 +1,34 @@
-"""What keeps dead rows is named, and the fix ends it."""
+"""What keeps dead rows is named, and the fix ends it: sessions, slots, prepared transactions and standbys."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 
+from sqlaqueue.admin.doctor.server import check_server
 from sqlaqueue.admin.doctor.vacuum import check_horizon
 from sqlaqueue.postgresql.catalog_text import statement_kind
-from tests.doctor_server.examine import apply, codes, examine, find, plain_engine, wait_until
-from tests.unique.models import make_job
+from tests.doctor.conftest import apply, codes, examine, find, new_role, plain_engine, restart_with
+from tests.models import make_job
+from tests.programs import wait_until
+from tests.replication import standby_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sqlalchemy as sa
+
     from tests.servers import Database, Server
 
 CHECK = [check_horizon]
 AT_ONCE = {"transaction_open": timedelta(0)}
+FEEDBACK = "hot_standby_feedback = on"
 
 
 @contextlib.contextmanager
@@ -80,27 +87,18 @@ def test_idle_in_transaction(database: Database, engine: sa.Engine, isolation: s
         assert vacuum_removes_a_dead_row(database)
 
 
-def test_the_second_fix_limits_idle_transactions_of_the_role(database: Database) -> None:
-    with database.connect() as admin:
-        admin.execute("CREATE ROLE careless LOGIN")
-        engine = plain_engine(database.url())
-        try:
-            idle = psycopg.connect(database.dsn.replace("user=postgres", "user=careless"), dbname=database.name)
-            idle.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-            idle.execute("SELECT 1")
-            held = [make_job("batch_select")]
-            finding = find("idle_in_transaction", engine, held, CHECK, **AT_ONCE)
-            assert "handlers" in finding.fixes[1]
-            apply(database.dsn, finding.fixes[1])
-            wait_until(lambda: codes(engine, checks=CHECK, **AT_ONCE) == [])
-            idle.close()
-            with psycopg.connect(database.dsn.replace("user=postgres", "user=careless")) as again:
-                limit = again.execute("SHOW idle_in_transaction_session_timeout").fetchone()
-            assert limit == ("5min",)
-        finally:
-            admin.execute("DROP OWNED BY careless")
-            admin.execute("DROP ROLE careless")
-            engine.dispose()
+def test_the_second_fix_limits_idle_transactions_of_the_role(database: Database, engine: sa.Engine) -> None:
+    with new_role(database, "careless") as careless:
+        idle = psycopg.connect(database.dsn.replace("user=postgres", "user=careless"))
+        idle.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        idle.execute("SELECT 1")
+        finding = find("idle_in_transaction", engine, [make_job("batch_select")], CHECK, **AT_ONCE)
+        assert "handlers" in finding.fixes[1]
+        apply(database.dsn, finding.fixes[1])
+        wait_until(lambda: codes(engine, checks=CHECK, **AT_ONCE) == [])
+        idle.close()
+        with careless.connect() as again:
+            assert again.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar() == "5min"
 
 
 def test_a_transaction_without_a_snapshot_keeps_nothing(database: Database, engine: sa.Engine) -> None:
@@ -173,9 +171,7 @@ def test_of_a_statement_its_keyword_and_table_are_told(text: str, kind: str) -> 
 
 
 def test_prepared_transaction(own: Database, own_engine: sa.Engine) -> None:
-    apply(own.server.dsn(), "ALTER SYSTEM SET max_prepared_transactions = 5;")
-    own_engine.dispose()
-    own.server.restart()
+    restart_with(own, "max_prepared_transactions = 5")
     gid = "it's prepared"
     with own.connect() as connection:
         connection.execute("CREATE TABLE a (b int)")
@@ -195,9 +191,7 @@ def test_prepared_transaction(own: Database, own_engine: sa.Engine) -> None:
 
 
 def test_logical_slot(own: Database, own_engine: sa.Engine) -> None:
-    apply(own.server.dsn(), "ALTER SYSTEM SET wal_level = logical;")
-    own_engine.dispose()
-    own.server.restart()
+    restart_with(own, "wal_level = logical")
     with own.connect() as connection:
         connection.execute("SELECT pg_create_logical_replication_slot('left_behind', 'pgoutput')")
     consume_ids(own, 5)
@@ -219,23 +213,101 @@ def test_logical_slot(own: Database, own_engine: sa.Engine) -> None:
 
 
 def test_hidden_sessions(database: Database) -> None:
-    with database.connect() as admin:
-        admin.execute("CREATE ROLE limited LOGIN")
-        engine = plain_engine(database.url().replace("postgres@", "limited@"))
-        try:
-            with session(database, "secret") as idle:
-                idle.execute("SELECT pg_current_xact_id()")
-                consume_ids(database, 5)
-                # When the transaction began is not known.
-                hidden, *others = examine(engine, checks=CHECK, **AT_ONCE)
-                assert (hidden.code, hidden.severity, others) == ("hidden_sessions", "notice", [])
-                assert "limited" in hidden.summary
-                finding = find("long_transaction", engine, checks=CHECK, horizon_age=3)
-                assert f"Session {idle.info.backend_pid} " in finding.summary
-                assert "'secret'" in finding.summary
-                assert "may not see" in finding.summary
-                apply(database.dsn, hidden.fixes[0])
-                assert codes(engine, checks=CHECK, **AT_ONCE) == ["idle_in_transaction"]
-        finally:
-            engine.dispose()
-            admin.execute("DROP ROLE limited")
+    with new_role(database, "limited") as limited, session(database, "secret") as idle:
+        idle.execute("SELECT pg_current_xact_id()")
+        consume_ids(database, 5)
+        # When the transaction began is not known.
+        hidden, *others = examine(limited, checks=CHECK, **AT_ONCE)
+        assert (hidden.code, hidden.severity, others) == ("hidden_sessions", "notice", [])
+        assert "limited" in hidden.summary
+        finding = find("long_transaction", limited, checks=CHECK, horizon_age=3)
+        assert f"Session {idle.info.backend_pid} " in finding.summary
+        assert "'secret'" in finding.summary
+        assert "may not see" in finding.summary
+        apply(database.dsn, hidden.fixes[0])
+        assert codes(limited, checks=CHECK, **AT_ONCE) == ["idle_in_transaction"]
+
+
+# -- a real standby: its feedback keeps dead rows of the primary, and it can run no queue itself -------------------
+
+
+def test_feedback_without_and_with_a_slot(own: Database, own_engine: sa.Engine) -> None:
+    with own.connect() as primary, standby_of(own.server, FEEDBACK) as standby:
+        report = psycopg.connect(standby.dsn(own.name), application_name="report")
+        report.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        report.execute("SELECT 1")
+
+        def age() -> int:
+            consume_ids(own, 1)
+            row = primary.execute("SELECT max(age(backend_xmin)) FROM pg_stat_replication").fetchone()
+            return row[0] or 0 if row else 0
+
+        wait_until(lambda: age() > 5)
+        assert codes(own_engine, checks=CHECK) == []
+        finding = find("standby_feedback", own_engine, checks=CHECK, horizon_age=5, transaction_open=timedelta(0))
+        assert "walreceiver" in finding.summary
+        assert f"process {finding.facts['pid']})" in finding.summary
+        assert not vacuum_removes_a_dead_row(own)
+
+        # The standby keeps its xmin by a slot from now on.
+        primary.execute("SELECT pg_create_physical_replication_slot('of_standby')")
+        apply(standby.dsn(), "ALTER SYSTEM SET primary_slot_name = 'of_standby';\nSELECT pg_reload_conf();")
+        wait_until(lambda: codes(own_engine, checks=CHECK, horizon_age=5) == ["replication_slot"])
+        slot = find("replication_slot", own_engine, checks=CHECK, horizon_age=5, transaction_open=timedelta(0))
+        assert slot.summary.startswith("The physical replication slot of_standby is in use by the process")
+        assert slot.fixes == finding.fixes
+        assert not vacuum_removes_a_dead_row(own)
+        apply(standby.dsn(), slot.fixes[0])
+        wait_until(lambda: codes(own_engine, checks=CHECK, horizon_age=5) == [])
+        wait_until(lambda: vacuum_empties_the_table(own))
+        report.close()
+
+        def found() -> list[str]:
+            consume_ids(own, 3)
+            return codes(own_engine, checks=CHECK, horizon_age=2)
+
+        # Without feedback the slot keeps WAL, and no rows.
+        apply(standby.dsn(), slot.fixes[1])
+        wait_until(lambda: found() == [])
+        apply(standby.dsn(), "ALTER SYSTEM SET hot_standby_feedback = on;\nSELECT pg_reload_conf();")
+        wait_until(lambda: found() == ["replication_slot"])
+        standby.stop()
+        consume_ids(own, 10)
+        wait_until(lambda: "in use by" not in find("replication_slot", own_engine, checks=CHECK, horizon_age=5).summary)
+        left = find("replication_slot", own_engine, checks=CHECK, horizon_age=5)
+        apply(own.dsn, left.fixes[0])
+        assert codes(own_engine, checks=CHECK, horizon_age=5) == []
+
+
+def test_a_standby_is_read_only(own: Database) -> None:
+    with standby_of(own.server, FEEDBACK) as standby:
+        engine = plain_engine(standby.url(database=own.name))
+        wait_until(lambda: find("server_in_recovery", engine, checks=[check_server]).fixes[1:])
+        finding = find("server_in_recovery", engine, checks=[check_server, check_horizon])
+        assert finding.severity == "critical"
+        assert str(standby.directory) in finding.summary
+        found = re.search(r"SQLAQUEUE_URL='(.*)'", finding.fixes[0])
+        assert found is not None
+        primary = plain_engine(found[1])
+        assert codes(primary, checks=[check_server]) == []
+        apply(standby.dsn(), finding.fixes[1])
+        wait_until(lambda: codes(engine, checks=[check_server]) == [])
+
+
+@pytest.mark.parametrize("level", ["DATABASE {database}", "ROLE careful", "ROLE careful IN DATABASE {database}"])
+def test_read_only_by_default(database: Database, level: str) -> None:
+    with new_role(database, "careful", "LOGIN SUPERUSER") as careful:
+        where = level.format(database=database.name)
+        apply(database.dsn, f"ALTER {where} SET default_transaction_read_only = on;")
+        finding = find("read_only_default", careful, checks=[check_server])
+        assert finding.severity == "critical"
+        place = where.replace("ROLE ", "").replace("DATABASE ", "")
+        assert place in finding.summary.replace("ALTER ROLE ", "").replace("DATABASE ", "")
+        apply(database.dsn, finding.fixes[0])
+        assert codes(careful, checks=[check_server]) == []
+
+
+def test_an_old_server(database: Database, engine: sa.Engine) -> None:
+    assert codes(engine, checks=[check_server], oldest_server=database.version) == []
+    finding = find("old_server", engine, checks=[check_server], oldest_server=database.version + 1)
+    assert str(database.version) in finding.summary

@@ -1,28 +1,36 @@
-"""The session that an examination gets, and what it leaves of it."""
+"""How an examination runs: in which session, what it finds of a healthy queue, and what codes there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+from dataclasses import fields
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import admin
-from sqlaqueue.admin.doctor.examination import Examination
+from sqlaqueue import Consumer, Limit, admin
+from sqlaqueue.admin.doctor.doctor import CHECKS, COMPLETE
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
-from tests.doctor.conftest import Patient, examining
-from tests.doctor.models import MODELS, SOME, Base, Email, Letter
-from tests.servers import Server
+from tests.doctor.conftest import Patient, examining, plain_engine
+from tests.doctor.models import MODELS, SOME, Base, Delivery, Email, Letter, Note, handle
+from tests.models import KINDS, make_job
 
-SETTINGS = ("statement_timeout", "lock_timeout", "transaction_read_only")
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlaqueue.admin.doctor.examination import Examination
+    from tests.servers import Database, Server
 
 
 def settings(session: Session) -> list[str]:
-    return [session.scalar(sa.text(f"SHOW {name}")) for name in SETTINGS]
+    names = ("statement_timeout", "lock_timeout", "transaction_read_only")
+    return [session.scalar(sa.text(f"SHOW {name}")) for name in names]
 
 
 def test_the_session_is_left_as_it_was(patient: Patient) -> None:
@@ -122,7 +130,7 @@ def test_a_session_that_reads_from_a_replica(patient: Patient) -> None:
 
 def test_queues_of_two_databases(patient: Patient, server: Server) -> None:
     with server.database() as another:
-        engine = sa.create_engine(another.url(), poolclass=sa.NullPool)
+        engine = plain_engine(another.url())
         Base.metadata.create_all(engine)
         with engine.begin() as connection:
             connection.exec_driver_sql("DROP INDEX ix_sqlaqueue_message_letter_claim")
@@ -145,7 +153,7 @@ async def test_an_async_session(patient: Patient, driver: Any) -> None:
 @pytest.mark.parametrize("driver", ["psycopg2"])
 def test_another_driver(patient: Patient, driver: Any) -> None:
     patient.execute("DROP INDEX ix_email_queue_claim")
-    engine = sa.create_engine(patient.database.url(driver), poolclass=sa.NullPool)
+    engine = plain_engine(patient.database.url(driver))
     with Session(engine) as session:
         assert [each.code for each in admin.doctor(session, *MODELS, deep=True)] == ["missing_index"]
 
@@ -187,3 +195,123 @@ def test_wrong_input(patient: Patient) -> None:
     engine = patient.engine.execution_options(isolation_level="AUTOCOMMIT")
     with Session(engine) as session, pytest.raises(StatementError, match="autocommit"):
         admin.doctor(session, Email)
+
+
+# -- the codes of findings: in the code, in the list and on the page of the documentation --------------------------
+
+FOLDER = Path(admin.__file__).parent / "doctor"
+FAULTS = Path(admin.__file__).parents[1] / "postgresql"
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+SEVERITIES = {"critical", "warning", "notice"}
+COMPUTED = {
+    "fsync_off": {"critical"},
+    "full_page_writes_off": {"critical"},
+    "synchronous_commit_off": {"notice"},
+    "missing_index": {"warning", "critical"},
+    "invalid_index": {"warning", "critical"},
+    "altered_index": {"warning", "critical"},
+    "leftover_index": {"warning"},
+    "index_building": {"warning", "notice"},
+    "missing_function": {"warning", "critical"},
+    "outdated_function": {"warning"},
+    "newer_function": {"warning"},
+}
+"""The codes that are made from the name of a setting, or from the state of an index or a function."""
+
+
+def sources() -> str:
+    return "".join(module.read_text() for module in FOLDER.glob("*.py") if module.name != "examination.py")
+
+
+def words(node: ast.expr) -> set[str]:
+    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+
+
+def found() -> dict[str, set[str]]:
+    """Return the codes of all findings in the code, each with its severities."""
+    codes: dict[str, set[str]] = {}
+    for path in (*FOLDER.glob("*.py"), *FAULTS.glob("faults*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if node.func.id == "Finding":
+                given = {each.arg: each.value for each in node.keywords}
+                severity, code = given["severity"], given["code"]
+            elif node.func.id == "Fault":
+                severity, code = node.args[:2]
+            else:
+                continue
+            if not isinstance(code, ast.JoinedStr):
+                for each in words(code):
+                    codes.setdefault(each, set()).update(words(severity) & SEVERITIES)
+    return codes
+
+
+@pytest.mark.once
+def test_the_page_lists_every_code_with_its_severities() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| [^|]+ \| [^|]+ \|$", PAGE.read_text(), re.MULTILINE)
+    assert {code: set(severities.split(", ")) for code, severities in rows} == found() | COMPUTED
+    assert len(rows) == len({code for code, _ in rows})
+
+
+@pytest.mark.once
+def test_the_page_lists_every_threshold() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|`]+ \| [^|]+ \|$", PAGE.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(each.name for each in fields(admin.Thresholds))
+
+
+@pytest.mark.once
+def test_every_check_is_made() -> None:
+    made = r"^(?:def )?(check_\w+)(?:\(\s*examination\b| = _check_of\()"
+    defined = set(re.findall(made, sources(), re.MULTILINE))
+    assert defined == {check.__name__ for check in (*COMPLETE, *CHECKS)} | {"check_durability"}
+
+
+# -- a healthy queue has no finding --------------------------------------------------------------------------------
+
+
+def test_empty_queues(patient: Patient) -> None:
+    assert patient.findings(deep=True) == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_queue_that_has_run_jobs(patient: Patient, model: Any) -> None:
+    attributes = [name for name in ("customer_id", "document_id") if hasattr(model, name)]
+    patient.add(*(model(id=number, **dict.fromkeys(attributes, number % 7)) for number in range(1, 301)))
+    if model is Delivery:
+        patient.add(*(Note(order_id=number) for number in range(1, 301)))
+    patient.execute("ANALYZE")
+    engine = sa.create_engine(patient.database.url())
+    assert Consumer(model, handle, sessionmaker(engine)).drain() == 300
+    with Consumer(model, handle, sessionmaker(engine)):
+        assert patient.findings(deep=True) == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_queue_and_a_drained_one(sessions: Any, kind: str) -> None:
+    limited = kind not in {"rows_are_messages", "existing_messages"}
+    job = make_job(kind, **({"limits": [Limit(5, per="payload")]} if limited else {}))
+    maker = sessions(job)
+    with maker() as session:
+        assert admin.doctor(session, job, deep=True) == []
+        jobs = [job(payload=str(number)) for number in range(60)]
+        session.add_all(jobs)
+        session.flush()
+        if kind == "existing_messages":
+            message = job.metadata.tables["message"]
+            session.execute(sa.insert(message), [{"job_id": each.id} for each in jobs])
+        session.commit()
+        assert admin.doctor(session, job, deep=True) == []
+        session.commit()
+        assert Consumer(job, handle, maker).drain() == 60
+        assert admin.doctor(session, job, deep=True) == []
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_another_driver_of_a_healthy_queue(database: Database, driver: Any) -> None:
+    engine = plain_engine(database.url(driver))
+    job = make_job("update_status")
+    job.metadata.create_all(engine)
+    with Session(engine) as session:
+        assert admin.doctor(session, job, deep=True) == []

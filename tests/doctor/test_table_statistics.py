@@ -1,17 +1,20 @@
-"""Tables that VACUUM and ANALYZE neglect are named, and the fix repairs them."""
+"""Tables that VACUUM and ANALYZE neglect, and integer keys that run out: each is named, and the fix repairs it."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.admin.doctor.objects import check_claim_indexes
-from sqlaqueue.admin.doctor.vacuum import check_autovacuum, check_status_statistics, check_table_statistics
-from tests.doctor_server.examine import apply, codes, examine, find, plain_engine
-from tests.unique.models import KINDS, create, make_job
+from sqlaqueue.admin.doctor.vacuum import check_autovacuum, check_keys, check_status_statistics, check_table_statistics
+from tests.doctor.conftest import apply, codes, examine, find, plain_engine, restart_with
+from tests.models import KINDS, make_job
 
 if TYPE_CHECKING:
     from tests.servers import Database
@@ -21,8 +24,8 @@ ROWS = 30_000
 
 
 def make_queue(engine: sa.Engine, kind: str = "update_status") -> Any:
-    job = make_job(kind, unique=None)
-    create(engine, job)
+    job = make_job(kind)
+    job.metadata.create_all(engine)
     return job
 
 
@@ -36,7 +39,7 @@ def execute(database: Database, *statements: str) -> None:
 
 
 def fill(number: int) -> str:
-    return f"INSERT INTO job (note) SELECT NULL FROM generate_series(1, {number})"
+    return f"INSERT INTO job (payload) SELECT NULL FROM generate_series(1, {number})"
 
 
 def test_dead_rows_of_a_table_without_autovacuum(database: Database, engine: sa.Engine) -> None:
@@ -44,7 +47,7 @@ def test_dead_rows_of_a_table_without_autovacuum(database: Database, engine: sa.
     execute(database, "ALTER TABLE job SET (autovacuum_enabled = off)")
     disabled = find("autovacuum_disabled", engine, [job], CHECKS)
     assert "public.job" in disabled.summary
-    execute(database, fill(ROWS), "ANALYZE job", "UPDATE job SET note = ''")
+    execute(database, fill(ROWS), "ANALYZE job", "UPDATE job SET payload = ''")
     finding = find("dead_rows", engine, [job], CHECKS)
     assert f"public.job has {ROWS} dead rows" in finding.summary
     assert "never" in finding.summary
@@ -55,7 +58,7 @@ def test_dead_rows_of_a_table_without_autovacuum(database: Database, engine: sa.
     assert codes(engine, [job], CHECKS) == ["autovacuum_disabled"]
     # With the other fix autovacuum would have begun earlier.
     apply(database.dsn, finding.fixes[1])
-    execute(database, "UPDATE job SET note = 'again'")
+    execute(database, "UPDATE job SET payload = 'again'")
     again = find("dead_rows", engine, [job], CHECKS, vacuum_overdue=timedelta(0))
     assert again.facts["threshold"] == 5000
     assert again.fixes == finding.fixes[:1]
@@ -67,7 +70,7 @@ def test_dead_rows_of_a_table_without_autovacuum(database: Database, engine: sa.
 def test_dead_rows_soon_after_a_vacuum(database: Database, engine: sa.Engine) -> None:
     job = make_queue(engine)
     execute(database, "ALTER TABLE job SET (autovacuum_enabled = off)", fill(ROWS), "VACUUM (ANALYZE) job")
-    execute(database, "UPDATE job SET note = ''")
+    execute(database, "UPDATE job SET payload = ''")
     assert codes(engine, [job], CHECKS) == ["autovacuum_disabled"]
     assert codes(engine, [job], CHECKS, vacuum_overdue=timedelta(0)) == ["autovacuum_disabled", "dead_rows"]
     assert codes(engine, [job], CHECKS, dead_rows_kept=ROWS - 1) == ["autovacuum_disabled", "dead_rows"]
@@ -88,23 +91,22 @@ def test_messages_and_side_tables(database: Database, engine: sa.Engine, kind: s
 
 
 def test_a_side_table_of_several_queues_is_reported_once(database: Database, engine: sa.Engine) -> None:
-    job = make_job("update_status", unique=None)
+    job = make_job.__wrapped__("update_status")  # not one that other tests share
 
     class Other(job.__bases__[0], job.__bases__[1]):  # type: ignore[misc,name-defined]  # bases of a class made at run time
         __tablename__ = "other"
         id = sa.orm.mapped_column(sa.Integer, primary_key=True)
 
-    create(engine, job)
+    job.metadata.create_all(engine)
     execute(database, "ALTER TABLE sqlaqueue_consumer SET (autovacuum_enabled = off)")
     (finding,) = examine(engine, [job, Other], CHECKS)
     assert finding.queue is None
 
 
 def test_partitions(database: Database, engine: sa.Engine) -> None:
-    job = make_job("update_status", unique=None)
-    table = job.__table__
-    table.dialect_options["postgresql"]["partition_by"] = "RANGE (id)"
-    create(engine, job)
+    job = make_job.__wrapped__("update_status")  # not one that other tests share
+    job.__table__.dialect_options["postgresql"]["partition_by"] = "RANGE (id)"
+    job.metadata.create_all(engine)
     execute(
         database,
         "CREATE TABLE job_1 PARTITION OF job FOR VALUES FROM (1) TO (1000000) WITH (autovacuum_enabled = off)",
@@ -145,11 +147,9 @@ def test_never_analyzed(database: Database, engine: sa.Engine) -> None:
 
 def test_a_new_table(own: Database, own_engine: sa.Engine) -> None:
     # Autovacuum is on, and has not had the time.
-    apply(own.dsn, "ALTER SYSTEM SET autovacuum_naptime = '1d';")
-    own_engine.dispose()
-    own.server.restart()
+    restart_with(own, "autovacuum_naptime = '1d'")
     job = make_queue(own_engine)
-    execute(own, fill(ROWS), "UPDATE job SET note = ''")
+    execute(own, fill(ROWS), "UPDATE job SET payload = ''")
     assert codes(own_engine, [job], CHECKS) == []
     assert codes(own_engine, [job], CHECKS, new_table_rows=ROWS - 1) == ["dead_rows", "stale_statistics"]
 
@@ -239,7 +239,119 @@ def test_statistics_without_pending_jobs(database: Database, engine: sa.Engine, 
 def test_a_table_that_does_not_exist(engine: sa.Engine) -> None:
     job = make_job("delete_returning")
     assert codes(engine, [job], [*CHECKS, check_claim_indexes]) == []
-    other = plain_engine(engine.url.render_as_string(hide_password=False))
-    create(other, job)
+    job.metadata.create_all(plain_engine(engine.url.render_as_string(hide_password=False)))
     assert codes(engine, [job], [*CHECKS, check_claim_indexes]) == []
-    other.dispose()
+
+
+# -- integer keys that run out, of jobs and of messages ------------------------------------------------------------
+
+CHECK = [check_keys]
+INTEGER = 2**31 - 1
+
+
+def set_value(database: Database, table: str, value: int) -> None:
+    with database.connect() as connection:
+        connection.execute(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), {value})".encode())
+
+
+def insert(database: Database) -> int:
+    """Insert a job; the model's own type for the key is still the old one."""
+    with database.connect() as connection:
+        row = connection.execute("INSERT INTO job DEFAULT VALUES RETURNING id").fetchone()
+    assert row is not None
+    key: int = row[0]
+    return key
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_serial_key(database: Database, engine: sa.Engine, kind: str) -> None:
+    job = make_job(kind)
+    job.metadata.create_all(engine)
+    set_value(database, "job", int(INTEGER * 0.69))
+    assert codes(engine, [job], CHECK) == []
+    set_value(database, "job", int(INTEGER * 0.75))
+    assert find("keys_run_out", engine, [job], CHECK).severity == "warning"
+    set_value(database, "job", INTEGER)
+    finding = find("keys_run_out", engine, [job], CHECK)
+    assert finding.severity == "critical"
+    assert "public.job_id_seq of public.job.id, a column of type integer" in finding.summary
+    assert finding.facts["used"] == 1.0
+    with pytest.raises(psycopg.errors.SequenceGeneratorLimitExceeded):
+        insert(database)
+    apply(database.dsn, finding.fixes[0])
+    assert codes(engine, [job], CHECK) == []
+    assert insert(database) > INTEGER
+
+
+def test_the_key_of_messages(database: Database, engine: sa.Engine) -> None:
+    job = make_job("existing_messages")
+    job.metadata.create_all(engine)
+    set_value(database, "message", INTEGER)
+    finding = find("keys_run_out", engine, [job], CHECK)
+    assert "public.message.id" in finding.summary
+    apply(database.dsn, finding.fixes[0])
+    assert codes(engine, [job], CHECK) == []
+
+
+def make_keys(*column: Any) -> Any:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig()
+        id: Mapped[int] = mapped_column(*column, primary_key=True)
+
+    class Child(Base):
+        __tablename__ = "Child"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        job_id: Mapped[int] = mapped_column("Job", sa.ForeignKey("job.id"))
+
+    return Job
+
+
+@pytest.mark.parametrize(
+    ("column", "last", "fix"),
+    [
+        ((sa.SmallInteger, sa.Identity()), 32_767, 'ALTER TABLE public."Child" ALTER COLUMN "Job" TYPE bigint;'),
+        ((sa.Integer, sa.Identity()), INTEGER, "ALTER TABLE public.job ALTER COLUMN id TYPE bigint;"),
+        ((sa.Integer, sa.Sequence("numbers")), INTEGER, "ALTER TABLE public.job ALTER COLUMN id TYPE bigint;"),
+        ((sa.BigInteger, sa.Sequence("numbers", maxvalue=1000)), 1000, "ALTER SEQUENCE public.numbers AS bigint"),
+        ((sa.BigInteger, sa.Identity(maxvalue=1000)), 1000, "ALTER SEQUENCE public.job_id_seq AS bigint"),
+    ],
+    ids=["smallint", "identity", "bigint sequence", "short sequence", "short identity"],
+)
+def test_other_keys(database: Database, engine: sa.Engine, column: Any, last: int, fix: str) -> None:
+    job = make_keys(*column)
+    job.metadata.create_all(engine)
+    named = isinstance(column[1], sa.Sequence)
+    with database.connect() as connection:
+        if named:
+            connection.execute("ALTER TABLE job ALTER COLUMN id SET DEFAULT nextval('numbers')")
+            connection.execute(f"SELECT setval('numbers', {last})".encode())
+    if not named:
+        set_value(database, "job", last)
+    finding = find("keys_run_out", engine, [job], CHECK)
+    assert (finding.facts["last"], finding.facts["limit"]) == (last, last)
+    assert fix in finding.fixes[0]
+    # In the text, as a comment in the fix is read too late.
+    assert ("columns of the model to BigInteger before" in finding.consequence) == (column[0] is not sa.BigInteger)
+    apply(database.dsn, finding.fixes[0])
+    assert codes(engine, [job], CHECK) == []
+    assert insert(database) == last + 1
+    with database.connect() as connection:
+        connection.execute(f'INSERT INTO "Child" ("Job") VALUES ({last + 1})'.encode())
+
+
+def test_a_bigint_key_has_no_fix(database: Database, engine: sa.Engine) -> None:
+    job = make_keys(sa.BigInteger)
+    job.metadata.create_all(engine)
+    set_value(database, "job", 2**63 - 1)
+    assert find("keys_run_out", engine, [job], CHECK).fixes == ()
+
+
+def test_a_key_without_a_sequence(engine: sa.Engine) -> None:
+    job = make_keys(sa.Uuid)
+    job.metadata.remove(job.metadata.tables["Child"])
+    job.metadata.create_all(engine)
+    assert codes(engine, [job], CHECK) == []

@@ -18,6 +18,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,16 +32,14 @@ import psycopg
 from psycopg import sql
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
+    from collections.abc import Callable, Iterable, Iterator
 Driver = Literal["psycopg", "psycopg2", "asyncpg"]
 StopMode = Literal["smart", "fast", "immediate"]
-
 OLDEST_SUPPORTED = 15
 _ROOM = 4 * 2**30
 """Bytes that the directory in memory must have; a run uses one GiB."""
-
 PROGRAMS = ("initdb", "pg_ctl", "postgres")
+
 
 # What the servers hold is worth nothing after a crash of the machine, so nothing waits for a disk.
 # The rest keeps a server's answers independent of the machine that it runs on.
@@ -375,3 +374,197 @@ if __name__ == "__main__":
         _reap(Path(sys.argv[1]))
     else:
         print(*find_installations())
+
+
+# -- pgBouncer in front of a database, for as long as a test needs it ----------------------------------------------
+PROGRAM = shutil.which("pgbouncer", path=f"{os.defpath}:/usr/sbin:/usr/local/sbin")
+Mode = Literal["session", "transaction"]
+POOLER = """
+[databases]
+* = host={directory} port=5432 user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = {mode}
+default_pool_size = {size}
+max_client_conn = 200
+ignore_startup_parameters = extra_float_digits
+"""
+
+
+def version() -> tuple[int, ...]:
+    """Return the version of PgBouncer; from 1.21 on it can keep track of prepared statements."""
+    assert PROGRAM is not None
+    printed = subprocess.check_output([PROGRAM, "--version"], text=True)
+    found = re.search(r"PgBouncer (\d+)\.(\d+)", printed)
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+class Pooler:
+    """One PgBouncer, before all databases of a server.
+
+    :param size: how many connections to the server it has for a database.
+    """
+
+    def __init__(self, database: Database, mode: Mode, size: int = 5) -> None:
+        self._database, self._mode, self._size = database, mode, size
+
+    def __enter__(self) -> Self:
+        assert PROGRAM is not None
+        # Another process could bind the port before PgBouncer does. The port is random, so this is unlikely.
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._home = Path(tempfile.mkdtemp(prefix="sqlaqueue-pooler-"))
+        settings = POOLER.format(
+            directory=self._database.server.directory, port=self.port, mode=self._mode, size=self._size
+        )
+        (self._home / "pgbouncer.ini").write_text(settings)
+        give_away(self._home)
+        account = server_account()
+        identity: dict[str, Any] = (
+            {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+        )
+        with (self._home / "log").open("w") as log:
+            self._process = subprocess.Popen(
+                [PROGRAM, "-q", "pgbouncer.ini"],
+                cwd=self._home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                **identity,
+            )
+        deadline = time.monotonic() + 30
+        while not self._answers():
+            assert self._process.poll() is None, (self._home / "log").read_text()
+            assert time.monotonic() < deadline, "PgBouncer did not start"
+            time.sleep(0.02)
+        return self
+
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        shutil.rmtree(self._home)
+
+    def url(self, driver: str) -> str:
+        """Return what ``create_engine`` takes to go through it."""
+        return f"postgresql+{driver}://postgres@127.0.0.1:{self.port}/{self._database.name}"
+
+
+# -- a primary and its standby: real servers, one of which takes the place of the other when it is killed ----------
+DEADLINE = 30.0
+"""Seconds after which a wait fails."""
+
+
+@contextlib.contextmanager
+def standby_of(primary: Server, settings: str = "") -> Iterator[Server]:
+    """Start a streaming standby without a slot.
+
+    :param settings: lines for its configuration file.
+    """
+    directory = primary.directory.with_name(f"standby{secrets.token_hex(4)}")
+    directory.mkdir()
+    give_away(directory)
+    standby = Server(primary.version, primary.bin_directory, directory)
+    try:
+        standby._execute("pg_basebackup", "-d", primary.dsn(), "-c", "fast", "-R")
+        with (standby.data / "postgresql.conf").open("a") as file:
+            file.write(f"\nunix_socket_directories = '{directory}'\nwal_receiver_status_interval = 1s\n{settings}\n")
+        standby.start()
+        yield standby
+    finally:
+        standby.remove()
+
+
+@dataclass(frozen=True)
+class MultiHostDatabase(Database):
+    """A database on a primary, whose URLs name the standby as well."""
+
+    standby: Server
+
+    def url(self, driver: Driver = "psycopg") -> str:
+        """Return the URL of whichever of the two servers accepts writes."""
+        hosts = f"host={self.server.directory}:5432&host={self.standby.directory}:5432"
+        return f"postgresql+{driver}://postgres@/{self.name}?{hosts}&target_session_attrs=read-write"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A primary and a standby of it."""
+
+    primary: Server
+    standby: Server
+    database: MultiHostDatabase
+
+    def make_synchronous(self) -> None:
+        """Let each commit of the primary wait until the standby has stored it."""
+        with self._on(self.primary) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+            self._wait(
+                lambda: connection.execute("SELECT sync_state FROM pg_stat_replication").fetchall() == [("sync",)]
+            )
+
+    def wait_for_standby(self) -> None:
+        """Wait until the standby has all that has been committed so far."""
+        with self._on(self.primary) as primary, self._on(self.standby) as standby:
+            row = primary.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+            assert row is not None
+            replayed = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+            self._wait(lambda: standby.execute(replayed, row).fetchone() == (True,))
+
+    def stop_replication(self) -> None:
+        """Let the standby receive nothing from now on, as if the network between the two had failed."""
+        with self._on(self.standby) as connection:
+            connection.execute("ALTER SYSTEM SET primary_conninfo = 'host=/nowhere'")
+            connection.execute("SELECT pg_reload_conf()")
+            self._wait(lambda: connection.execute("SELECT pid FROM pg_stat_wal_receiver").fetchall() == [])
+
+    def waiting_commits(self) -> int:
+        """Return how many sessions of the primary wait until the standby has their commit."""
+        with self._on(self.primary) as connection:
+            waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            return len(connection.execute(waiting).fetchall())
+
+    def kill_primary(self) -> None:
+        """End all processes of the primary at once by SIGKILL."""
+        postmaster = int((self.primary.data / "postmaster.pid").read_text().split()[0])
+        # Stopped, it starts no further process.
+        os.kill(postmaster, signal.SIGSTOP)
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+        for process in (*map(int, children), postmaster):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def promote(self) -> None:
+        """Make the standby a primary."""
+        with self._on(self.standby) as connection:
+            assert connection.execute("SELECT pg_promote()").fetchone() == (True,)
+
+    @staticmethod
+    def _on(server: Server) -> psycopg.Connection[tuple[object, ...]]:
+        return psycopg.connect(server.dsn(), autocommit=True)
+
+    @staticmethod
+    def _wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline, "the servers do not replicate"
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def pair_of(primary: Server) -> Iterator[Pair]:
+    """Create a database on a primary, and start its standby."""
+    name = f"test_{secrets.token_hex(6)}"
+    with psycopg.connect(primary.dsn(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    with standby_of(primary) as standby:
+        yield Pair(primary, standby, MultiHostDatabase(primary, name, standby))

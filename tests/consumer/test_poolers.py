@@ -16,8 +16,8 @@ from sqlaqueue import Consumer, cancel, claim, complete
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.notifications import polls
 from tests.consumer.bench import LATER, Bench, Server, await_listening, is_listening
-from tests.pooler import PROGRAM, Pooler
 from tests.programs import wait_until
+from tests.servers import PROGRAM, Pooler
 
 pytestmark = [
     pytest.mark.once,

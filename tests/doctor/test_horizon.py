@@ -17,7 +17,7 @@ from sqlaqueue.postgresql.catalog_text import statement_kind
 from tests.doctor.conftest import apply, codes, examine, find, new_role, plain_engine, restart_with
 from tests.models import make_job
 from tests.programs import wait_until
-from tests.replication import standby_of
+from tests.servers import standby_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,8 +28,8 @@ from sqlaqueue.admin.doctor.server import (
 from sqlaqueue.admin.doctor.vacuum import check_notification_queue
 from tests.doctor.conftest import apply, codes, find, new_role, plain_engine, restart_with
 from tests.doctor.models import Email
-from tests.pooler import PROGRAM, Pooler
 from tests.programs import wait_until
+from tests.servers import PROGRAM, Pooler
 from tests.unique.models import make_job
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from tests.faults.fork_server import ForkServer
 from tests.faults.harness import MAX_ATTEMPTS, Harness, Process
 from tests.faults.history import Recorder
 from tests.faults.process_roles import end_enqueueing, enqueue
-from tests.replication import Pair
+from tests.servers import Pair
 
 
 @contextlib.contextmanager

@@ -15,8 +15,7 @@ from tests.faults.failover import committed_and_missing, completed_twice, harnes
 from tests.faults.fork_server import ForkServer
 from tests.faults.harness import Harness
 from tests.faults.history import with_event
-from tests.replication import Pair, pair_of
-from tests.servers import Server
+from tests.servers import Pair, Server, pair_of
 
 pytestmark = pytest.mark.once
 

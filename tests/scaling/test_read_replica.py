@@ -17,8 +17,7 @@ import sqlaqueue as q
 from sqlaqueue import AsyncConsumer, Consumer, admin
 from tests.conftest import SERVERS
 from tests.consumer.bench import Bench
-from tests.replication import Pair, pair_of
-from tests.servers import Server
+from tests.servers import Pair, Server, pair_of
 
 pytestmark = pytest.mark.once
 

@@ -24,8 +24,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web import dashboard as dashboard_module
 from sqlaqueue.web.security import SECURITY_HEADERS
-from tests.pooler import PROGRAM, Pooler
-from tests.servers import Database
+from tests.servers import PROGRAM, Database, Pooler
 from tests.web.browser.site import serving
 from tests.web.conftest import everything
 from tests.web.models import Queues

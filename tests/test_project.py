@@ -1,32 +1,29 @@
-"""The shape of the code, as CONTRIBUTING.md describes it: deep files, no circles, one meaning for a name."""
+"""The project itself: the shape of its code, as CONTRIBUTING.md describes it, its command, and its quick tests."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 from collections import Counter
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-import sqlaqueue
+from tests.nearest import FOLDERS, ROOT, nearest
 
-pytestmark = pytest.mark.once
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-ROOT = Path(sqlaqueue.__file__).parent
-FILES = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
+PACKAGE = ROOT / "sqlaqueue"
+FILES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
-
 NAMESPACES = "admin alembic exc log mariadb otel prometheus sqlite telemetry testing testing.conformance web"
 PUBLIC = ["sqlaqueue", *(f"sqlaqueue.{name}" for name in NAMESPACES.split())]
-
 MOST_FILES, MOST_LINES, MOST_IN_FOLDER, SMALL = 230, 700, 25, 100
-
 SMALL_FILES: dict[str, str] = {"sqlaqueue.waiting.async_wait": "it needs greenlet, which sync code may lack"}
 """The small files that only one other file imports, each with the reason why it is a file."""
-
 SEVERAL_MEANINGS = {
     "Attempt": "public: one that has ended, in admin; one that runs, for telemetry",
     "Moment": "the type of SQLite, and that of MariaDB",
@@ -59,16 +56,19 @@ def lines(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
+@pytest.mark.once
 def test_there_are_few_files() -> None:
     assert len(FILES) <= MOST_FILES
     folders = Counter(path.parent for path in FILES.values())
     assert {folder.name: count for folder, count in folders.items() if count > MOST_IN_FOLDER} == {}
 
 
+@pytest.mark.once
 def test_no_file_is_long() -> None:
     assert {name: lines(path) for name, path in FILES.items() if lines(path) > MOST_LINES} == {}
 
 
+@pytest.mark.once
 def test_a_small_file_with_one_importer_has_a_reason() -> None:
     importers = Counter(target for targets in IMPORTS.values() for target in targets)
     small = {
@@ -79,6 +79,7 @@ def test_a_small_file_with_one_importer_has_a_reason() -> None:
     assert small == set(SMALL_FILES)
 
 
+@pytest.mark.once
 def test_a_class_name_has_one_meaning() -> None:
     trees = (ast.parse(path.read_text()) for path in FILES.values())
     names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
@@ -101,11 +102,13 @@ def undocumented(module: str) -> Iterator[str]:
                 yield f"{module}.{name}.{member}"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("module", PUBLIC)
 def test_public_names_have_docstrings(module: str) -> None:
     assert list(undocumented(module)) == []
 
 
+@pytest.mark.once
 def test_imports_make_no_circle() -> None:
     # A package imports its modules, so that they may import it: only what modules import of each other counts.
     open_, done = set[str](), set[str]()
@@ -124,3 +127,57 @@ def test_imports_make_no_circle() -> None:
     for name, path in MODULES.items():
         if path.name != "__init__.py":
             visit(name, ())
+
+
+# -- the README shows the command that CI runs ---------------------------------------------------------------------
+
+
+@pytest.mark.once
+def test_the_readme_and_ci_give_the_same_test_command() -> None:
+    *_, command = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert command.endswith("nox")
+    assert command in (ROOT / "README.md").read_text().splitlines()
+
+
+# -- the tests that ``nox -s quick`` chooses -----------------------------------------------------------------------
+CHANGED = "tests/unique/test_enqueue.py"
+IMPORTING = "tests/unique/test_config.py::test_a[1]"
+BESIDE = "tests/unique/test_async.py::test_b"
+OTHER = "tests/web/test_live.py::test_c"
+
+
+def chosen(changed: list[str], seconds: float, **took: float) -> set[str]:
+    tests = [f"{CHANGED}::test_slow", IMPORTING, BESIDE, OTHER]
+    return nearest(tests, changed, {f"{CHANGED}::test_slow": 60, **took}, seconds)
+
+
+@pytest.mark.once
+def test_a_changed_file_comes_first_however_slow_it_is() -> None:
+    assert chosen([CHANGED], 60) == {f"{CHANGED}::test_slow"}
+
+
+@pytest.mark.once
+def test_tests_that_import_a_changed_module_come_before_their_folder() -> None:
+    module = "tests/unique/models.py"
+    assert "tests.unique.models" in (ROOT / "tests/unique/test_config.py").read_text()
+    assert IMPORTING in chosen([module], 1)
+    assert OTHER not in chosen([module], 1)
+
+
+@pytest.mark.once
+def test_the_folder_of_a_changed_package_comes_before_the_others() -> None:
+    assert OTHER not in chosen(["sqlaqueue/unique/enqueue.py"], 1)
+    assert chosen(["sqlaqueue/web/charts.py"], 0.5) == {OTHER}
+
+
+@pytest.mark.once
+def test_all_are_chosen_where_the_time_suffices() -> None:
+    assert len(chosen([], 1000)) == 4
+
+
+@pytest.mark.once
+def test_each_package_has_tests() -> None:
+    packages = {path.parent.name for path in (ROOT / "sqlaqueue").glob("*/__init__.py")}
+    for package in packages:
+        for folder in FOLDERS.get(package, [package]):
+            assert Path(ROOT, "tests", folder).is_dir(), package

@@ -33,6 +33,8 @@ FORKS.set_forkserver_preload(
         *(f"sqlaqueue.cli.{name}" for name in ("change", "doctor", "http", "inspect", "schedules", "worker")),
         "sqlaqueue.web",
         "tests.consumer.worker",
+        "tests.faults.key_queues",
+        "tests.faults.roles",
         "tests.schedules.fault_process",
         "uvicorn",
     ]

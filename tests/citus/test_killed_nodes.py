@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ import sqlalchemy as sa
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import Consumer, Distribution
+from sqlaqueue.consumer import pace
 from tests.citus.cluster import CitusDatabase, Cluster, kill
 from tests.citus.conftest import schema_in
 from tests.citus.models import TENANTS, create, models_for
 from tests.consumer.bench import Bench
-from tests.faults.conftest import fork_server as fork_server  # noqa: PLC0414 - a fixture
-from tests.faults.conftest import seed_of
-from tests.faults.fork_server import ForkServer
-from tests.faults.harness import Harness, Process
+from tests.consumer.models import for_sync
+from tests.faults.conftest import rng as rng  # noqa: PLC0414 - a fixture
+from tests.faults.harness import Harness
+from tests.faults.mutants import lose
+from tests.faults.processes import Actor
+from tests.faults.roles import PayloadHandler, pool_size_of, record_events
 from tests.programs import wait_until
 from tests.servers import Server
 
@@ -33,35 +37,40 @@ JOBS, KILLS = 300, 3
 MakeCitusHarness = Callable[[str | None], AbstractContextManager[Harness]]
 
 
-class CitusHarness(Harness):
-    """A harness whose workers serve tables on shards."""
-
-    placement = "schema"
-
-    def _start(self, role: str, parameters: dict[str, Any]) -> Process:
-        added = {"run": "tests.citus.fault_process:run", "placement": self.placement}
-        return super()._start(role, parameters | added)
+def run_worker(
+    actor: Actor, *, placement: str, strategy: str, api: str, mutant: str | None, url: str, options: dict[str, Any]
+) -> None:
+    """Run a Consumer of tables on shards until a signal stops it."""
+    pace.RESCUE = 0.2
+    lose(mutant)
+    engine = sa.create_engine(url, pool_size=pool_size_of(options))
+    if placement == "distributed":
+        options["distribution"] = Distribution("tenant", range(TENANTS))
+    handler = for_sync(PayloadHandler(actor))
+    consumer = Consumer(models_for(placement).job, handler, sessionmaker(engine), **options)
+    record_events(consumer, actor.recorder, options)
+    consumer.run()
+    engine.dispose()
 
 
 @contextlib.contextmanager
 def harness_of(
-    database: CitusDatabase, fork_server: ForkServer, path: Path, seed: str, placement: str, mutant: str | None
+    database: CitusDatabase, path: Path, rng: random.Random, placement: str, mutant: str | None
 ) -> Iterator[Harness]:
     with schema_in(database, sharded=placement == "schema") as own:
         bench: Any = Bench(own, "update_status", notify=False)  # type: ignore[arg-type] # it has url()
         create(bench.engine, placement)
         bench.models = models_for(placement)
         bench.Job, bench.Owner, bench.Effect = bench.models.job, bench.models.owner, bench.models.effect
-        harness = CitusHarness(bench, fork_server, path, random.Random(seed), mutant=mutant, timeout=60)
-        harness.placement = placement
-        with harness.running():
+        with Harness(bench, path, rng, mutant=mutant, timeout=60) as harness:
+            harness.worker_role = partial(run_worker, placement=placement)
             yield harness
 
 
 def kill_and_restart(harness: Harness, servers: Sequence[Server]) -> None:
     """Kill all processes of some nodes, and start these nodes again after a moment."""
     for server in servers:
-        harness.recorder.record("fault", kind="killed node", node=server.directory.name)
+        harness.record_fault("killed node", node=server.directory.name)
         kill(server)
     time.sleep(harness.rng.random())
     for server in servers:
@@ -95,16 +104,10 @@ def work_while_nodes_are_killed(harness: Harness, cluster: Cluster) -> None:
 
 @pytest.fixture
 def make_citus_harness(
-    request: pytest.FixtureRequest,
-    pytestconfig: pytest.Config,
-    citus_database: CitusDatabase,
-    fork_server: ForkServer,
-    tmp_path: Path,
-    placement: str,
+    citus_database: CitusDatabase, tmp_path: Path, rng: random.Random, placement: str
 ) -> MakeCitusHarness:
     """Return a function that makes a harness whose workers run a mutant, or the library itself."""
-    seed = f"{seed_of(pytestconfig)} {request.node.name}"
-    return lambda mutant: harness_of(citus_database, fork_server, tmp_path, seed, placement, mutant)
+    return lambda mutant: harness_of(citus_database, tmp_path, rng, placement, mutant)
 
 
 def test_no_job_is_lost_when_nodes_are_killed(own_cluster: Cluster, make_citus_harness: MakeCitusHarness) -> None:

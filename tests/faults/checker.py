@@ -1,4 +1,4 @@
-"""Checks a history and the final tables against the guarantees of the library. Pure, no I/O.
+"""What must hold of jobs, as rules on the history of a test and the final tables. Pure, no I/O.
 
 The checker reports only what a history proves. A process records a commit after the commit, at any later time, or never
 if it was killed in between. So records of different processes are compared only where their order in the database
@@ -7,12 +7,12 @@ follows from them.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.faults.history import Record, with_event
+from tests.faults.history import Record, Violations, violations_of, with_event
 
 FINAL_STATES = {"completed", "failed", "cancelled"}
 SETTLED = {"completed", "retried", "failed", "cancelled", "released"}
@@ -95,9 +95,6 @@ class History:
             return self.tables.rows[job.key].state
         # Where a completed job leaves no row, the return of its handler is the only evidence. Effects have a rule.
         return "completed" if not self.tables.keeps_completed and job.count("return") else None
-
-
-Violations = Iterator[str]
 
 
 def no_committed_job_is_lost(history: History) -> Violations:
@@ -233,9 +230,4 @@ RULES: Sequence[Callable[[History], Violations]] = (
 
 def violations(records: Iterable[Record], tables: Tables) -> dict[str, list[str]]:
     """Return the violations of each rule by its name; empty if all guarantees hold."""
-    history = History(records, tables)
-    found: dict[str, list[str]] = defaultdict(list)
-    for rule in RULES:
-        for violation in rule(history):
-            found[rule.__name__].append(violation)
-    return dict(found)
+    return violations_of(RULES, History(records, tables))

@@ -14,7 +14,6 @@ import pytest
 from tests.conftest import SERVERS
 from tests.consumer.bench import Bench
 from tests.consumer.conftest import Supply
-from tests.faults.fork_server import ForkServer
 from tests.faults.harness import Harness
 from tests.servers import Server, Servers
 
@@ -31,18 +30,18 @@ def seed_of(config: pytest.Config) -> int:
     return config.stash[SEED]
 
 
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """The random choices of the test, which do not depend on those of other tests."""
+    return random.Random(f"{seed_of(request.config)} {request.node.name}")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
     if report.failed:
         report.sections.append(("seed", f"to repeat this test: --seed {seed_of(item.config)}"))
     return report
-
-
-@pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    with ForkServer() as fork_server:
-        yield fork_server
 
 
 class Benches:
@@ -75,22 +74,13 @@ def benches(pytestconfig: pytest.Config, server: Server) -> Iterator[Benches]:
 
 
 @pytest.fixture
-def make_harness(
-    request: pytest.FixtureRequest,
-    pytestconfig: pytest.Config,
-    benches: Benches,
-    fork_server: ForkServer,
-    tmp_path: Path,
-) -> MakeHarness:
+def make_harness(benches: Benches, tmp_path: Path, rng: random.Random) -> MakeHarness:
     """Return a function that makes a harness for a strategy and an API, ``sync`` or ``async``.
 
     A test that crashes the server passes ``own_server=True``.
     """
 
-    def make(strategy: str, api: str, *, own_server: bool = False, **options: Any) -> AbstractContextManager[Harness]:
-        bench = benches.take(strategy, api, own_server=own_server)
-        # Seeded by the name of the test as well, so that its random choices do not depend on other tests.
-        rng = random.Random(f"{seed_of(pytestconfig)} {request.node.name}")
-        return Harness(bench, fork_server, tmp_path, rng, **options).running()
+    def make(strategy: str, api: str, *, own_server: bool = False, **options: Any) -> Harness:
+        return Harness(benches.take(strategy, api, own_server=own_server), tmp_path, rng, **options)
 
     return make

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,89 +17,30 @@ from sqlaqueue import rescue
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import Bench
 from tests.faults.checker import FINAL_STATES, Row, Tables, violations
-from tests.faults.fork_server import ForkServer, wait_for_exit
-from tests.faults.history import HistoryReader, Record, Recorder, with_event
-from tests.faults.process_roles import GATE, end_enqueueing, enqueue
+from tests.faults.history import Record
+from tests.faults.processes import Process, Processes, Role
+from tests.faults.roles import GATE, end_enqueueing, enqueue, run_producer, run_test, run_worker
 
 MAX_ATTEMPTS = 20
 """The attempts of a job unless a scenario sets them: enough that no fault exhausts them."""
 
 
-class Process:
-    """A process that the harness has started."""
-
-    def __init__(self, harness: Harness, name: str, parameters: dict[str, Any]) -> None:
-        self.harness, self.name = harness, name
-        self.pid = harness.fork_server.fork({**parameters, "name": name})
-        self.exit_code: int | None = None
-        """The exit code, once :meth:`wait` has returned it."""
-
-    def records(self, *events: str) -> list[Record]:
-        """Return the records of this process with one of ``events``."""
-        return with_event(self.harness.records(), *events, process=self.name)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal; SIGKILL and SIGSTOP are recorded as faults."""
-        if number in {signal.SIGKILL, signal.SIGSTOP}:
-            self.harness.recorder.record("fault", kind=number.name, to=self.name)
-        os.kill(self.pid, number)
-        if number == signal.SIGSTOP:
-            # The process may run on for a moment until the kernel has stopped all of its threads.
-            self.harness.wait_until(self._is_paused, f"{self.name} is paused")
-
-    def _is_paused(self) -> bool:
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return all(task.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
-
-    def handles_signal(self, number: signal.Signals) -> bool:
-        """Return whether the process has a signal handler: a Consumer has one until it is told to stop."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-        return False  # the process has exited
-
-    def terminate(self) -> None:
-        """Send SIGTERM, and wait until the Consumer has received it."""
-        self.send_signal(signal.SIGTERM)
-        self.harness.wait_until(
-            lambda: self.has_exited or not self.handles_signal(signal.SIGTERM), f"{self.name} receives SIGTERM"
-        )
-
-    @property
-    def has_exited(self) -> bool:
-        return self.exit_code is not None or wait_for_exit(self.pid)
-
-    def wait(self) -> int:
-        """Wait until the process exits, and return its exit code."""
-        if self.exit_code is None:
-            assert wait_for_exit(self.pid, self.harness.timeout), f"{self.name} did not exit"
-            self.exit_code = self.harness.fork_server.reap(self.pid)
-        return self.exit_code
-
-
-class Harness:
+class Harness(Processes):
     """One queue with its processes and their history.
 
     :param mutant: the name of the mutant that the workers run.
-    :param timeout: the number of seconds after which a wait fails.
     """
 
+    worker_role: Role = staticmethod(run_worker)
+
     def __init__(
-        self,
-        bench: Bench,
-        fork_server: ForkServer,
-        directory: Path,
-        rng: random.Random,
-        *,
-        mutant: str | None = None,
-        timeout: float = 30,
+        self, bench: Bench, directory: Path, rng: random.Random, *, mutant: str | None = None, timeout: float = 30
     ) -> None:
-        self.bench, self.fork_server, self.directory, self.rng = bench, fork_server, directory, rng
-        self.mutant, self.timeout = mutant, timeout
+        super().__init__(directory, rng, timeout=timeout)
+        self.bench, self.mutant = bench, mutant
         self.held = bench.held
         """Whether an open transaction holds claimed jobs, not a lease."""
-        self.recorder, self._reader = Recorder(directory, "test"), HistoryReader(directory)
-        self.processes: list[Process] = []
+        self._own = {"strategy": bench.strategy, "api": bench.api, "mutant": mutant}
         self._keys, self._observed = itertools.count(1), dict[int, Any]()
 
     # -- jobs and processes --------------------------------------------------------------------------------------
@@ -123,13 +62,10 @@ class Harness:
     def start_producer(self, n: int, payloads: Iterable[str] = ("work", "quiet", "flaky")) -> Process:
         """Start a process that enqueues jobs in several transactions, some of which are rolled back."""
         keys = [next(self._keys) for _ in range(n)]
-        parameters = {
-            "keys": [keys[0], keys[-1] + 1],
-            "payloads": list(payloads),
-            "max_attempts": MAX_ATTEMPTS,
-            "url": self.bench.database.url(),
-        }
-        return self._start("producer", parameters)
+        own = {"strategy": self.bench.strategy, "url": self.bench.database.url()}
+        return self.start(
+            run_producer, "producer", **own, keys=keys, payloads=list(payloads), max_attempts=MAX_ATTEMPTS
+        )
 
     def start_worker(self, *, url: Callable[[str], str] | None = None, **options: Any) -> Process:
         """Start a process with a Consumer, and wait until it runs.
@@ -137,27 +73,16 @@ class Harness:
         :param url: a function that returns the database URL for a driver, to connect through a proxy.
         """
         options = {"poll_interval": 0.05, "grace": 20, "batch_size": 4, "lease": 1} | options
-        parameters = {
-            "options": options,
-            "pool_size": options.get("concurrency", 1) + 1,
-            "url": (url or self.bench.database.url)("psycopg" if self.bench.api == "sync" else "asyncpg"),
-        }
-        worker = self._start("worker", parameters)
+        address = (url or self.bench.database.url)("psycopg" if self.bench.api == "sync" else "asyncpg")
+        worker = self.start(self.worker_role, "worker", **self._own, url=address, options=options)
         self.wait_until(lambda: worker.has_exited or worker.handles_signal(signal.SIGTERM), "the worker runs")
         return worker
 
     def start_test(self, test: str, arguments: Mapping[str, Any]) -> Process:
         """Start a process that runs a test of the Consumers without the mutant, and again with it."""
         server = self.bench.database.server
-        directories = [server.version, str(server.bin_directory), str(server.directory)]
-        return self._start("test", {"test": test, "arguments": dict(arguments), "server": directories})
-
-    def _start(self, role: str, parameters: dict[str, Any]) -> Process:
-        parameters |= {"role": role, "directory": str(self.directory), "mutant": self.mutant}
-        parameters |= {"strategy": self.bench.strategy, "api": self.bench.api, "seed": self.rng.random()}
-        process = Process(self, f"{role}{len(self.processes)}", parameters)
-        self.processes.append(process)
-        return process
+        directories = server.version, server.bin_directory, server.directory
+        return self.start(run_test, "test", **self._own, test_name=test, server=directories, arguments=dict(arguments))
 
     def open_gate(self, worker: Process | None = None) -> None:
         """Let all handlers pass the gate from now on, or those of one worker."""
@@ -165,15 +90,7 @@ class Harness:
 
     def terminate_connections(self, share: float = 1.0) -> None:
         """Terminate each connection to the database with the probability ``share``."""
-        others = """
-            SELECT pid FROM pg_stat_activity
-            WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-        """
-        with self.bench.engine.connect() as connection:
-            for pid in connection.scalars(sa.text(others)).all():
-                if self.rng.random() < share:
-                    self.recorder.record("fault", kind="terminated connection", pid=pid)
-                    connection.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+        self.end_connections(self.bench.engine, share)
 
     def rescue_expired_jobs(self) -> None:
         """Call ``rescue()``, and record the rescued jobs."""
@@ -184,13 +101,6 @@ class Harness:
             self.recorder.record("rescued", key)
 
     # -- waiting -------------------------------------------------------------------------------------------------
-
-    def wait_until(self, condition: Callable[[], Any], description: str) -> None:
-        """Wait until ``condition`` is true; fail after the timeout."""
-        deadline = time.monotonic() + self.timeout
-        while not condition():
-            assert time.monotonic() < deadline, f"timeout while waiting until {description}"
-            time.sleep(0.01)
 
     def wait_for_records(self, at_most: int) -> None:
         """Wait until processes have written a random number of records, for one second at most."""
@@ -216,10 +126,6 @@ class Harness:
         self.wait_until(self.is_finished, "all jobs are in a final state")
 
     # -- the history ---------------------------------------------------------------------------------------------
-
-    def records(self) -> list[Record]:
-        """Return all records so far."""
-        return self._reader.records()
 
     def read_tables(self) -> Tables:
         """Return the contents of the database, from one snapshot."""
@@ -250,17 +156,8 @@ class Harness:
     def finish(self) -> Tables:
         """Wait until all jobs are in a final state, stop the processes, and check the history."""
         self.wait_until_finished()
-        self.stop_processes()
+        self.stop()
         return self.check_history()
-
-    def stop_processes(self) -> None:
-        """Send SIGTERM to the processes that run, and check that each stops without an error."""
-        running = [one for one in self.processes if not one.has_exited]
-        for one in running:
-            one.send_signal(signal.SIGTERM)
-        for one in running:
-            assert one.wait() == 0, f"{one.name} exited with {one.exit_code}"
-            assert one.records("stopped"), f"{one.name} did not return from run()"
 
     def check_history(self) -> Tables:
         """Check the history, and return the final tables.
@@ -272,40 +169,8 @@ class Harness:
         assert not found, "\n".join(f"{rule}: {text}" for rule, texts in found.items() for text in texts)
         return tables
 
-    def diagnostics(self) -> str:
-        """Return the history, the stacks and the output of all processes, for the report of a failure."""
-        for one in self.processes:
-            if not one.has_exited:
-                os.kill(one.pid, signal.SIGUSR1)  # faulthandler writes the stacks
-        time.sleep(0.3)
-        outputs = [
-            f"-- {path.name}\n{path.read_text(errors='replace')[-6000:]}" for path in self.directory.glob("*.out")
-        ]
-        return "\n".join([*map(str, self.records()), *outputs])
-
-    def output_of(self, process: Process) -> str:
-        """Return the standard output and error of a process."""
-        return (self.directory / f"{process.name}.out").read_text(errors="replace")
-
     def assert_no_programming_errors(self) -> None:
         """Check that all processes have started and that none failed by an error in the tests, such as in a mutant."""
         for one in self.processes:
-            output = self.output_of(one)
-            assert one.records("ready", "enqueueing"), output
-            assert not re.search("(Type|Attribute|Name)Error", output), output
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[Harness]:
-        """Kill all processes at the end, and add the diagnostics to an error."""
-        try:
-            yield self
-        except BaseException as error:
-            error.add_note(self.diagnostics())
-            raise
-        finally:
-            for one in self.processes:
-                if one.exit_code is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(one.pid, signal.SIGKILL)
-                    one.wait()
-            self.recorder.close()
+            assert one.records("ready", "enqueueing"), one.output
+            assert not re.search("(Type|Attribute|Name)Error", one.output), one.output

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,3 +96,12 @@ def parse_record(line: bytes) -> Record:
 def with_event(records: Iterable[Record], *events: str, process: str | None = None) -> list[Record]:
     """Return the records with one of ``events``, of one process or of all."""
     return [record for record in records if record.event in events and process in {None, record.process}]
+
+
+Violations = Iterator[str]
+
+
+def violations_of(rules: Sequence[Callable[[Any], Violations]], history: Any) -> dict[str, list[str]]:
+    """Return the violations of each rule by its name; empty if all hold."""
+    found = {rule.__name__: list(rule(history)) for rule in rules}
+    return {name: texts for name, texts in found.items() if texts}

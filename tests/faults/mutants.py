@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from sqlaqueue.consumer import held, leased, outcomes, quarantine, sessions, settle, statements, tasks, threads, worker
 from sqlaqueue.consumer import held as held_module
+from sqlaqueue.consumer.claim import NOTHING, HeldBack
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Routine, Wait
 from sqlaqueue.consumer.executor import Executor
@@ -26,6 +28,7 @@ from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.outcomes import FinishedRun
 from sqlaqueue.consumer.quarantine import CrashJournal, JournalEntry, Quarantine
 from sqlaqueue.consumer.settle import SettledEach, Settler
+from sqlaqueue.flow_control.turns import Turns
 from sqlaqueue.strategies.update_status import UpdateStatus
 from tests.strategies import mutants as strategy_mutants
 
@@ -45,6 +48,21 @@ def mutant(apply: Callable[[], None]) -> Callable[[], None]:
     """Add a mutant to the list."""
     MUTANTS[apply.__name__] = apply
     return apply
+
+
+def lose(name: str | None) -> None:
+    """Apply a mutant in this process; ``lose_in_database`` does what there is to do in the database."""
+    if name in IN_DATABASE:
+        name = IN_DATABASE[name].in_workers
+    if name is not None:
+        MUTANTS[name]()
+
+
+def lose_in_database(connection: sa.Connection, name: str | None) -> None:
+    """Apply a mutant to the functions of a database, if it changes any."""
+    if name in IN_DATABASE:
+        replacement = IN_DATABASE[name]
+        assert replace_functions(connection, replacement.prefix, replacement.texts), f"{name}: no such function"
 
 
 def do_nothing(*_: Any, **__: Any) -> None:
@@ -377,3 +395,99 @@ def settles_all_or_nothing() -> None:
 def tries_a_batch_as_a_whole_again() -> None:
     replace(leased, "applies_to_batch", lambda error: True)
     replace(held, "applies_to_batch", lambda error: True)
+
+
+# -- flow control: functions in the database, and what the workers do themselves --------------------------------------
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A change of a function in the database: each text is replaced by the other one."""
+
+    prefix: str
+    """How the names of the functions begin."""
+    texts: Mapping[str, str]
+    in_workers: str | None = None
+    """The mutant that the workers run as well."""
+
+
+_LOCK = "IF NOT pg_catalog.pg_try_advisory_xact_lock("
+_UNLOCKED = {_LOCK: f"IF false AND {_LOCK.removeprefix('IF ')}"}
+_CAPACITY, _HEAD, _RATE = "sqlaqueue_capacity_", "sqlaqueue_head_", "sqlaqueue_rate_capacity"
+_HOLD = "sqlaqueue_hold_"
+
+IN_DATABASE: Mapping[str, Replacement] = {
+    "limit without a lock": Replacement(_CAPACITY, _UNLOCKED),
+    "limit always one more": Replacement(
+        _CAPACITY, {"IF sqlaqueue_free <= 0 THEN": "IF false THEN", "RETURN sqlaqueue_free;": "RETURN 1;"}
+    ),
+    "limit counts in the snapshot of the statement": Replacement(
+        _CAPACITY, {"LANGUAGE plpgsql": "LANGUAGE plpgsql STABLE"}
+    ),
+    "limit without the claim's own jobs": Replacement(
+        _CAPACITY, {":= sqlaqueue_free - (": ":= sqlaqueue_free - 0 * ("}
+    ),
+    "order without a lock": Replacement(_HEAD, _UNLOCKED),
+    "order is not checked": Replacement(
+        _HEAD,
+        {
+            "IF sqlaqueue_first IS DISTINCT FROM sqlaqueue_job": "IF false",
+            "RETURN sqlaqueue_first;": "RETURN sqlaqueue_job;",
+        },
+    ),
+    "order does not see running jobs": Replacement(_HEAD, {"OR EXISTS (": "OR false AND EXISTS ("}),
+    "order does not see failed jobs": Replacement(_HEAD, {" OR status = 'failed'": ""}),
+    "order does not see begun jobs": Replacement(_HEAD, {"started_at IS NOT NULL OR ": ""}),
+    "a failed job cancels nothing": Replacement("sqlaqueue_order_", {"WHERE ": "WHERE false AND "}),
+    "rate without a lock": Replacement(_RATE, _UNLOCKED),
+    "rate always has its burst": Replacement(
+        _RATE, {"IF sqlaqueue_free <= 0 THEN": "IF false THEN", "RETURN sqlaqueue_free;": "RETURN sqlaqueue_burst;"}
+    ),
+    "rate is not held back": Replacement(_RATE, {"IF sqlaqueue_until >": "IF false AND sqlaqueue_until >"}),
+    "a slot without a lock": Replacement(
+        _HOLD, {"pg_catalog.pg_try_advisory_xact_lock(sqlaqueue_slot | sqlaqueue_try)": "true"}
+    ),
+    "one slot more": Replacement(_HOLD, {"- 1 LOOP": "LOOP"}),
+    "the slots of a changing limit are not counted": Replacement(
+        _HOLD, {"IF sqlaqueue_taken AND sqlaqueue_changing[i] THEN": "IF false THEN"}
+    ),
+    "the head is not looked for": Replacement(
+        _HOLD, {"IF sqlaqueue_first IS DISTINCT FROM sqlaqueue_job THEN": "IF false THEN"}
+    ),
+    "no notification of free places": Replacement(
+        "sqlaqueue_freed_", {"BEGIN\n": "BEGIN\n  RETURN NULL;\n"}, "forgets_that_jobs_wait"
+    ),
+}
+
+
+@mutant
+def forgets_turns() -> None:
+    replace(Turns, "claimed", do_nothing)
+
+
+@mutant
+def reserves_no_beginnings() -> None:
+    replace(held, "reserve_rates", lambda _, __, keys: set(keys))
+
+
+@mutant
+def forgets_that_jobs_wait() -> None:
+    """The Consumer that ends a run would look for the jobs that wait for its place."""
+    replace(HeldBack, "of", classmethod(lambda *_: NOTHING))
+
+
+def replace_functions(connection: sa.Connection, prefix: str, texts: Mapping[str, str], *, once: bool = False) -> int:
+    """Replace texts in the functions of the database whose names begin with ``prefix``; return how many these are.
+
+    :param once: whether a function has each text once; it may have it several times otherwise.
+    """
+    statement = sa.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE starts_with(proname, :prefix)")
+    found = connection.scalars(statement, {"prefix": prefix}).all()
+    for text in found:
+        changed = text
+        for old, new in texts.items():
+            assert changed.count(old) == 1 if once else old in changed, f"{old!r} in {changed}"
+            changed = changed.replace(old, new)
+        # A percent sign would be a parameter of the driver.
+        connection.exec_driver_sql(changed.replace("%", "%%"))
+    return len(found)

@@ -1,19 +1,274 @@
-"""Each mutant of the library, which lacks one safeguard, is detected by the scenario or test named in the table."""
+"""The safeguards of the library against faults: without any one of them, a scenario or a test fails.
+
+``tests/strategies/test_mutants.py`` has a table of the safeguards in the SQL of the strategies.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.consumer.conftest import APIS
 from tests.faults.conftest import MakeHarness
-from tests.faults.fork_server import wait_for_exit
-from tests.faults.mutant_table import DETECTED_BY_SCENARIOS, DETECTED_BY_TESTS, SAFEGUARDS, Safeguard
-from tests.faults.mutants import MUTANTS
+from tests.faults.key_queues import Configuration
+from tests.faults.key_rounds import run_round
+from tests.faults.mutants import IN_DATABASE, MUTANTS
 from tests.faults.scenarios import CRASHES_SERVER, SCENARIOS
+from tests.servers import Database
 
 pytestmark = pytest.mark.once
+
+LEASED = ("update_status",)
+HELD = ("delete_returning", "batch_select", "own_message")
+
+
+class Safeguard(NamedTuple):
+    """A safeguard, its mutant, and the scenario or the test of ``tests/consumer`` that detects the mutant."""
+
+    description: str
+    mutant: str
+    detected_by: str
+    strategies: Sequence[str]
+    api: str | None = None
+    """The API that detects the mutant, if only one does."""
+    arguments: Mapping[str, Any] = MappingProxyType({})
+    """The arguments of the test besides its queue."""
+
+
+DETECTED_BY_SCENARIOS: list[Safeguard] = [
+    # Leases.
+    Safeguard("settlements compare the lease token", "compares_no_token", "paused_until_another_runs_its_job", LEASED),
+    Safeguard("settlements compare the state", "compares_the_token_only", "paused_until_its_jobs_are_rescued", LEASED),
+    Safeguard(
+        "the effects of a run are committed with its outcome",
+        "commits_effects_before_the_outcome",
+        "paused_until_others_finished",
+        LEASED,
+    ),
+    Safeguard("jobs with an expired lease are rescued", "does_not_rescue", "killed_with_one_batch", LEASED),
+    Safeguard("a live worker extends its leases", "does_not_extend", "handler_runs_longer_than_lease", LEASED),
+    Safeguard(
+        "claimed jobs that wait are extended as well",
+        "extends_running_jobs_only",
+        "failed_batch_runs_longer_than_lease",
+        LEASED,
+    ),
+    Safeguard(
+        "a rescue counts no attempt for jobs that were claimed together",
+        "holds_all_jobs_responsible",
+        "killed_with_one_batch",
+        LEASED,
+    ),
+    Safeguard(
+        "a rescue counts an attempt for a job that ran alone",
+        "holds_no_job_responsible",
+        "handler_exits_process",
+        LEASED,
+    ),
+    Safeguard(
+        "the lease token marks a claim during other claims",
+        "hides_other_claims",
+        "killed_with_several_claims",
+        LEASED,
+    ),
+    Safeguard(
+        "quarantined jobs are claimed alone", "claims_quarantined_jobs_with_others", "handler_exits_process", LEASED
+    ),
+    Safeguard("a released job keeps its attempts", "counts_released_runs", "sigterm_in_handler", LEASED),
+    Safeguard(
+        "the server ends an extension whose worker is paused",
+        "has_no_transaction_timeout",
+        "paused_while_extending_leases",
+        LEASED,
+    ),
+    # Uncertain commits.
+    Safeguard("after a lost reply the row is queried", "does_not_check_uncertain_runs", "commit_reply_lost", LEASED),
+    Safeguard("a run whose COMMIT was sent is uncertain", "treats_no_run_as_uncertain", "commit_reply_lost", LEASED),
+    Safeguard(
+        "a run whose COMMIT was not sent is not uncertain",
+        "treats_every_run_as_uncertain",
+        "paused_while_connections_are_terminated",
+        LEASED,
+    ),
+    Safeguard("a run that could not be settled is settled later", "forgets_unsettled_runs", "commit_lost", LEASED),
+    Safeguard(
+        "finished runs are settled while workers are busy",
+        "settles_in_workers_only",
+        "settled_while_other_job_runs",
+        LEASED,
+    ),
+    # Shutdown.
+    Safeguard("SIGTERM is handled", "ignores_signals", "sigterm_while_idle", (*LEASED, "batch_select")),
+    Safeguard("SIGTERM ends a wait", "ignores_stop", "sigterm_while_idle", (*LEASED, "batch_select")),
+    Safeguard("jobs that have not begun are released", "keeps_jobs_that_have_not_begun", "sigterm_in_handler", LEASED),
+    Safeguard(
+        "jobs of a batch that have not begun are released", "runs_its_batch_to_the_end", "sigterm_in_handler", HELD
+    ),
+    Safeguard(
+        "abandoned runs count no attempt",
+        "counts_abandoned_runs",
+        "sigterm_and_grace_period_exceeded",
+        (*LEASED, *HELD),
+        "async",
+    ),
+    Safeguard(
+        "abandoned jobs are not quarantined",
+        "leaves_abandoned_batches_in_the_journal",
+        "sigterm_and_grace_period_exceeded",
+        HELD,
+        "sync",
+    ),
+    # Strategies that hold a transaction.
+    Safeguard("the crash journal outlives the worker", "writes_no_journal", "handler_exits_process", HELD),
+    Safeguard("deaths of workers count as attempts", "counts_no_deaths", "handler_exits_process", HELD),
+    Safeguard("a job in the journal runs alone", "quarantines_no_job", "handler_exits_process", HELD),
+    Safeguard(
+        "a job that did not run alone is not responsible",
+        "holds_a_whole_batch_responsible",
+        "killed_with_one_batch",
+        HELD,
+    ),
+    Safeguard("a settled job leaves the quarantine", "never_ends_a_quarantine", "killed_with_one_batch", HELD),
+    Safeguard("a live worker discards its journal entry", "discards_no_entry", "commit_lost", HELD),
+    Safeguard(
+        "the writes of a failing handler are rolled back",
+        "keeps_the_writes_of_a_failing_handler",
+        "no_faults",
+        ("delete_returning", "batch_select"),
+    ),
+    Safeguard(
+        "a connection lost by a handler counts an attempt",
+        "counts_no_lost_connection",
+        "handler_terminates_connection",
+        HELD,
+    ),
+    Safeguard(
+        "a row that is claimed again is inserted again",
+        "settles_a_lost_job_by_its_old_token",
+        "handler_terminates_connection",
+        ["own_message"],
+    ),
+    Safeguard("lost messages are restored", "does_not_reconcile", "messages_deleted", ["delete_returning"]),
+    # Errors.
+    Safeguard(
+        "workers continue after an error", "ends_at_the_first_error", "server_crashed", (*LEASED, "batch_select")
+    ),
+    Safeguard(
+        "the maintenance loop continues after an error",
+        "ends_maintenance_at_the_first_error",
+        "server_crashed",
+        LEASED,
+    ),
+    Safeguard("attempts are limited", "does_not_limit_attempts", "no_faults", (*LEASED, "batch_select")),
+]
+
+DETECTED_BY_TESTS: list[Safeguard] = [
+    Safeguard(
+        "an extension skips locked rows",
+        "extension_waits_for_locks",
+        "test_leases:test_a_handler_that_locks_its_row_blocks_no_heartbeat",
+        LEASED,
+    ),
+    Safeguard(
+        "a limited number of quarantined jobs runs at once",
+        "runs_all_quarantined_jobs_at_once",
+        "test_quarantine:test_quarantined_jobs_occupy_half_of_the_handlers",
+        LEASED,
+        None,
+        {"times": 2, "at_once": 1},
+    ),
+    Safeguard(
+        "a handler cannot commit its batch",
+        "lets_handlers_commit",
+        "test_misuse:test_a_handler_that_ends_the_transaction_of_its_batch",
+        ("delete_returning",),
+        None,
+        {"verb": "commit", "batch_size": 1},
+    ),
+    Safeguard(
+        "a thread that hangs loses its job",
+        "ignores_timeouts",
+        "test_timeouts:test_a_thread_that_hangs_loses_its_job_at_its_timeout",
+        LEASED,
+        "sync",
+    ),
+    Safeguard(
+        "running jobs are cancelled",
+        "ignores_requests_to_cancel",
+        "test_cancellation:test_a_claimed_job_that_has_not_begun_is_cancelled",
+        ("batch_select",),
+    ),
+    Safeguard(
+        "a run that cannot be settled blocks no other",
+        "settles_all_or_nothing",
+        "test_retries:test_a_job_whose_completion_the_database_refuses_fails",
+        LEASED,
+    ),
+    Safeguard(
+        "the jobs of a batch that fails are tried one by one",
+        "tries_a_batch_as_a_whole_again",
+        "test_retries:test_a_batch_that_fails_is_tried_job_by_job",
+        ("update_status", "batch_select"),
+    ),
+]
+
+SAFEGUARDS = [*DETECTED_BY_SCENARIOS, *DETECTED_BY_TESTS]
+
+WORKERS = (("sync", 4, None, None), ("async", 4, None, None), ("sync", 2, 5, None))
+BUSY = {"jobs": 400, "work": 0.002, "customers": 3, "documents": 3, "workers": WORKERS, "payloads": ("ok",)}
+"""Many claims that compete for a few keys."""
+
+DETECTED_BY_ROUNDS = {
+    "limit without a lock": ("limits", Configuration(1, limits=("number",), most=1, **BUSY)),
+    "limit always one more": ("limits", Configuration(1, limits=("attribute",), **BUSY)),
+    "limit counts in the snapshot of the statement": ("limits", Configuration(1, limits=("queue",), **BUSY)),
+    "limit without the claim's own jobs": ("limits", Configuration(1, limits=("pair",), **BUSY)),
+    "order is not checked": ("order", Configuration(1, order="continue", **BUSY | {"jobs": 100})),
+    "order does not see failed jobs": (
+        "order",
+        Configuration(1, order="block", **BUSY | {"payloads": ("ok", "fails")}),
+    ),
+    "order does not see begun jobs": (
+        "order",
+        Configuration(1, order="continue", **BUSY | {"payloads": ("ok", "snooze"), "jobs": 100}),
+    ),
+    "a failed job cancels nothing": (
+        "cancelled_behind",
+        Configuration(1, order="cancel", **BUSY | {"payloads": ("ok", "fails"), "jobs": 60}),
+    ),
+    # The row of a rate is locked as well, once a first job of the key has begun.
+    "rate without a lock": ("rates", Configuration(1, rates=((5, 1.0, "customer_id", 1),), **BUSY | {"customers": 60})),
+    "rate always has its burst": ("rates", Configuration(1, rates=((40, 1.0, None, 3),), **BUSY)),
+    "rate is not held back": (
+        "throttled",
+        Configuration(1, rates=((200, 1.0, "customer_id", 200),), **BUSY | {"payloads": ("ok", "throttle")}),
+    ),
+    "no notification of free places": (
+        "forgotten",
+        Configuration(1, limits=("number",), most=1, poll_interval=600, **BUSY | {"customers": 1}),
+    ),
+    "a slot without a lock": ("slots", Configuration(1, strategy="batch_select", limits=("number",), **BUSY)),
+    "one slot more": ("running", Configuration(1, strategy="delete_row", limits=("number",), **BUSY | {"work": 0.02})),
+    "the slots of a changing limit are not counted": (
+        "slots",
+        Configuration(1, strategy="delete_returning", limits=("attribute",), **BUSY),
+    ),
+    "the head is not looked for": ("held_order", Configuration(1, strategy="batch_select", order="continue", **BUSY)),
+    "reserves_no_beginnings": (
+        "reserved",
+        Configuration(1, strategy="delete_row", rates=((40, 1.0, None, 3),), **BUSY | {"jobs": 60}),
+    ),
+    "forgets_turns": ("turns", Configuration(1, fair=1, **BUSY | {"customers": 20})),
+}
+"""For each mutant the rule that reports it, and the round in which it does."""
+
+DETECTED_BY_PAIRS = {"order without a lock", "order does not see running jobs"}
+"""Those that a requeue shows only within the milliseconds of a claim, see ``tests/flow_control/test_pairs.py``."""
 
 TIMEOUT = 4
 """Seconds after which a mutant counts as detected because what the test waits for does not happen."""
@@ -57,13 +312,23 @@ def test_a_consumer_test_detects_the_mutant(
             lambda: test.has_exited or len(test.records("test started")) == 2, "the test passes without the mutant"
         )
         assert len(test.records("test started")) == 2, "the test fails without the mutant"
-        assert not wait_for_exit(test.pid, TIMEOUT) or test.wait() != 0, "the test passes with the mutant"
+        assert not test.exits_within(TIMEOUT) or test.wait() != 0, "the test passes with the mutant"
         if test.has_exited:
-            assert "AssertionError" in harness.output_of(test)
+            assert "AssertionError" in test.output
 
 
-def test_every_mutant_is_in_the_table() -> None:
-    assert {safeguard.mutant for safeguard in SAFEGUARDS} == MUTANTS.keys()
+@pytest.mark.thorough
+@pytest.mark.parametrize("mutant", DETECTED_BY_ROUNDS)
+def test_a_round_of_flow_control_detects_the_mutant(database: Database, mutant: str) -> None:
+    rule, configuration = DETECTED_BY_ROUNDS[mutant]
+    result = run_round(dataclasses.replace(configuration, mutant=mutant), database)
+    assert rule in result.violations, str(result)
+
+
+def test_every_mutant_is_in_a_table() -> None:
+    tables = {safeguard.mutant for safeguard in SAFEGUARDS} | DETECTED_BY_ROUNDS.keys() | DETECTED_BY_PAIRS
+    tables |= {mutant.in_workers for mutant in IN_DATABASE.values() if mutant.in_workers}
+    assert tables == MUTANTS.keys() | IN_DATABASE.keys()
 
 
 def test_every_scenario_and_test_in_the_table_exists() -> None:

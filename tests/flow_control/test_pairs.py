@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.flow_control.faults.mutants import replace_functions
+from tests.faults.mutants import lose_in_database
 from tests.flow_control.pairs import (
     ANY,
     ENDINGS,
@@ -106,7 +106,8 @@ def test_an_earlier_job_that_comes_beside_a_claim_waits_for_its_run(pair_engine:
 def test_a_lost_safeguard_is_detected(server: Server, thread: ThreadPoolExecutor, mutant: str, name: str) -> None:
     with server.database() as database, ExitStack() as stack:
         engine = stack.enter_context(make_engine(database))
-        replace_functions(engine, mutant)
+        with engine.begin() as connection:
+            lose_in_database(connection, mutant)
         with pytest.raises(AssertionError):
             for first in ("claim", "fail", "requeue"):
                 world = World(name, engine)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.consumer.conftest import APIS
-from tests.faults.conftest import fork_server, seed_of
+from tests.faults.conftest import rng
 from tests.faults.harness import Harness
 from tests.sqlite.bench import SQLiteBench
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.faults.fork_server import ForkServer
-
-__all__ = ["fork_server"]
+__all__ = ["rng"]
 
 MakeHarness = Callable[..., AbstractContextManager[Harness]]
 
@@ -39,13 +37,6 @@ def bench(tmp_path: Path, api: str) -> Iterator[SQLiteBench]:
 
 
 @pytest.fixture
-def make_harness(
-    request: pytest.FixtureRequest, pytestconfig: pytest.Config, bench: SQLiteBench, fork_server: ForkServer
-) -> MakeHarness:
+def make_harness(bench: SQLiteBench, rng: random.Random) -> MakeHarness:
     """Return a function that makes a harness on the file."""
-
-    def make(**options: Any) -> AbstractContextManager[Harness]:
-        rng = random.Random(f"{seed_of(pytestconfig)} {request.node.name}")
-        return Harness(bench, fork_server, bench.file.path.parent, rng, **options).running()
-
-    return make
+    return lambda **options: Harness(bench, bench.file.path.parent, rng, **options)

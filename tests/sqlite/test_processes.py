@@ -34,5 +34,4 @@ def test_processes_drain_a_file(make_harness: MakeHarness, processes: int) -> No
         starts = Counter(record.key for record in with_event(harness.records(), "start"))
         assert starts == dict.fromkeys(keys, 1)
         assert sum(bool(worker.records("start")) for worker in workers) > 1, "one process has run all jobs"
-        outputs = [harness.output_of(worker) for worker in workers]
-        assert [output for output in outputs if "OperationalError" in output] == []
+        assert [worker.output for worker in workers if "OperationalError" in worker.output] == []

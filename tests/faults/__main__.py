@@ -1,4 +1,7 @@
-"""``python -m tests.flow_control.faults --minutes 10 --seed 1``: run random rounds; the exit code is 1 if one fails."""
+"""``python -m tests.faults --minutes 10 --seed 1``: run random rounds of a queue under flow control.
+
+The exit code is 1 if one fails.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tests.faults.fork_server import ForkServer
-from tests.flow_control.faults.a_round import Result, run_round
-from tests.flow_control.faults.configuration import HELD, draw, strategy_of
+from tests.faults.key_queues import HELD, draw, strategy_of
+from tests.faults.key_rounds import Result, run_round
 from tests.servers import choose_versions, find_installations, running
 
 
@@ -53,7 +55,7 @@ def on_server(url: str) -> Iterator[GivenDatabase]:
 
 def main() -> int:
     """Run rounds until the time is over, print each, and the totals."""
-    parser = argparse.ArgumentParser(prog="python -m tests.flow_control.faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1, help="for how long new rounds begin")
     parser.add_argument("--rounds", type=int, default=sys.maxsize, help="the most rounds")
     parser.add_argument("--seed", type=int, help="the seed of the first round; the following ones count from there")
@@ -64,21 +66,20 @@ def main() -> int:
     arguments = parser.parse_args()
     seed = secrets.randbelow(10**6) if arguments.seed is None else arguments.seed
     with contextlib.ExitStack() as stack:
-        fork_server = stack.enter_context(ForkServer())
         if arguments.url:
-            return _run(arguments, seed, fork_server, lambda: on_server(arguments.url))
+            return _run(arguments, seed, lambda: on_server(arguments.url))
         [version] = choose_versions(arguments.postgres, find_installations())
         server = stack.enter_context(running([version])).shared(version)
-        return _run(arguments, seed, fork_server, server.database)
+        return _run(arguments, seed, server.database)
 
 
-def _run(arguments: Any, seed: int, fork_server: ForkServer, database: Any) -> int:
+def _run(arguments: Any, seed: int, database: Any) -> int:
     end, rounds, failed, totals = time.monotonic() + arguments.minutes * 60, 0, [], Counter[str]()
     strategies = ",".join(HELD) if arguments.strategies == "held" else arguments.strategies
     wanted = [name for name in strategies.split(",") if name]
     seeds = (each for each in itertools.count(seed) if not wanted or strategy_of(each) in wanted)
     while time.monotonic() < end and rounds < arguments.rounds:
-        result = _one(next(seeds), database(), fork_server, arguments.keep)
+        result = _one(next(seeds), database(), arguments.keep)
         sys.stdout.write(f"{result}\n")
         sys.stdout.flush()
         rounds += 1
@@ -89,11 +90,11 @@ def _run(arguments: Any, seed: int, fork_server: ForkServer, database: Any) -> i
     return 1 if failed else 0
 
 
-def _one(seed: int, database: AbstractContextManager[Any], fork_server: ForkServer, keep: Path | None) -> Result:
+def _one(seed: int, database: AbstractContextManager[Any], keep: Path | None) -> Result:
     configuration = draw(seed)
     with database as fresh:
         try:
-            return run_round(configuration, fresh, fork_server, keep)
+            return run_round(configuration, fresh, keep)
         except AssertionError as error:
             if keep is not None:
                 (keep / f"seed-{seed}.txt").write_text("\n".join([str(error), *getattr(error, "__notes__", ())]))

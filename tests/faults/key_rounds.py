@@ -1,4 +1,4 @@
-"""One round: a queue, its processes and their faults, a quiet end, and the check of what was recorded."""
+"""A round: a queue under flow control, its processes and their faults, a quiet end, and the check of the history."""
 
 from __future__ import annotations
 
@@ -8,34 +8,20 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
-from tests.faults.fork_server import ForkServer
-from tests.faults.harness import Harness, Process
-from tests.flow_control.faults import audit, held_audit
-from tests.flow_control.faults.checker import violations
-from tests.flow_control.faults.configuration import HELD, LEASE, Configuration, models
-from tests.flow_control.faults.mutants import IN_DATABASE, replace_functions
-from tests.flow_control.faults.transactions import Audit
+from tests.faults.key_checker import violations
+from tests.faults.key_history import APPLICATION, Audit, install, read
+from tests.faults.key_queues import HELD, LEASE, Configuration, Urls, models, run_enqueuer, run_operator, run_worker
+from tests.faults.mutants import lose_in_database
+from tests.faults.processes import Process, Processes
 
 STALL = 12.0
 """Seconds without any change, beside those of a poll, after which a due job that nothing holds back is forgotten."""
-
-_ROLES = "tests.flow_control.faults"
-
-
-class Queue(NamedTuple):
-    """What :class:`~tests.faults.harness.Harness` needs to know of a queue."""
-
-    database: Any
-    engine: sa.Engine
-    held: bool = False
-    strategy: str = "update_status"
-    api: str = "both"
 
 
 @dataclass
@@ -55,30 +41,25 @@ class Result:
         return "\n".join([f"seed {self.configuration.seed} {state}: {self.configuration}; {counts}", *texts, *more])
 
 
-class Round(Harness):
-    """A harness of the processes of a round."""
+class Round(Processes):
+    """The processes of a round."""
 
-    def __init__(self, configuration: Configuration, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.configuration = configuration
-        self._workers: list[tuple[Process, Any]] = []
+    def __init__(self, configuration: Configuration, database: Any, engine: sa.Engine, directory: Path) -> None:
+        super().__init__(directory, random.Random(configuration.seed))
+        self.configuration, self.engine = configuration, engine
+        self._own = {"configuration": configuration, "urls": Urls(database.url("psycopg"), database.url("asyncpg"))}
+        self._workers: list[Process] = []
         self._told_to_stop: list[Process] = []
-
-    def start(self, role: str, name: str, **parameters: Any) -> Process:
-        """Start a process."""
-        urls = {"url": self.bench.database.url("psycopg"), "async_url": self.bench.database.url("asyncpg")}
-        configuration = asdict(self.configuration)
-        return self._start(name, {"run": f"{_ROLES}.{role}", "configuration": configuration, **urls, **parameters})
 
     def run(self) -> None:
         """Inject faults, and wait until all that can end has ended."""
         config = self.configuration
-        for worker in config.workers:
-            self._start_worker(worker)
+        self._workers = [self.start(run_worker, "worker", **self._own, worker=each) for each in config.workers]
         # Two of each, so that jobs are committed in another order than that of their ids, and operators meet.
         jobs, seconds = config.jobs // 2, config.seconds * 0.7
-        others = [self.start("roles:run_enqueuer", "enqueuer", jobs=jobs, seconds=seconds) for _ in range(2)]
-        others += [self.start("operators:run_operator", "operator", seconds=config.seconds) for _ in range(2)]
+        more = {"jobs": jobs, "seconds": seconds}
+        others = [self.start(run_enqueuer, "enqueuer", **self._own, **more) for _ in range(2)]
+        others += [self.start(run_operator, "operator", **self._own, seconds=config.seconds) for _ in range(2)]
         end = time.monotonic() + config.seconds
         while config.faults and time.monotonic() < end:
             time.sleep(self.rng.uniform(0.05, 0.4))
@@ -87,22 +68,18 @@ class Round(Harness):
             process.wait()
         for worker in self._told_to_stop:
             assert worker.wait() == 0, f"{worker.name} exited with {worker.exit_code}"
-        for worker, _ in self._workers:
+        for worker in self._workers:
             worker.send_signal(signal.SIGCONT)
             self._wait_until_it_runs(worker)
-        with self.bench.engine.begin() as connection:
+        with self.engine.begin() as connection:
             connection.execute(sa.update(models(config).tenant).values(most=2).where(sa.text("most = 0")))
-
-    def _start_worker(self, worker: Any) -> None:
-        self._workers.append((self.start("roles:run_worker", "worker", worker=worker), worker))
 
     def _inject(self, fault: str) -> None:
         chosen = self.rng.randrange(len(self._workers))
-        process, worker = self._workers[chosen]
+        process = self._workers[chosen]
         match fault:
             case "kill":
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+                process.kill()
             case "stop":
                 process.send_signal(signal.SIGCONT)
                 self._wait_until_it_runs(process)
@@ -116,22 +93,10 @@ class Round(Harness):
                     process.send_signal(signal.SIGCONT)
                 return
             case "terminate":
-                self.terminate_connections(share=0.3)
+                # But those that only record.
+                self.end_connections(self.engine, 0.3, spare=APPLICATION)
                 return
-        self._workers.pop(chosen)
-        self._start_worker(worker)
-
-    def terminate_connections(self, share: float = 1.0) -> None:
-        """Terminate connections, but those that only record."""
-        statement = """
-            SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity
-            WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-              AND application_name <> :marks AND random() < :share
-        """
-        with self.bench.engine.connect() as connection:
-            values = {"marks": held_audit.APPLICATION, "share": share}
-            for pid, _ in connection.execute(sa.text(statement), values):
-                self.recorder.record("fault", kind="terminated connection", pid=pid)
+        self._workers[chosen] = self.start_again(process)
 
     def _wait_until_it_runs(self, worker: Process) -> None:
         # SIGTERM would kill a worker that is about to start, or one that is about to stop.
@@ -147,7 +112,7 @@ class Round(Harness):
         allowed = STALL + (0 if poll > 60 else poll)
         last, progress = -1, time.monotonic()
         while True:
-            with self.bench.engine.connect() as connection:
+            with self.engine.connect() as connection:
                 changes = connection.scalar(sa.text("SELECT last_value FROM change_seq_seq"))
                 rows = connection.execute(sa.select(models(self.configuration).job.__table__)).all()
             if changes != last:
@@ -180,8 +145,8 @@ class Round(Harness):
 
     def check(self, forgotten: list[str]) -> Result:
         """Check what was recorded."""
-        rows = audit.read(self.bench.engine)
-        with self.bench.engine.connect() as connection:
+        rows = read(self.engine)
+        with self.engine.connect() as connection:
             statement = "SELECT n, hash_record_extended(ROW(n), 0) AS key FROM generate_series(0, :most) AS n"
             hashes = connection.execute(sa.text(statement), {"most": self.configuration.customers})
             keys = {row.n: row.key for row in hashes}
@@ -197,26 +162,24 @@ class Round(Harness):
         return result
 
 
-def run_round(configuration: Configuration, database: Any, fork_server: ForkServer, keep: Path | None = None) -> Result:
+def run_round(configuration: Configuration, database: Any, keep: Path | None = None) -> Result:
     """Run a round in an empty database.
 
     :param keep: where to leave what was recorded, if the round fails.
     """
     engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
     prepare(configuration, engine)
-    with tempfile.TemporaryDirectory() as directory:
-        rng = random.Random(configuration.seed)
-        one = Round(
-            configuration, Queue(database, engine, configuration.strategy in HELD), fork_server, Path(directory), rng
-        )
-        with one.running():
-            one.run()
-            forgotten = one.wait_until_quiet()
-            if not forgotten:
-                one.stop_processes()
-            result = one.check(forgotten)
-            if result.violations and keep is not None:
-                (keep / f"seed-{configuration.seed}.txt").write_text(f"{result}\n{one.diagnostics()}")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Round(configuration, database, engine, Path(directory)) as one,
+    ):
+        one.run()
+        forgotten = one.wait_until_quiet()
+        if not forgotten:
+            one.stop()
+        result = one.check(forgotten)
+        if result.violations and keep is not None:
+            (keep / f"seed-{configuration.seed}.txt").write_text(f"{result}\n{one.diagnostics()}")
         return result
 
 
@@ -224,13 +187,10 @@ def prepare(configuration: Configuration, engine: sa.Engine) -> None:
     """Create the tables, the triggers of the audit and the tenants, and remove the safeguard that a mutant lacks."""
     found = models(configuration)
     found.base.metadata.create_all(engine)
-    audit.install(engine)
-    if configuration.strategy in HELD:
-        held_audit.install(engine)
+    install(engine, held=configuration.strategy in HELD)
+    tenants: list[Mapping[str, int]] = [
+        {"id": number, "most": configuration.most} for number in range(configuration.customers)
+    ]
     with engine.begin() as connection:
-        tenants: list[Mapping[str, int]] = [
-            {"id": number, "most": configuration.most} for number in range(configuration.customers)
-        ]
         connection.execute(sa.insert(found.tenant), tenants)
-    if configuration.mutant in IN_DATABASE:
-        replace_functions(engine, configuration.mutant)
+        lose_in_database(connection, configuration.mutant)

@@ -1,34 +1,32 @@
-"""What the forked processes do: run a Consumer, enqueue jobs, or run a test under a mutant. Each records a history."""
+"""The roles of processes that work on a queue of jobs: run a Consumer, enqueue jobs, or run a test under a mutant."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import importlib
 import inspect
-import logging
 import os
 import random
-import signal
-import sys
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, configure_mappers, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer.conftest import Supply
-from tests.consumer.models import for_async, for_sync, models, prepared
+from tests.consumer.models import STRATEGIES, for_async, for_sync, models, prepared
 from tests.faults.history import Recorder, name_of
-from tests.faults.mutants import MUTANTS
+from tests.faults.mutants import lose
+from tests.faults.processes import Actor
 from tests.servers import Server
 
 EXITED_BY_JOB = 13
@@ -53,8 +51,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
 class FileGate:
     """A gate between processes: handlers wait until a file exists, one for all processes or one per process."""
 
-    def __init__(self, directory: Path, process: str) -> None:
-        self._files = [directory / GATE, directory / f"{GATE}.{process}"]
+    def __init__(self, actor: Actor) -> None:
+        self._files = [actor.directory / GATE, actor.directory / f"{GATE}.{actor.name}"]
 
     def is_set(self) -> bool:
         return any(file.exists() for file in self._files)
@@ -70,8 +68,8 @@ class FileGate:
 class PayloadHandler:
     """A handler that does what the payload of the job says, and records each run."""
 
-    def __init__(self, recorder: Recorder, gate: FileGate) -> None:
-        self._recorder, self._gate = recorder, gate
+    def __init__(self, actor: Actor) -> None:
+        self._recorder, self._gate = actor.recorder, FileGate(actor)
 
     async def __call__(self, io: Any, work: Any) -> None:
         jobs = work if isinstance(work, list) else [work]
@@ -109,46 +107,42 @@ class PayloadHandler:
                 await io.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
 
-def run_worker(parameters: Any) -> None:
+def run_worker(actor: Actor, *, strategy: str, api: str, mutant: str | None, url: str, options: dict[str, Any]) -> None:
     """Run a Consumer until a signal stops it."""
-    directory, name = Path(parameters["directory"]), parameters["name"]
-    recorder, gate = Recorder(directory, name), FileGate(directory, name)
     # The checker expects the order of claims from the head of the queue, which claims from the cursor do not keep.
     pace._SHARE = 0.0
     pace.RESCUE = 0.2
-    if parameters["mutant"]:
-        MUTANTS[parameters["mutant"]]()
-    handler = PayloadHandler(recorder, gate)
-    if parameters["api"] == "sync":
-        engine = prepared(sa.create_engine(parameters["url"], pool_size=parameters["pool_size"]))
-        arguments = _consumer_arguments(parameters, for_sync(handler), sessionmaker(engine))
-        consumer = Consumer(*arguments, **parameters["options"])
-        _record_events(consumer, parameters, recorder)
+    lose(mutant)
+    job, handler = models(strategy).job, PayloadHandler(actor)
+    if api == "sync":
+        engine = prepared(sa.create_engine(url, pool_size=pool_size_of(options)))
+        consumer = Consumer(job, for_sync(handler), sessionmaker(engine), **options)
+        record_events(consumer, actor.recorder, options)
         # The scenarios have handlers that go on after the grace period.
         with contextlib.suppress(HandlerNotStopped):
             consumer.run()
         engine.dispose()
     else:
-        asyncio.run(_run_async_worker(parameters, handler, recorder))
-    recorder.record("stopped")
+        asyncio.run(_run_async_worker(actor, job, handler, url, options))
 
 
-async def _run_async_worker(parameters: Any, handler: PayloadHandler, recorder: Recorder) -> None:
+async def _run_async_worker(actor: Actor, job: Any, handler: PayloadHandler, url: str, options: dict[str, Any]) -> None:
     # Named, since before SQLAlchemy 2.0.38 aiosqlite had no pool.
-    pool = {"poolclass": sa.AsyncAdaptedQueuePool, "pool_size": parameters["pool_size"]}
-    engine = prepared(create_async_engine(parameters["url"], **pool))
-    arguments = _consumer_arguments(parameters, for_async(handler), async_sessionmaker(engine))
-    consumer = AsyncConsumer(*arguments, **parameters["options"])
-    _record_events(consumer, parameters, recorder)
+    pool = {"poolclass": sa.AsyncAdaptedQueuePool, "pool_size": pool_size_of(options)}
+    engine = prepared(create_async_engine(url, **pool))
+    consumer = AsyncConsumer(job, for_async(handler), async_sessionmaker(engine), **options)
+    record_events(consumer, actor.recorder, options)
     await consumer.run()
     await engine.dispose()
 
 
-def _consumer_arguments(parameters: Any, handler: Any, session_factory: Any) -> tuple[Any, Any, Any]:
-    return models(parameters["strategy"]).job, handler, session_factory
+def pool_size_of(options: dict[str, Any]) -> int:
+    """Return how many connections a Consumer needs."""
+    return options.get("concurrency", 1) + 1
 
 
-def _record_events(consumer: Any, parameters: Any, recorder: Recorder) -> None:
+def record_events(consumer: Any, recorder: Recorder, options: dict[str, Any]) -> None:
+    """Record what a Consumer tells of its jobs, and that it is ready and idle."""
     for name in get_args(EventName):
         consumer.on(name, lambda event: recorder.record(name_of(event), event.key[0], attempt=event.attempt))
     poll = consumer._parts.intervals.poll
@@ -160,22 +154,20 @@ def _record_events(consumer: Any, parameters: Any, recorder: Recorder) -> None:
         return seconds
 
     consumer._parts.intervals.poll = poll_and_record
-    recorder.record("ready", concurrency=parameters["options"].get("concurrency", 1))
+    recorder.record("ready", concurrency=options.get("concurrency", 1))
 
 
-def run_producer(parameters: Any) -> None:
+def run_producer(
+    actor: Actor, *, strategy: str, url: str, keys: list[int], payloads: list[str], max_attempts: int
+) -> None:
     """Enqueue jobs in transactions of one to four jobs, some of which are rolled back."""
-    recorder = Recorder(Path(parameters["directory"]), parameters["name"])
-    rng = random.Random(parameters["seed"])
-    engine = prepared(sa.create_engine(parameters["url"], poolclass=sa.NullPool))
-    Job = models(parameters["strategy"]).job  # noqa: N806 - a class
-    keys, max_attempts = list(range(*parameters["keys"])), parameters["max_attempts"]
+    rng, recorder, job = actor.rng, actor.recorder, models(strategy).job
+    engine = prepared(sa.create_engine(url, poolclass=sa.NullPool))
     while keys:
         batch = [keys.pop(0) for _ in range(min(len(keys), rng.randint(1, 4)))]
         with Session(engine) as session:
             for key in batch:
-                payload = rng.choice(parameters["payloads"])
-                enqueue(session, Job, recorder, key, payload, rng, max_attempts=max_attempts)
+                enqueue(session, job, recorder, key, rng.choice(payloads), rng, max_attempts=max_attempts)
             end_enqueueing(session, recorder, batch, commit=rng.random() < 0.8)
     engine.dispose()
 
@@ -203,45 +195,35 @@ def end_enqueueing(session: Session, recorder: Recorder, keys: list[int], *, com
         recorder.record("enqueued" if commit else "rolled back", key)
 
 
-def run_test(parameters: Any) -> None:
+def run_test(
+    actor: Actor,
+    *,
+    test_name: str,
+    strategy: str,
+    api: str,
+    mutant: str | None,
+    server: tuple[int, Path, Path],
+    arguments: Mapping[str, Any],
+) -> None:
     """Run a test of the Consumers without the mutant, and again with it."""
-    recorder = Recorder(Path(parameters["directory"]), parameters["name"])
     pace.RESCUE = 0.2
-    version, *directories = parameters["server"]
-    supply = Supply(Server(version, *map(Path, directories)))
-    module, _, name = parameters["test"].partition(":")
+    supply = Supply(Server(*server))
+    module, _, name = test_name.partition(":")
     test = getattr(importlib.import_module(f"tests.consumer.{module}"), name)
 
     def argument(name: str) -> Any:
         if name in {"bench", "leased", "threads"}:
-            return supply.take(parameters["strategy"], parameters["api"])
-        return {"supply": supply, "api": parameters["api"], **parameters, **parameters["arguments"]}[name]
+            return supply.take(strategy, api)
+        return {"supply": supply, "strategy": strategy, "api": api, **arguments}[name]
 
-    for mutant in ("", parameters["mutant"]):
-        if mutant:
-            MUTANTS[mutant]()
-        recorder.record("test started", mutant=mutant)
+    for lost in (None, mutant):
+        lose(lost)
+        actor.recorder.record("test started", mutant=lost)
         test(**{name: argument(name) for name in inspect.signature(test).parameters})
     supply.close()
 
 
-ROLES = {"worker": run_worker, "producer": run_producer, "test": run_test}
-
-
-def run_role(parameters: Any) -> None:
-    """Redirect the output of this process to a file, and run the role that ``parameters`` name.
-
-    Tests of other packages name a function of their own instead, as ``run``: ``module:function``.
-    """
-    directory = Path(parameters["directory"])
-    random.seed()
-    output = (directory / f"{parameters['name']}.out").open("ab", buffering=0)
-    os.dup2(output.fileno(), sys.stdout.fileno())
-    os.dup2(output.fileno(), sys.stderr.fileno())
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    logging.basicConfig(format="%(asctime)s %(threadName)s %(message)s", level=logging.INFO)
-    if "run" in parameters:
-        module, _, function = parameters["run"].partition(":")
-        getattr(importlib.import_module(module), function)(parameters)
-    else:
-        ROLES[parameters["role"]](parameters)
+# Once, in the process that forks all others.
+for each in (*STRATEGIES, "own_message"):
+    models(each)
+configure_mappers()

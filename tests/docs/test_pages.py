@@ -1,20 +1,35 @@
-"""Links, navigation, the names of tests and written signatures in the documentation are right."""
+"""The documentation is right: its links, names and signatures, and each of its snippets, which run on a database."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
-from typing import get_args
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, get_args
 
+import psycopg
 import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.orm import close_all_sessions
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.testing import StrategyConformance
-from tests.docs.pages import DOCS, LINK, PAGES, ROOT, TEST_NAME, page_id
+from tests.docs.pages import DOCS, LINK, PAGES, ROOT, SNIPPET, TEST_NAME, page_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Database, Server
 
 
 @pytest.mark.once
@@ -124,3 +139,185 @@ def defined(path: Path) -> set[str]:
     classes = [node for node in tree if isinstance(node, ast.ClassDef)]
     methods = {f"{each.name}.{node.name}" for each in classes for node in each.body if isinstance(node, functions)}
     return methods | {node.name for node in tree if isinstance(node, (*functions, ast.ClassDef))}
+
+
+# -- the snippets ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engines() -> Iterator[None]:
+    """Dispose of the engines that the snippets created; a reader's program would end here."""
+    made: set[Engine] = set()
+
+    def remember(connection: Any) -> None:
+        made.add(connection.engine)
+
+    event.listen(Engine, "engine_connect", remember)
+    yield
+    event.remove(Engine, "engine_connect", remember)
+    close_all_sessions()
+    for engine in made:
+        engine.dispose()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "testing.md"], ids=page_id)
+@pytest.mark.usefixtures("engines")
+def test_the_snippets_run(page: Path, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # drain() does the same without waiting for SIGTERM.
+    monkeypatch.setattr(Consumer, "run", Consumer.drain)
+    monkeypatch.setattr(AsyncConsumer, "run", AsyncConsumer.drain)
+    text = page.read_text()
+    module = ModuleType("snippets")
+    # SQLAlchemy looks up the names of annotations in the module of a class.
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for snippet in SNIPPET.finditer(text):
+        code = textwrap.dedent(snippet[3])
+        if snippet[2] == "sql":
+            with database.connect() as connection:
+                connection.execute(code.encode())
+            continue
+        # Padded by the lines before it, so that an error names the line of the page.
+        code = "\n" * text.count("\n", 0, snippet.start(3)) + code
+        for driver in ("psycopg", "asyncpg"):
+            code = code.replace(f'"postgresql+{driver}://localhost/app"', repr(database.url(driver)))
+        code = code.replace('"sqlite:///jobs.db"', repr(f"sqlite:///{tmp_path}/jobs.db"))
+        exec(compile(code, page, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own snippets
+
+
+_LOADED = """
+import atexit, importlib.metadata, sys
+packages = importlib.metadata.packages_distributions()
+tops = lambda: {name.split(".")[0] for name in {*sys.modules}}
+atexit.register(lambda: print(*sorted({one for top in tops() for one in packages.get(top, [])})))
+"""
+
+
+def _first_example() -> str:
+    seen = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    return next(SNIPPET.finditer(seen))[3]
+
+
+def _run_until_a_job_is_done(program: Path) -> str:
+    """Run a program until it has handled the job, stop it by SIGINT, and return the rest of its output."""
+    command = [sys.executable, "-u", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=program.parent) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "to ada@example.com\n"
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(30) == 0
+    return rest
+
+
+@pytest.mark.once
+def test_the_first_example_of_the_readme_needs_nothing_but_the_package(tmp_path: Path) -> None:
+    """The first example is a complete program, as it stands, and imports no other package than SQLAlchemy."""
+    program = tmp_path / "example.py"
+    program.write_text(_LOADED + _first_example())
+    allowed = {"SQLAlchemy", "sqlaqueue", "typing_extensions", "greenlet", "coverage"}
+    assert set(_run_until_a_job_is_done(program).split()) <= allowed
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as file:
+        assert file.execute("SELECT status FROM email").fetchall() == [("completed",)]
+
+
+@pytest.mark.once
+def test_the_first_example_of_the_readme_runs_on_postgresql(database: Database, tmp_path: Path) -> None:
+    """Only the address of the database is replaced, and the line that prepares a file is left out, as it says."""
+    program = tmp_path / "example.py"
+    code = _first_example().replace('"sqlite:///jobs.db"', repr(database.url())).replace("prepare(engine)\n", "")
+    program.write_text(code)
+    _run_until_a_job_is_done(program)
+    with database.connect() as connection:
+        assert connection.execute("SELECT status FROM email").fetchall() == [("completed",)]
+
+
+# -- the page about testing, whose snippets are the files of a test suite -----------------------------------------
+
+PAGE = DOCS / "testing.md"
+NOT_RUN = {"test_strategy.py"}
+"""The conformance suite of a built-in strategy: tests/conformance runs it."""
+INI = """
+[pytest]
+addopts = -q -p no:faker -p no:cacheprovider
+asyncio_default_fixture_loop_scope = function
+filterwarnings = error
+"""
+
+
+def write_project(directory: Path, server: Server, database: Database) -> list[str]:
+    """Write the files of the page, and return the names of its tests."""
+    names = []
+    for snippet in SNIPPET.finditer(PAGE.read_text()):
+        code = textwrap.dedent(snippet[3]).replace('"postgresql+psycopg://localhost/app"', repr(database.url()))
+        name = re.match(r"# (\w+\.py)\n", code)
+        assert name, f"a snippet has no name: {code[:50]}"
+        (directory / name[1]).write_text(code)
+        names.append(name[1])
+    conftest = directory / "conftest.py"
+    conftest.write_text(conftest.read_text() + (directory / "conftest_server.py").read_text())
+    (directory / "pytest.ini").write_text(INI)
+    return [name for name in names if name.startswith("test_") and name not in NOT_RUN]
+
+
+@pytest.mark.everywhere
+def test_the_suite_of_the_page_passes_and_leaves_nothing(server: Server, database: Database, tmp_path: Path) -> None:
+    tests = write_project(tmp_path, server, database)
+    done = run_pytest(tmp_path, server, *tests)
+    assert re.search(r"^23 passed", done.stdout, re.MULTILINE), done.stdout
+    with database.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM pg_class WHERE relname = 'email'").fetchone() == (0,)
+    with psycopg.connect(server.dsn()) as connection:
+        left = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'sqlaqueue_test%'").fetchall()
+        assert left == []
+
+
+MIGRATIONS = """
+from alembic import context
+from sqlalchemy import create_engine
+from shop import Base
+
+engine = create_engine(context.config.get_main_option("sqlalchemy.url"))
+with engine.begin() as connection:
+    Base.metadata.create_all(connection)
+engine.dispose()
+"""
+
+
+@pytest.mark.once
+def test_the_fixtures_that_the_page_overrides(server: Server, database: Database, tmp_path: Path) -> None:
+    """A database made by migrations, and sessions of SQLModel."""
+    write_project(tmp_path, server, database)
+    (tmp_path / "alembic.ini").write_text("[alembic]\nscript_location = migrations\n")
+    (tmp_path / "migrations" / "versions").mkdir(parents=True)
+    (tmp_path / "migrations" / "env.py").write_text(MIGRATIONS)
+    conftest = tmp_path / "conftest.py"
+    added = [(tmp_path / name).read_text() for name in ("conftest_migrations.py", "conftest_sqlmodel.py")]
+    # Without the MetaData only the migrations create the tables.
+    conftest.write_text("\n".join([(tmp_path / "conftest_server.py").read_text(), *added]))
+    test = tmp_path / "test_sign_up.py"
+    test.write_text(
+        test.read_text() + "    assert type(sqlaqueue_session).__mro__[1].__module__.startswith('sqlmodel')\n"
+    )
+    done = run_pytest(tmp_path, server, "test_sign_up.py")
+    assert re.search(r"^1 passed", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.once
+def test_each_test_of_the_page_can_fail(server: Server, database: Database, tmp_path: Path) -> None:
+    """Without the handler's effects the tests that look at them fail."""
+    write_project(tmp_path, server, database)
+    shop = tmp_path / "shop.py"
+    shop.write_text(shop.read_text().replace("customer.welcomed = True", "pass"))
+    done = run_pytest(tmp_path, server, "test_send.py", "test_flow.py")
+    assert re.search(r"^2 failed, 2 passed", done.stdout, re.MULTILINE), done.stdout
+
+
+def run_pytest(directory: Path, server: Server, *names: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *names, f"--basetemp={directory / 'temporary'}"],
+        cwd=directory,
+        env={"TEST_DATABASE_URL": server.url(), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,11 +1,11 @@
-"""``admin.attempts()``, its async version, and ``sqlaqueue job``."""
+"""What is done with a history: ``admin.attempts()``, ``sqlaqueue job``, deletion, migrations, ``sqlaqueue.testing``."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
@@ -16,13 +16,29 @@ from click.testing import CliRunner
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, QueueConfig, QueueMixin, admin
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Snooze, admin
 from sqlaqueue.cli import main
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.maintenance.cleanup import delete_batch
+from sqlaqueue.consumer.maintenance.state import BATCH, MAINTAINERS, Walk
+from sqlaqueue.consumer.notifications.polls import Peers
 from sqlaqueue.exc import ConfigurationError, StatementError
-from tests.history import queues
-from tests.history.queues import HistoryQueue
+from sqlaqueue.testing import crash, drain, run_job, travel
+from tests.contexts import settings_of
+from tests.history.conftest import HistoryQueue, make_model
+from tests.migrations.conftest import (
+    engine,  # noqa: F401 - fixtures are found by being here
+    make,  # noqa: F401 - fixtures are found by being here
+    no_bytecode,  # noqa: F401 - fixtures are found by being here
+)
+from tests.migrations.models import order
+from tests.migrations.project import changed, dump, in_any_order, wanted
+from tests.models import KINDS
+from tests.programs import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.servers import Database
 
 
@@ -50,11 +66,9 @@ def test_async_code(leased: HistoryQueue) -> None:
     leased.drain()
 
     async def read() -> list[admin.Attempt]:
-        engine = create_async_engine(leased.database.url("asyncpg"))
-        async with AsyncSession(engine) as session:
-            found = await admin.async_attempts(session, leased.Job, key)
-        await engine.dispose()
-        return found
+        async_engine = create_async_engine(leased.database.url("asyncpg"), poolclass=sa.NullPool)
+        async with AsyncSession(async_engine) as session:
+            return await admin.async_attempts(session, leased.Job, key)
 
     (attempt,) = asyncio.run(read())
     assert attempt.outcome == "completed"
@@ -62,7 +76,7 @@ def test_async_code(leased: HistoryQueue) -> None:
 
 def test_wrong_arguments(database: Database) -> None:
     queue = HistoryQueue(database, "update_status")
-    plain = queues.make_model("update_status", attempt_history=None)
+    plain = make_model("update_status", attempt_history=None)
     with queue.sessions() as session:
         with pytest.raises(StatementError, match=r"attempts\(Job\): the queue has no attempt history; turn it on with"):
             admin.attempts(session, plain, 1)
@@ -70,7 +84,6 @@ def test_wrong_arguments(database: Database) -> None:
             admin.attempts(session, queue.Job, 1, limit=0)
     with pytest.raises(ConfigurationError, match="give a Session"):
         admin.attempts(queue.engine, queue.Job, 1)  # type: ignore[arg-type]  # it is refused
-    queue.engine.dispose()
 
 
 class Base(DeclarativeBase):
@@ -104,23 +117,22 @@ KEYS = {
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_keys_of_each_type(database: Database, kind: str, driver: str) -> None:
     model, key = KEYS[kind]
-    engine = sa.create_engine(database.url(driver))
-    Base.metadata.create_all(engine)
-    with Session(engine) as session:
+    plain = sa.create_engine(database.url(driver), poolclass=sa.NullPool)
+    Base.metadata.create_all(plain)
+    with Session(plain) as session:
         names = [column.key for column in sa.inspect(model).primary_key]
         session.add(model(**dict(zip(names, key, strict=True))))
         session.commit()
-    assert Consumer(model, lambda session, job: None, sessionmaker(engine)).drain() == 1
-    with Session(engine) as session:
+    assert Consumer(model, lambda session, job: None, sessionmaker(plain)).drain() == 1
+    with Session(plain) as session:
         (attempt,) = admin.attempts(session, model, key)
         assert attempt.outcome == "completed"
-    engine.dispose()
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
 
 TARGET = "tests.history.test_admin:Shown"
-Shown = queues.make_model("update_status", on_complete="delete")
+Shown = make_model("update_status", on_complete="delete")
 
 
 def invoke(database: Database, *arguments: str) -> Any:
@@ -129,9 +141,7 @@ def invoke(database: Database, *arguments: str) -> Any:
 
 @pytest.fixture
 def shown(database: Database) -> HistoryQueue:
-    queue = HistoryQueue(database, "update_status", on_complete="delete")
-    queue.engine.dispose()
-    return queue
+    return HistoryQueue(database, "update_status", on_complete="delete")
 
 
 def test_the_command_shows_attempts(shown: HistoryQueue) -> None:
@@ -163,3 +173,189 @@ def test_the_command_shows_attempts_of_a_deleted_job(shown: HistoryQueue) -> Non
     missing = invoke(shown.database, "77")
     assert missing.exit_code == 1
     assert "there is no job 77" in missing.output
+
+
+# -- old attempts are deleted, and no others -------------------------------------------------------------------------
+
+KEPT = timedelta(days=14)
+
+
+@pytest.fixture(autouse=True)
+def frequent_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "RETENTION", 0.05)
+
+
+def add(queue: HistoryQueue, number: int, days: float, name: str = "job") -> None:
+    """Add attempts that ended some days ago, the first one earliest."""
+    queue.execute(
+        "INSERT INTO sqlaqueue_attempt (queue, key, attempt, ended_at, outcome) "
+        f"SELECT '{name}', jsonb_build_array(n), 1, now() - interval '{days} days' + n * interval '1 ms', 'completed' "
+        f"FROM generate_series(1, {number}) AS n"
+    )
+
+
+def left(queue: HistoryQueue) -> list[tuple[str, int]]:
+    with queue.engine.connect() as connection:
+        number = sa.func.count().label("number")
+        found = sa.select(queue.attempt.c.queue, number).group_by(queue.attempt.c.queue).order_by(queue.attempt.c.queue)
+        return [(row.queue, row.number) for row in connection.execute(found)]
+
+
+def test_old_attempts_of_the_queue_are_deleted(mixed: HistoryQueue) -> None:
+    add(mixed, 2 * BATCH + 20, 15)
+    add(mixed, 30, 13)
+    add(mixed, 40, 1000, name="other")
+    with mixed.running():
+        wait_until(lambda: left(mixed) == [("job", 30), ("other", 40)])
+
+
+def test_attempts_that_become_old_are_deleted(leased: HistoryQueue) -> None:
+    with leased.running():
+        wait_until(lambda: leased.execute("SELECT count(*) FROM sqlaqueue_consumer") == 1)
+        for _ in range(2):
+            add(leased, 5, (KEPT - timedelta(seconds=0.5)) / timedelta(days=1))
+            assert left(leased) == [("job", 5)]
+            wait_until(lambda: left(leased) == [])
+
+
+def test_only_the_first_consumers_delete(leased: HistoryQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Peers, "rank", MAINTAINERS)
+    add(leased, 5, 15)
+    leased.enqueue(None)
+    with leased.running():
+        wait_until(lambda: leased.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 1)
+    assert left(leased) == [("job", 6)]
+
+
+def test_a_locked_attempt_is_passed_over(leased: HistoryQueue) -> None:
+    add(leased, 10, 15)
+    with leased.sessions() as other, leased.sessions() as session:
+        other.execute(sa.text("SELECT FROM sqlaqueue_attempt WHERE key = '[3]' FOR UPDATE"))
+        ended, _ = delete_batch(session, settings_of(leased.Job), Walk("attempt", KEPT))
+        assert len(ended) == 9
+        other.rollback()
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_a_batch_reads_a_few_pages(leased: HistoryQueue, *, analyzed: bool) -> None:
+    leased.execute("ALTER TABLE sqlaqueue_attempt SET (autovacuum_enabled = off)")
+    add(leased, 50_000, 5)
+    add(leased, 10, 15)
+    if analyzed:
+        leased.execute("ANALYZE sqlaqueue_attempt")
+    plans: list[Any] = []
+
+    @sa.event.listens_for(leased.engine, "before_cursor_execute", retval=True)
+    def explain(_: Any, cursor: Any, statement: str, parameters: Any, *__: Any) -> tuple[str, Any]:
+        if statement.startswith("DELETE"):
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters)
+            plans.append(cursor.fetchone()[0][0]["Plan"])
+        return statement, parameters
+
+    with leased.sessions() as session:
+        delete_batch(session, settings_of(leased.Job), Walk("attempt", KEPT))
+    (plan,) = plans
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 150, plan
+    assert left(leased) == [("job", 50_000)]
+
+
+# -- migrations ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
+def test_the_table_is_created_and_dropped(database: Database, make: Any, strategy: str) -> None:  # noqa: F811 - a fixture
+    without = order(QueueConfig(strategy=strategy))
+    project = make(without)
+    kept = order(QueueConfig(strategy=strategy, attempt_history=60))
+    text = changed(project, kept)
+    assert "sqlaqueue_attempt" in text
+    assert in_any_order(dump(database)) == in_any_order(wanted(kept, database))
+    sql_engine = sa.create_engine(database.url())
+    with Session(sql_engine) as session:
+        session.add(kept(article="a"))
+        session.commit()
+    Consumer(kept, lambda session, job: None, sessionmaker(sql_engine)).drain()
+    with Session(sql_engine) as session:
+        assert [one.outcome for one in admin.attempts(session, kept, 1)] == ["completed"]
+    sql_engine.dispose()
+    # Another time is no difference in the database.
+    project.metadata = order(QueueConfig(strategy=strategy, attempt_history=3600)).metadata
+    project.check()
+    assert "op.drop_table('sqlaqueue_attempt')" in changed(project, without)
+    assert in_any_order(dump(database)) == in_any_order(wanted(without, database))
+
+
+def test_names_do_not_depend_on_a_naming_convention() -> None:
+    model = order(QueueConfig(attempt_history=60))
+    (table,) = [table for table in model.metadata.tables.values() if table.name == "sqlaqueue_attempt"]
+    assert {index.name for index in table.indexes} == {"ix_sqlaqueue_attempt_job", "ix_sqlaqueue_attempt_ended"}
+
+
+# -- ``sqlaqueue.testing`` writes the history in the test's transaction --------------------------------------------
+
+
+def work(_: Session, job: Any) -> None:
+    match job.payload:
+        case "raise":
+            raise ValueError("no address")
+        case "snooze":
+            raise Snooze(60)
+
+
+@pytest.fixture(params=KINDS)
+def queue(database: Database, request: pytest.FixtureRequest) -> HistoryQueue:
+    """Each strategy; here no Consumer runs, of one API or the other."""
+    return HistoryQueue(database, request.param)
+
+
+@pytest.fixture
+def session(queue: HistoryQueue) -> Iterator[Session]:
+    with queue.sessions() as session:
+        yield session
+        session.rollback()
+    assert queue.history() == []
+
+
+def outcomes(session: Session, model: Any, key: Any) -> list[tuple[int, str]]:
+    return [(one.attempt, one.outcome) for one in reversed(admin.attempts(session, model, key))]
+
+
+def enqueue(session: Session, queue: HistoryQueue, *payloads: str | None) -> list[Any]:
+    jobs = [queue.Job(payload=payload) for payload in payloads]
+    session.add_all(jobs)
+    session.flush()
+    return jobs
+
+
+def test_run_job_and_drain(queue: HistoryQueue, session: Session) -> None:
+    first, second, third = enqueue(session, queue, "raise", None, "snooze")
+    keys = [first.id, second.id, third.id]
+    run_job(session, first, work)
+    assert outcomes(session, queue.Job, keys[0]) == [(1, "retried")]
+    drain(session, queue.Job, work)
+    assert [outcomes(session, queue.Job, key) for key in keys] == [
+        [(1, "retried"), (2, "failed")],
+        [(1, "completed")],
+        [(1, "released")],
+    ]
+
+
+def test_crash(queue: HistoryQueue, session: Session) -> None:
+    [job] = enqueue(session, queue, None)
+    key = job.id
+    crash(session, job)
+    drain(session, queue.Job, work)
+    rescued = [(1, "rescued")] if queue.kind == "update_status" else []
+    assert outcomes(session, queue.Job, key) == [*rescued, (2, "completed")]
+
+
+def test_travel_moves_attempts(queue: HistoryQueue, session: Session) -> None:
+    [job] = enqueue(session, queue, None)
+    key = job.id
+    drain(session, queue.Job, work)
+    (before,) = admin.attempts(session, queue.Job, key)
+    travel(session, timedelta(days=3))
+    (after,) = admin.attempts(session, queue.Job, key)
+    assert before.ended_at - after.ended_at == timedelta(days=3)
+    assert before.seconds == after.seconds
+    assert session.scalar(sa.select(sa.func.count()).select_from(queue.attempt)) == 1

@@ -18,7 +18,7 @@ from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Run
 from tests.contexts import make_context
-from tests.history.queues import INSERT, HistoryQueue, obey
+from tests.history.conftest import INSERT, HistoryQueue, obey
 from tests.programs import wait_until
 
 if TYPE_CHECKING:
@@ -146,16 +146,16 @@ def test_the_reply_to_a_commit_is_lost(leased: HistoryQueue, payload: str | None
     """The settlement is committed, so the attempt is there, and settling it again does not add another one."""
     [key] = leased.enqueue(payload)
     lost: list[int] = []
-    with leased.consumer(obey) as (consumer, _):
+    server = leased.server()
 
-        @sa.event.listens_for(leased.consumer_engine, "commit")
-        def commit(connection: sa.Connection) -> None:
-            if not lost and connection.scalar(sa.select(sa.func.count()).select_from(leased.attempt)):
-                lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
-                connection.exec_driver_sql("COMMIT")
-                leased.execute(f"SELECT pg_terminate_backend({lost[0]}, 10000)")
+    @sa.event.listens_for(server.sync_engine, "commit")
+    def commit(connection: sa.Connection) -> None:
+        if not lost and connection.scalar(sa.select(sa.func.count()).select_from(leased.attempt)):
+            lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+            connection.exec_driver_sql("COMMIT")
+            leased.execute(f"SELECT pg_terminate_backend({lost[0]}, 10000)")
 
-        drain(leased, consumer)
+    server.drain()
     assert lost
     assert leased.outcomes(key) == [(1, "failed" if payload == "fail" else "completed")]
 
@@ -164,28 +164,20 @@ def test_a_commit_that_did_not_arrive(leased: HistoryQueue) -> None:
     """The connection is lost before the commit: only the attempt that is settled after that is there."""
     [key] = leased.enqueue("write")
     lost: list[int] = []
-    with leased.consumer(obey) as (consumer, _):
+    server = leased.server()
 
-        @sa.event.listens_for(leased.consumer_engine, "commit")
-        def commit(connection: sa.Connection) -> None:
-            if not lost and connection.scalar(sa.select(sa.func.count()).select_from(leased.attempt)):
-                lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
-                leased.execute(f"SELECT pg_terminate_backend({lost[0]}, 10000)")
+    @sa.event.listens_for(server.sync_engine, "commit")
+    def commit(connection: sa.Connection) -> None:
+        if not lost and connection.scalar(sa.select(sa.func.count()).select_from(leased.attempt)):
+            lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+            leased.execute(f"SELECT pg_terminate_backend({lost[0]}, 10000)")
 
-        drain(leased, consumer)
+    server.drain()
     assert lost
     released, completed = leased.history()
     assert leased.outcomes(key) == [(1, "released"), (1, "completed")]
     assert released.error is not None
     assert completed.error is None
-
-
-def drain(queue: HistoryQueue, consumer: Any) -> None:
-    import asyncio  # noqa: PLC0415 - for one of two
-
-    result = consumer.drain()
-    if queue.api == "async":
-        asyncio.run(result)
 
 
 # -- a history that cannot be written ---------------------------------------------------------------------------------
@@ -214,7 +206,7 @@ def test_a_history_that_cannot_be_written_costs_no_settlement(
     queue.execute("ALTER TABLE sqlaqueue_attempt ADD CHECK (key = '[0]')")
     queue.drain()
     assert queue.history() == []
-    if queue.kind == "own_message":
+    if queue.kind == "rows_are_messages":
         assert queue.execute("SELECT count(*) FROM job") == 0
     else:
         assert queue.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 3
@@ -232,7 +224,7 @@ def test_a_deferred_constraint_costs_no_settlement(queue: HistoryQueue, log: pyt
     queue.drain()
     assert queue.outcomes() == [(1, "completed")]
     queue.enqueue(None, "write", "raise", "fail", None)
-    done = {"completed": 4, "failed": 2} if queue.kind != "own_message" else {}
+    done = {"completed": 4, "failed": 2} if queue.kind != "rows_are_messages" else {}
 
     def states() -> dict[str, int]:
         with queue.engine.connect() as connection:
@@ -240,7 +232,7 @@ def test_a_deferred_constraint_costs_no_settlement(queue: HistoryQueue, log: pyt
             return {status: number for status, number in found}  # noqa: C416 - rows are no pairs for mypy
 
     with queue.running():
-        if queue.kind == "own_message":
+        if queue.kind == "rows_are_messages":
             wait_until(lambda: queue.execute("SELECT count(*) FROM job") == 0)
         else:
             wait_until(lambda: states() == done)
@@ -266,10 +258,11 @@ def test_a_deferred_constraint_of_a_handler_is_its_error(leased: HistoryQueue) -
 def test_a_locked_table_delays_a_settlement_for_a_moment(leased: HistoryQueue, log: pytest.LogCaptureFixture) -> None:
     """Their rows are locked by the settlement, so their leases are not extended while it waits."""
     leased.enqueue(None, "write")
-    with leased.engine.connect() as locking, leased.consumer(obey) as (consumer, _):
+    server = leased.server()
+    with leased.engine.connect() as locking:
         # Its start reads the catalogue.
-        consumer.on("claimed", lambda _: lock(locking))
-        drain(leased, consumer)
+        server.consumer.on("claimed", lambda _: lock(locking))
+        server.drain()
         assert leased.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 2
     assert any("lock timeout" in record.getMessage() for record in log.records if record.event == "history_failed")
 

@@ -1,71 +1,100 @@
-"""A database with the tables of a recipe, and worker processes on it."""
+"""The recipes of the documentation as data, a database with the tables of one, and worker processes on it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import subprocess
 import sys
-import threading
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.consumer.models import DEADLINE
-from tests.programs import wait_until
-from tests.recipes.recipe_page import ROOT, Recipe
+from tests.docs.pages import ROOT
+from tests.programs import Program, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
+    from collections.abc import Iterator
 
     import psycopg
 
     from tests.servers import Database
 
 Rows = list[tuple[Any, ...]]
+BLOCK = re.compile(r"^```(python|sql)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 
-class Worker:
+@dataclass(frozen=True)
+class Recipe:
+    """A page of docs/recipes."""
+
+    name: str
+
+    @cached_property
+    def _sections(self) -> dict[str, str]:
+        text = COMMENT.sub("", (ROOT / "docs" / "recipes" / f"{self.name}.md").read_text())
+        parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
+        return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+    def blocks(self, section: str, language: str) -> list[str]:
+        """Return the blocks of one language in one section."""
+        return [code for kind, code in BLOCK.findall(self._sections.get(section, "")) if kind == language]
+
+    @property
+    def existing(self) -> list[str]:
+        """The SQL of the existing tables, and then of their rows; nothing where the queue makes its own table."""
+        return self.blocks("The existing table", "sql") + self.blocks("The existing tables", "sql")
+
+    @property
+    def tables(self) -> str:
+        """The existing tables, before the library adds anything."""
+        return "".join(self.existing[:1])
+
+    @property
+    def added(self) -> str:
+        """What the library adds to the tables."""
+        return "".join(self.blocks("What sqlaqueue adds", "sql"))
+
+    def program(self, url: str) -> ModuleType:
+        """Execute the definitions of the model and the Consumer, and return their names."""
+        *_, consumer = (block for block in self.blocks("The Consumer", "python") if "consumer = " in block)
+        added = self.blocks("What sqlaqueue adds", "python")
+        code = "".join([*self.blocks("The model", "python"), *added, consumer])
+        code = code.replace('"postgresql+psycopg://localhost/app"', repr(url)).replace("\nconsumer.run()", "")
+        module = ModuleType(f"recipe_{self.name.replace('-', '_')}")
+        # SQLAlchemy looks up the names of annotations in the module of a class.
+        sys.modules[module.__name__] = module
+        exec(compile(code, f"{self.name}.md", "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own
+        return module
+
+
+class Worker(Program):
     """A worker process that runs the Consumer of a recipe."""
 
     def __init__(self, recipe: Recipe, database: Database, hold: int, poison: int) -> None:
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.recipes.worker_process", recipe.name, database.url(), str(hold), str(poison)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            process_group=0,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(line.rstrip() for line in self.process.stdout)
+        super().__init__("tests.recipes.worker_process", recipe.name, database.url(), str(hold), str(poison))
 
     @property
     def held(self) -> list[int]:
         """The key of the job whose handler has stopped in the middle; empty before that."""
-        return [int(line.split()[1]) for line in list(self.lines) if line.startswith("holds ")]
+        return [int(line.split()[1]) for line in self.lines if line.startswith("holds ")]
 
-    def end(self, number: int) -> None:
-        """Send a signal, and wait until the process has ended."""
-        self.process.send_signal(number)
-        self.process.wait(DEADLINE)
-        self._reader.join()
+    def end_by(self, number: signal.Signals) -> int:
+        self.signal(number)
+        return self.end()
 
-    def close(self) -> None:
-        # A worker may have a child, which has the pipe as well.
+    def clear(self) -> None:
+        # It may have a child, which has the pipe as well.
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+            os.killpg(self.pid, signal.SIGKILL)
+        super().clear()
 
 
 class ExistingSystem:
@@ -89,7 +118,7 @@ class ExistingSystem:
     def worker(self, hold: int = 0, poison: int = 0) -> Worker:
         """Start a worker process. It stops for ever in its ``hold``-th job; the job ``poison`` kills it each time."""
         worker = Worker(self.recipe, self.database, hold, poison)
-        self._stack.callback(worker.close)
+        self._stack.callback(worker.clear)
         return worker
 
     def effects(self) -> Counter[int]:
@@ -108,26 +137,28 @@ class ExistingSystem:
         before = sum(self.effects().values())
         survivor = self.worker()
         wait_until(lambda: sum(self.effects().values()) > before, "a job run by the other worker")
-        victim.end(signal.SIGKILL)
-        then(victim.process.pid)
+        victim.end_by(signal.SIGKILL)
+        then(victim.pid)
         wait_until(done, "the last job")
-        survivor.end(signal.SIGTERM)
-        assert survivor.process.returncode == 0
+        assert survivor.end_by(signal.SIGTERM) == 0
         return victim.held[0]
 
     def kill_by_job(self, poison: int, done: Callable[[], Any]) -> int:
         """Run a worker, replaced when it dies, until ``done()`` is true; return how many workers the job has killed."""
         worker = self.worker(poison=poison)
         wait_until(done, "the last job")
-        worker.end(signal.SIGTERM)
+        worker.end_by(signal.SIGTERM)
         return worker.lines.count("died")
 
     def close(self) -> None:
         self._stack.close()
 
 
+MakeSystem = Callable[..., ExistingSystem]
+
+
 @pytest.fixture
-def make_system(database: Database) -> Iterator[Callable[..., ExistingSystem]]:
+def make_system(database: Database) -> Iterator[MakeSystem]:
     """Create the existing tables of a recipe, and then what the library adds."""
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(database.connect())

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.consumer import pace
-from tests.recipes.recipe_page import Recipe
+from tests.recipes.conftest import Recipe
 
 DEADLY = 13
 """The exit code of a worker that a job has killed."""

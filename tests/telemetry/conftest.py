@@ -1,16 +1,62 @@
-"""Spans and metrics in memory, and a queue whose jobs store their trace."""
+"""Spans and metrics in memory, and a queue of each strategy whose jobs store their trace."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy as sa
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
+
+from sqlaqueue import Constant, QueueConfig, QueueMixin, Snooze
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Database
+
+TRACED = {"traceparent": "traceparent"}
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+def _make(name: str, **config: Any) -> Any:
+    body = {
+        "__module__": __name__,
+        "__tablename__": name.lower(),
+        "__queue__": QueueConfig(columns=TRACED, retry=Constant(0, jitter=0), max_attempts=3, **config),
+        "id": mapped_column(sa.Integer, primary_key=True),
+        "text": mapped_column(sa.String),
+    }
+    return type(name, (QueueMixin, Base), body)
+
+
+Leased = _make("Leased", strategy="update_status")
+Held = _make("Held", strategy="batch_select")
+Message = _make("Message", strategy="delete_returning", rows_are_messages=True)
+MODELS: list[Any] = [Leased, Held, Message]
+
+
+def add(sessions: Any, model: Any, *texts: str | None) -> None:
+    """Insert jobs with these texts."""
+    with sessions() as session:
+        session.add_all([model(text=text) for text in texts])
+        session.commit()
+
+
+def behave(session: Any, job: Any) -> None:
+    """Do what the text of a job says."""
+    if job.text == "fail":
+        raise ValueError(job.text)
+    if job.text == "snooze":
+        raise Snooze(60)
 
 
 class Recorded:
@@ -47,6 +93,15 @@ class Recorded:
         """Return the sum of the data points of a metric with these attributes, ``__`` in place of a dot."""
         wanted = {(key.replace("__", "."), value) for key, value in attributes.items()}
         return sum(value for key, value in self.points(name).items() if wanted <= set(key))
+
+
+@pytest.fixture
+def sessions(database: Database) -> Iterator[sessionmaker[Session]]:
+    """A maker of sessions on a database with the queues of ``MODELS``."""
+    engine = sa.create_engine(database.url("psycopg"))
+    Base.metadata.create_all(engine)
+    yield sessionmaker(engine)
+    engine.dispose()
 
 
 @pytest.fixture

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,29 +20,42 @@ from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import context, pace
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.telemetry import health_app
+from tests.programs import wait_until
 from tests.servers import Database, Server
-from tests.telemetry.asgi import call
-from tests.telemetry.models import Base, Held, Leased
+from tests.telemetry.conftest import Base, Held, Leased
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+@dataclass(frozen=True)
+class Response:
+    status: int
+    content: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.content)
 
 
-@pytest.fixture
-def sessions(database: Database) -> Iterator[sessionmaker[Session]]:
-    engine = sa.create_engine(database.url("psycopg"))
-    Base.metadata.create_all(engine)
-    yield sessionmaker(engine)
-    engine.dispose()
+def call(app: Any, path: str, method: str = "GET") -> Response:
+    """Send a request to an application and return its response."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": [], "query_string": b""}
+    asyncio.run(app(scope, receive, send))
+    return Response(sent[0]["status"], b"".join(each.get("body", b"") for each in sent[1:]))
+
+
+def nothing(session: Session, job: Any) -> None:
+    pass
 
 
 @pytest.mark.parametrize("model", [Leased, Held])
 def test_a_running_consumer_is_alive_and_ready(sessions: sessionmaker[Session], model: Any) -> None:
-    consumer = Consumer(model, lambda session, job: None, sessions)
+    consumer = Consumer(model, nothing, sessions)
     assert consumer.health() == context.Health(alive=False, ready=False, problems=("it is not running",))
     with consumer:
         assert consumer.health() == context.Health(alive=True, ready=True)
@@ -63,7 +77,7 @@ def test_without_its_database_it_is_alive_and_not_ready(postgres_server: Server)
     with postgres_server.database() as database:
         engine = sa.create_engine(database.url("psycopg"))
         Base.metadata.create_all(engine)
-        consumer = Consumer(Leased, lambda session, job: None, sessionmaker(engine), poll_interval=0.1)
+        consumer = Consumer(Leased, nothing, sessionmaker(engine), poll_interval=0.1)
         with consumer:
             postgres_server.stop("immediate")
             wait_until(lambda: not consumer.health().ready)
@@ -80,7 +94,7 @@ def test_while_the_database_does_not_answer_it_is_alive_and_not_ready(
 ) -> None:
     """A lock makes its heartbeat wait, without any error."""
     monkeypatch.setattr(pace, "HEARTBEAT", 0.1)
-    with Consumer(Leased, lambda session, job: None, sessions) as consumer:
+    with Consumer(Leased, nothing, sessions) as consumer:
         wait_until(lambda: consumer.health().ready)
         with sessions() as session:
             session.execute(sa.text("LOCK TABLE sqlaqueue_consumer"))
@@ -113,7 +127,7 @@ def test_a_stopping_consumer_is_not_ready(sessions: sessionmaker[Session]) -> No
 def test_a_consumer_whose_maintenance_does_not_go_on_is_not_alive(
     sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Consumer(Leased, lambda session, job: None, sessions) as consumer:
+    with Consumer(Leased, nothing, sessions) as consumer:
         # For a moment it may wait for the database, which does not count.
         monkeypatch.setattr(context, "STUCK_AFTER", -1.0)
         wait_until(lambda: not consumer.health().alive)
@@ -124,7 +138,7 @@ def test_a_consumer_whose_maintenance_does_not_go_on_is_not_alive(
 
 def test_the_application(sessions: sessionmaker[Session]) -> None:
     """It is served at the root and under a prefix."""
-    consumers = [Consumer(model, lambda session, job: None, sessions) for model in (Leased, Held)]
+    consumers = [Consumer(model, nothing, sessions) for model in (Leased, Held)]
     app = health_app(*consumers)
     mounted = Starlette(routes=[Mount("/health", app=app)])
     down = call(mounted, "/health/ready")
@@ -144,7 +158,7 @@ def test_the_application(sessions: sessionmaker[Session]) -> None:
 
 
 def test_each_of_two_consumers_of_a_queue_counts(sessions: sessionmaker[Session]) -> None:
-    first, second = (Consumer(Leased, lambda session, job: None, sessions) for _ in range(2))
+    first, second = (Consumer(Leased, nothing, sessions) for _ in range(2))
     with first:
         for consumers in ((first, second), (second, first)):
             answer = call(health_app(*consumers), "/live")

@@ -1,9 +1,8 @@
-"""The metrics of a Consumer, and the events and notes of which telemetry is made."""
+"""The metrics of a Consumer, for OpenTelemetry and Prometheus, and the events and notes of which telemetry is made."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -12,41 +11,19 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from opentelemetry.sdk.trace import SpanProcessor
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, JobEvent, PollEvent, Snooze
+from sqlaqueue.consumer import pace
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.otel import instrument
 from sqlaqueue.prometheus import instrument as instrument_for_prometheus
 from sqlaqueue.telemetry import attempt_of, note, seconds_waited, surround
+from tests.programs import wait_until
 from tests.servers import Database
-from tests.telemetry.conftest import Recorded
-from tests.telemetry.models import MODELS, Base, Held, Leased, Message
-
-pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture
-def sessions(database: Database) -> Iterator[sessionmaker[Session]]:
-    engine = sa.create_engine(database.url("psycopg"))
-    Base.metadata.create_all(engine)
-    yield sessionmaker(engine)
-    engine.dispose()
-
-
-def add(sessions: Any, model: Any, *texts: str, **values: Any) -> None:
-    with sessions() as session:
-        session.add_all([model(text=text, **values) for text in texts])
-        session.commit()
-
-
-def behave(session: Session, job: Any) -> None:
-    if job.text == "fail":
-        raise ValueError(job.text)
-    if job.text == "snooze":
-        raise Snooze(60)
+from tests.telemetry.conftest import MODELS, Held, Leased, Message, Recorded, add, behave
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -73,10 +50,16 @@ def test_what_a_consumer_did(sessions: sessionmaker[Session], recorded: Recorded
     assert recorded.total("messaging.client.operation.duration", **queue) == empty + found
 
 
-def test_rescues_and_lost_leases(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+def test_rescues_and_lost_leases(
+    sessions: sessionmaker[Session], recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "RESCUE", 0.2)
     add(sessions, Leased, "slow")
-
     calls: list[int] = []
+
+    def status() -> Any:
+        with sessions() as session:
+            return session.scalar(sa.select(Leased.status))
 
     def lose_the_lease(session: Session, job: Any) -> None:
         calls.append(job.id)
@@ -84,20 +67,12 @@ def test_rescues_and_lost_leases(sessions: sessionmaker[Session], recorded: Reco
             with sessions() as other:
                 other.execute(sa.update(Leased).values(lease_expires_at=sa.func.now()))
                 other.commit()
-            deadline = time.monotonic() + 30
-            with sessions() as other:
-                while other.scalar(sa.select(Leased.status)) != "pending" and time.monotonic() < deadline:
-                    other.rollback()
-                    time.sleep(0.05)
+            wait_until(lambda: status() == "pending")
 
     consumer = Consumer(Leased, lose_the_lease, sessions, concurrency=2)
     instrument(consumer, **recorded.providers)
     with consumer:
-        deadline = time.monotonic() + 60
-        with sessions() as session:
-            while session.scalar(sa.select(Leased.status)) != "completed" and time.monotonic() < deadline:
-                session.rollback()
-                time.sleep(0.05)
+        wait_until(lambda: status() == "completed")
     assert recorded.total("sqlaqueue.jobs.rescued") == 1
     assert recorded.total("sqlaqueue.leases.lost") == 1
     [lost] = recorded.spans("settle leased")
@@ -326,3 +301,74 @@ def test_a_job_that_was_not_claimed_has_no_attempt() -> None:
     for call in (attempt_of, lambda job: note(job, {})):
         with pytest.raises(StatementError, match=r"\(Leased\): the job was not claimed; give the job"):
             call(Leased())
+
+
+# -- the metrics of workers for Prometheus --------------------------------------------------------------------------
+
+
+def values(registry: CollectorRegistry, name: str) -> dict[str, float]:
+    """Return the samples of a metric by its labels other than the queue."""
+    return {
+        ",".join(value for label, value in sample.labels.items() if label != "queue"): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == name
+    }
+
+
+EXPECTED = {"completed": 2, "retried": 2, "failed": 1, "cancelled": 0, "released": 1}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_prometheus_is_told_of_a_consumer(sessions: sessionmaker[Session], model: Any) -> None:
+    registry = CollectorRegistry()
+    consumer = Consumer(model, behave, sessions)
+    instrument_for_prometheus(consumer, registry=registry)
+    instrument_for_prometheus(consumer, registry=registry)
+    assert values(registry, "sqlaqueue_worker_jobs_total") == dict.fromkeys(EXPECTED, 0), "exported from the start"
+    add(sessions, model, "good", "good", "fail", "snooze")
+    consumer.drain()
+    assert values(registry, "sqlaqueue_worker_jobs_total") == EXPECTED
+    assert values(registry, "sqlaqueue_worker_job_duration_seconds_count") == {"": 6}
+    assert values(registry, "sqlaqueue_worker_job_wait_seconds_count") == {"": 6}
+    assert values(registry, "sqlaqueue_worker_jobs_in_flight") == {"": 0}
+    claims = values(registry, "sqlaqueue_worker_claims_total")
+    assert claims["found"] >= 1
+    assert claims["empty"] >= 1
+    assert values(registry, "sqlaqueue_worker_claim_duration_seconds_count") == {"": sum(claims.values())}
+
+
+async def test_an_async_consumer_and_another_queue_share_a_registry(
+    database: Database, sessions: sessionmaker[Session]
+) -> None:
+    registry, engine = CollectorRegistry(), create_async_engine(database.url("asyncpg"))
+
+    async def handler(session: Any, job: Any) -> None:
+        behave(session, job)
+
+    for model in MODELS:
+        add(sessions, model, "good", "good", "fail", "snooze")
+        consumer = AsyncConsumer(model, handler, async_sessionmaker(engine))
+        instrument_for_prometheus(consumer, registry=registry)
+        await consumer.drain()
+    await engine.dispose()
+    text = generate_latest(registry).decode()
+    for model in MODELS:
+        queue = model.__tablename__
+        for outcome, number in EXPECTED.items():
+            assert f'sqlaqueue_worker_jobs_total{{outcome="{outcome}",queue="{queue}"}} {number:.1f}\n' in text
+
+
+def test_a_batch_counts_each_of_its_jobs(sessions: sessionmaker[Session]) -> None:
+    registry, seen = CollectorRegistry(), list[float]()
+    add(sessions, Leased, *"abc")
+
+    def handler(session: Session, jobs: list[Any]) -> None:
+        seen.extend(values(registry, "sqlaqueue_worker_jobs_in_flight").values())
+
+    consumer = Consumer(Leased, handler, sessions, batch=True, batch_size=10)
+    instrument_for_prometheus(consumer, registry=registry)
+    consumer.drain()
+    assert seen == [3]
+    assert values(registry, "sqlaqueue_worker_jobs_total")["completed"] == 3
+    assert values(registry, "sqlaqueue_worker_job_duration_seconds_count") == {"": 1}

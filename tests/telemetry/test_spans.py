@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,16 +17,7 @@ from sqlaqueue import AsyncConsumer, Cancel, Consumer, Fail, Retry, Snooze, copy
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.otel import instrument, instrument_sessions
 from tests.servers import Database
-from tests.telemetry.conftest import Recorded
-from tests.telemetry.models import MODELS, Base, Held, Leased, Message
-
-
-@pytest.fixture
-def sessions(database: Database) -> Iterator[sessionmaker[Session]]:
-    engine = sa.create_engine(database.url("psycopg"))
-    Base.metadata.create_all(engine)
-    yield sessionmaker(engine)
-    engine.dispose()
+from tests.telemetry.conftest import MODELS, Held, Leased, Message, Recorded
 
 
 def enqueue(sessions: Any, recorded: Recorded, model: Any, number: int = 1) -> ReadableSpan:

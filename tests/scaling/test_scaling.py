@@ -1,33 +1,59 @@
-"""A queue on a table partitioned by the time of creation, whose old partitions are dropped while Consumers run."""
+"""A queue on a partitioned table, whose old partitions are dropped, and one whose sessions read from a standby."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
+    AsyncConsumer,
     Consumer,
     Limit,
     QueueConfig,
     QueueMixin,
     Retry,
+    Unique,
     admin,
+    cancel,
     claim,
     complete,
+    consumers,
     copy_in,
+    enqueue,
+    extend,
+    fail,
+    is_write,
+    pause,
+    paused,
+    purge,
     reconcile,
+    release,
+    requeue,
     rescue,
+    resume,
+    retry,
 )
+from tests.conftest import SERVERS
+from tests.consumer.bench import Bench
 from tests.programs import wait_until
-from tests.servers import Database
+from tests.servers import Pair, pair_of
 from tests.strategies.explain import explain, nodes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Database, Server
 
 pytestmark = pytest.mark.once
 
@@ -104,11 +130,24 @@ class Queue:
         return Consumer(self.Job, insert, self.sessions, **options)
 
 
+MakeQueue = Callable[..., Queue]
+
+
+@pytest.fixture
+def make_queue(database: Database) -> Iterator[MakeQueue]:
+    with contextlib.ExitStack() as stack:
+
+        def make(strategy: str, **options: Any) -> Queue:
+            queue = Queue(database, strategy, **options)
+            stack.callback(queue.engine.dispose)
+            return queue
+
+        yield make
+
+
 @pytest.fixture(params=STRATEGIES)
-def queue(database: Database, request: pytest.FixtureRequest) -> Iterator[Queue]:
-    queue = Queue(database, request.param)
-    yield queue
-    queue.engine.dispose()
+def queue(make_queue: MakeQueue, request: pytest.FixtureRequest) -> Queue:
+    return make_queue(request.param)
 
 
 # -- claims, settlements, rescues ------------------------------------------------------------------------------------
@@ -140,9 +179,9 @@ def test_jobs_of_all_partitions_run(queue: Queue) -> None:
     }
 
 
-def test_a_dead_worker(database: Database) -> None:
+def test_a_dead_worker(make_queue: MakeQueue) -> None:
     """Its jobs of each partition are rescued, and its settlement is refused."""
-    queue = Queue(database, "update_status")
+    queue = make_queue("update_status")
     queue.enqueue(OLD, "old")
     queue.enqueue(NEW, "new")
     with queue.sessions(expire_on_commit=False) as session:
@@ -155,13 +194,12 @@ def test_a_dead_worker(database: Database) -> None:
         session.commit()
     queue.consumer().drain()
     assert queue.effects() == Counter(["old", "new"])
-    queue.engine.dispose()
 
 
-def test_rows_that_are_their_own_messages(database: Database) -> None:
+def test_rows_that_are_their_own_messages(make_queue: MakeQueue) -> None:
     """A claim deletes them; one that failed comes back to its partition."""
     columns = {"created_at": "created_at", "status": None}
-    queue = Queue(database, "delete_returning", columns=columns, rows_are_messages=True)
+    queue = make_queue("delete_returning", columns=columns, rows_are_messages=True)
     with queue.sessions() as session:
         rows = [{"name": "old", "created_at": OLD}, {"name": "new", "created_at": NEW}]
         assert copy_in(session, queue.Job, rows) == 2
@@ -181,7 +219,6 @@ def test_rows_that_are_their_own_messages(database: Database) -> None:
     queue.consumer(handler).drain()
     assert queue.effects() == Counter(["new", "old"])
     assert queue.execute("SELECT count(*) FROM job") == [(0,)]
-    queue.engine.dispose()
 
 
 def test_new_partitions_wake_idle_consumers(queue: Queue) -> None:
@@ -222,8 +259,8 @@ def test_each_partition_serves_a_claim_by_its_index(queue: Queue) -> None:
         assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scanned) <= 40
 
 
-def test_limits_and_the_doctor(database: Database) -> None:
-    queue = Queue(database, "update_status", limits=[Limit(1, per="name")])
+def test_limits_and_the_doctor(make_queue: MakeQueue) -> None:
+    queue = make_queue("update_status", limits=[Limit(1, per="name")])
     queue.enqueue(OLD, "a", "a")
     queue.enqueue(NEW, "a", "b")
     with queue.sessions() as session:
@@ -235,7 +272,6 @@ def test_limits_and_the_doctor(database: Database) -> None:
         assert [each for each in found if each.code not in about_server] == []
     queue.consumer(concurrency=3).drain()
     assert queue.effects() == Counter(["a", "a", "a", "b"])
-    queue.engine.dispose()
 
 
 # -- old partitions as retention ---------------------------------------------------------------------------------------
@@ -301,9 +337,9 @@ def test_unfinished_jobs_of_a_detached_partition(queue: Queue) -> None:
     assert queue.states() == {("job_01", "completed"): 1, ("job_02", "completed"): 1}
 
 
-def test_a_job_that_runs_while_its_partition_is_dropped(database: Database) -> None:
+def test_a_job_that_runs_while_its_partition_is_dropped(make_queue: MakeQueue) -> None:
     """Under a lease nothing protects it: its result is refused, its writes are rolled back, and other jobs run."""
-    queue = Queue(database, "update_status")
+    queue = make_queue("update_status")
     queue.enqueue(OLD, "old")
     running, dropped, events = threading.Event(), threading.Event(), []
 
@@ -321,12 +357,11 @@ def test_a_job_that_runs_while_its_partition_is_dropped(database: Database) -> N
         queue.enqueue(NEW, "new")
         wait_until(lambda: queue.effects() == Counter(["new"]))
     assert events == ["lease_lost"]
-    queue.engine.dispose()
 
 
-def test_a_held_job_keeps_its_partition(database: Database) -> None:
+def test_a_held_job_keeps_its_partition(make_queue: MakeQueue) -> None:
     """Under a strategy that holds a transaction, DROP TABLE waits for the jobs that run."""
-    queue = Queue(database, "batch_select")
+    queue = make_queue("batch_select")
     queue.enqueue(OLD, "old")
     running, go_on = threading.Event(), threading.Event()
 
@@ -341,12 +376,11 @@ def test_a_held_job_keeps_its_partition(database: Database) -> None:
         go_on.set()
         wait_until(lambda: queue.effects() == Counter(["old"]))
     queue.execute("RESET lock_timeout", "DROP TABLE job_01")
-    queue.engine.dispose()
 
 
-def test_messages_of_a_dropped_partition(database: Database) -> None:
+def test_messages_of_a_dropped_partition(make_queue: MakeQueue) -> None:
     """No trigger sees the drop. The messages that are left claim nothing, and reconcile() deletes them."""
-    queue = Queue(database, "delete_returning")
+    queue = make_queue("delete_returning")
     queue.enqueue(OLD, "old", "old")
     queue.execute("DROP TABLE job_01")
     queue.enqueue(NEW, "new")
@@ -355,4 +389,228 @@ def test_messages_of_a_dropped_partition(database: Database) -> None:
     assert queue.effects() == Counter(["new"])
     reconcile_messages(queue)
     assert queue.execute("SELECT count(*) FROM sqlaqueue_message_job") == [(0,)]
-    queue.engine.dispose()
+
+
+# -- sessions that read from a real standby ------------------------------------------------------------------------
+
+NOTHING_TO_DO = {
+    "update_status": {"reconcile"},
+    "batch_select": {"reconcile", "rescue"},
+    "delete_returning": {"rescue"},
+}
+"""The verbs that read nothing and write nothing under a strategy."""
+
+
+@pytest.fixture(scope="module")
+def pair(pytestconfig: pytest.Config, postgres_version: int) -> Iterator[Pair]:
+    with pytestconfig.stash[SERVERS].own(postgres_version) as primary, pair_of(primary) as pair:
+        yield pair
+
+
+@pytest.fixture(params=STRATEGIES)
+def bench(pair: Pair, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """A queue on the primary, in a database of its own, which the standby has too."""
+    with pair.primary.database() as database:
+        bench = Bench(database, request.param)
+        bench.create()
+        pair.wait_for_standby()
+        yield bench
+
+
+@pytest.fixture
+def stale(pair: Pair) -> Iterator[None]:
+    """Let the standby show nothing of what the primary does from now on."""
+    with psycopg.connect(pair.standby.dsn(), autocommit=True) as connection:
+        connection.execute("SELECT pg_wal_replay_pause()")
+        yield
+        connection.execute("SELECT pg_wal_replay_resume()")
+
+
+def url_on(server: Server, bench: Bench, driver: Any = "psycopg") -> str:
+    return server.url(driver, bench.database.name)
+
+
+def routing(primary: sa.Engine, replica: sa.Engine, *, by_type: bool = False) -> type[Session]:
+    """Return a session class that reads from a replica.
+
+    :param by_type: only an UPDATE or a DELETE is a write, as in SQLAlchemy's documentation.
+    """
+
+    class RoutingSession(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **_: Any) -> Any:
+            writes = isinstance(clause, sa.Update | sa.Delete) if by_type else is_write(clause)
+            return primary if self._flushing or writes else replica
+
+    return RoutingSession
+
+
+@pytest.fixture
+def engines(pair: Pair, bench: Bench) -> Iterator[tuple[sa.Engine, sa.Engine]]:
+    made = [sa.create_engine(url_on(server, bench), pool_size=10) for server in (pair.primary, pair.standby)]
+    yield made[0], made[1]
+    for engine in made:
+        engine.dispose()
+
+
+def verbs_without_run(model: Any) -> dict[str, Any]:
+    """Return the verbs that take a class or a select()."""
+    pending = sa.select(model)
+    return {
+        "cancel": cancel(pending.where(model.id == -1)),
+        "requeue": requeue(pending.where(model.id == -1)),
+        "purge": purge(model, states=("completed",), older_than=timedelta(days=1)),
+        "rescue": rescue(model),
+        "reconcile": reconcile(model),
+        "pause": pause(model),
+        "resume": resume(model),
+    }
+
+
+VERBS_OF_RUN = {
+    "extend": lambda job: extend(job, lease=60),
+    "release": release,
+    "retry": lambda job: retry(job, error="again"),
+    "fail": lambda job: fail(job, error="no"),
+    "complete": complete,
+}
+
+
+def test_every_verb_is_a_write(bench: Bench, engines: tuple[sa.Engine, sa.Engine]) -> None:
+    """With is_write() in get_bind(), each of them reaches the primary, and what reads does not."""
+    session_class, model = routing(*engines), bench.Job
+    for name, verb in verbs_without_run(model).items():
+        assert is_write(verb), name
+        with session_class() as session:
+            session.execute(verb)
+            session.commit()
+    for name, make in VERBS_OF_RUN.items():
+        [key] = bench.enqueue(1, priority=-1)
+        with session_class(expire_on_commit=False) as session:
+            job = session.scalars(claim(model, 1)).one()
+            verb = make(job)
+            assert is_write(verb), name
+            assert session.scalars(verb).all() == [key], name
+            session.commit()
+        bench.execute("DELETE FROM job")
+    for read in (sa.select(model), paused(model), consumers(model), None):
+        assert not is_write(read)
+    with session_class() as session:
+        assert session.scalar(sa.text("SELECT pg_is_in_recovery()")) is True
+
+
+def test_functions_need_no_hint(bench: Bench, engines: tuple[sa.Engine, sa.Engine], stale: None) -> None:
+    """They ask for the engine of an UPDATE, whatever get_bind() knows, and read nothing from the replica."""
+    model = bench.Job
+    with routing(*engines, by_type=True)(expire_on_commit=False) as session:
+        assert copy_in(session, model, [{"payload": "a"}, {"payload": "b"}]) == 2
+        session.commit()
+        admin.pause(session, model)
+        assert bench.execute(paused(model))
+        # What only reads goes where the session reads.
+        assert not admin.paused(session, model)
+        admin.resume(session, model)
+        assert len(admin.cancel(session, sa.select(model)).cancelled) == 2
+        assert bench.states() == {"cancelled": 2}
+        everything = admin.JobFilter(states=("cancelled",))
+        assert admin.requeue(session, model, everything) == 2
+        assert bench.states() == {"pending": 2}
+        assert len(admin.cancel(session, sa.select(model)).cancelled) == 2
+        assert admin.purge(session, model, everything) == 2
+        admin.rescue(session, model)
+        admin.reconcile(session, model)
+    assert bench.states() == {}
+
+
+def test_unique_jobs_are_enqueued_beside_a_stale_replica(
+    pair: Pair, bench: Bench, engines: tuple[sa.Engine, sa.Engine], stale: None
+) -> None:
+    """A twin that the replica does not have yet is found."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Reminder(QueueMixin, Base):
+        __tablename__ = "reminder"
+        __queue__ = QueueConfig(strategy=bench.strategy, unique=Unique("customer"))
+        id: Mapped[int] = mapped_column(primary_key=True)
+        customer: Mapped[str]
+
+    Base.metadata.create_all(engines[0])
+    with routing(*engines, by_type=True)(expire_on_commit=False) as session:
+        [first] = enqueue(session, [Reminder(customer="ada")])
+        session.commit()
+        [second] = enqueue(session, [Reminder(customer="ada")])
+        session.commit()
+    assert (first.created, second.created) == (True, False)
+    assert first.job.id == second.job.id
+
+
+def test_an_error_names_the_fix(pair: Pair, bench: Bench, engines: tuple[sa.Engine, sa.Engine]) -> None:
+    bench.enqueue(1)
+    pair.wait_for_standby()
+    with routing(*engines, by_type=True)() as session:
+        verbs = {**verbs_without_run(bench.Job), "claim": claim(bench.Job, 1)}
+        for name, verb in verbs.items():
+            if isinstance(verb, sa.UpdateBase) or name in NOTHING_TO_DO[bench.strategy]:
+                continue
+            with pytest.raises(sa.exc.InternalError, match="read-only") as refused:
+                session.execute(verb)
+            assert "sqlaqueue.is_write(clause)" in "\n".join(refused.value.__notes__), name
+            session.rollback()
+        # The error of another statement is none of the library's.
+        with pytest.raises(sa.exc.InternalError, match="read-only") as other:
+            session.execute(sa.text("DELETE FROM job"))
+        assert not hasattr(other.value, "__notes__")
+    assert bench.states() == {"pending": 1}
+
+
+async def test_an_error_names_the_fix_in_async_code(pair: Pair, bench: Bench) -> None:
+    engine = create_async_engine(url_on(pair.standby, bench, "asyncpg"))
+    async with AsyncSession(engine) as session:
+        with pytest.raises(sa.exc.DBAPIError, match="read-only") as refused:
+            await session.execute(claim(bench.Job, 1))
+        assert "sqlaqueue.is_write(clause)" in "\n".join(refused.value.__notes__)
+    await engine.dispose()
+
+
+def test_consumers_do_not_depend_on_a_stale_replica(
+    bench: Bench, engines: tuple[sa.Engine, sa.Engine], stale: None
+) -> None:
+    """The jobs are unknown to the replica, from which handlers read; runs are claimed, refreshed and settled."""
+    keys, seen, in_recovery = bench.enqueue(4, payload="here"), [], set()
+
+    def handler(session: Session, job: Any) -> None:
+        seen.append((job.id, job.payload, job.attempts))
+        in_recovery.add(session.scalar(sa.text("SELECT pg_is_in_recovery()")))
+        session.add(bench.Effect(job=job.id))
+        if job.id == keys[0] and job.attempts == 1:
+            raise RuntimeError("once more")
+
+    factory = sessionmaker(class_=routing(*engines, by_type=True))
+    consumer = Consumer(bench.Job, handler, factory, concurrency=2, retry=lambda *_: 0)
+    assert consumer.drain() >= 4
+    assert sorted(seen) == sorted([(key, "here", 1) for key in keys] + [(keys[0], "here", 2)])
+    assert in_recovery == {True}
+    assert bench.states() == {"completed": 4}
+    assert bench.effects() == dict.fromkeys(keys, 1)
+
+
+def test_async_consumers_do_not_either(pair: Pair, bench: Bench, stale: None) -> None:
+    keys = bench.enqueue(3, payload="here")
+
+    async def handler(session: AsyncSession, job: Any) -> None:
+        assert job.payload == "here"
+        assert await session.scalar(sa.text("SELECT pg_is_in_recovery()"))
+        session.add(bench.Effect(job=job.id))
+
+    async def drain() -> None:
+        made = [create_async_engine(url_on(server, bench, "asyncpg")) for server in (pair.primary, pair.standby)]
+        session_class = routing(made[0].sync_engine, made[1].sync_engine, by_type=True)
+        factory = async_sessionmaker(sync_session_class=session_class)
+        assert await AsyncConsumer(bench.Job, handler, factory).drain() == 3
+        for engine in made:
+            await engine.dispose()
+
+    asyncio.run(drain())
+    assert bench.states() == {"completed": 3}
+    assert bench.effects() == dict.fromkeys(keys, 1)

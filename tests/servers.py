@@ -250,19 +250,19 @@ class Server:
             return end_others(connection, database)
 
     @contextlib.contextmanager
-    def database(self) -> Iterator[Database]:
-        """Create an empty database; at the end terminate its connections and drop it."""
+    def database(self, template: str = "template1") -> Iterator[Database]:
+        """Create an empty database, or a copy of another; at the end terminate its connections and drop it."""
         name = f"test_{secrets.token_hex(6)}"
         # By files, which takes a quarter of the time that it takes through the log.
-        self._administer("CREATE DATABASE {} STRATEGY file_copy", name)
+        self._administer("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy", name, template)
         try:
             yield Database(self, name)
         finally:
             self._administer("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 
-    def _administer(self, statement: LiteralString, database: str) -> None:
+    def _administer(self, statement: LiteralString, *databases: str) -> None:
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
-            connection.execute(sql.SQL(statement).format(sql.Identifier(database)))
+            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, databases)))
 
     def _execute(self, program: str, *arguments: str) -> None:
         account = server_account()

@@ -1,9 +1,11 @@
-"""The tables of a shop, its jobs, and the command line in this process or in others."""
+"""The tables of a shop, its jobs, and the command line in this process or in others; files for the demo."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +18,42 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.cli import main
 from tests.cli.shop.models import Base, Done
-from tests.programs import ROOT, Program
+from tests.programs import ROOT, Program, run_program
 from tests.servers import Database
 
-MODELS, TASKS, QUEUES = "tests.cli.shop.models", "tests.cli.shop.tasks", "tests.cli.shop.queues"
+MODELS, QUEUES = "tests.cli.shop.models", "tests.cli.shop.queues"
+EMAIL, LETTER, NEWSLETTER, ROW, TASK, BARE = [
+    f"{MODELS}:{name}" for name in ("Email", "Letter", "Newsletter", "Row", "Task", "Bare")
+]
+SEND = ("--handler", f"{MODELS}:send")
+WORKER = ("worker", EMAIL, *SEND)
+COMMAND = [sys.executable, "-P", "-m", "sqlaqueue"]
+
+
+def environment(**changes: str | None) -> dict[str, str]:
+    """Return this process's environment with changes; None removes a variable."""
+    # The demo's workers import this source tree, even if it is not installed.
+    merged = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def sqlaqueue(*arguments: str | Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    """Run the command line until it exits."""
+    return run_program("sqlaqueue", *arguments, environment=environment(**changes))
+
+
+def fill(directory: Path) -> int:
+    """Create files of all kinds in ``directory``; return the number of regular ones."""
+    (directory / "below" / "further").mkdir(parents=True)
+    for number in range(60):
+        (directory / "below" / f"file{number}").write_bytes(b"a line\n" * number + b"a rest")
+    (directory / "empty").touch()
+    (directory / "below" / "further" / "binary").write_bytes(bytes(range(256)) * 9000)
+    Path(os.fsdecode(bytes(directory) + b"/no text: \xff\xfe [bold]\n\x1b[31m")).write_text("x")
+    (directory / "link").symlink_to("empty")
+    (directory / "link to a directory").symlink_to("below")
+    os.mkfifo(directory / "pipe")
+    return 63
 
 
 class Shop:
@@ -38,8 +72,6 @@ class Shop:
             "SQLAQUEUE_WORKER_POLL_INTERVAL": "50ms",
         }
         self.processes: list[Program] = []
-
-    # -- commands ----------------------------------------------------------------------------------------------
 
     def invoke(self, *arguments: str, answer: str | None = None, **environment: str | None) -> Result:
         """Run a command in this process."""
@@ -61,8 +93,6 @@ class Shop:
         process = Program("sqlaqueue", *arguments, environment=merged, directory=self.directory)
         self.processes.append(process)
         return process
-
-    # -- its tables --------------------------------------------------------------------------------------------
 
     def add(self, *jobs: Any) -> None:
         with Session(self.engine) as session:

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import logging
 import os
 import re
 import shutil
 import signal
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 import uuid
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
+from sqlaqueue.cli import http as endpoints
+from sqlaqueue.consumer.context import Health
+from tests.cli.conftest import EMAIL, QUEUES, WORKER, Shop
 from tests.cli.shop.models import Email
-from tests.cli.test_supervisor import pids
+from tests.cli.test_worker import pids
 from tests.programs import Program, wait_until
 
-pytestmark = pytest.mark.once
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-SEND = ("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send")
+pytestmark = pytest.mark.once
 
 
 def endpoint(process: Program) -> str:
     """Return the URL that a worker logs."""
     process.wait_for("/live, /ready and /metrics")
     found = re.search(r"serving (http://\S+?)/live", process.output)
-    assert found is not None
     return found[1]
 
 
@@ -54,7 +59,7 @@ def value(metrics: str, name: str, **labels: str) -> float:
 
 
 def test_the_endpoint_of_a_worker(shop: Shop) -> None:
-    worker = shop.start(*SEND, "--http", "0")
+    worker = shop.start(*WORKER, "--http", "0")
     url = endpoint(worker)
     assert url.startswith("http://127.0.0.1:"), "the loopback interface"
     wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: get(f"{url}/ready")[1])
@@ -83,7 +88,7 @@ def test_the_endpoint_of_a_worker(shop: Shop) -> None:
 
 def test_the_endpoint_of_several_processes(shop: Shop) -> None:
     """Their metrics are added up, and they are ready when each of them is."""
-    supervisor = shop.start(*SEND, "--processes", "2", "--http", "127.0.0.1:0")
+    supervisor = shop.start(*WORKER, "--processes", "2", "--http", "127.0.0.1:0")
     url = endpoint(supervisor)
     wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
     assert shop.ok("health", url).count("ready") == 2
@@ -105,7 +110,7 @@ def test_the_endpoint_of_several_processes(shop: Shop) -> None:
 
 def test_the_metrics_of_dead_processes_are_added_up(shop: Shop, tmp_path: Path) -> None:
     """Each start would leave more files otherwise. After a second signal the directory is removed as well."""
-    supervisor = shop.start(*SEND, "--processes", "1", "--http", "127.0.0.1:0", TMPDIR=str(tmp_path))
+    supervisor = shop.start(*WORKER, "--processes", "1", "--http", "127.0.0.1:0", TMPDIR=str(tmp_path))
     url, killed = endpoint(supervisor), list[int]()
 
     def is_ready() -> bool:
@@ -137,7 +142,7 @@ def test_the_metrics_of_dead_processes_are_added_up(shop: Shop, tmp_path: Path) 
 
 def test_a_removed_directory_of_metrics_is_made_again(shop: Shop, tmp_path: Path) -> None:
     """As by a program that cleans temporary directories: without it no worker could start."""
-    supervisor = shop.start(*SEND, "--processes", "1", "--http", "127.0.0.1:0", TMPDIR=str(tmp_path))
+    supervisor = shop.start(*WORKER, "--processes", "1", "--http", "127.0.0.1:0", TMPDIR=str(tmp_path))
     url = endpoint(supervisor)
     wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
     (directory,) = tmp_path.glob("sqlaqueue-metrics-*")
@@ -151,22 +156,22 @@ def test_a_removed_directory_of_metrics_is_made_again(shop: Shop, tmp_path: Path
 
 def test_a_worker_without_its_database_does_not_start(shop: Shop) -> None:
     """The port is free again, and the error is the one of the database."""
-    worker = shop.start(*SEND, "--http", "0", SQLAQUEUE_URL="postgresql+psycopg://127.0.0.1:1/nowhere")
+    worker = shop.start(*WORKER, "--http", "0", SQLAQUEUE_URL="postgresql+psycopg://127.0.0.1:1/nowhere")
     assert worker.end() == 3
     assert "the database does not answer" in worker.output
 
 
 def test_queues_are_ready_if_they_are_served(shop: Shop) -> None:
-    result = shop.invoke("health", f"{MODELS}:Email")
+    result = shop.invoke("health", EMAIL)
     assert (result.exit_code, result.output) == (1, "email: not ready: no Consumer is alive\n")
-    worker = shop.start(*SEND)
-    wait_until(lambda: shop.invoke("health", f"{MODELS}:Email").exit_code == 0, lambda: worker.output)
-    assert shop.json("health", f"{MODELS}:Email") == [{"name": "email", "ok": True, "problems": [], "consumers": 1}]
+    worker = shop.start(*WORKER)
+    wait_until(lambda: shop.invoke("health", EMAIL).exit_code == 0, lambda: worker.output)
+    assert shop.json("health", EMAIL) == [{"name": "email", "ok": True, "problems": [], "consumers": 1}]
     shop.execute("ALTER TABLE email RENAME TO other")
-    result = shop.invoke("health", f"{MODELS}:Email")
+    result = shop.invoke("health", EMAIL)
     assert result.exit_code == 1
     assert result.output.startswith("email: not ready: the database lacks what Email needs: the table email")
-    result = shop.invoke("health", f"{MODELS}:Email", SQLAQUEUE_URL="postgresql+psycopg://127.0.0.1:1/nowhere")
+    result = shop.invoke("health", EMAIL, SQLAQUEUE_URL="postgresql+psycopg://127.0.0.1:1/nowhere")
     assert result.exit_code == 1
     assert result.output.startswith("email: not ready: the database does not answer")
 
@@ -176,11 +181,11 @@ def test_a_role_that_may_read_heartbeats_only(shop: Shop) -> None:
     url = shop.database.url().replace("postgres@", f"{role}@")
     shop.execute(f"CREATE ROLE {role} LOGIN")
     try:
-        result = shop.invoke("health", f"{MODELS}:Email", SQLAQUEUE_URL=url)
+        result = shop.invoke("health", EMAIL, SQLAQUEUE_URL=url)
         assert result.exit_code == 1
         assert "not ready: permission denied for table sqlaqueue_consumer" in result.output
         shop.execute(f"GRANT SELECT ON sqlaqueue_consumer TO {role}")
-        result = shop.invoke("health", f"{MODELS}:Email", SQLAQUEUE_URL=url)
+        result = shop.invoke("health", EMAIL, SQLAQUEUE_URL=url)
         assert (result.exit_code, result.output) == (1, "email: not ready: no Consumer is alive\n")
     finally:
         shop.execute(f"DROP OWNED BY {role}")
@@ -188,7 +193,7 @@ def test_a_role_that_may_read_heartbeats_only(shop: Shop) -> None:
 
 
 def test_processes_give_their_reasons(shop: Shop) -> None:
-    supervisor = shop.start(*SEND, "--processes", "1", "--http", "0")
+    supervisor = shop.start(*WORKER, "--processes", "1", "--http", "0")
     url = endpoint(supervisor)
     wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
     shop.execute("ALTER TABLE email RENAME TO other")
@@ -208,7 +213,7 @@ def test_processes_give_their_reasons(shop: Shop) -> None:
     [
         (("worker", f"{QUEUES}:emails", "--http", "much"), "--http much: give a port, or an address and a port"),
         (("worker", f"{QUEUES}:emails", "--http", "127.0.0.1:99999"), "give a port, or an address and a port"),
-        (("health", f"{MODELS}:Email", "--live"), "is a queue; give the address of a worker"),
+        (("health", EMAIL, "--live"), "is a queue; give the address of a worker"),
         (("health",), "Missing argument"),
         (("health", "999999"), "Error: 999999: give a port, or an address and a port"),
     ],
@@ -222,7 +227,7 @@ def test_wrong_input(shop: Shop, arguments: tuple[str, ...], message: str) -> No
 def test_a_port_in_use(shop: Shop) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        worker = shop.start(*SEND, "--http", str(port))
+        worker = shop.start(*WORKER, "--http", str(port))
         assert worker.end() == 2
         assert f"--http {port}: Address already in use" in worker.output
         result = shop.invoke("health", str(port), "--timeout", "200ms")
@@ -247,3 +252,113 @@ def test_another_server_is_no_worker(shop: Shop) -> None:
         server.shutdown()
     assert result.exit_code == 1
     assert "is not the endpoint of a worker" in result.output
+
+
+# -- what clients can do to the process, and metrics that cannot be read ------------------------------------------
+
+Address = tuple[str, int]
+
+
+def healths() -> dict[str, Health]:
+    return {"email": Health(alive=True, ready=True)}
+
+
+@contextlib.contextmanager
+def served(
+    log: pytest.LogCaptureFixture, metrics: Callable[[], tuple[str, bytes]] = lambda: ("text/plain", b"1")
+) -> Iterator[Address]:
+    log.set_level(logging.DEBUG, "sqlaqueue")
+    with endpoints.serving_http("0", healths, metrics):
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", log.text)
+        yield "127.0.0.1", int(found[1])
+
+
+def connections() -> int:
+    """Return how many connections have a thread."""
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_slow_clients_do_not_take_all_file_descriptors(caplog: pytest.LogCaptureFixture) -> None:
+    with served(caplog) as address, contextlib.ExitStack() as clients:
+        for _ in range(40):
+            clients.enter_context(socket.create_connection(address)).sendall(b"GET /live")
+        wait_until(lambda: connections() >= endpoints.MOST_CONNECTIONS, lambda: str(connections()))
+        assert connections() == endpoints.MOST_CONNECTIONS
+    wait_until(lambda: not connections(), lambda: str(connections()))
+
+
+def test_a_probe_is_answered_beside_many_slow_clients(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "DEADLINE", 600)
+    with served(caplog) as address, contextlib.ExitStack() as clients:
+        for _ in range(60):
+            clients.enter_context(socket.create_connection(address, timeout=20)).sendall(b"GET /live")
+        status, _ = get(f"http://{address[0]}:{address[1]}/live")
+        assert status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost", 200), ("127.0.0.1:80", 200), ("[::1]:9", 200), ("evil.example", 421)]
+)
+def test_a_name_that_leads_to_the_loopback_interface_is_refused(
+    caplog: pytest.LogCaptureFixture, host: str, status: int
+) -> None:
+    """A page in a browser could read the metrics by such a name."""
+    with served(caplog) as address, socket.create_connection(address, timeout=20) as client:
+        client.sendall(f"GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answer.split()[1] == str(status).encode()
+
+
+def test_the_exporter_has_the_same_limits() -> None:
+    with (
+        endpoints.serving_metrics("127.0.0.1", 0, lambda: ("text/plain", b"1")) as url,
+        contextlib.ExitStack() as clients,
+    ):
+        host, port = re.findall(r"//([^:]+):(\d+)/metrics", url)[0]
+        for _ in range(40):
+            clients.enter_context(socket.create_connection((host, int(port)), timeout=20)).sendall(b"GET /metrics")
+        assert get(url)[0] == 200
+        assert connections() <= endpoints.MOST_CONNECTIONS
+        assert get(url.replace("/metrics", "/other"))[0] == 404
+
+
+def test_a_client_that_sends_byte_by_byte_is_ended(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "DEADLINE", 0.5)
+    with served(caplog) as address, socket.create_connection(address) as client:
+        client.settimeout(0.05)
+        received: bytes | None = None
+        ended_by = time.monotonic() + 60
+        while received is None:
+            assert time.monotonic() < ended_by
+            try:
+                client.sendall(b"G")
+                received = client.recv(100)
+            except TimeoutError:
+                continue
+            except OSError:
+                received = b""
+        assert received == b""
+        assert get(f"http://{address[0]}:{address[1]}/live")[0] == 200, "others are served"
+
+
+def test_metrics_that_cannot_be_read_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+    def metrics() -> tuple[str, bytes]:
+        raise ValueError("a secret of a collector")
+
+    with served(caplog, metrics) as (host, port):
+        assert get(f"http://{host}:{port}/metrics") == (500, "this failed; the log of the worker has the error\n")
+        assert get(f"http://{host}:{port}/ready")[0] == 200
+    assert "ValueError: a secret of a collector" in caplog.text
+
+
+def test_control_characters_of_a_request_do_not_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with served(caplog) as address, socket.create_connection(address) as client:
+        client.sendall(b"GET /\x1b[31m\x07 HTTP/1.0\r\n\r\n")
+        while client.recv(1000):
+            pass
+    (record,) = [each for each in caplog.records if getattr(each, "event", None) == "http_request"]
+    assert record.getMessage().startswith('http: "GET /\\x1b[31m\\x07 HTTP/1.0" 404')

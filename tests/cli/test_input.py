@@ -1,25 +1,40 @@
-"""Errors of the command line: one line that names the fix, and an exit code."""
+"""Input of users and of others: errors are one line that names the fix, and no text controls the terminal."""
 
 from __future__ import annotations
 
+import io
 import json
-from pathlib import Path
+import logging
+import sys
+import uuid
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from click.testing import CliRunner
+from sqlalchemy.orm import sessionmaker
 
-from sqlaqueue.cli import main
+from sqlaqueue import Consumer, admin
+from sqlaqueue.cli import apply_settings, main
 from sqlaqueue.cli.database import parse_url, shown_url
-from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
-from tests.cli.shop.models import Email
-from tests.servers import Server
+from sqlaqueue.cli.processes import PlainFormatter
+from sqlaqueue.exc import DatabaseNotReadyError
+from tests.cli.conftest import EMAIL, LETTER, MODELS, QUEUES, ROW, SEND, WORKER, Shop
+from tests.cli.shop import queues as app
+from tests.cli.shop.models import Email, Row
+from tests.schedules.models import start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.servers import Server
 
 pytestmark = pytest.mark.once
 
 NOWHERE = "postgresql+psycopg://ada:hush-hush@localhost:1/shop"
 SHOP = "tests.cli.shop"
-HANDLER = ("--handler", f"{TASKS}:send")
 
 
 def refused(*arguments: str, code: int = 2, **environment: str | None) -> str:
@@ -47,22 +62,15 @@ def refused(*arguments: str, code: int = 2, **environment: str | None) -> str:
         ("app/models.py:Email", "write a module as app.models, not as 'app/models.py'"),
         ("nobody.has:This", "there is no module nobody in the current directory"),
         (f"{SHOP}.modelz:Email", f"there is no module {SHOP}.modelz"),
-        (f"{SHOP}.broken:Email", f"importing {SHOP}.broken failed: ZeroDivisionError: "),
-        (f"{SHOP}.broken:Email", "broken.py, line 3)"),
-        (f"{SHOP}.needing:Email", f"importing {SHOP}.needing failed: ModuleNotFoundError: No module named 'a_package"),
-        (f"{SHOP}.quitting:Email", f"importing {SHOP}.quitting failed: SystemExit: configure me"),
         (f"{MODELS}:Emial", f"{MODELS} has no attribute Emial; did you mean Email?"),
-        (
-            f"{MODELS}:Qqqq",
-            "no attribute Qqqq; its queues are Bare, Email, Letter, Newsletter, Row, Task",
-        ),
+        (f"{MODELS}:Qqqq", "no attribute Qqqq; its queues are Bare, Email, Letter, Newsletter, Row, Task"),
         (f"{MODELS}:Email.nothing", "has no attribute nothing"),
         (f"{MODELS}:NoQueue", "NoQueue is not a queue; let it inherit from sqlaqueue.QueueMixin"),
         (f"{MODELS}:QueueMixin", "QueueMixin is not mapped"),
         (f"{QUEUES}:Consumer", "name a queue class, a Consumer or AsyncConsumer, a list of them, or a function"),
-        (f"{TASKS}:VALUE", "it is 7; name a queue class, a Consumer or AsyncConsumer"),
-        (f"{TASKS}:without_arguments", "it is None; name a queue class"),
-        (f"{TASKS}:send", "is called without arguments: missing a required argument: 'session'"),
+        (f"{MODELS}:VALUE", "it is 7; name a queue class, a Consumer or AsyncConsumer"),
+        (f"{MODELS}:without_arguments", "it is None; name a queue class"),
+        (f"{MODELS}:send", "is called without arguments: missing a required argument: 'session'"),
         (f"{QUEUES}:make_for", "is called without arguments"),
         (f"{QUEUES}:make_async", "it is a coroutine function; let a plain function return"),
         (f"{QUEUES}:make_badly", "it raised ZeroDivisionError: "),
@@ -71,35 +79,44 @@ def refused(*arguments: str, code: int = 2, **environment: str | None) -> str:
     ],
 )
 def test_wrong_targets(command: str, target: str, said: str) -> None:
-    assert said in refused(command, target, *(HANDLER if command == "worker" else ()))
+    assert said in refused(command, target, *(SEND if command == "worker" else ()))
+
+
+@pytest.mark.parametrize("command", ["stats", "worker"])
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("1 // 0", "importing broken_app failed: ZeroDivisionError: "),
+        ("\n\n1 // 0", "broken_app.py, line 3)"),
+        ("import a_package_that_nobody_has", "broken_app failed: ModuleNotFoundError: No module named 'a_package"),
+        ("raise SystemExit('configure me')", "importing broken_app failed: SystemExit: configure me"),
+    ],
+)
+def test_modules_that_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: str, said: str
+) -> None:
+    (tmp_path / "broken_app.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert said in refused(command, "broken_app:Email", *(SEND if command == "worker" else ()))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            [f"{MODELS}:Email"],
-            "its handler is missing; write tests.cli.shop.models:Email=module:function, or give --handler",
-        ),
-        (
-            [f"{MODELS}:Email", f"{MODELS}:Letter", *HANDLER],
-            "queue classes without a handler: 2 (",
-        ),
-        ([f"{MODELS}:Email", "--handler", f"{TASKS}:sned"], f"{TASKS} has no attribute sned; did you mean send?"),
-        ([f"{MODELS}:Email", "--handler", f"{TASKS}:VALUE"], "a handler is a callable, handler(session, job)"),
-        (
-            [f"{MODELS}:Email", "--handler", f"{TASKS}:without_arguments"],
-            "is called as without_arguments(session, job)",
-        ),
-        ([f"{QUEUES}:consumer", *HANDLER], "--handler: no effect on"),
-        ([f"{QUEUES}:consumer={TASKS}:send"], "your Consumer has a handler already; remove the one given here"),
-        ([f"{MODELS}:Email={TASKS}:send", *HANDLER], "queue classes without a handler: 0 (none), --handler: 1"),
+        ([EMAIL], "its handler is missing; write tests.cli.shop.models:Email=module:function, or give --handler"),
+        ([EMAIL, LETTER, *SEND], "queue classes without a handler: 2 ("),
+        ([EMAIL, "--handler", f"{MODELS}:sned"], f"{MODELS} has no attribute sned; did you mean send?"),
+        ([EMAIL, "--handler", f"{MODELS}:VALUE"], "a handler is a callable, handler(session, job)"),
+        ([EMAIL, "--handler", f"{MODELS}:without_arguments"], "is called as without_arguments(session, job)"),
+        ([f"{QUEUES}:consumer", *SEND], "--handler: no effect on"),
+        ([f"{QUEUES}:consumer={MODELS}:send"], "your Consumer has a handler already; remove the one given here"),
+        ([f"{MODELS}:Email={MODELS}:send", *SEND], "queue classes without a handler: 0 (none), --handler: 1"),
         ([f"{QUEUES}:consumer", "--concurrency", "2", "--batch"], "--concurrency, --batch: no effect on"),
         ([f"{QUEUES}:consumer", f"{QUEUES}:consumer"], "is named twice; raise its concurrency instead"),
-        ([f"{MODELS}:Email", *HANDLER, "--poll-interval", "0"], "give more than zero seconds"),
-        ([f"{MODELS}:Email", *HANDLER, "--lease", "1ms"], "a lease must be from one second"),
-        ([f"{MODELS}:Email", *HANDLER, "--grace", "soon"], "'soon' is not a duration; write seconds, or 500ms"),
-        ([f"{MODELS}:Email", *HANDLER, "--processes", "0"], "--processes"),
+        ([EMAIL, *SEND, "--poll-interval", "0"], "give more than zero seconds"),
+        ([EMAIL, *SEND, "--lease", "1ms"], "a lease must be from one second"),
+        ([EMAIL, *SEND, "--grace", "soon"], "'soon' is not a duration; write seconds, or 500ms"),
+        ([EMAIL, *SEND, "--processes", "0"], "--processes"),
     ],
 )
 def test_wrong_arguments_of_worker(arguments: list[str], said: str) -> None:
@@ -118,34 +135,39 @@ def test_wrong_arguments_of_worker(arguments: list[str], said: str) -> None:
 )
 @pytest.mark.parametrize("command", ["stats", "worker"])
 def test_wrong_urls(command: str, url: str, said: str) -> None:
-    assert said in refused(command, f"{MODELS}:Email", *(HANDLER if command == "worker" else ()), SQLAQUEUE_URL=url)
-    assert said in refused("stats", f"{MODELS}:Email", "--url", url)
+    assert said in refused(command, EMAIL, *(SEND if command == "worker" else ()), SQLAQUEUE_URL=url)
+    assert said in refused("stats", EMAIL, "--url", url)
 
 
 def test_a_missing_url() -> None:
-    assert "the database is missing; give --url" in refused("stats", f"{MODELS}:Email", SQLAQUEUE_URL=None)
-    assert "or set SQLAQUEUE_URL" in refused("worker", f"{MODELS}:Email", *HANDLER, SQLAQUEUE_URL=None)
+    assert "the database is missing; give --url" in refused("stats", EMAIL, SQLAQUEUE_URL=None)
+    assert "or set SQLAQUEUE_URL" in refused(*WORKER, SQLAQUEUE_URL=None)
 
 
 def test_a_driver_that_does_not_fit_the_handler() -> None:
     url = "postgresql+{}://ada:hush-hush@localhost:1/shop"
-    said = refused("worker", f"{MODELS}:Email", *HANDLER, SQLAQUEUE_URL=url.format("asyncpg"))
+    said = refused(*WORKER, SQLAQUEUE_URL=url.format("asyncpg"))
     assert said == "--url: asyncpg cannot be used with sync handlers; use postgresql+psycopg://"
-    handler = ("--handler", f"{TASKS}:send_async")
-    said = refused("worker", f"{MODELS}:Email", *handler, SQLAQUEUE_URL=url.format("psycopg2"))
+    handler = ("--handler", f"{MODELS}:send_async")
+    said = refused("worker", EMAIL, *handler, SQLAQUEUE_URL=url.format("psycopg2"))
     assert said == "--url: psycopg2 cannot be used with async handlers; use postgresql+psycopg://"
 
 
 DRIVERS = ("psycopg", "psycopg2", "asyncpg")
 
 
+def handler_of(command: str, driver: str) -> list[str]:
+    if command != "worker":
+        return []
+    return ["--handler", f"{MODELS}:{'send_async' if driver == 'asyncpg' else 'send'}"]
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("command", ["stats", "requeue", "worker"])
 def test_a_database_that_does_not_answer(command: str, driver: str) -> None:
-    handler = () if command != "worker" else ("--handler", f"{TASKS}:send{'_async' if driver == 'asyncpg' else ''}")
     for host in ("localhost:1", "nowhere.invalid"):
         url = f"postgresql+{driver}://ada:hush-hush@{host}/shop"
-        said = refused(command, f"{MODELS}:Email", *handler, code=3, SQLAQUEUE_URL=url)
+        said = refused(command, EMAIL, *handler_of(command, driver), code=3, SQLAQUEUE_URL=url)
         assert said.startswith("the database does not answer: ")
 
 
@@ -164,8 +186,7 @@ def strict_server(postgres_server: Server) -> Server:
 def test_a_wrong_password(strict_server: Server, command: str) -> None:
     for driver in DRIVERS:
         url = strict_server.url(driver).replace("postgres@", "ada:hush-hush@")
-        handler = () if command != "worker" else ("--handler", f"{TASKS}:send{'_async' if driver == 'asyncpg' else ''}")
-        said = refused(command, f"{MODELS}:Email", *handler, code=3, SQLAQUEUE_URL=url)
+        said = refused(command, EMAIL, *handler_of(command, driver), code=3, SQLAQUEUE_URL=url)
         assert 'password authentication failed for user "ada"' in said
 
 
@@ -173,10 +194,10 @@ def test_missing_tables(shop: Shop) -> None:
     shop.execute("DROP TABLE email, sqlaqueue_consumer")
     url = shop.database.url()
     for command in ("stats", "failed", "workers", "requeue", "cancel", "purge", "rescue"):
-        said = refused(command, f"{MODELS}:Email", code=3, SQLAQUEUE_URL=url)
+        said = refused(command, EMAIL, code=3, SQLAQUEUE_URL=url)
         assert said.startswith("the database lacks what Email needs: relation ")
         assert "`alembic revision --autogenerate" in said
-    said = refused("worker", f"{MODELS}:Email", *HANDLER, code=3, SQLAQUEUE_URL=url)
+    said = refused(*WORKER, code=3, SQLAQUEUE_URL=url)
     assert said.startswith(
         "the database lacks what Email needs: the table email, the table sqlaqueue_consumer; `alembic"
     )
@@ -186,16 +207,16 @@ def test_a_statement_that_fails(shop: Shop) -> None:
     shop.add(Email(status="failed"))
     shop.execute("CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not today'; END $$")
     shop.execute("CREATE TRIGGER refuse BEFORE UPDATE ON email EXECUTE FUNCTION refuse()")
-    said = refused("requeue", f"{MODELS}:Email", "--yes", code=1, SQLAQUEUE_URL=shop.database.url())
+    said = refused("requeue", EMAIL, "--yes", code=1, SQLAQUEUE_URL=shop.database.url())
     assert said == "the database failed: not today"
 
 
 def test_a_key_of_another_type(shop: Shop) -> None:
-    said = refused("requeue", f"{MODELS}:Email", "--key", "seven", SQLAQUEUE_URL=shop.database.url())
+    said = refused("requeue", EMAIL, "--key", "seven", SQLAQUEUE_URL=shop.database.url())
     assert said == "the key 'seven': Email.id is an integer, and 'seven' is none"
 
 
-# -- settings -------------------------------------------------------------------------------------------------------
+# -- settings -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -210,9 +231,7 @@ def project(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def found(*arguments: str, **environment: str) -> int:
-    result = CliRunner().invoke(
-        main, ["requeue", f"{MODELS}:Email", "--dry-run", "--json", *arguments], env=environment
-    )
+    result = CliRunner().invoke(main, ["requeue", EMAIL, "--dry-run", "--json", *arguments], env=environment)
     assert result.exit_code == 0, result.output
     return int(json.loads(result.stdout)[0]["found"])
 
@@ -225,17 +244,17 @@ def test_options_override_the_environment_which_overrides_the_project(shop: Shop
     assert found() == 2
     assert found(SQLAQUEUE_REQUEUE_STATE="failed completed") == 3
     assert found("--state", "failed", SQLAQUEUE_REQUEUE_STATE="failed completed") == 1
-    result = CliRunner().invoke(main, ["stats", f"{MODELS}:Email"], env={"SQLAQUEUE_URL": NOWHERE})
+    result = CliRunner().invoke(main, ["stats", EMAIL], env={"SQLAQUEUE_URL": NOWHERE})
     assert result.exit_code == 3
 
 
 def test_the_project_sets_options_of_the_worker(shop: Shop, project: Path) -> None:
     project.write_text(
-        f'[tool.sqlaqueue.worker]\nhandler = ["{TASKS}:send"]\nbatch-size = 7\ndrain = true\ngrace = "1m"\nlease = 30\n'
-        f'[tool.sqlaqueue]\nurl = "{shop.database.url()}"\n'
+        f'[tool.sqlaqueue]\nurl = "{shop.database.url()}"\n[tool.sqlaqueue.worker]\nhandler = ["{MODELS}:send"]\n'
+        'batch-size = 7\ndrain = true\ngrace = "1m"\nlease = 30\n'
     )
     shop.add(Email())
-    assert CliRunner().invoke(main, ["worker", f"{MODELS}:Email"]).exit_code == 0
+    assert CliRunner().invoke(main, ["worker", EMAIL]).exit_code == 0
     assert shop.done() == {("email", "3"): 1}
 
 
@@ -244,10 +263,7 @@ def test_the_project_sets_options_of_the_worker(shop: Shop, project: Path) -> No
     [
         ("[tool.sqlaqueue]\nurll = 1", "[tool.sqlaqueue] urll: unknown setting; known are "),
         ("[tool.sqlaqueue.worker]\nbatches = 1", "[tool.sqlaqueue.worker] batches: unknown setting"),
-        (
-            "[tool.sqlaqueue.wroker]\nbatch = true",
-            "[tool.sqlaqueue.wroker]: unknown command; known are worker",
-        ),
+        ("[tool.sqlaqueue.wroker]\nbatch = true", "[tool.sqlaqueue.wroker]: unknown command; known are worker"),
         ("[tool.sqlaqueue", "pyproject.toml: "),
     ],
     ids=["setting", "setting of a command", "command", "no TOML"],
@@ -255,18 +271,15 @@ def test_the_project_sets_options_of_the_worker(shop: Shop, project: Path) -> No
 @pytest.mark.usefixtures("project")
 def test_wrong_settings(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
-    assert said in refused("stats", f"{MODELS}:Email")
+    assert said in refused("stats", EMAIL)
 
 
 def test_the_demo_ignores_the_url_of_the_project(project: Path) -> None:
     project.write_text('[tool.sqlaqueue]\nurl = "postgresql://ada:hush-hush@localhost:1/shop"\n')
     result = CliRunner().invoke(main, ["demo", "--path", str(project.parent), "--help"])
     assert result.exit_code == 0
-    from sqlaqueue.cli import apply_settings  # noqa: PLC0415 - needed by this test only
-
     context = main.make_context("sqlaqueue", ["demo"])
     apply_settings(context)
-    assert context.default_map is not None
     assert context.default_map["demo"] == {}
     assert "url" in context.default_map["stats"]
 
@@ -275,10 +288,9 @@ def test_the_demo_ignores_the_url_of_the_project(project: Path) -> None:
 @pytest.mark.parametrize("command", ["stats", "worker"])
 def test_an_option_that_the_driver_does_not_know(shop: Shop, driver: str, command: str) -> None:
     url = shop.database.url(driver)
-    handler = f"{TASKS}:{'send_async' if driver == 'asyncpg' else 'send'}"
-    more = ["--handler", handler, "--drain"] if command == "worker" else []
+    more = ["--drain"] if command == "worker" else []
     url += f"{'&' if '?' in url else '?'}nonsense=1"
-    result = shop.invoke(command, f"{MODELS}:Email", *more, "--url", url)
+    result = shop.invoke(command, EMAIL, *handler_of(command, driver), *more, "--url", url)
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code in {2, 3}
     assert "nonsense" in result.output
@@ -289,3 +301,165 @@ def test_secrets_in_options_of_a_url_are_not_shown() -> None:
     shown = shown_url(url)
     assert not [each for each in ("one", "two", "three", "four") if each in shown]
     assert "sslmode=require" in shown
+
+
+# -- a role without privileges: one line with the missing GRANT, and an exit code ---------------------------------
+
+OTHER_QUEUES = ("Letter", "Task")
+
+
+@pytest.fixture
+def role(shop: Shop) -> Iterator[str]:
+    """Yield a role that may only connect."""
+    role = f"role_{uuid.uuid4().hex[:8]}"
+    shop.execute(f"CREATE ROLE {role} LOGIN")
+    yield role
+    shop.execute(f"DROP OWNED BY {role}")
+    shop.execute(f"DROP ROLE {role}")
+
+
+def url_of(shop: Shop, role: str) -> str:
+    return shop.database.url().replace("postgres@", f"{role}@")
+
+
+@pytest.mark.parametrize("name", ["Email", *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHER_QUEUES)])
+def test_a_worker_without_privileges(shop: Shop, role: str, name: str) -> None:
+    worker = shop.start("worker", f"{MODELS}:{name}", *SEND, SQLAQUEUE_URL=url_of(shop, role))
+    assert worker.end() == 3, worker.output
+    assert "INSERT INTO" not in worker.output
+    errors = [line for line in worker.lines if " INFO " not in line]
+    assert len(errors) == 1, worker.output
+    assert errors[0].startswith(f"Error: the role of this Consumer of {name} lacks privileges that its queue needs;")
+    assert "GRANT SELECT" in errors[0]
+
+
+ARGUMENTS = {
+    "stats": [],
+    "failed": [],
+    "workers": [],
+    "pause": [],
+    "resume": [],
+    "cancel": ["--key", "1", "--yes"],
+    "requeue": ["--key", "1", "--yes"],
+    "purge": ["--older-than", "1d", "--yes"],
+}
+
+
+def test_a_consumer_without_privileges(shop: Shop, role: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The maintenance tasks log nothing, as the error is raised."""
+    engine = sa.create_engine(url_of(shop, role), poolclass=sa.NullPool)
+    consumer = Consumer(Email, lambda session, job: None, sessionmaker(engine))
+    with pytest.raises(DatabaseNotReadyError, match="GRANT SELECT"):
+        consumer.run()
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [each if each in {"stats", "cancel"} else pytest.param(each, marks=pytest.mark.thorough) for each in ARGUMENTS],
+)
+def test_a_command_without_privileges(shop: Shop, role: str, command: str) -> None:
+    result = shop.invoke(command, EMAIL, *ARGUMENTS[command], SQLAQUEUE_URL=url_of(shop, role))
+    assert result.exit_code == 3, result.output
+    (line,) = result.stderr.splitlines()
+    assert "permission denied for table" in line
+    assert "GRANT" in line
+
+
+# -- texts of others: they neither control a terminal nor forge lines of output or logs ---------------------------
+
+HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\n\u2028forged\u202eline\nforged: line\x00"[:-1]
+REPORT = f"{QUEUES}:Report"
+KEY = f'1,"{HOSTILE}"'
+COMMANDS = [
+    ("jobs", ROW),
+    ("jobs", EMAIL, "--state", "failed"),
+    ("job", ROW, KEY),
+    ("job", EMAIL, "1"),
+    ("job", EMAIL, HOSTILE),
+    ("failed", EMAIL),
+    ("failed", ROW),
+    ("stats", EMAIL),
+    ("workers", EMAIL),
+    ("health", EMAIL),
+    ("why", EMAIL),
+    ("why", EMAIL, "1"),
+    ("why", ROW, KEY),
+    ("why", ROW, f'2,"{HOSTILE}"'),
+    ("doctor", EMAIL, ROW),
+    ("doctor", EMAIL, ROW, "--deep"),
+    ("schedules", "list", REPORT),
+    ("schedules", "show", REPORT, HOSTILE),
+    ("schedules", "pause", REPORT, HOSTILE),
+    ("schedules", "show", REPORT, f"no{HOSTILE}"),
+    ("pause", EMAIL),
+    ("resume", EMAIL),
+    ("reconcile", LETTER),
+    ("rescue", EMAIL),
+    ("requeue", ROW, "--key", KEY, "--yes"),
+    ("cancel", ROW, "--key", KEY, "--yes"),
+    ("purge", ROW, "--key", KEY, "--yes"),
+]
+OTHER_COMMANDS = {"alembic-template", "bench", "demo", "metrics", "scheduler", "web", "worker"}
+"""Commands that print nothing of jobs, or in formats for programs, or through the log."""
+
+
+@pytest.fixture
+def hostile_shop(shop: Shop) -> Shop:
+    app.Base.metadata.create_all(shop.engine)
+    start(shop.engine, app.schedules)
+    shop.execute(
+        "UPDATE sqlaqueue_schedule SET name = :name WHERE name = (SELECT min(name) FROM sqlaqueue_schedule)",
+        name=HOSTILE,
+    )
+    shop.add(
+        Email(id=1, to=HOSTILE, status="failed", attempts=2, last_error=f"{HOSTILE}: {HOSTILE}", claimed_by=HOSTILE),
+        Row(year=1, number=HOSTILE, status="failed", attempts=2, last_error=HOSTILE),
+    )
+    shop.execute(
+        "INSERT INTO sqlaqueue_consumer"
+        " (id, queue, name, host, pid, version, listening, running, heartbeat_at, expires_at)"
+        " SELECT id, 'email', :name, :name, 1, :name, true, jsonb_build_array(jsonb_build_array(cast(:name AS text))),"
+        " now(), now() + interval '1 hour' FROM unnest(ARRAY['x', 'y']) AS id",
+        name=HOSTILE,
+    )
+    return shop
+
+
+def assert_harmless(text: str) -> None:
+    assert [each for each in text if not each.isprintable() and each != "\n"] == []
+    assert [line for line in text.splitlines() if line.startswith("forged: line")] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2])[:40])
+def test_commands_print_no_control_characters(hostile_shop: Shop, command: tuple[str, ...]) -> None:
+    result = hostile_shop.invoke(*command)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert_harmless(result.output)
+
+
+def test_all_commands_are_looked_at() -> None:
+    assert {command[0] for command in COMMANDS} | OTHER_COMMANDS == set(main.commands)
+
+
+def test_records_of_the_log_of_worker_processes_are_harmless() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(PlainFormatter("%(levelname)s %(message)s"))
+    try:
+        raise ValueError(HOSTILE)  # noqa: TRY301 - its traceback is logged
+    except ValueError:
+        record = logging.LogRecord("sqlaqueue", logging.ERROR, __file__, 1, "job %s failed", (HOSTILE,), sys.exc_info())
+    record.stack_info = HOSTILE
+    handler.handle(record)
+    text = stream.getvalue()
+    assert [each for each in text if not each.isprintable() and each != "\n"] == []
+    first, *others = text.splitlines()
+    assert first.startswith("ERROR job a")
+    assert "ValueError" in text
+    assert all(line.startswith("  ") for line in others)
+
+
+def test_an_explanation_as_a_text_is_harmless(hostile_shop: Shop) -> None:
+    explanation = admin.Explanation(queue="email", key=(HOSTILE,), state="missing", reasons=[])
+    assert_harmless(str(explanation))

@@ -10,15 +10,14 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.exc import StatementError
-from tests.cli.conftest import MODELS, Shop
-from tests.cli.shop import schedules as app
+from tests.cli.conftest import EMAIL, QUEUES, Shop
+from tests.cli.shop import queues as app
 from tests.programs import wait_until
 from tests.schedules.models import fire_due, start
 
 pytestmark = pytest.mark.once
 
-APP = "tests.cli.shop.schedules"
-REPORT = f"{APP}:Report"
+REPORT = f"{QUEUES}:Report"
 
 
 @pytest.fixture
@@ -41,15 +40,15 @@ def test_the_list(shop_with_schedules: Shop) -> None:
     assert first.startswith("nightly  report  at 03:00 every day, Europe/Berlin  ")
     assert first.rstrip().endswith("the program  waiting")
     assert "every 5 min " in second
-    found = shop.json("schedules", "list", f"{APP}:scheduler")
+    found = shop.json("schedules", "list", f"{QUEUES}:scheduler")
     assert [each["name"] for each in found] == ["nightly", "often"]
     assert found[0]["cron"] == "0 3 * * *"
 
 
 def test_nothing_and_no_tables(shop: Shop) -> None:
     app.Base.metadata.create_all(shop.engine)
-    assert shop.ok("schedules", "list", f"{APP}:schedules").startswith("no schedules; ")
-    result = shop.invoke("schedules", "list", f"{MODELS}:Email", SQLAQUEUE_URL=shop.database.url())
+    assert shop.ok("schedules", "list", f"{QUEUES}:schedules").startswith("no schedules; ")
+    result = shop.invoke("schedules", "list", EMAIL, SQLAQUEUE_URL=shop.database.url())
     assert result.exit_code == 0
     shop.execute("DROP TABLE sqlaqueue_schedule")
     result = shop.invoke("schedules", "list", REPORT)
@@ -59,7 +58,7 @@ def test_nothing_and_no_tables(shop: Shop) -> None:
 
 def test_one_schedule_in_words_with_its_next_ticks(shop_with_schedules: Shop) -> None:
     shop = shop_with_schedules
-    said = shop.ok("schedules", "show", f"{APP}:nightly", "nightly", "-n", "3")
+    said = shop.ok("schedules", "show", f"{QUEUES}:nightly", "nightly", "-n", "3")
     assert said.startswith("nightly: at 03:00 every day, Europe/Berlin\n  enqueues Report in the queue report\n")
     assert 'values: {"kind": "sales"}' in said
     assert len(said.partition("next ticks:")[2].strip().splitlines()) == 3
@@ -130,7 +129,7 @@ def test_it_is_paused_resumed_and_run(shop_with_schedules: Shop) -> None:
         (["edit", REPORT, "often", "--catch-up", "many"], "catch_up='many'"),
         (["add", REPORT, "x", "--every", "5m"], "Report.kind cannot be NULL and has no default"),
         (["add", REPORT, "x", "--value", "kind=x"], "give either cron= or every="),
-        (["list", f"{APP}:timedelta"], "timedelta is not a queue"),
+        (["list", f"{QUEUES}:timedelta"], "timedelta is not a queue"),
     ],
 )
 def test_wrong_input_gets_one_line(shop_with_schedules: Shop, arguments: list[str], text: str) -> None:
@@ -156,7 +155,7 @@ def test_settings_apply_to_the_commands_of_the_group(
 
 
 @pytest.mark.parametrize(
-    ("targets", "driver"), [([f"{APP}:nightly", f"{APP}:schedules"], "psycopg"), ([REPORT], "asyncpg")]
+    ("targets", "driver"), [([f"{QUEUES}:nightly", f"{QUEUES}:schedules"], "psycopg"), ([REPORT], "asyncpg")]
 )
 def test_a_process_that_fires_schedules(shop_with_schedules: Shop, targets: list[str], driver: str) -> None:
     shop = shop_with_schedules
@@ -174,7 +173,7 @@ def test_a_process_that_fires_schedules(shop_with_schedules: Shop, targets: list
 def test_the_scheduler_of_an_application(shop_with_schedules: Shop, name: str) -> None:
     shop = shop_with_schedules
     shop.ok("schedules", "edit", REPORT, "nightly", "--every", "1")
-    process = shop.start("scheduler", f"{APP}:{name}", "--reset", SQLAQUEUE_URL=None)
+    process = shop.start("scheduler", f"{QUEUES}:{name}", "--reset", SQLAQUEUE_URL=None)
     process.wait_for("schedule 'nightly': written")
     assert row(shop, "nightly")["cron"] == "0 3 * * *"
     process.signal(signal.SIGINT)
@@ -184,9 +183,9 @@ def test_the_scheduler_of_an_application(shop_with_schedules: Shop, name: str) -
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        ([f"{APP}:scheduler", f"{APP}:nightly"], 2, "your Scheduler has its schedules and its database"),
-        ([f"{APP}:URL"], 2, "this is no Schedule, and no queue class"),
-        ([f"{APP}:nightly", "--url", "mssql://x/y"], 2, "is not supported"),
+        ([f"{QUEUES}:scheduler", f"{QUEUES}:nightly"], 2, "your Scheduler has its schedules and its database"),
+        ([f"{QUEUES}:URL"], 2, "this is no Schedule, and no queue class"),
+        ([f"{QUEUES}:nightly", "--url", "mssql://x/y"], 2, "is not supported"),
     ],
 )
 def test_wrong_targets_of_a_process(shop: Shop, arguments: list[str], code: int, text: str) -> None:
@@ -195,14 +194,14 @@ def test_wrong_targets_of_a_process(shop: Shop, arguments: list[str], code: int,
 
 
 def test_a_process_without_tables_or_url_ends(shop: Shop) -> None:
-    result = shop.invoke("scheduler", f"{APP}:nightly")
+    result = shop.invoke("scheduler", f"{QUEUES}:nightly")
     assert result.exit_code == 3
     assert "the table sqlaqueue_schedule" in result.stderr
     nowhere = "postgresql+psycopg://nobody@localhost:1/nowhere"
-    result = shop.invoke("scheduler", f"{APP}:nightly", "--url", nowhere)
+    result = shop.invoke("scheduler", f"{QUEUES}:nightly", "--url", nowhere)
     assert result.exit_code == 3
     assert "the database does not answer" in result.stderr
-    result = shop.invoke("scheduler", f"{APP}:nightly", SQLAQUEUE_URL=None)
+    result = shop.invoke("scheduler", f"{QUEUES}:nightly", SQLAQUEUE_URL=None)
     assert (result.exit_code, "the database is missing" in result.stderr) == (2, True)
 
 

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from tests.cli.conftest import MODELS, QUEUES, Shop
+from tests.cli.conftest import EMAIL, LETTER, MODELS, QUEUES, Shop
 from tests.cli.shop.models import Email, Letter
 from tests.programs import Program, wait_until
 
 pytestmark = pytest.mark.once
 
-EMAIL, LETTER = f"{MODELS}:Email", f"{MODELS}:Letter"
 LINK = re.compile(r"Open (http://127\.0\.0\.1:\d+/\S{22}/\?token=\S+)")
 
 

@@ -1,21 +1,29 @@
-"""``sqlaqueue worker`` in a process of its own, with the signals of a service manager."""
+"""``sqlaqueue worker`` in processes of its own, with the signals of a service manager."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
+import subprocess
+import time
 from collections import Counter
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sqlaqueue.cli.output import NOT_STOPPED
-from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
+from sqlaqueue.cli.processes import REPORT_INTERVAL
+from sqlaqueue.cli.supervisor import LONGEST_RESTART_DELAY, STABLE_AFTER, WorkerSlot, exit_reason, restart_delay
+from tests.cli.conftest import EMAIL, LETTER, MODELS, QUEUES, ROW, SEND, WORKER, Shop
 from tests.cli.shop.models import Email, Letter, Row, Task
-from tests.programs import wait_until
+from tests.programs import Program, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.once
-
-EMAILS = ("worker", f"{MODELS}:Email")
 
 
 def drained(shop: Shop, *arguments: str, **environment: str | None) -> str:
@@ -36,7 +44,7 @@ def test_a_class_with_a_handler_of_each_kind(shop: Shop, model: str, handler: st
         "Task": [Task(), Task()],
     }[model]
     shop.add(*jobs)
-    output = drained(shop, f"{MODELS}:{model}", "--handler", f"{TASKS}:{handler}", "--concurrency", "2")
+    output = drained(shop, f"{MODELS}:{model}", "--handler", f"{MODELS}:{handler}", "--concurrency", "2")
     kind = "tasks" if handler == "send_async" else "threads"
     assert f"serves database {shop.database.name} at" in output
     assert f"with 2 worker {kind}, until no job is due" in output
@@ -47,29 +55,30 @@ def test_a_class_with_a_handler_of_each_kind(shop: Shop, model: str, handler: st
 def test_each_class_has_a_handler_of_its_own(shop: Shop) -> None:
     """In any order; a handler from the settings is for classes without one."""
     shop.add(Email(), Letter(), Row(year=1, number="1"))
-    bound = (f"{MODELS}:Email={TASKS}:send", f"{MODELS}:Row", f"{MODELS}:Letter={TASKS}:send_async")
-    drained(shop, *bound, "--handler", f"{TASKS}:send_async")
+    bound = (f"{MODELS}:Email={MODELS}:send", ROW, f"{MODELS}:Letter={MODELS}:send_async")
+    drained(shop, *bound, "--handler", f"{MODELS}:send_async")
     assert sorted(queue for queue, _ in shop.done()) == ["email", "letter", "row"]
     shop.add(Email())
-    drained(shop, f"{MODELS}:Email={TASKS}:send", SQLAQUEUE_WORKER_HANDLER=f"{TASKS}:fall_ill")
+    drained(shop, f"{MODELS}:Email={MODELS}:send", SQLAQUEUE_WORKER_HANDLER=f"{MODELS}:fall_ill")
     assert shop.states("email") == {"completed": 2}
 
 
 def test_garbage_collector_and_thread_switching_are_tuned(shop: Shop) -> None:
     """The garbage collector runs less often, and threads are switched more often."""
     shop.add(Email())
-    output = drained(shop, *EMAILS[1:], "--handler", f"{TASKS}:log_interpreter_settings")
+    output = drained(shop, EMAIL, "--handler", f"{MODELS}:log_interpreter_settings")
     assert "young: 50000 frozen: True switch: 0.001" in output
 
 
 def test_several_queues_in_one_process(shop: Shop) -> None:
     shop.add(Email(), Email(), Letter(), Row(year=1, number="a"), Task())
     worker = shop.start(
-        *EMAILS,
+        "worker",
+        EMAIL,
         f"{QUEUES}:async_consumer",
-        f"{MODELS}:Row",
+        ROW,
         f"{QUEUES}:make",
-        *("--handler", f"{TASKS}:send", "--handler", f"{TASKS}:send_async"),
+        *(*SEND, "--handler", f"{MODELS}:send_async"),
     )
     everything = Counter([("email", "1"), ("email", "2"), ("letter", "1"), ("row", "1,a"), ("task", "1")])
     wait_until(lambda: shop.done() == everything, lambda: worker.output)
@@ -97,8 +106,8 @@ def test_a_paused_queue_is_drained(shop: Shop, target: str) -> None:
 
 def test_jobs_enqueued_by_a_handler_are_drained_as_well(shop: Shop) -> None:
     shop.add(Email())
-    handlers = ("--handler", f"{TASKS}:send", "--handler", f"{TASKS}:send_on")
-    assert "finished runs: 2" in drained(shop, f"{MODELS}:Letter", f"{MODELS}:Email", *handlers)
+    handlers = (*SEND, "--handler", f"{MODELS}:send_on")
+    assert "finished runs: 2" in drained(shop, LETTER, EMAIL, *handlers)
     assert shop.done() == {("email", "1"): 1, ("letter", "1"): 1}
 
 
@@ -111,14 +120,14 @@ def test_a_consumer_that_cannot_start_stops_the_others(shop: Shop) -> None:
 
 def test_a_batch_handler(shop: Shop) -> None:
     shop.add(*(Email() for _ in range(5)))
-    drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send_all", "--batch", "--batch-size", "3")
+    drained(shop, EMAIL, "--handler", f"{MODELS}:send_all", "--batch", "--batch-size", "3")
     assert sorted(shop.done()) == [("batch", "2"), ("batch", "3")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_running_handler_finishes_after_a_signal(shop: Shop, tmp_path: Path, number: signal.Signals) -> None:
     shop.add(Email(), Email())
-    worker = shop.start(*EMAILS, "--handler", f"{TASKS}:send_slowly")
+    worker = shop.start("worker", EMAIL, "--handler", f"{MODELS}:send_slowly")
     wait_until((tmp_path / "at_work").exists, lambda: worker.output)
     worker.signal(number)
     worker.wait_for(f"queue email: {number.name}: stopping, 1 running job to finish within 30 s, ")
@@ -136,11 +145,11 @@ def test_jobs_are_released_after_the_grace_period(
 ) -> None:
     """The process ends with an exit code that says so, although a thread or a task of it goes on."""
     shop.add(Email())
-    worker = shop.start(*EMAILS, "--handler", f"{TASKS}:{handler}", "--grace", "100ms", *processes)
+    worker = shop.start("worker", EMAIL, "--handler", f"{MODELS}:{handler}", "--grace", "100ms", *processes)
     wait_until((tmp_path / "at_work").exists, lambda: worker.output)
     worker.signal()
     assert worker.end() == NOT_STOPPED, worker.output
-    assert f"stopped, but {TASKS}.{handler} (job 1, for" in worker.output
+    assert f"stopped, but {MODELS}.{handler} (job 1, for" in worker.output
     assert shop.states("email") == {"pending": 1}
     assert shop.done() == {}
 
@@ -155,7 +164,7 @@ def test_a_handler_that_goes_on_does_not_keep_a_worker_that_fails(shop: Shop) ->
 
 def test_a_second_signal_ends_the_worker_immediately(shop: Shop, tmp_path: Path) -> None:
     shop.add(Email())
-    worker = shop.start(*EMAILS, "--handler", f"{TASKS}:send_slowly", "--grace", "1h")
+    worker = shop.start("worker", EMAIL, "--handler", f"{MODELS}:send_slowly", "--grace", "1h")
     wait_until((tmp_path / "at_work").exists, lambda: worker.output)
     worker.signal(signal.SIGINT)
     worker.wait_for("SIGINT: stopping")
@@ -165,13 +174,221 @@ def test_a_second_signal_ends_the_worker_immediately(shop: Shop, tmp_path: Path)
 
 def test_the_log_contains_no_password(shop: Shop) -> None:
     url = shop.database.url().replace("postgres@", "postgres:hush-hush@")
-    output = drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send", "--log-level", "debug", SQLAQUEUE_URL=url)
+    output = drained(shop, EMAIL, *SEND, "--log-level", "debug", SQLAQUEUE_URL=url)
     assert f"serves database {shop.database.name}" in output
     assert "hush-hush" not in output
 
 
 def test_verbose_logs_every_job(shop: Shop) -> None:
     shop.add(Email())
-    assert "job 1 of queue email: completed in" in drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send", "-v")
+    assert "job 1 of queue email: completed in" in drained(shop, EMAIL, *SEND, "-v")
     shop.add(Email())
-    assert "completed" not in drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send")
+    assert "completed" not in drained(shop, EMAIL, *SEND)
+
+
+# -- --processes: dead processes are restarted, and all stop at a signal ------------------------------------------
+
+
+def pids(process: Program) -> dict[int, int]:
+    """Return the current process IDs of the workers by number."""
+    return {int(number): int(pid) for number, pid in re.findall(r"worker (\d+) is process (\d+)", process.output)}
+
+
+def consumers(shop: Shop) -> int:
+    return int(shop.json("stats", EMAIL)[0]["consumers"])
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_processes_share_the_jobs_and_stop_together(shop: Shop) -> None:
+    supervisor = shop.start(*WORKER, "--processes", "3")
+    wait_until(lambda: consumers(shop) == 3, lambda: supervisor.output)
+    shop.add(*(Email() for _ in range(20)))
+    wait_until(lambda: shop.states("email") == {"completed": 20}, lambda: supervisor.output)
+    assert shop.pids() <= set(pids(supervisor).values())
+    supervisor.signal()
+    assert supervisor.end() == 0, supervisor.output
+    assert "RuntimeWarning" not in supervisor.output
+    assert not any(map(is_running, pids(supervisor).values()))
+    assert shop.invoke("workers", EMAIL).exit_code == 1
+
+
+def test_a_dead_process_is_restarted(shop: Shop) -> None:
+    supervisor = shop.start(*WORKER, "--processes", "2")
+    wait_until(lambda: len(pids(supervisor)) == 2, lambda: supervisor.output)
+    wait_until(lambda: consumers(shop) == 2, lambda: supervisor.output)
+    before = pids(supervisor)
+    os.kill(before[2], signal.SIGKILL)
+    supervisor.wait_for("worker 2 was killed by SIGKILL; restarting in 0.5 s")
+    wait_until(lambda: pids(supervisor)[2] != before[2], lambda: supervisor.output)
+    assert pids(supervisor)[1] == before[1]
+    # A process that is stopped by a signal of its own is restarted as well.
+    os.kill(before[1], signal.SIGTERM)
+    supervisor.wait_for("worker 1 ended with exit code 0; restarting")
+    wait_until(lambda: pids(supervisor)[1] != before[1], lambda: supervisor.output)
+    supervisor.signal(signal.SIGINT)
+    assert supervisor.end() == 0, supervisor.output
+
+
+def test_a_job_that_kills_its_worker_does_not_end_the_supervisor(shop: Shop) -> None:
+    shop.add(Letter())
+    supervisor = shop.start("worker", LETTER, "--handler", f"{MODELS}:die", "--processes", "1")
+    wait_until(lambda: shop.states("letter") == {"failed": 1}, lambda: supervisor.output)
+    assert supervisor.output.count("was killed by SIGKILL") >= 2
+    assert "restarting in 1.0 s" in supervisor.output
+    supervisor.signal()
+    assert supervisor.end() == 0
+
+
+def test_handlers_finish_when_all_processes_receive_the_signal(shop: Shop, tmp_path: Path) -> None:
+    """A service manager may send its signal to all processes of a service."""
+    shop.add(Email())
+    supervisor = shop.start("worker", EMAIL, "--handler", f"{MODELS}:send_slowly", "--processes", "1")
+    wait_until((tmp_path / "at_work").exists, lambda: supervisor.output)
+    for pid in (pids(supervisor)[1], supervisor.pid):
+        os.kill(pid, signal.SIGTERM)
+    supervisor.wait_for("SIGTERM: stopping")
+    (tmp_path / "go_on").touch()
+    assert supervisor.end() == 0, supervisor.output
+    assert shop.states("email") == {"completed": 1}
+
+
+def test_a_second_signal_kills_all_processes(shop: Shop, tmp_path: Path) -> None:
+    shop.add(Email())
+    supervisor = shop.start("worker", EMAIL, "--handler", f"{MODELS}:send_slowly", "--grace", "1h", "--processes", "2")
+    wait_until((tmp_path / "at_work").exists, lambda: supervisor.output)
+    supervisor.signal()
+    supervisor.wait_for("SIGTERM: stopping")
+    supervisor.signal(signal.SIGINT)
+    assert supervisor.end() == -signal.SIGINT
+    assert not any(map(is_running, pids(supervisor).values()))
+
+
+def test_workers_stop_when_the_supervisor_is_killed(shop: Shop, tmp_path: Path) -> None:
+    shop.add(Email())
+    supervisor = shop.start("worker", EMAIL, "--handler", f"{MODELS}:send_slowly", "--processes", "1")
+    wait_until((tmp_path / "at_work").exists, lambda: supervisor.output)
+    supervisor.signal(signal.SIGKILL)
+    (tmp_path / "go_on").touch()
+    assert supervisor.end() == -signal.SIGKILL
+    assert shop.states("email") == {"completed": 1}
+
+
+def test_workers_stop_when_the_supervisor_is_killed_before_it_has_read_a_report(shop: Shop) -> None:
+    supervisor = shop.start(*WORKER, "--processes", "1")
+    wait_until(lambda: consumers(shop) == 1, lambda: supervisor.output)
+    supervisor.signal(signal.SIGSTOP)
+    time.sleep(2 * REPORT_INTERVAL)
+    supervisor.signal(signal.SIGKILL)
+    assert supervisor.end() == -signal.SIGKILL
+
+
+def test_all_processes_drain_a_queue(shop: Shop) -> None:
+    shop.add(*(Email() for _ in range(10)))
+    supervisor = shop.start(*WORKER, "--processes", "2", "--drain")
+    assert supervisor.end() == 0, supervisor.output
+    assert shop.states("email") == {"completed": 10}
+
+
+def test_a_worker_that_cannot_start_ends_the_supervisor_with_its_exit_code(shop: Shop) -> None:
+    supervisor = shop.start("worker", EMAIL, "--handler", f"{MODELS}:sendd", "--processes", "4")
+    assert supervisor.end() == 2
+    assert supervisor.output.count("did you mean send?") == 1
+    shop.execute("DROP TABLE email")
+    supervisor = shop.start(*WORKER, "--processes", "4")
+    assert supervisor.end() == 3
+    assert supervisor.output.count("the database lacks what Email needs: the table email") == 1
+
+
+def test_consumers_of_the_application_in_several_processes(shop: Shop) -> None:
+    shop.add(Email(), Letter())
+    assert shop.start("worker", f"{QUEUES}:both", "--processes", "1", "--drain").end() == 0
+    assert sum(shop.done().values()) == 2
+
+
+def test_the_password_is_not_on_a_command_line(shop: Shop) -> None:
+    url = shop.database.url().replace("postgres@", "postgres:hush-hush@")
+    supervisor = shop.start(*WORKER, "--processes", "1", SQLAQUEUE_URL=url)
+
+    def shown() -> str:
+        return subprocess.run(["/bin/ps", "-eo", "args", "-ww"], capture_output=True, text=True, check=True).stdout
+
+    # Other tests may have workers of their own at the same time.
+    wait_until(lambda: len(pids(supervisor)) == 1, lambda: supervisor.output)
+    # A child has the command line of its parent until it executes its own program. `-ww`: otherwise ps cuts a line
+    # at the width of the terminal.
+    wait_until(lambda: "sqlaqueue.cli.supervised_worker" in shown(), lambda: supervisor.output)
+    assert "hush-hush" not in shown()
+    supervisor.signal()
+    assert supervisor.end() == 0
+    assert "hush-hush" not in supervisor.output
+
+
+def test_restart_delays_grow_up_to_a_limit() -> None:
+    assert [restart_delay(deaths) for deaths in range(1, 9)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert restart_delay(10_000) == LONGEST_RESTART_DELAY
+
+
+def test_the_restart_delay_of_a_stable_worker_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    slot = WorkerSlot(1, None)  # type: ignore[arg-type] - no process is started here
+    delays = []
+    for ran in (0, 0, 0, STABLE_AFTER, 0):
+        slot._started_at = now - ran
+        slot.schedule_restart(1)
+        delays.append(slot._next_start - now)
+    assert delays == [0.5, 1, 2, 0.5, 1]
+
+
+def test_exit_reasons() -> None:
+    assert exit_reason(3) == "ended with exit code 3"
+    assert exit_reason(-9) == "was killed by SIGKILL"
+    assert exit_reason(-77) == "was killed by signal 77"
+
+
+# -- --otel: the application sets OpenTelemetry up when it is imported --------------------------------------------
+
+APP = """
+import json, os
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from tests.cli.shop.models import Email
+
+class ToFile(SpanExporter):
+    def export(self, spans):
+        with open("spans", "a") as file:
+            for span in spans:
+                file.write(json.dumps([span.name, os.getpid()]) + "\\n")
+        return SpanExportResult.SUCCESS
+
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(ToFile()))
+trace.set_tracer_provider(provider)
+"""
+
+
+@pytest.mark.parametrize("processes", [(), ("--processes", "1")], ids=["alone", "supervised"])
+def test_a_worker_makes_spans(shop: Shop, processes: tuple[str, ...]) -> None:
+    (shop.directory / "traced_app.py").write_text(APP)
+    worker = shop.start("worker", f"traced_app:Email={MODELS}:send", "--otel", *processes)
+    shop.add(Email())
+    wait_until(lambda: shop.states("email") == {"completed": 1}, lambda: worker.output)
+    worker.signal()
+    assert worker.end() == 0, worker.output
+    lines = [json.loads(line) for line in (shop.directory / "spans").read_text().splitlines()]
+    assert sorted(name for name, _ in lines) == ["complete email", "process email", "receive email"]
+
+
+def test_without_opentelemetry(shop: Shop) -> None:
+    (shop.directory / "opentelemetry.py").write_text("raise ModuleNotFoundError('it is missing', name='opentelemetry')")
+    worker = shop.start("worker", f"{MODELS}:Email={MODELS}:send", "--otel")
+    assert worker.end() == 2
+    assert "--otel: sqlaqueue.otel needs opentelemetry: pip install 'sqlaqueue[otel]'" in worker.output

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlaqueue import Fail, Limit, QueueConfig, QueueMixin
-from tests.demo.commandline import fill, sqlaqueue
+from tests.cli.conftest import fill, sqlaqueue
 from tests.sqlite.features import Email, made
 
 pytestmark = pytest.mark.once

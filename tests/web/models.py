@@ -1,4 +1,4 @@
-"""The queues that the dashboard shows in the tests: one of each strategy, with columns of many types."""
+"""The queues that the dashboard shows in the tests, with columns of many types."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
+from tests.models import shared
 
-STRATEGIES = ("update_status", "batch_select", "delete_returning")
+
+def new_base() -> Any:
+    """Return a declarative base with a MetaData of its own, whose times have a zone."""
+
+    class Base(DeclarativeBase):
+        type_annotation_map = {datetime: sa.DateTime(timezone=True)}  # noqa: RUF012 - as SQLAlchemy wants it
+
+    return Base
 
 
 class Kind(enum.Enum):
@@ -23,11 +31,10 @@ class Kind(enum.Enum):
 
 
 class Queues:
-    """Queue classes in a MetaData of their own."""
+    """One queue of each strategy, in a MetaData of their own."""
 
     def __init__(self, **options: Any) -> None:
-        class Base(DeclarativeBase):
-            type_annotation_map = {datetime: sa.DateTime(timezone=True)}  # noqa: RUF012 - as SQLAlchemy wants it
+        Base = new_base()  # noqa: N806 - it is a class
 
         class Customer(Base):
             __tablename__ = "customer"
@@ -67,3 +74,116 @@ class Queues:
         self.metadata = Base.metadata
         self.Customer, self.Email, self.Invoice, self.Picture = Customer, Email, Invoice, Picture
         self.all: list[Any] = [Email, Invoice, Picture]
+
+
+class Mood(enum.Enum):
+    GLAD = "glad"
+    SAD = "sad"
+
+
+class Cents(sa.types.TypeDecorator[Decimal]):
+    """Stores an amount as an integer."""
+
+    impl = sa.BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Any) -> Any:
+        return None if value is None else int(value * 100)
+
+    def process_result_value(self, value: Any, dialect: Any) -> Any:
+        raise AssertionError("a list must not call the types of the application")
+
+
+@shared
+def make_wide(**options: Any) -> Any:
+    """Return a queue with columns of many types, whose real names differ from those of the attributes."""
+
+    class Wide(QueueMixin, new_base()):
+        __tablename__ = "Wide table"
+        __queue__ = QueueConfig(columns={"priority": "rank", "last_error": "problem"}, **options)
+        number: Mapped[int] = mapped_column("The Number", sa.BigInteger, primary_key=True)
+        name: Mapped[str | None] = mapped_column('na"me %s', index=True)
+        amount: Mapped[Decimal | None] = mapped_column("Amount", Cents)
+        exact: Mapped[Decimal | None] = mapped_column(sa.Numeric(40, 10), index=True)
+        ratio: Mapped[float | None] = mapped_column(sa.Float)
+        mood: Mapped[Mood | None] = mapped_column(index=True)
+        flag: Mapped[bool | None]
+        day: Mapped[date | None] = mapped_column(index=True)
+        at: Mapped[datetime | None] = mapped_column(index=True)
+        naive: Mapped[datetime | None] = mapped_column(sa.DateTime())
+        reference: Mapped[uuid.UUID | None] = mapped_column(index=True)
+        document: Mapped[Any | None] = mapped_column(postgresql.JSONB)
+        plain_json: Mapped[Any | None] = mapped_column(sa.JSON)
+        tags: Mapped[list[str] | None] = mapped_column(postgresql.ARRAY(sa.Text))
+        pause: Mapped[timedelta | None] = mapped_column(sa.Interval)
+        address: Mapped[Any | None] = mapped_column(postgresql.INET)
+        blob: Mapped[bytes | None]
+        body: Mapped[str | None] = mapped_column(sa.Text)
+        doubled: Mapped[int | None] = mapped_column(sa.BigInteger, sa.Computed('"The Number" * 2', persisted=True))
+
+    return Wide
+
+
+@shared
+def make_rows(strategy: str = "update_status", **options: Any) -> Any:
+    """Return a queue with columns of which many rows have the same value, or none."""
+
+    class Row(QueueMixin, new_base()):
+        __tablename__ = "row"
+        __queue__ = QueueConfig(strategy=strategy, **options)
+        id: Mapped[int] = mapped_column(primary_key=True)
+        few: Mapped[int | None] = mapped_column(index=True)
+        many: Mapped[int | None] = mapped_column(index=True)
+        other: Mapped[int | None]
+        __table_args__ = (sa.Index("both", "few", sa.text("many DESC NULLS LAST")), sa.Index("whole", "other", "id"))
+
+    return Row
+
+
+@shared
+def make_pairs() -> Any:
+    """Return a queue with a composite key."""
+
+    class Pair(QueueMixin, new_base()):
+        __tablename__ = "pair"
+        __queue__ = QueueConfig(strategy="delete_returning")
+        tenant: Mapped[str] = mapped_column(primary_key=True)
+        number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+        value: Mapped[int | None]
+
+    return Pair
+
+
+@shared
+def make_messages() -> Any:
+    """Return a queue whose rows are deleted by claims."""
+
+    class Note(QueueMixin, new_base()):
+        __tablename__ = "note"
+        __queue__ = QueueConfig(
+            strategy="delete_returning",
+            rows_are_messages=True,
+            adopt={"attempts": "attempts", "last_error": "last_error", "run_at": "run_at"},
+        )
+        id: Mapped[int] = mapped_column(primary_key=True)
+        text: Mapped[str | None]
+        mood: Mapped[Mood | None]
+        amount: Mapped[Decimal | None] = mapped_column("Amount", sa.Numeric(20, 2))
+        attempts: Mapped[int] = mapped_column(server_default="0")
+        last_error: Mapped[str | None]
+        run_at: Mapped[datetime | None] = mapped_column(server_default=sa.func.now())
+
+    return Note
+
+
+@shared
+def make_daily(strategy: str) -> Any:
+    """Return a queue whose keys are dates."""
+
+    class Daily(QueueMixin, new_base()):
+        __tablename__ = "daily"
+        __queue__ = QueueConfig(strategy=strategy)
+        day: Mapped[date] = mapped_column(primary_key=True)
+        note: Mapped[str | None]
+
+    return Daily

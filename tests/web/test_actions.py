@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx
+import anyio
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Consumer, Schedule, admin, claim
+from sqlaqueue import Consumer, Schedule, Unique, admin, claim
 from sqlaqueue.web import Access
 from sqlaqueue.web.data import bulk
-from tests.unique.models import create, make_job
-from tests.web.jobs_of import KINDS, XSS, add, claimed, fail_jobs, states
-from tests.web.models import Queues
+from sqlaqueue.web.database import Database
+from tests.models import execute
+from tests.web.conftest import Fields, act, follow, hidden, post
+from tests.web.jobs import KINDS, XSS, add, claimed, fail_jobs, new_queue, reading_role, states
 
-Fields = Mapping[str, str | Sequence[str]]
+if TYPE_CHECKING:
+    from tests.web.models import Queues
 
 ACTIONS = ("requeue", "cancel", "purge", "edit", "pause", "resume")
 RIGHT = {action: action for action in ACTIONS} | {"resume": "pause"}
-
-
-async def post(client: Any, path: str, fields: Fields, **options: Any) -> httpx.Response:
-    async with client as browser:
-        response: httpx.Response = await browser.post(path, data=fields, **options)
-        return response
-
-
-async def act(client: Any, action: str, queue: str = "email", **fields: str | Sequence[str]) -> httpx.Response:
-    return await post(client, f"/queues/{queue}/actions/{action}", fields)
-
-
-def hidden(text: str) -> list[tuple[str, str]]:
-    """Return the hidden fields of a page."""
-    found = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', text)
-    return [(unescape(name), unescape(value)) for name, value in found]
 
 
 def values(text: str) -> dict[str, str]:
@@ -64,16 +48,6 @@ def values(text: str) -> dict[str, str]:
     return found
 
 
-@pytest.fixture
-def audit(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "sqlaqueue.audit")
-    return caplog
-
-
-def lines(audit: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in audit.records if record.name == "sqlaqueue.audit"]
-
-
 async def test_each_action_needs_its_right(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
     add(engine, queues.Email(recipient="a"), queues.Email(recipient="a"))
     fail_jobs(engine, queues.Email)
@@ -89,7 +63,7 @@ async def test_each_action_needs_its_right(engine: sa.Engine, queues: Queues, cl
         for action in ACTIONS:
             response = await act(client_of(access=lambda _, access=access: access), action, key=["1", "2"])
             assert response.status_code in {403, 404}
-    assert (states(engine, queues.Email), lines(audit)) == (before, [])
+    assert (states(engine, queues.Email), audit()) == (before, [])
     with Session(engine) as session:
         assert not admin.paused(session, queues.Email)
 
@@ -109,8 +83,7 @@ async def test_other_origins_do_nothing(engine: sa.Engine, queues: Queues, clien
 async def test_a_job_is_cancelled_requeued_and_deleted(
     engine: sa.Engine, kind: str, client_of: Any, audit: Any
 ) -> None:
-    model = make_job(kind, unique=None)
-    create(engine, model)
+    model = new_queue(engine, kind)
     add(engine, model(id=1))
     for action, state, notice in (
         ("cancel", "cancelled", "1 job was cancelled."),
@@ -120,14 +93,14 @@ async def test_a_job_is_cancelled_requeued_and_deleted(
             response = await browser.post(f"/queues/job/actions/{action}", data={"key": "1"})
             assert response.status_code == 303
             assert urlsplit(response.headers["location"]).path.endswith("/job")
-            shown = await browser.get(str(response.url.join(response.headers["location"])))
+            shown = await follow(browser, response)
         assert notice in shown.text
         assert states(engine, model) == {"1": state}
     fail_jobs(engine, model)
     response = await act(client_of(model), "purge", "job", key="1")
     assert urlsplit(response.headers["location"]).path.endswith("/jobs")
     assert states(engine, model) == {}
-    assert lines(audit) == [
+    assert audit() == [
         f"user='ada' action={action} queue='job' count=1 keys=['1']" for action in ("cancel", "requeue", "purge")
     ]
 
@@ -141,9 +114,8 @@ async def test_a_whole_list_is_changed_as_its_preview_says(
         query = {"all": "1", "action": "requeue", "state": "failed", "f.recipient": "a"}
         shown = await browser.get("/queues/email/confirm", params=query)
         assert "Requeue 2 jobs?" in shown.text
-        with engine.begin() as connection:
-            later = "INSERT INTO email (recipient, status, created_at) VALUES ('a', 'failed', now() + interval '1 s')"
-            connection.execute(sa.text(later))
+        later = "INSERT INTO email (recipient, status, created_at) VALUES ('a', 'failed', now() + interval '1 s')"
+        execute(engine, later)
         response = await browser.post("/queues/email/actions/requeue", data=dict(hidden(shown.text)))
         assert response.status_code == 303
         target = str(response.url.join(response.headers["location"]))
@@ -152,7 +124,7 @@ async def test_a_whole_list_is_changed_as_its_preview_says(
         # A reload of the page asks for it again, and does not repeat the action.
         assert (await browser.get(target)).status_code == 200
     assert states(engine, queues.Email) == {"1": "pending", "2": "failed", "3": "pending", "4": "failed"}
-    assert lines(audit) == [
+    assert audit() == [
         "user='ada' action=requeue queue='email' count=2 keys=['3', '1'] filter='state=failed&f.recipient=a'"
     ]
 
@@ -168,32 +140,28 @@ async def test_a_large_action_offers_to_go_on(
     engine: sa.Engine, queues: Queues, client_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "MOST_AT_ONCE", 1000)
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("INSERT INTO email (recipient, status) SELECT 'a', 'failed' FROM generate_series(1, 1700)")
-        )
+    execute(engine, "INSERT INTO email (recipient, status) SELECT 'a', 'failed' FROM generate_series(1, 1700)")
     async with client_of() as browser:
         shown = await browser.get("/queues/email/confirm", params={"all": "1", "action": "purge", "state": "failed"})
         assert "Delete 1,700 jobs?" in shown.text
         response = await browser.post("/queues/email/actions/purge", data=dict(hidden(shown.text)))
-        shown = await browser.get(str(response.url.join(response.headers["location"])))
+        shown = await follow(browser, response)
         assert "1,000 jobs were deleted." in shown.text
         assert "Delete 700 jobs?" in shown.text
         response = await browser.post("/queues/email/actions/purge", data=dict(hidden(shown.text)))
-        shown = await browser.get(str(response.url.join(response.headers["location"])))
+        shown = await follow(browser, response)
         assert "700 jobs were deleted." in shown.text
     assert states(engine, queues.Email) == {}
 
 
 async def test_what_was_not_changed_is_told(engine: sa.Engine, client_of: Any, audit: Any) -> None:
-    model = make_job("update_status")
-    create(engine, model)
+    model = new_queue(engine, unique=Unique("key"))
     add(engine, model(id=1, key="a"), model(id=2, key="b"))
     fail_jobs(engine, model, 2)
     add(engine, model(id=3, key="a"))
     response = await act(client_of(model), "requeue", "job", key=["1", "2", "3", "9"])
     assert "notice=requeued%3A1&notice=twins%3A1&notice=unchanged%3A2" in response.headers["location"]
-    assert lines(audit) == ["user='ada' action=requeue queue='job' count=1 keys=['1', '2', '3', '9'] twins=1"]
+    assert audit() == ["user='ada' action=requeue queue='job' count=1 keys=['1', '2', '3', '9'] twins=1"]
     with claimed(engine, model):
         response = await act(client_of(model), "cancel", "job", key=["2", "3"])
         assert "notice=cancelled%3A1&notice=asked%3A1" in response.headers["location"]
@@ -236,7 +204,7 @@ async def test_pause_and_resume(engine: sa.Engine, queues: Queues, client_of: An
         with Session(engine) as session:
             assert admin.paused(session, queues.Email) is is_paused
             assert not admin.paused(session, queues.Invoice)
-    assert lines(audit) == ["user='ada' action=pause queue='email'", "user='ada' action=resume queue='email'"]
+    assert audit() == ["user='ada' action=pause queue='email'", "user='ada' action=resume queue='email'"]
 
 
 async def test_user_cannot_forge_the_audit(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
@@ -244,7 +212,7 @@ async def test_user_cannot_forge_the_audit(engine: sa.Engine, queues: Queues, cl
     name = "eve\nuser='root' action=purge"
     client = client_of(access=lambda _: Access(read=True, act=True, user=name))
     await act(client, "cancel", "picture", key="\"a\nuser='root'\",b")
-    (line,) = lines(audit)
+    (line,) = audit()
     assert "\n" not in line
 
 
@@ -269,7 +237,7 @@ async def test_schedules_are_run_paused_and_resumed(
     assert stored().run_requested_at is not None
     # It is the definition that is wrong, and this has not changed.
     assert stored().last_error == "ValueError: x"
-    assert lines(audit) == [
+    assert audit() == [
         f"user='ada' action={action}_schedule queue='email' schedule='hourly/de'"
         for action in ("pause", "resume", "run")
     ]
@@ -302,8 +270,7 @@ async def test_edit_and_requeue(engine: sa.Engine, queues: Queues, client_of: An
         # The tick of null is still there, as a browser without JavaScript leaves it.
         fields |= {"v.subject": XSS, "v.recipient": "b", "v.urgent": "", "then": "requeue"}
         response = await browser.post("/queues/email/actions/edit", data=fields)
-        assert response.status_code == 303, response.text
-        shown = await browser.get(str(response.url.join(response.headers["location"])))
+        shown = await follow(browser, response)
         assert "1 job is pending again." in shown.text
         again = await browser.post("/queues/email/actions/edit", data=fields)
         assert again.status_code == 409, "a second POST meets the changed job"
@@ -311,7 +278,7 @@ async def test_edit_and_requeue(engine: sa.Engine, queues: Queues, client_of: An
         email = session.get_one(queues.Email, 1)
         assert (email.recipient, email.subject, email.urgent, email.payload) == ("b", XSS, None, {"a": [1, 2]})
         assert (email.status, email.attempts) == ("pending", 0)
-    (line,) = lines(audit)
+    (line,) = audit()
     assert line.startswith("user='ada' action=edit queue='email' count=1 keys=['1'] columns=")
     assert XSS not in line
 
@@ -320,8 +287,7 @@ async def test_edit_shows_both_versions_after_a_conflict(engine: sa.Engine, queu
     add(engine, queues.Email(recipient="a", subject="old"))
     async with client_of() as browser:
         fields = values((await browser.get("/queues/email/edit", params={"key": "1"})).text)
-        with engine.begin() as connection:
-            connection.execute(sa.text("UPDATE email SET subject = 'theirs & more'"))
+        execute(engine, "UPDATE email SET subject = 'theirs & more'")
         fields |= {"v.subject": "mine", "then": "save"}
         fields.pop("null.subject", None)
         response = await browser.post("/queues/email/actions/edit", data=fields)
@@ -380,8 +346,7 @@ async def test_edit_and_requeue_needs_both_rights(engine: sa.Engine, queues: Que
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_edit_of_a_running_job_is_refused(engine: sa.Engine, kind: str, client_of: Any) -> None:
-    model = make_job(kind, unique=None)
-    create(engine, model)
+    model = new_queue(engine, kind)
     add(engine, model(id=1, note="old"))
     async with client_of(model) as browser:
         fields = values((await browser.get("/queues/job/edit", params={"key": "1"})).text)
@@ -397,8 +362,7 @@ async def test_edit_of_a_running_job_is_refused(engine: sa.Engine, kind: str, cl
 async def test_cancel_beside_a_consumer_loses_nothing(
     engine: sa.Engine, kind: str, client_of: Any, sessions: Any
 ) -> None:
-    model = make_job(kind, unique=None)
-    create(engine, model)
+    model = new_queue(engine, kind)
     add(engine, *(model(id=number) for number in range(1, 31)))
     ran: list[int] = []
     lock, begun = threading.Lock(), threading.Event()
@@ -450,22 +414,13 @@ async def test_async_sessions_serve_all_actions(engine: sa.Engine, queues: Queue
 
 async def test_role_without_rights_is_told(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
     add(engine, queues.Email(recipient="a"))
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP ROLE IF EXISTS looker")
-        connection.exec_driver_sql("CREATE ROLE looker LOGIN")
-        connection.exec_driver_sql("GRANT USAGE ON SCHEMA public TO looker")
-        connection.exec_driver_sql("GRANT SELECT ON ALL TABLES IN SCHEMA public TO looker")
-    looker = sa.create_engine(engine.url.set(username="looker"))
-    factory = sa.orm.sessionmaker(looker)
-    response = await act(client_of(factory=factory), "cancel", key="1")
-    assert response.status_code == 503
-    assert "no right" in response.text, response.text
-    assert "error='ProgrammingError'" in lines(audit)[0]
-    async with client_of(factory=factory) as browser:
-        assert (await browser.get("/queues/email/job", params={"key": "1"})).status_code == 200
-    looker.dispose()
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP OWNED BY looker; DROP ROLE looker")
+    with reading_role(engine) as limited:
+        factory = sessionmaker(limited)
+        response = await act(client_of(factory=factory), "cancel", key="1")
+        assert response.status_code == 503
+        assert "no right" in response.text, response.text
+        assert "error='ProgrammingError'" in audit()[0]
+        assert (await client_of(factory=factory).get("/queues/email/job?key=1")).status_code == 200
 
 
 async def test_jobs_of_dead_workers_are_rescued(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
@@ -486,7 +441,7 @@ async def test_jobs_of_dead_workers_are_rescued(engine: sa.Engine, queues: Queue
     assert states(engine, queues.Email) == {"1": "processing"}
     assert (await act(client_of(), "rescue")).status_code == 303
     assert states(engine, queues.Email) == {"1": "pending"}
-    assert lines(audit) == ["user='ada' action=rescue queue='email' count=1"]
+    assert audit() == ["user='ada' action=rescue queue='email' count=1"]
 
 
 async def test_requeueing_a_completed_job_is_asked(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
@@ -495,3 +450,57 @@ async def test_requeueing_a_completed_job_is_asked(engine: sa.Engine, queues: Qu
     assert "confirm?action=requeue&amp;key=1" in completed
     assert "actions/requeue" not in completed
     assert "actions/requeue" in failed
+
+
+# -- the audit of actions: a line for each, also for those that fail -----------------------------------------------
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+async def test_a_connection_that_is_lost_after_the_change(
+    client_of: Any, engine: sa.Engine, queues: Queues, audit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = admin.cancel
+
+    def lost(session: Any, *given: Any, **options: Any) -> Any:
+        cancel(session, *given, **options)
+        session.execute(sa.select(sa.func.pg_terminate_backend(sa.func.pg_backend_pid())))
+
+    monkeypatch.setattr(bulk.admin, "cancel", lost)
+    add(engine, queues.Email(recipient="a"))
+    assert (await client_of().post("/queues/email/actions/cancel", data={"key": "1"})).status_code == 503
+    assert states(engine, queues.Email) == {"1": "cancelled"}
+    assert audit() == ["user='ada' action=cancel queue='email' keys=['1'] error='OperationalError'"]
+
+
+@pytest.mark.parametrize("path", ["cancel", "edit", "pause", "resume"])
+async def test_a_request_that_is_cancelled(
+    client_of: Any, queues: Queues, audit: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    async def never(*_: Any, **__: Any) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(Database, "write", never)
+    with anyio.move_on_after(0.2):
+        await client_of().post(f"/queues/email/actions/{path}", content="key=1", headers=FORM)
+    (line,) = audit()
+    assert line.startswith(f"user='ada' action={path} queue='email'")
+    assert line.endswith("error='CancelledError'")
+
+
+async def test_a_paused_queue_that_cannot_be_paused(client_of: Any, engine: sa.Engine, audit: Any) -> None:
+    execute(engine, "DROP TABLE sqlaqueue_control")
+    assert (await client_of().post("/queues/email/actions/pause", content="", headers=FORM)).status_code == 503
+    assert audit() == ["user='ada' action=pause queue='email' error='ProgrammingError'"]
+
+
+async def test_a_value_of_a_filter_is_no_further_condition(
+    client_of: Any, engine: sa.Engine, queues: Queues, audit: Any
+) -> None:
+    add(engine, *(queues.Email(recipient="a&state=failed b") for _ in range(2)))
+    fail_jobs(engine, queues.Email, 1)
+    form = {"all": "1", "f.recipient": "a&state=failed b", "until": "2100-01-01T00:00:00+00:00"}
+    assert (await client_of().post("/queues/email/actions/purge", data=form)).status_code == 303
+    assert audit() == [
+        "user='ada' action=purge queue='email' count=1 keys=['1'] filter='f.recipient=a%26state%3Dfailed b'"
+    ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -17,9 +19,20 @@ from sqlaqueue.web.data import bulk
 from sqlaqueue.web.data.bulk import BulkAction, ByKeys, Done, Preview, Selection, act, by_filter, preview
 from sqlaqueue.web.data.job_filters import parse_filter
 from sqlaqueue.web.data.reader import ParameterError
-from tests.unique.models import create, make_job
-from tests.web.jobs_of import KINDS, add, claimed, columns, fail_jobs, states, wanted
-from tests.web.models import Queues
+from tests.models import execute
+from tests.programs import Program, wait_until
+from tests.sent_statements import sent_statements
+from tests.web import jobs
+from tests.web.conftest import hidden
+from tests.web.jobs import KINDS, RAN, add, claimed, columns, fail_jobs, new_queue, states, wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+
+    from tests.servers import Database
+    from tests.web.models import Queues
 
 
 def look(engine: sa.Engine, action: BulkAction, chosen: Selection) -> Preview:
@@ -49,9 +62,7 @@ def effects(found: Preview) -> dict[str, tuple[int, bool]]:
 
 @pytest.fixture(params=KINDS)
 def plain(engine: sa.Engine, request: pytest.FixtureRequest) -> Any:
-    model = make_job(request.param, unique=None)
-    create(engine, model)
-    return model
+    return new_queue(engine, request.param)
 
 
 def test_actions_by_keys_change_what_the_preview_says(engine: sa.Engine, plain: Any) -> None:
@@ -108,7 +119,6 @@ def test_preview_shows_the_first_jobs_with_what_happens(engine: sa.Engine, queue
         assert found.jobs.value is not None
         assert len(found.jobs.value) == 20
         found = look(engine, "cancel", of_keys(queues.Email, *range(1, 31)))
-        assert found.jobs.value is not None
         running = [job.effect for job in found.jobs.value if job.state == "processing"]
         assert running == ["will be asked to stop"] * 3
 
@@ -119,12 +129,10 @@ def test_preview_shows_the_first_jobs_with_what_happens(engine: sa.Engine, queue
 def test_preview_of_a_requeue_tells_what_becomes_of_the_attempts(
     engine: sa.Engine, options: dict[str, Any], text: str
 ) -> None:
-    model = make_job("update_status", unique=None, **options)
-    create(engine, model)
+    model = new_queue(engine, **options)
     add(engine, model(id=1))
     fail_jobs(engine, model)
     found = look(engine, "requeue", of_keys(model, 1))
-    assert found.jobs.value is not None
     assert [job.effect for job in found.jobs.value] == [f"will be pending again{text}"]
 
 
@@ -149,8 +157,7 @@ def test_jobs_after_the_preview_are_left_alone(engine: sa.Engine, queues: Queues
 def test_jobs_after_the_preview_are_left_alone_though_their_times_are_hidden(
     engine: sa.Engine, kind: str, redacted: tuple[str, ...]
 ) -> None:
-    model = make_job(kind, unique=None)
-    create(engine, model)
+    model = new_queue(engine, kind)
     add(engine, *(model(id=number) for number in (1, 2, 3)))
     fail_jobs(engine, model, 2)
     names = [role for role in redacted if role in spec_of(model).columns]
@@ -166,10 +173,7 @@ def test_large_actions_go_on_where_they_stopped(
     engine: sa.Engine, queues: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "MOST_AT_ONCE", 1000)
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("INSERT INTO email (recipient, status) SELECT 'a', 'failed' FROM generate_series(1, 2600)")
-        )
+    execute(engine, "INSERT INTO email (recipient, status) SELECT 'a', 'failed' FROM generate_series(1, 2600)")
     chosen = of_filter(queues.Email, "requeue", ("state", "failed"))
     done = do(engine, "requeue", chosen)
     assert done.changed == 1000
@@ -185,13 +189,11 @@ def test_large_actions_go_on_where_they_stopped(
 
 
 def test_twins_are_told(engine: sa.Engine) -> None:
-    model = make_job("update_status", unique=Unique("key"))
-    create(engine, model)
+    model = new_queue(engine, unique=Unique("key"))
     add(engine, model(id=1, key="a"), model(id=2, key="b"))
     fail_jobs(engine, model, 2)
     add(engine, model(id=3, key="a"))
     found = look(engine, "requeue", of_keys(model, 1, 2))
-    assert found.jobs.value is not None
     assert [(job.key, job.is_changed) for job in found.jobs.value] == [("1", False), ("2", True)]
     assert "job 3" in found.jobs.value[0].effect
     done = do(engine, "requeue", of_keys(model, 1, 2))
@@ -200,8 +202,7 @@ def test_twins_are_told(engine: sa.Engine) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dead_letter_with_a_twin_stays(engine: sa.Engine, kind: str) -> None:
-    model = make_job(kind)
-    create(engine, model)
+    model = new_queue(engine, kind, unique=Unique("key"))
     add(engine, model(id=1, key="a"))
     fail_jobs(engine, model, 1)
     add(engine, model(id=2, key="a"))
@@ -240,8 +241,7 @@ def test_cancelled_run_ends_once(engine: sa.Engine, plain: Any, sessions: Any) -
 
 
 def test_blocking_head_is_not_purged(engine: sa.Engine) -> None:
-    model = make_job("update_status", unique=None, order=Order("key", by="id"), columns={"started_at": "started_at"})
-    create(engine, model)
+    model = new_queue(engine, order=Order("key", by="id"), columns={"started_at": "started_at"})
     add(engine, model(id=1, key="a"), model(id=2, key="a"))
     fail_jobs(engine, model, 1)
     done = do(engine, "purge", of_keys(model, 1))
@@ -269,8 +269,7 @@ def test_malformed_keys_are_refused(engine: sa.Engine, queues: Queues, key: str)
 def test_refusal_of_one_job_is_told(engine: sa.Engine, queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "_BATCH", 2)
     add(engine, *(queues.Email(recipient="a") for _ in range(5)))
-    with engine.begin() as connection:
-        connection.execute(sa.text("ALTER TABLE email ADD CHECK (id <> 3 OR status <> 'cancelled')"))
+    execute(engine, "ALTER TABLE email ADD CHECK (id <> 3 OR status <> 'cancelled')")
     done = do(engine, "cancel", of_keys(queues.Email, 1, 2, 3, 4, 5))
     assert (done.changed, done.unchanged) == (4, 1)
     assert done.problem == "The database refuses to change job 3; the log has the error."
@@ -280,15 +279,13 @@ def test_refusal_of_one_job_is_told(engine: sa.Engine, queues: Queues, monkeypat
 
 def test_action_that_applies_to_no_state_reads_nothing(engine: sa.Engine, queues: Queues) -> None:
     add(engine, queues.Email(recipient="a"))
-    sent: list[str] = []
-    sa.event.listen(engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
-    done = do(engine, "requeue", of_filter(queues.Email, "requeue", ("state", "pending")))
+    with sent_statements(engine) as sent:
+        done = do(engine, "requeue", of_filter(queues.Email, "requeue", ("state", "pending")))
     assert (done.changed, sent) == (0, [])
 
 
 def test_old_jobs_without_a_time_are_selected(engine: sa.Engine, queues: Queues) -> None:
-    with engine.begin() as connection:
-        connection.execute(sa.text("INSERT INTO email (recipient, status) VALUES ('a', 'failed')"))
+    execute(engine, "INSERT INTO email (recipient, status) VALUES ('a', 'failed')")
     seen = look(engine, "requeue", of_filter(queues.Email, "requeue"))
     later = seen.now + timedelta(seconds=1)
     assert do(engine, "requeue", of_filter(queues.Email, "requeue", until=later)).changed == 1
@@ -299,3 +296,100 @@ def test_keys_that_no_row_can_have_are_missing(engine: sa.Engine, queues: Queues
     found = look(engine, "cancel", of_keys(queues.Invoice, 1, 2**40, 2**63 - 1))
     assert (effects(found), found.missing) == ({"pending": (1, True)}, 2)
     assert do(engine, "cancel", of_keys(queues.Invoice, 1, 2**40)).changed == 1
+
+
+# -- cancel and delete by filter while four processes run the jobs: nothing is lost, run twice, or run after its end --
+
+SIZE, GROUPS, PROCESSES = 250, 8, 4
+ALWAYS = ("update_status", "delete_returning")
+JOBS = SIZE * GROUPS
+
+
+@contextmanager
+def workers(url: str, kind: str) -> Iterator[None]:
+    """Run jobs in four processes."""
+    started = [Program(jobs.__name__, url, kind) for _ in range(PROCESSES)]
+    try:
+        yield
+        for process in started:
+            process.signal()
+        codes = [process.end() for process in started]
+    finally:
+        for process in started:
+            process.clear()
+    output = [process.output for process in started]
+    assert codes == [0] * PROCESSES, output
+    assert [text for text in output if "Traceback" in text] == []
+
+
+async def act_on_all(browser: httpx.AsyncClient, action: str, **filters: str) -> None:
+    """Look at the preview, and do what it offers."""
+    page = await browser.get("/queues/job/confirm", params={"all": "1", "action": action, **filters})
+    assert page.status_code == 200, page.text
+    form = dict(hidden(page.text))
+    if form:  # there are such jobs
+        answer = await browser.post(f"/queues/job/actions/{action}", data=form)
+        assert answer.status_code == 303, answer.text
+
+
+def enqueue(engine: sa.Engine, model: Any, group: int) -> None:
+    """Enqueue a group of jobs. However fast the workers are, some of each group but the first are left to cancel."""
+    first, later = group * SIZE + 1, datetime.now(UTC) + timedelta(hours=1)
+    added = [model(id=number, note=str(group)) for number in range(first, first + SIZE)]
+    for job in added[-50:] if group else ():
+        job.run_at = later
+    add(engine, *added)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "kind", [each if each in ALWAYS else pytest.param(each, marks=pytest.mark.thorough) for each in KINDS]
+)
+async def test_nothing_is_lost(
+    engine: sa.Engine, shared: Database, kind: str, client_of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = new_queue(engine, kind)
+    execute(engine, RAN)
+    enqueue(engine, model, 0)
+    caplog.set_level(logging.INFO, "sqlaqueue.audit")
+
+    def gone(group: int) -> tuple[datetime, set[int]]:
+        """Return which of the jobs that were enqueued have no row any more, and a time after that."""
+        with engine.connect() as connection:
+            left = set(connection.scalars(sa.text("SELECT id FROM job")))
+            now = connection.scalar(sa.text("SELECT clock_timestamp()"))
+        assert now is not None
+        return now, set(range(1, (group + 1) * SIZE + 1)) - left
+
+    reported: list[tuple[datetime, set[int]]] = []
+    async with client_of(model) as browser:
+        with workers(shared.url(), kind):
+            wait_until(lambda: execute(engine, "SELECT count(*) FROM ran") > PROCESSES)
+            for group in range(1, GROUPS):
+                enqueue(engine, model, group)
+                await act_on_all(browser, "cancel", state="pending", **{"f.note": str(group)})
+                for state in ("cancelled", "completed") if kind != "rows_are_messages" else ("cancelled",):
+                    await act_on_all(browser, "purge", state=state)
+                reported.append(gone(group))
+            wait_until(lambda: execute(engine, UNFINISHED[kind]) == 0, seconds=120)
+    audits: list[Any] = [record for record in caplog.records if record.name == "sqlaqueue.audit"]
+    counts = {action: sum(each.count for each in audits if each.action == action) for action in ("cancel", "purge")}
+    with engine.connect() as connection:
+        ran = connection.execute(sa.text("SELECT id, attempt, at FROM ran")).all()
+    # Each job was either run or cancelled; of those that were asked to stop some had not begun. None was run twice in
+    # one attempt.
+    asked = sum(each.facts.get("asked", 0) for each in audits)
+    assert counts["cancel"] <= JOBS - len({row.id for row in ran}) <= counts["cancel"] + asked
+    assert len({(row.id, row.attempt) for row in ran}) == len(ran)
+    assert counts["cancel"] >= 50 * (GROUPS - 1)
+    # What was deleted had been run before, or never.
+    late = [(row.id, row.at, moment) for moment, ids in reported for row in ran if row.id in ids and row.at > moment]
+    assert late == []
+    assert counts["purge"] > 0
+
+
+UNFINISHED = {
+    kind: "SELECT count(*) FROM job"
+    + ("" if kind == "rows_are_messages" else " WHERE status IN ('pending', 'processing')")
+    for kind in KINDS
+}

@@ -1,32 +1,63 @@
-"""The frame: which requests are served, mounted under any path, and how errors are answered."""
+"""The frame: which requests are served, mounted under any path, in which words, and by which sessions."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
-import httpx
+import anyio
 import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
 from litestar import Litestar, asgi
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Mount
 
+import sqlaqueue.web
+from sqlaqueue import Unique
+from sqlaqueue.exc import StatementError
 from sqlaqueue.web import Access, Dashboard
-from sqlaqueue.web.context import PATHS
+from sqlaqueue.web.context import PATHS, shared_result
+from sqlaqueue.web.data.reader import attempt_part
+from sqlaqueue.web.database import MOST_AT_ONCE, Database
+from sqlaqueue.web.errors import ServiceUnavailable
 from sqlaqueue.web.security import SECURITY_HEADERS
 from tests.web.conftest import HERE, client, everything
+from tests.web.jobs import add, fail_jobs, new_queue
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import httpx
+
+    from tests.web.models import Queues
 
 
 def links(response: httpx.Response) -> list[str]:
     """Return the absolute URLs of what a page links to."""
     return [urljoin(str(response.url), each) for each in re.findall(r'(?:href|src|action)="([^"]+)"', response.text)]
+
+
+def in_starlette(dashboard: Any, path: str = "/ops") -> Any:
+    return Starlette(routes=[Mount(path, dashboard)])
+
+
+def in_fastapi(dashboard: Any, path: str = "/ops") -> Any:
+    app = FastAPI()
+    app.mount(path, dashboard)
+    return app
+
+
+def in_litestar(dashboard: Any, path: str = "/ops") -> Any:
+    return Litestar([asgi(path, is_mount=True, copy_scope=True)(dashboard)])
 
 
 async def test_first_page_names_all_queues(client_of: Any) -> None:
@@ -43,19 +74,10 @@ async def test_async_sessions_serve_as_well(queues: Any, shared: Any) -> None:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("framework", ["starlette", "fastapi", "litestar"])
+@pytest.mark.parametrize("mount", [in_starlette, in_fastapi, in_litestar])
 @pytest.mark.parametrize("path", ["/ops", "/deep/er/queues"])
-async def test_mounted_links_stay_below_the_path(framework: str, path: str, queues: Any, sessions: Any) -> None:
-    dashboard = Dashboard(queues.all, sessions, access=everything)
-    app: Any
-    if framework == "starlette":
-        app = Starlette(routes=[Mount(path, dashboard)])
-    elif framework == "fastapi":
-        app = FastAPI()
-        app.mount(path, dashboard)
-    else:
-        app = Litestar([asgi(path, is_mount=True, copy_scope=True)(dashboard)])  # type: ignore[arg-type]  # its types are those of its own
-    async with client(app) as browser:
+async def test_mounted_links_stay_below_the_path(mount: Any, path: str, dashboard: Any) -> None:
+    async with client(mount(dashboard, path)) as browser:
         first = await browser.get(path, follow_redirects=True)
         assert (first.status_code, first.url.path) == (200, f"{path}/")
         found = links(first)
@@ -68,8 +90,7 @@ async def test_mounted_links_stay_below_the_path(framework: str, path: str, queu
         assert [each for each in links(below) if not each.startswith(f"{HERE}{path}/")] == []
 
 
-async def test_proxy_that_cuts_the_path_needs_no_setting(queues: Any, sessions: Any) -> None:
-    dashboard = Dashboard(queues.all, sessions, access=everything)
+async def test_proxy_that_cuts_the_path_needs_no_setting(dashboard: Any) -> None:
     response = await client(dashboard).get("/")
     seen = "https://ops.example.com/admin/queues/"
     targets = [urljoin(seen, each) for each in re.findall(r'(?:href|src)="([^"]+)"', response.text)]
@@ -101,8 +122,7 @@ async def test_error_of_the_access_rule_is_the_applications(queues: Any, session
     def rule(_: Any) -> Access:
         raise HTTPException(401, headers={"WWW-Authenticate": "Basic"})
 
-    app = Starlette(routes=[Mount("/ops", Dashboard(queues.all, sessions, access=rule))])
-    response = await client(app).get("/ops/")
+    response = await client(in_starlette(Dashboard(queues.all, sessions, access=rule))).get("/ops/")
     assert (response.status_code, response.headers["www-authenticate"]) == (401, "Basic")
 
 
@@ -113,8 +133,7 @@ async def test_access_rule_sees_the_whole_path(queues: Any, sessions: Any) -> No
         seen.append(request.url.path)
         return Access(read=True)
 
-    app = Starlette(routes=[Mount("/ops", Dashboard(queues.all, sessions, access=rule))])
-    await client(app).get("/ops/")
+    await client(in_starlette(Dashboard(queues.all, sessions, access=rule))).get("/ops/")
     assert seen == ["/ops/"]
 
 
@@ -162,23 +181,8 @@ async def test_headers_forbid_inline_code_frames_and_caches(client_of: Any) -> N
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
 
 
-def in_starlette(dashboard: Any) -> Any:
-    return Starlette(routes=[Mount("/ops", dashboard)])
-
-
-def in_fastapi(dashboard: Any) -> Any:
-    app = FastAPI()
-    app.mount("/ops", dashboard)
-    return app
-
-
-def in_litestar(dashboard: Any) -> Any:
-    return Litestar([asgi("/ops", is_mount=True, copy_scope=True)(dashboard)])
-
-
 @pytest.mark.parametrize("mounted", [None, in_starlette, in_fastapi, in_litestar])
-async def test_every_answer_has_the_headers(mounted: Any, queues: Any, sessions: Any) -> None:
-    dashboard = Dashboard(queues.all, sessions, access=everything)
+async def test_every_answer_has_the_headers(mounted: Any, dashboard: Any) -> None:
     app, below = (dashboard, "") if mounted is None else (mounted(dashboard), "/ops")
     parts = {"queue": "email", "action": "pause", "file": "dashboard.css"}
     paths = [f"/{each.format(**parts)}" for each in PATHS.values()]
@@ -239,8 +243,7 @@ async def test_unexpected_error_is_logged_and_not_shown(
     assert "RuntimeError: secret" in caplog.text
 
 
-async def test_lifespan_and_websockets_are_answered(queues: Any, sessions: Any) -> None:
-    dashboard = Dashboard(queues.all, sessions, access=everything)
+async def test_lifespan_and_websockets_are_answered(dashboard: Any) -> None:
     sent: list[Any] = []
     messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
 
@@ -257,3 +260,250 @@ async def test_lifespan_and_websockets_are_answered(queues: Any, sessions: Any) 
         "lifespan.shutdown.complete",
         "websocket.close",
     ]
+
+
+# -- the pages use the words of the glossary, and the same parts look the same everywhere --------------------------
+
+TEMPLATES = sorted((Path(sqlaqueue.web.__file__).parent / "templates").glob("*.html"))
+PAGES = (
+    "/",
+    "/health",
+    "/schedules",
+    *(f"/queues/{queue}{rest}" for queue in ("email", "invoice", "picture") for rest in ("", "/jobs", "/claim")),
+    "/queues/email/job?key=1",
+    "/queues/email/edit?key=1",
+    "/queues/email/confirm?action=cancel&all=1",
+)
+
+
+def text_of(page: str) -> str:
+    """Return the text of a page without code and without columns of the application."""
+    main = page.partition("<main")[2]
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<(code|pre)\b.*?</\1>", " ", main, flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_a_state_and_a_consumer_have_one_name(template: Path) -> None:
+    text = template.read_text()
+    # A worker is a thread or task of a Consumer; what the pages show are Consumers. A state is called "processing".
+    assert not re.search(r"\bWorkers?\b|\b[Nn]o worker\b|>Running<|\"Running\"|\b[Rr]unning jobs?\b", text)
+
+
+async def test_each_page_has_plain_words_breadcrumbs_and_buttons(
+    engine: sa.Engine, queues: Queues, client_of: Any
+) -> None:
+    add(engine, queues.Email(recipient="a"))
+    async with client_of() as browser:
+        for path in PAGES:
+            response = await browser.get(path)
+            assert response.status_code == 200, path
+            text = text_of(response.text)
+            assert not re.search(r"\b(requeue|cancel|rescue|purge|pause|resume|enqueue|claim)\(\)", text), path
+            for crumbs in re.findall(r'<nav class="crumbs".*?</nav>', response.text, re.DOTALL):
+                assert crumbs.count("<a ") == crumbs.count(">/<") + 1, path
+            refresh = re.findall(r'<a class="([^"]*)"[^>]*>Refresh</a>', response.text)
+            assert set(refresh) <= {"button"}, path
+
+
+async def test_explanations_name_buttons_instead_of_functions(engine: sa.Engine, client_of: Any) -> None:
+    model = new_queue(engine, unique=Unique("key"))
+    add(engine, model(id=1, key="a"))
+    fail_jobs(engine, model, error="ValueError: requeue() is no good")
+    async with client_of(model) as browser:
+        assert (
+            "requeue() is no good&#39;; Requeue makes it pending again."
+            in (await browser.get("/queues/job/job?key=1")).text
+        )
+        add(engine, model(id=2, key="a"))
+        assert (
+            "; Requeue does not make it pending again while its twin"
+            in (await browser.get("/queues/job/job?key=1")).text
+        )
+
+
+# -- results that several viewers share ----------------------------------------------------------------------------
+
+
+async def test_one_makes_it_and_the_others_wait() -> None:
+    made: list[int] = []
+    state: dict[str, Any] = {}
+
+    async def make() -> int:
+        made.append(1)
+        await anyio.sleep(0.01)
+        return len(made)
+
+    results: list[int] = []
+
+    async def ask() -> None:
+        results.append((await shared_result(state, "key", 60, make)).value)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(ask)
+    assert results == [1] * 5
+
+
+async def test_an_old_result_is_made_again_and_others_are_dropped() -> None:
+    state: dict[str, Any] = {}
+    numbers = iter(range(10))
+
+    async def make() -> int:
+        return next(numbers)
+
+    assert (await shared_result(state, "other", -1, make)).value == 0
+    assert [(await shared_result(state, "key", seconds, make)).value for seconds in (-1, -1, 60, 60)] == [1, 2, 3, 3]
+    assert list(state["shared_results"]) == ["key"]
+
+
+async def test_an_error_is_not_shared() -> None:
+    state: dict[str, Any] = {}
+    answers = iter([ValueError("x"), 5])
+
+    async def make() -> int:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(ValueError, match="x"):
+        await shared_result(state, "key", 60, make)
+    assert (await shared_result(state, "key", 60, make)).value == 5
+
+
+# -- sessions within limits: timeouts, read-only transactions, and how many are used at once -----------------------
+
+
+@pytest.fixture(params=["sync", "psycopg", "asyncpg"])
+async def database(request: pytest.FixtureRequest, shared: Any, engine: sa.Engine) -> AsyncIterator[Database]:
+    if request.param == "sync":
+        yield Database(sessionmaker(engine), "Dashboard", [])
+        return
+    made = create_async_engine(shared.url(request.param), pool_size=8)
+    yield Database(async_sessionmaker(made), "Dashboard", [])
+    await made.dispose()
+
+
+def setting(session: Session, name: str) -> Any:
+    return session.scalar(sa.select(sa.func.current_setting(name)))
+
+
+async def test_reading_has_a_timeout_and_writes_nothing(database: Database) -> None:
+    def read(session: Session) -> tuple[Any, ...]:
+        return setting(session, "statement_timeout"), setting(session, "transaction_read_only")
+
+    assert await database.read(read, statement_timeout=1.5) == ("1500ms", "on")
+    assert await database.read(read, read_only=False) == ("2s", "off")
+
+    def create(session: Session) -> None:
+        session.execute(sa.text("CREATE TABLE made (id int)"))
+
+    with pytest.raises(sa.exc.DBAPIError, match="read-only"):
+        await database.read(create)
+
+
+async def test_reading_rolls_back(database: Database) -> None:
+    def create(session: Session) -> None:
+        session.execute(sa.text("CREATE TABLE made (id int)"))
+
+    def exists(session: Session) -> bool:
+        return bool(session.scalar(sa.text("SELECT to_regclass('made') IS NOT NULL")))
+
+    await database.read(create, read_only=False)
+    assert not await database.read(exists)
+
+
+async def test_each_transaction_of_an_action_has_the_timeout(database: Database) -> None:
+    def commit_twice(session: Session) -> list[Any]:
+        found = []
+        for _ in range(2):
+            found.append(setting(session, "statement_timeout"))
+            session.commit()
+        return found
+
+    assert await database.write(commit_twice, statement_timeout=7) == ["7s", "7s"]
+
+
+async def test_limits_do_not_stay_on_the_connection(database: Database) -> None:
+    def timeout(session: Session) -> Any:
+        return setting(session, "statement_timeout")
+
+    await database.write(timeout, statement_timeout=7)
+    if database.is_async:
+        async with database.sessions() as session:
+            assert await session.run_sync(timeout) == "0"
+    else:
+        with database.sessions() as session:
+            assert timeout(session) == "0"
+
+
+async def test_slow_statement_is_cancelled(database: Database) -> None:
+    with pytest.raises(sa.exc.DBAPIError, match="timeout"):
+        await database.read(lambda session: session.execute(sa.text("SELECT pg_sleep(30)")), statement_timeout=0.2)
+
+
+async def test_a_few_sessions_serve_many_requests(database: Database) -> None:
+    def count(session: Session) -> int:
+        session.execute(sa.text("SELECT pg_sleep(0.05)"))
+        active = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state <> 'idle'"
+        return int(session.scalar(sa.text(active)) or 0)
+
+    counts = await asyncio.gather(*(database.read(count) for _ in range(20)))
+    assert max(counts) <= MOST_AT_ONCE
+
+
+async def test_connections_from_before_a_restart_are_replaced(database: Database, engine: sa.Engine) -> None:
+    async def read() -> Any:
+        return await database.read(lambda session: session.scalar(sa.select(1)))
+
+    assert await read() == 1
+    with engine.connect() as connection:
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        connection.execute(sa.text(f"SELECT pg_terminate_backend(pid) {others}"))
+    assert await read() == 1
+
+
+async def test_database_that_cannot_be_reached() -> None:
+    engine = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+    with pytest.raises(ServiceUnavailable):
+        await Database(sessionmaker(engine), "Dashboard", []).read(lambda session: session.scalar(sa.select(1)))
+
+
+def test_a_part_that_fails_does_not_hide_the_others(engine: sa.Engine) -> None:
+    def missing(session: Session) -> Any:
+        return session.scalar(sa.text("SELECT 1 FROM not_there"))
+
+    def refused(_: Session) -> Any:
+        message = "needs a column"
+        raise StatementError(message)
+
+    with Session(engine) as session:
+        problem = attempt_part(session, missing)
+        assert (problem.value, problem.problem[:18]) == (None, "A table is missing")
+        assert attempt_part(session, refused).problem == "needs a column"
+        assert attempt_part(session, lambda session: session.scalar(sa.select(5))).value == 5
+        secret = attempt_part(session, lambda session: session.scalar(sa.text("SELECT 'secret'::int")))
+        assert "secret" not in secret.problem
+
+
+@pytest.mark.parametrize("driver", ["sync", "psycopg", "asyncpg"])
+async def test_sessions_without_transactions_are_refused(shared: Any, driver: str) -> None:
+    ran: list[Any] = []
+
+    def operation(session: Session) -> None:
+        ran.append(session.scalar(sa.select(1)))
+
+    async def refused(database: Database) -> None:
+        for run in (database.read, database.write):
+            with pytest.raises(ServiceUnavailable, match="AUTOCOMMIT"):
+                await run(operation)
+
+    if driver == "sync":
+        engine = sa.create_engine(shared.url(), isolation_level="AUTOCOMMIT")
+        await refused(Database(sessionmaker(engine), "Dashboard", []))
+        engine.dispose()
+    else:
+        made = create_async_engine(shared.url(driver), isolation_level="AUTOCOMMIT")
+        await refused(Database(async_sessionmaker(made), "Dashboard", []))
+        await made.dispose()
+    assert ran == []

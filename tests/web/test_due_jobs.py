@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, Unique
 from sqlaqueue.admin.state import depth
-from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.data.job_filters import lists_of, parse_filter
-from sqlaqueue.web.data.job_pages import Count, count_states, set_planner
+from sqlaqueue.web.data.job_pages import Count, count_states
 from sqlaqueue.web.data.reader import ParameterError
+from tests.models import execute
 from tests.sent_statements import sent_statements
 from tests.strategies.explain import buffers_of, nodes_of
-from tests.web.conftest import client
-from tests.web.job_lists import columns, create, keys, make_messages, make_rows, make_window_small, page, pages
-from tests.web.test_job_lists_costs import cost
+from tests.web.conftest import ask
+from tests.web.jobs import columns, cost, created, keys, keys_by_sql, make_window_small, page, pages, plan_of
+from tests.web.models import make_messages, make_rows
 
 DUE, EXPIRED = ("state", "due"), ("state", "expired")
 ROWS = """
@@ -31,25 +31,19 @@ FROM generate_series(1, 300) n
 """
 
 
-def execute(connection: sa.Connection, statement: str) -> Any:
-    return connection.execute(sa.text(statement))
-
-
 def counts(engine: sa.Engine, model: Any, *pairs: tuple[str, str]) -> Any:
     with Session(engine) as session:
         return count_states(session, parse_filter(columns(model), pairs))
 
 
 def fill(engine: sa.Engine, model: Any) -> None:
-    create(engine, model)
-    with engine.begin() as connection:
-        execute(connection, ROWS)
+    model.metadata.create_all(engine)
+    execute(engine, ROWS)
 
 
 def expected(engine: sa.Engine, order: str, and_where: str = "true") -> list[str]:
     statement = f"SELECT id FROM row WHERE status = 'pending' AND run_at <= now() AND {and_where} ORDER BY {order}"
-    with engine.connect() as connection:
-        return [str(key) for key in execute(connection, statement).scalars()]
+    return keys_by_sql(engine, statement)
 
 
 STRATEGIES = ("update_status", "batch_select", "delete_returning")
@@ -92,52 +86,44 @@ def test_due_jobs_of_one_priority_are_sorted_by_their_time(engine: sa.Engine) ->
 
 
 def test_without_a_priority_the_oldest_due_job_comes_first(engine: sa.Engine) -> None:
-    model = make_rows(columns={"priority": None})
-    create(engine, model)
-    with engine.begin() as connection:
-        execute(connection, ROWS.replace("priority, ", "").replace("n % 3, ", ""))
+    model = created(engine, make_rows(columns={"priority": None}))
+    execute(engine, ROWS.replace("priority, ", "").replace("n % 3, ", ""))
     found = list(pages(engine, model, DUE, size=20))
     assert found[0].sort == "run_at"
     assert keys(found) == expected(engine, "run_at, id")
 
 
 def test_a_job_without_a_time_is_due(engine: sa.Engine) -> None:
-    model = make_messages()
-    create(engine, model)
-    with engine.begin() as connection:
-        execute(
-            connection,
-            "INSERT INTO note (text, run_at) VALUES ('a', NULL), ('b', now() - interval '1 h'), "
-            "('c', now() + interval '1 h')",
-        )
+    model = created(engine, make_messages())
+    execute(
+        engine,
+        "INSERT INTO note (text, run_at) VALUES ('a', NULL), ('b', now() - interval '1 h'), "
+        "('c', now() + interval '1 h')",
+    )
     assert keys(pages(engine, model, DUE, size=1)) == ["2", "1"]
     assert counts(engine, model)["due"] == Count(2, is_complete=True)
 
 
 def test_many_priorities_leave_no_due_job_out(engine: sa.Engine) -> None:
-    model = make_rows()
-    create(engine, model)
-    with engine.begin() as connection:
-        execute(
-            connection,
-            "INSERT INTO row (id, status, priority, run_at, attempts, created_at) "
-            "SELECT n, 'pending', n, now() - interval '1 min', 0, now() FROM generate_series(1, 150) n",
-        )
+    model = created(engine, make_rows())
+    execute(
+        engine,
+        "INSERT INTO row (id, status, priority, run_at, attempts, created_at) "
+        "SELECT n, 'pending', n, now() - interval '1 min', 0, now() FROM generate_series(1, 150) n",
+    )
     assert keys(pages(engine, model, DUE, size=40)) == [str(number) for number in range(1, 151)]
     assert counts(engine, model)["due"] == Count(150, is_complete=True)
 
 
 def leased(engine: sa.Engine, **options: Any) -> Any:
-    model = make_rows(**options)
-    create(engine, model)
-    with engine.begin() as connection:
-        execute(
-            connection,
-            "INSERT INTO row (id, few, status, priority, run_at, attempts, created_at, lease_expires_at) "
-            "SELECT n, n % 2, CASE WHEN n = 9 THEN 'completed' ELSE 'processing' END, 0, now(), 1, now(), "
-            "CASE WHEN n = 8 THEN to_timestamp(0) ELSE now() + (n * 7919 % 11 - 5) * interval '1 min' END "
-            "FROM generate_series(1, 40) n",
-        )
+    model = created(engine, make_rows(**options))
+    execute(
+        engine,
+        "INSERT INTO row (id, few, status, priority, run_at, attempts, created_at, lease_expires_at) "
+        "SELECT n, n % 2, CASE WHEN n = 9 THEN 'completed' ELSE 'processing' END, 0, now(), 1, now(), "
+        "CASE WHEN n = 8 THEN to_timestamp(0) ELSE now() + (n * 7919 % 11 - 5) * interval '1 min' END "
+        "FROM generate_series(1, 40) n",
+    )
     return model
 
 
@@ -148,8 +134,7 @@ def test_expired_leases_are_listed_the_oldest_first(engine: sa.Engine, options: 
         "SELECT id FROM row WHERE status = 'processing' AND lease_expires_at <= now() AND id <> 8 "
         "ORDER BY lease_expires_at, id"
     )
-    with engine.connect() as connection:
-        wanted = [str(key) for key in execute(connection, statement).scalars()]
+    wanted = keys_by_sql(engine, statement)
     assert len(wanted) > 10
     found = list(pages(engine, model, EXPIRED, size=4))
     assert found[0].sort == "lease_expires_at"
@@ -181,18 +166,16 @@ WINDOW = 1000
 def large(engine: sa.Engine, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a queue with 30,000 pending jobs of three priorities, of which 60 are due."""
     make_window_small(monkeypatch, WINDOW)
-    model = make_rows()
-    create(engine, model)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        execute(connection, "ALTER TABLE row SET (autovacuum_enabled = false)")
-        execute(
-            connection,
-            "INSERT INTO row (id, few, many, other, status, priority, run_at, attempts, created_at) "
-            "SELECT n, n % 2, n / 10, n % 1000, 'pending', n % 3, "
-            "now() + (n - 60) * interval '1 min' - interval '1 s', 0, now() FROM generate_series(1, 30000) n",
-        )
-        if request.param == "analyzed":
-            execute(connection, "VACUUM ANALYZE row")
+    model = created(engine, make_rows())
+    execute(engine, "ALTER TABLE row SET (autovacuum_enabled = false)")
+    execute(
+        engine,
+        "INSERT INTO row (id, few, many, other, status, priority, run_at, attempts, created_at) "
+        "SELECT n, n % 2, n / 10, n % 1000, 'pending', n % 3, "
+        "now() + (n - 60) * interval '1 min' - interval '1 s', 0, now() FROM generate_series(1, 30000) n",
+    )
+    if request.param == "analyzed":
+        execute(engine.execution_options(isolation_level="AUTOCOMMIT"), "VACUUM ANALYZE row")
     return model
 
 
@@ -211,20 +194,15 @@ def test_few_due_jobs_among_many_pending_ones_are_read_by_the_index_of_claims(
 def test_counting_due_jobs_reads_the_index_of_claims(engine: sa.Engine, large: Any) -> None:
     with sent_statements(engine) as sent:
         assert counts(engine, large)["due"] == Count(60, is_complete=True)
-    with Session(engine) as session:
-        set_planner(session, columns(large))
-        (statement, parameters) = next(each for each in sent if "due_key_0" in each[0])
-        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
-        plan = session.connection().exec_driver_sql(explain, parameters).scalar_one()[0]["Plan"]
+    plan = plan_of(engine, large, *next(each for each in sent if "due_key_0" in each[0]))
     scans = [node for node in nodes_of(plan) if "Relation Name" in node]
     assert {node["Index Name"] for node in scans} == {"ix_row_queue_claim"}
     assert buffers_of(plan) <= 150
 
 
 def test_a_backlog_is_read_in_claim_order(engine: sa.Engine, large: Any) -> None:
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        execute(connection, "UPDATE row SET run_at = now() - id * interval '1 s'")
-        execute(connection, "VACUUM row")
+    execute(engine, "UPDATE row SET run_at = now() - id * interval '1 s'")
+    execute(engine.execution_options(isolation_level="AUTOCOMMIT"), "VACUUM row")
     first = page(engine, large, DUE)
     assert first.sort == "priority"
     assert [job.key for job in first.jobs] == [str(number) for number in range(30_000, 29_850, -3)]
@@ -235,11 +213,8 @@ def test_a_backlog_is_read_in_claim_order(engine: sa.Engine, large: Any) -> None
 
 
 def test_expired_leases_are_read_by_the_index_of_leases(engine: sa.Engine, large: Any) -> None:
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        execute(
-            connection, "UPDATE row SET status = 'processing', lease_expires_at = now() + (id - 30) * interval '1 min'"
-        )
-        execute(connection, "VACUUM row")
+    execute(engine, "UPDATE row SET status = 'processing', lease_expires_at = now() + (id - 30) * interval '1 min'")
+    execute(engine.execution_options(isolation_level="AUTOCOMMIT"), "VACUUM row")
     buffers, rows = cost(engine, large, EXPIRED)
     assert rows <= 100
     assert buffers <= 300
@@ -247,13 +222,12 @@ def test_expired_leases_are_read_by_the_index_of_leases(engine: sa.Engine, large
 
 
 async def test_numbers_lead_to_their_jobs(client_of: Any, engine: sa.Engine) -> None:
-    with engine.begin() as connection:
-        execute(
-            connection,
-            "INSERT INTO email (recipient, status, priority, run_at, attempts, max_attempts, created_at, "
-            "lease_expires_at) SELECT 'a', CASE WHEN n = 1 THEN 'processing' ELSE 'pending' END, 0, "
-            "now() + (n - 3) * interval '1 h', 0, 5, now(), now() - n * interval '1 h' FROM generate_series(1, 6) n",
-        )
+    execute(
+        engine,
+        "INSERT INTO email (recipient, status, priority, run_at, attempts, max_attempts, created_at, "
+        "lease_expires_at) SELECT 'a', CASE WHEN n = 1 THEN 'processing' ELSE 'pending' END, 0, "
+        "now() + (n - 3) * interval '1 h', 0, 5, now(), now() - n * interval '1 h' FROM generate_series(1, 6) n",
+    )
     async with client_of() as browser:
         overview, queue = [(await browser.get(path)).text for path in ("/", "/queues/email")]
         for listed in ("due", "expired"):
@@ -283,34 +257,29 @@ async def test_an_action_on_all_due_jobs_changes_these_only(
     fill(engine, model)
     caplog.set_level("INFO", "sqlaqueue.audit")
     wanted = set(expected(engine, "id", "few = 1"))
-    app = Dashboard([model], sessionmaker(engine), access=lambda _: Access(read=True, act=True, user="ada"))
-    async with client(app) as browser:
+    async with ask(engine, model) as browser:
         query = "action=cancel&all=1&state=due&f.few=1"
         page = (await browser.get(f"/queues/row/confirm?{query}")).text
         assert f"Cancel {len(wanted)} jobs?" in page
         assert "state: due" in page
         fields = re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', page)
-        with engine.begin() as connection:
-            # It becomes due after the preview.
-            execute(
-                connection,
-                "UPDATE row SET run_at = statement_timestamp() WHERE id = (SELECT min(id) FROM row "
-                "WHERE status = 'pending' AND run_at > now() + interval '1 min' AND few = 1)",
-            )
+        # It becomes due after the preview.
+        execute(
+            engine,
+            "UPDATE row SET run_at = statement_timestamp() WHERE id = (SELECT min(id) FROM row "
+            "WHERE status = 'pending' AND run_at > now() + interval '1 min' AND few = 1)",
+        )
         data = {name: html.unescape(value) for name, value in fields}
         response = await browser.post("/queues/row/actions/cancel", data=data)
         assert response.status_code == 303, response.text
-    with engine.connect() as connection:
-        changed = execute(connection, "SELECT id FROM row WHERE status = 'cancelled'").scalars()
-        assert {str(key) for key in changed} == wanted
+    assert set(keys_by_sql(engine, "SELECT id FROM row WHERE status = 'cancelled'")) == wanted
     assert f"action=cancel queue='row' count={len(wanted)} keys=" in caplog.text
     assert "filter='state=due&f.few=1'" in caplog.text
 
 
 async def test_an_action_on_all_expired_leases(engine: sa.Engine) -> None:
     model = leased(engine)
-    app = Dashboard([model], sessionmaker(engine), access=lambda _: Access(read=True, act=True, user="ada"))
-    async with client(app) as browser:
+    async with ask(engine, model) as browser:
         page = (await browser.get("/queues/row/confirm?action=cancel&all=1&state=expired")).text
     number = counts(engine, model)["expired"].number
     assert f"Cancel {number} jobs?" in page
@@ -326,12 +295,11 @@ def test_a_table_with_a_key_of_two_columns(engine: sa.Engine) -> None:
         tenant: Mapped[str] = mapped_column(primary_key=True)
         number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
-    create(engine, Pair)
-    with engine.begin() as connection:
-        execute(
-            connection,
-            "INSERT INTO pair (tenant, number, status, priority, run_at, attempts, created_at) "
-            "SELECT 't' || n % 2, n, 'pending', 0, now() + (n - 5) * interval '1 h', 0, now() "
-            "FROM generate_series(1, 9) n",
-        )
+    Pair.metadata.create_all(engine)
+    execute(
+        engine,
+        "INSERT INTO pair (tenant, number, status, priority, run_at, attempts, created_at) "
+        "SELECT 't' || n % 2, n, 'pending', 0, now() + (n - 5) * interval '1 h', 0, now() "
+        "FROM generate_series(1, 9) n",
+    )
     assert keys(pages(engine, Pair, DUE, size=2)) == ["t1,1", "t0,2", "t1,3", "t0,4", "t1,5"]

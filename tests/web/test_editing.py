@@ -19,9 +19,10 @@ from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique
 from sqlaqueue.web.data.edit import Edited, EditForm, read_form, save
 from sqlaqueue.web.data.job_columns import indented, parse_exact
 from sqlaqueue.web.data.reader import ParameterError
-from tests.unique.models import create, make_job
-from tests.web.jobs_of import KINDS, XSS, add, claimed, columns, fail_jobs, states
-from tests.web.models import Kind, Queues
+from tests.models import execute
+from tests.sent_statements import sent_statements
+from tests.web.jobs import KINDS, XSS, add, claimed, columns, created, fail_jobs, new_queue, states
+from tests.web.models import Kind, Queues, new_base
 
 FULL: dict[str, Any] = {
     "recipient": "ada",
@@ -99,7 +100,6 @@ def form_of(engine: sa.Engine, model: Any, key: str = "1", *redact: str) -> Edit
 
 
 def texts(form: EditForm | None) -> dict[str, str | None]:
-    assert form is not None
     return {each.field.name: each.text for each in form.fields}
 
 
@@ -122,7 +122,6 @@ def edit(
 
 
 def errors(edited: Edited) -> dict[str, str]:
-    assert edited.form is not None
     return {each.field.name: each.error for each in edited.form.fields if each.error and not each.is_fixed}
 
 
@@ -190,8 +189,7 @@ def test_null_of_json_is_no_null(engine: sa.Engine, queues: Queues) -> None:
     add(engine, queues.Email(**FULL))
     for given, stored in ((None, None), ("null", "null")):
         assert edit(engine, queues.Email, {"payload": given}).outcome == "saved"
-        with engine.connect() as connection:
-            assert connection.scalar(sa.text("SELECT payload::text FROM email")) == stored
+        assert execute(engine, "SELECT payload::text FROM email") == stored
 
 
 @pytest.mark.parametrize(
@@ -256,16 +254,13 @@ def test_line_breaks_of_browsers_are_not_stored(
 
 
 async def test_a_short_text_with_line_breaks_has_a_field_of_several_lines(client_of: Any, engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Note(QueueMixin, Base):
+    class Note(QueueMixin, new_base()):
         __tablename__ = "note"
         __queue__ = QueueConfig()
         id: Mapped[int] = mapped_column(primary_key=True)
         text: Mapped[str] = mapped_column(sa.String(50))
 
-    Base.metadata.create_all(engine)
+    created(engine, Note)
     add(engine, Note(text="one"), Note(text="one\ntwo"))
     one, two = [(await client_of(Note).get(f"/queues/note/edit?key={key}")).text for key in (1, 2)]
     assert '<input id="v.text"' in one
@@ -275,12 +270,10 @@ async def test_a_short_text_with_line_breaks_has_a_field_of_several_lines(client
 def test_numbers_in_json_that_is_not_edited_stay_exact(engine: sa.Engine, queues: Queues) -> None:
     add(engine, queues.Email(recipient="a"))
     exact = '{"a": 1.000000000000000000001}'
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE email SET payload = CAST(:text AS jsonb)"), {"text": exact})
+    execute(engine, "UPDATE email SET payload = CAST(:text AS jsonb)", text=exact)
     payload = texts(form_of(engine, queues.Email))["payload"]
     assert edit(engine, queues.Email, {"payload": payload, "recipient": "b"}).columns == ["recipient"]
-    with engine.connect() as connection:
-        assert connection.scalar(sa.text("SELECT payload::text FROM email")) == exact
+    assert execute(engine, "SELECT payload::text FROM email") == exact
 
 
 def test_validators_events_and_constraints_are_told_at_the_form(engine: sa.Engine, letters: Any) -> None:
@@ -289,13 +282,9 @@ def test_validators_events_and_constraints_are_told_at_the_form(engine: sa.Engin
     assert texts(refused.form)["weight"] == "7"
     for name, wrong in (("weight", "-1"), ("parent_id", "99")):
         assert list(errors(edit(engine, letters, {name: wrong}))) == [name]
-    for given, problem in (
-        ({"weight": "1001"}, "ValueError: too heavy"),
-        ({"upper": "\ud800"}, "refused"),
-    ):
+    for given, problem in (({"weight": "1001"}, "ValueError: too heavy"), ({"upper": "\ud800"}, "refused")):
         edited = edit(engine, letters, given)
         assert edited.outcome == "wrong", given
-        assert edited.form is not None
         assert problem in edited.form.problem
     assert errors(edit(engine, letters, {"code": "abcdef"})) == {"code": "Use at most 5 characters."}
     assert edit(engine, letters, {"code": "xyz"}).outcome == "saved"
@@ -343,31 +332,26 @@ def test_violated_constraints_are_told_beside_their_fields(engine: sa.Engine) ->
     ):
         edited = edit(engine, Task, given)
         assert (edited.outcome, errors(edited)) == ("wrong", found)
-        assert edited.form is not None
         assert edited.form.problem == ""
         assert {**texts(edited.form), **given} == texts(edited.form), "what was typed is not lost"
     # The constraint of a column that the form does not show, and one that the model does not know.
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE task SET hint = 'hidden text' WHERE id = 1")
-        connection.exec_driver_sql("ALTER TABLE task ADD CONSTRAINT unknown CHECK (row <> 7 OR hint IS NULL)")
+    execute(engine, "UPDATE task SET hint = 'hidden text' WHERE id = 1")
+    execute(engine, "ALTER TABLE task ADD CONSTRAINT unknown CHECK (row <> 7 OR hint IS NULL)")
     edited = edit(engine, Task, {"row": "7"}, redact=("hint",))
     assert errors(edited) == {}
-    assert edited.form is not None
     assert edited.form.problem == "The database refused the values: they violate unknown."
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE task ALTER topic SET NOT NULL")
+    execute(engine, "ALTER TABLE task ALTER topic SET NOT NULL")
     assert errors(edit(engine, Task, {"topic": None})) == {"topic": "A value is required."}
 
 
 def test_trigger_of_the_application_may_refuse(engine: sa.Engine, letters: Any) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN RAISE EXCEPTION 'not on a sunday'; END $$; "
-            "CREATE TRIGGER refuse BEFORE UPDATE ON letter FOR EACH ROW EXECUTE FUNCTION refuse()"
-        )
+    execute(
+        engine,
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'not on a sunday'; END $$; "
+        "CREATE TRIGGER refuse BEFORE UPDATE ON letter FOR EACH ROW EXECUTE FUNCTION refuse()",
+    )
     edited = edit(engine, letters, {"weight": "2"})
-    assert edited.form is not None
     assert "not on a sunday" in edited.form.problem
 
 
@@ -394,22 +378,18 @@ def test_large_values_are_left_as_they_are(engine: sa.Engine, queues: Queues) ->
     add(engine, queues.Email(recipient="a", payload={"x": "y" * 10_000_000}))
     form = form_of(engine, queues.Email)
     assert [each.field.name for each in form.fields if each.is_fixed] == ["payload"]
-    sent: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
-    assert edit(engine, queues.Email, {"recipient": "b"}).outcome == "saved"
-    assert [statement for statement in sent if "email.payload," in statement and "left(" not in statement] == []
-    with engine.connect() as connection:
-        assert connection.scalar(sa.text("SELECT length(payload ->> 'x') FROM email")) == 10_000_000
+    with sent_statements(engine) as sent:
+        assert edit(engine, queues.Email, {"recipient": "b"}).outcome == "saved"
+    assert [statement for statement, _ in sent if "email.payload," in statement and "left(" not in statement] == []
+    assert execute(engine, "SELECT length(payload ->> 'x') FROM email") == 10_000_000
 
 
 def test_changed_row_is_shown_beside_what_was_typed(engine: sa.Engine, queues: Queues) -> None:
     add(engine, queues.Email(recipient="a", subject="one"))
     version = form_of(engine, queues.Email).job.version
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE email SET subject = 'theirs'"))
+    execute(engine, "UPDATE email SET subject = 'theirs'")
     edited = edit(engine, queues.Email, {"subject": "mine", "recipient": "a"}, version=version)
     assert edited.outcome == "changed"
-    assert edited.form is not None
     both = {each.field.name: (each.text, each.stored) for each in edited.form.fields if each.is_changed}
     assert both == {"subject": ("mine", "theirs")}
     assert loaded(engine, queues.Email).subject == "theirs"
@@ -422,15 +402,13 @@ def test_job_that_ran_meanwhile_is_not_edited(engine: sa.Engine, queues: Queues)
     version = form_of(engine, queues.Email).job.version
     fail_jobs(engine, queues.Email)
     assert edit(engine, queues.Email, {"subject": "x"}, version=version).outcome == "changed"
-    with engine.begin() as connection:
-        connection.execute(sa.text("DELETE FROM email"))
+    execute(engine, "DELETE FROM email")
     assert edit(engine, queues.Email, {"subject": "x"}, version=version).outcome == "missing"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_finished_job_is_edited_and_requeued(engine: sa.Engine, kind: str) -> None:
-    model = make_job(kind, unique=None)
-    create(engine, model)
+    model = new_queue(engine, kind)
     add(engine, model(id=1, key="a", note="old"))
     fail_jobs(engine, model)
     edited = edit(engine, model, {"note": "new"})
@@ -452,14 +430,12 @@ def test_finished_job_is_edited_and_stays(engine: sa.Engine, queues: Queues) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_twin_is_told_and_nothing_is_changed(engine: sa.Engine, kind: str) -> None:
-    model = make_job(kind, unique=Unique("key"))
-    create(engine, model)
+    model = new_queue(engine, kind, unique=Unique("key"))
     add(engine, model(id=1, key="a", note="old"))
     fail_jobs(engine, model)
     add(engine, model(id=2, key="b"), model(id=3, key="a"))
     edited = edit(engine, model, {"note": "new"})
     assert edited.outcome == "wrong"
-    assert edited.form is not None
     # The unique index refuses an inserted row; a stored one is not requeued.
     assert "twin" in (errors(edited).get("key") or edited.form.problem)
     assert states(engine, model) == {"1": "failed", "2": "pending", "3": "pending"}
@@ -469,28 +445,24 @@ def test_twin_is_told_and_nothing_is_changed(engine: sa.Engine, kind: str) -> No
 
 
 def test_dead_letter_is_inserted_by_the_orm(engine: sa.Engine) -> None:
-    model = make_job("rows_are_messages", unique=None)
-    create(engine, model)
+    model = new_queue(engine, "rows_are_messages")
     add(engine, model(id=1, note="old", max_attempts=3))
     fail_jobs(engine, model)
     seen: list[tuple[str, int]] = []
     event.listen(model, "before_insert", lambda _, __, job: seen.append((job.note, job.max_attempts)))
     assert edit(engine, model, {"note": "new"}).outcome == "requeued"
     assert seen == [("new", 3)]
-    with engine.connect() as connection:
-        assert connection.scalar(sa.text("SELECT count(*) FROM sqlaqueue_dead_letter")) == 0
+    assert execute(engine, "SELECT count(*) FROM sqlaqueue_dead_letter") == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_claimed_job_is_refused(engine: sa.Engine, kind: str) -> None:
-    model = make_job(kind, unique=None)
-    create(engine, model)
+    model = new_queue(engine, kind)
     add(engine, model(id=1, note="old"))
     version = form_of(engine, model).job.version
     with claimed(engine, model) as jobs:
         edited = edit(engine, model, {"note": "new"}, version=version)
         assert edited.outcome == "refused"
-        assert edited.form is not None
         assert edited.form.refused
         assert texts(edited.form)["note"] == "new"
         assert jobs[0].note == "old"
@@ -499,8 +471,7 @@ def test_claimed_job_is_refused(engine: sa.Engine, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_edits_beside_a_consumer_lose_nothing(engine: sa.Engine, kind: str, sessions: Any) -> None:
     """Each job runs once, and with the arguments of the last edit that was reported as saved."""
-    model = make_job(kind, unique=None)
-    create(engine, model)
+    model = new_queue(engine, kind)
     number = 40
     add(engine, *(model(id=each, note="0") for each in range(1, number + 1)))
     ran: list[tuple[int, str]] = []

@@ -1,20 +1,26 @@
-"""Columns of jobs: of every type, under any name, short in a list, and nothing of a redacted one."""
+"""Columns of jobs, of every type and short in a list, and filters by them, exact or refused."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from sqlaqueue import QueueConfig, QueueMixin
+from sqlaqueue.web.data.job import read_job
+from sqlaqueue.web.data.job_filters import JobsWanted, parse_filter
 from sqlaqueue.web.data.job_pages import parse_request, read_page
 from sqlaqueue.web.data.reader import ParameterError
+from tests.models import execute
 from tests.sent_statements import sent_statements
-from tests.web.job_lists import columns, create, make_rows, make_wide, page
+from tests.web.jobs import columns, created, page
+from tests.web.models import make_messages, make_pairs, make_rows, make_wide, new_base
 
 ALL = (
     "columns",
@@ -72,8 +78,7 @@ def insert(engine: sa.Engine, model: Any, **values: Any) -> None:
     types = {column.name: column.type.compile(engine.dialect) for column in model.__table__.c}
     marks = ", ".join(f"CAST(CAST(:v{number} AS text) AS {types[name]})" for number, name in enumerate(values))
     parameters = {f"v{number}": None if value is None else str(value) for number, value in enumerate(values.values())}
-    with engine.begin() as connection:
-        connection.execute(sa.text(f'INSERT INTO "Wide table" ({names}) VALUES ({marks})'), parameters)
+    execute(engine, f'INSERT INTO "Wide table" ({names}) VALUES ({marks})', **parameters)
 
 
 @pytest.fixture
@@ -81,7 +86,7 @@ def wide(engine: sa.Engine) -> Any:
     model = make_wide()
     # A doubled 64-bit key would overflow.
     model.__table__.c.doubled.computed.sqltext = sa.text("NULL::bigint")
-    create(engine, model)
+    model.metadata.create_all(engine)
     return model
 
 
@@ -112,13 +117,13 @@ def test_moments_that_python_does_not_have_are_shown_as_texts(engine: sa.Engine,
 
 def test_large_values_are_cut_by_the_database(engine: sa.Engine, wide: Any) -> None:
     size = 10_000_000
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            'INSERT INTO "Wide table" ("The Number", document, body, blob, tags, problem) '
-            "SELECT 1, jsonb_build_object('a', string_agg(md5(g::text), '')), string_agg(md5(g::text), ''), "
-            "convert_to(string_agg(md5(g::text), ''), 'UTF8'), array_agg(md5(g::text)), repeat('x', 1000) "
-            f"FROM generate_series(1, {size // 32}) g"
-        )
+    execute(
+        engine,
+        'INSERT INTO "Wide table" ("The Number", document, body, blob, tags, problem) '
+        "SELECT 1, jsonb_build_object('a', string_agg(md5(g::text), '')), string_agg(md5(g::text), ''), "
+        "convert_to(string_agg(md5(g::text), ''), 'UTF8'), array_agg(md5(g::text)), repeat('x', 1000) "
+        f"FROM generate_series(1, {size // 32}) g",
+    )
     names = ("columns", "document,body,blob,tags,problem")
     (job,) = page(engine, wide, names).jobs
     document, body, blob, tags, problem = job.cells
@@ -159,8 +164,7 @@ def test_nothing_of_a_redacted_column_leaves_the_database(engine: sa.Engine, wid
 
 
 def test_redacted_column_of_an_index_is_not_in_cursors(engine: sa.Engine) -> None:
-    model = make_rows()
-    create(engine, model)
+    model = created(engine, make_rows())
     with Session(engine) as session:
         session.add_all(model(id=number, few=1, many=4711) for number in range(1, 6))
         session.commit()
@@ -201,3 +205,210 @@ async def test_asyncpg_reads_the_same(engine: sa.Engine, wide: Any) -> None:
                 found = await session.run_sync(read_page, request)
                 assert len(found.jobs) == 1, (sort, cursor)
     await asynchronous.dispose()
+
+
+# -- filters of a list of jobs: by type, exact, and refused if they are malformed ----------------------------------
+
+BIG = 2**53 + 1
+
+
+@pytest.fixture
+def filled(engine: sa.Engine, wide: Any) -> Any:
+    for number in (BIG, BIG + 1):
+        insert(
+            engine,
+            wide,
+            **{
+                "The Number": number,
+                'na"me %s': f"100% _{number}\\",
+                "Amount": number,
+                "exact": f"{number}.0000000001",
+                "ratio": "0.1",
+                "mood": "SAD",
+                "flag": "true",
+                "day": "2030-02-28",
+                "at": "2030-12-31 23:00:00+00",
+                "naive": "2030-12-31 23:00:00",
+                "reference": "6d5a2e3c-0000-4000-8000-000000000001",
+                "status": "failed",
+                "problem": "ValueError: 1",
+            },
+        )
+    insert(engine, wide, **{"The Number": 1, "mood": "GLAD", "flag": "false", "body": "", "at": "-infinity"})
+    return wide
+
+
+@pytest.mark.parametrize(
+    ("conditions", "found"),
+    [
+        ({"f.number": str(BIG)}, [BIG]),
+        ({"f.number.min": str(BIG), "f.number.max": str(BIG)}, [BIG]),
+        ({"f.amount": str(BIG)}, [BIG]),
+        ({"f.exact": f"{BIG}.0000000001"}, [BIG]),
+        ({"f.exact.min": f"{BIG}.0000000002"}, [BIG + 1]),
+        ({"f.ratio": "0.1"}, [BIG, BIG + 1]),
+        ({"f.name": f"100% _{BIG}\\"}, [BIG]),
+        ({"f.name.starts": "100% _"}, [BIG, BIG + 1]),
+        ({"f.name.starts": "100%_"}, []),
+        ({"f.name.null": "yes"}, [1]),
+        ({"f.mood": "GLAD"}, [1]),
+        ({"f.flag": "false"}, [1]),
+        ({"f.day": "2030-02-28"}, [BIG, BIG + 1]),
+        ({"f.day.max": "2030-02-27"}, []),
+        ({"f.at": "2030-12-31T23:00"}, [BIG, BIG + 1]),
+        ({"f.at": "2031-01-01T01:00:00+02:00"}, [BIG, BIG + 1]),
+        ({"f.at": "2031-01-01T01:00:00 02:00"}, [BIG, BIG + 1]),
+        ({"f.at.min": "2030-12-31T23:00:01"}, []),
+        ({"f.at.max": "2030-01-01"}, [1]),
+        ({"f.naive.min": "2030-12-31"}, [BIG, BIG + 1]),
+        ({"f.reference": "6D5A2E3C00004000800000000000000" + "1"}, [BIG, BIG + 1]),
+        ({"f.document.null": "no"}, []),
+        ({"state": "failed"}, [BIG, BIG + 1]),
+        ({"state": "pending"}, [1]),
+        ({"error": "ValueError"}, [BIG, BIG + 1]),
+        ({"error": "KeyError"}, []),
+        ({"job": "1"}, [1]),
+        ({"job": "1", "state": "failed"}, []),
+        ({"f.name": "", "f.number": ""}, [1, BIG, BIG + 1]),
+    ],
+)
+def test_condition_selects(engine: sa.Engine, filled: Any, conditions: dict[str, str], found: list[int]) -> None:
+    for sort in ("number", "at", "exact"):
+        jobs = page(engine, filled, *conditions.items(), ("sort", sort)).jobs
+        assert sorted(int(job.key) for job in jobs) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("f.number", "1.0"),
+        ("f.number", "1e3"),
+        ("f.number", " 1"),
+        ("f.number", "\uff11"),
+        ("f.number", str(2**63)),
+        ("f.exact", "1,5"),
+        ("f.exact", "NaN"),
+        ("f.exact.min", "1e9999"),
+        ("f.ratio", "infinity"),
+        ("f.flag", "yes"),
+        ("f.mood", "sad"),
+        ("f.day", "2030-02-30"),
+        ("f.at", "now"),
+        ("f.at", "0001-01-01T00:00+14:00"),
+        ("f.naive", "9999-12-31T23:59"),
+        ("f.reference", "x"),
+        ("f.name", "a\0"),
+        ("f.name", "\ud800"),
+        ("f.name", "x" * 2000),
+        ("f.name.null", "true"),
+        ("f.name.min", "a"),
+        ("f.document", "{}"),
+        ("f.blob", "\\x00"),
+        ("f.", "1"),
+        ("f.status", "failed"),
+        ("f.The Number", "1"),
+        ("state", "FAILED"),
+        ("state", "others"),
+        ("job", "1,2"),
+        ("job", "one"),
+    ],
+)
+def test_malformed_condition_is_refused(wide: Any, name: str, value: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        parse_filter(columns(wide), [(name, value)])
+    assert caught.value.parameter == name
+    assert len(str(caught.value)) < 300
+
+
+def test_value_that_only_the_database_refuses_names_its_parameter(engine: sa.Engine, filled: Any) -> None:
+    with pytest.raises(ParameterError, match="f\\.: the database has no such value"):
+        page(engine, filled, ("f.ratio", "1e999"))
+    assert page(engine, filled, ("f.at", "9998-12-31T23:59:59")).jobs == []
+
+
+def test_parameters_of_a_filter_give_the_same_filter(wide: Any) -> None:
+    given = [
+        ("f.number.min", "5"),
+        ("state", "failed"),
+        ("error", "A"),
+        ("f.name.starts", "é &"),
+        ("job", "7"),
+        ("x", "y"),
+    ]
+    first = parse_filter(columns(wide), given)
+    again = parse_filter(columns(wide), first.parameters())
+    assert first.parameters() == again.parameters()
+    assert sorted(first.parameters()) == sorted(pair for pair in given if pair[0] != "x")
+    assert ("error", "A") not in first.parameters(without=["error"])
+
+
+def test_composite_keys_are_found(engine: sa.Engine) -> None:
+    model = created(engine, make_pairs())
+    execute(engine, sa.insert(model.__table__).values([{"tenant": 'a,"b', "number": 1}, {"tenant": "", "number": 1}]))
+    first, second = page(engine, model).jobs
+    for job in (first, second):
+        assert [each.key for each in page(engine, model, ("job", job.key)).jobs] == [job.key]
+    assert page(engine, model, ("job", "a,2")).jobs == []
+
+
+@pytest.mark.parametrize("key", ["a\rb,1", "a\nb,1", '"a"b,1', '"a', "", ",", "a", "a,1,2"])
+def test_a_text_that_is_no_composite_key_is_refused(key: str) -> None:
+    with pytest.raises(ParameterError):
+        JobsWanted(columns(make_pairs()), key=key).key_values()
+
+
+def test_long_keys_are_found(engine: sa.Engine) -> None:
+    model = created(engine, make_pairs())
+    long = "".join(hashlib.sha256(bytes([number])).hexdigest() for number in range(40))
+    execute(engine, sa.insert(model.__table__).values(tenant=long, number=1))
+    (job,) = page(engine, model).jobs
+    assert [each.key for each in page(engine, model, ("job", job.key)).jobs] == [job.key]
+
+
+@pytest.fixture
+def spans(engine: sa.Engine) -> Any:
+    class Span(QueueMixin, new_base()):
+        __tablename__ = "span"
+        __queue__ = QueueConfig()
+        code: Mapped[bytes] = mapped_column(primary_key=True)
+        length: Mapped[timedelta] = mapped_column(primary_key=True)
+        other: Mapped[timedelta | None]
+
+    created(engine, Span)
+    with Session(engine) as session:
+        session.add_all(Span(code=bytes([number, 255]), length=timedelta(days=number)) for number in range(3))
+        session.commit()
+    return Span
+
+
+def test_keys_of_bytes_and_intervals_are_found(engine: sa.Engine, spans: Any) -> None:
+    listed = [job.key for job in page(engine, spans).jobs]
+    assert listed == ["\\x02ff,2 days", "\\x01ff,1 day", "\\x00ff,00:00:00"]
+    for key in listed:
+        assert [each.key for each in page(engine, spans, ("job", key)).jobs] == [key]
+        with Session(engine) as session:
+            assert read_job(session, columns(spans), key) is not None
+    # In pages as well.
+    first = page(engine, spans, size=2)
+    assert first.next is not None
+    assert [job.key for job in page(engine, spans, ("after", first.next), size=2).jobs] == listed[2:]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("job", "zz,1 day"),
+        ("job", "\\xzz,1 day"),
+        ("job", "\\x0,1 day"),
+        ("f.other", "2030-01-01"),
+        ("f.other.min", "1"),
+    ],
+)
+def test_what_is_no_such_value_is_refused(spans: Any, name: str, value: str) -> None:
+    with pytest.raises(ParameterError):
+        parse_filter(columns(spans), [(name, value)])
+
+
+def test_queue_without_a_status_has_no_other_jobs() -> None:
+    with pytest.raises(ParameterError, match="state"):
+        parse_filter(columns(make_messages()), [("state", "other")])

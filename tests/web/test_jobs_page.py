@@ -1,32 +1,40 @@
-"""The page with the jobs of a queue."""
+"""The page with the jobs of a queue, the list to which actions come back, and keys that Python does not have."""
 
 from __future__ import annotations
 
 import html
+import logging
 import re
-from typing import Any
-from urllib.parse import urljoin
+from html import unescape
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urljoin
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
 
-from sqlaqueue.web import Access
-from tests.web.job_lists import make_window_small
+from sqlaqueue.web import Access, Dashboard
+from sqlaqueue.web.data import bulk
+from tests.models import execute
+from tests.web.conftest import act, ask, client, everything, follow, hidden
+from tests.web.jobs import add, created, make_window_small, states
+from tests.web.models import make_daily
 
+if TYPE_CHECKING:
+    import httpx
 
-def add(sessions: Any, *jobs: Any) -> None:
-    with sessions() as session:
-        session.add_all(jobs)
-        session.commit()
+    from tests.servers import Database
+    from tests.web.models import Queues
 
 
 def hrefs(text: str, rel: str) -> list[str]:
     return [html.unescape(each) for each in re.findall(rf'rel="{rel}" href="([^"]+)"', text)]
 
 
-async def test_lists_jobs_with_their_columns(client_of: Any, queues: Any, sessions: Any) -> None:
+async def test_lists_jobs_with_their_columns(client_of: Any, queues: Any, engine: sa.Engine) -> None:
     add(
-        sessions,
+        engine,
         queues.Email(id=2**62, recipient="ada@example.com", subject="<script>alert(1)</script>", status="failed"),
     )
     response = await client_of().get("/queues/email/jobs")
@@ -62,8 +70,8 @@ async def test_bad_parameter_is_named(client_of: Any, query: str, parameter: str
     assert parameter in response.text
 
 
-async def test_pages_follow_their_links(client_of: Any, queues: Any, sessions: Any) -> None:
-    add(sessions, *(queues.Picture(tenant="a,b", name=f"x {number:03}") for number in range(120)))
+async def test_pages_follow_their_links(client_of: Any, queues: Any, engine: sa.Engine) -> None:
+    add(engine, *(queues.Picture(tenant="a,b", name=f"x {number:03}") for number in range(120)))
     client, seen, url = client_of(), [], "/queues/picture/jobs?sort=tenant"
     while url:
         response = await client.get(url)
@@ -76,9 +84,9 @@ async def test_pages_follow_their_links(client_of: Any, queues: Any, sessions: A
     assert response.status_code == 200
 
 
-async def test_filter_tabs_and_order_are_kept_in_links(client_of: Any, queues: Any, sessions: Any) -> None:
+async def test_filter_tabs_and_order_are_kept_in_links(client_of: Any, queues: Any, engine: sa.Engine) -> None:
     jobs = [queues.Email(recipient="ada@example.com", subject=f"s{number}", customer_id=None) for number in range(60)]
-    add(sessions, *jobs)
+    add(engine, *jobs)
     client = client_of()
     url = "/queues/email/jobs?state=pending&f.recipient=ada%40example.com&sort=recipient&columns=subject,recipient"
     response = await client.get(url)
@@ -96,8 +104,10 @@ async def test_filter_tabs_and_order_are_kept_in_links(client_of: Any, queues: A
         assert (await client.get(urljoin(str(response.url), html.unescape(tab)))).status_code == 200
 
 
-async def test_order_that_depends_on_the_filter_is_dropped_with_it(client_of: Any, queues: Any, sessions: Any) -> None:
-    add(sessions, queues.Email(recipient="ada@example.com"))
+async def test_order_that_depends_on_the_filter_is_dropped_with_it(
+    client_of: Any, queues: Any, engine: sa.Engine
+) -> None:
+    add(engine, queues.Email(recipient="ada@example.com"))
     response = await client_of().get("/queues/email/jobs?state=pending&sort=priority&f.recipient=ada%40example.com")
     assert response.status_code == 200
     (removed,) = re.findall(r'href="([^"]+)" aria-label="Remove the condition', response.text)
@@ -116,10 +126,10 @@ async def test_empty_lists_say_what_to_do(client_of: Any, state: str) -> None:
 
 
 async def test_links_and_actions_are_those_that_the_application_allows(
-    client_of: Any, queues: Any, sessions: Any
+    client_of: Any, queues: Any, engine: sa.Engine
 ) -> None:
-    add(sessions, queues.Customer(id=7, name="Ada"))
-    add(sessions, queues.Email(id=5, recipient="a b&c", customer_id=7))
+    add(engine, queues.Customer(id=7, name="Ada"))
+    add(engine, queues.Email(id=5, recipient="a b&c", customer_id=7))
     links = {"Email.customer_id": "https://shop.example/{value}", "Email.recipient": "mailto.html?to={value}"}
     response = await client_of(links=links).get("/queues/email/jobs?state=pending")
     assert '<a href="https://shop.example/7" rel="noreferrer">7</a>' in response.text
@@ -136,10 +146,10 @@ async def test_links_and_actions_are_those_that_the_application_allows(
 
 
 async def test_search_that_ended_early_goes_on(
-    client_of: Any, queues: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
+    client_of: Any, queues: Any, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_window_small(monkeypatch, 10)
-    add(sessions, *(queues.Invoice(id=number, note="odd" if number == 3 else "even") for number in range(1, 31)))
+    add(engine, *(queues.Invoice(id=number, note="odd" if number == 3 else "even") for number in range(1, 31)))
     client, url, pages_seen = client_of(), "/queues/invoice/jobs?f.note=odd", 0
     while True:
         response = await client.get(url)
@@ -153,20 +163,16 @@ async def test_search_that_ended_early_goes_on(
     assert pages_seen == 3
 
 
-async def test_problem_of_the_list_is_shown_in_its_place(client_of: Any, queues: Any, sessions: Any) -> None:
-    with sessions() as session:
-        session.execute(sa.text("ALTER TABLE invoice DROP COLUMN note"))
-        session.commit()
+async def test_problem_of_the_list_is_shown_in_its_place(client_of: Any, queues: Any, engine: sa.Engine) -> None:
+    execute(engine, "ALTER TABLE invoice DROP COLUMN note")
     response = await client_of().get("/queues/invoice/jobs")
     assert response.status_code == 200
     assert "A column is missing" in response.text
 
 
-async def test_jobs_of_no_state_have_a_list_of_their_own(client_of: Any, queues: Any, sessions: Any) -> None:
-    add(sessions, *(queues.Email(id=number, recipient="a") for number in range(1, 6)))
-    with sessions() as session:
-        session.execute(sa.text("UPDATE email SET status = 'strange' WHERE id IN (2, 4)"))
-        session.commit()
+async def test_jobs_of_no_state_have_a_list_of_their_own(client_of: Any, queues: Any, engine: sa.Engine) -> None:
+    add(engine, *(queues.Email(id=number, recipient="a") for number in range(1, 6)))
+    execute(engine, "UPDATE email SET status = 'strange' WHERE id IN (2, 4)")
     client = client_of()
     response = await client.get("/queues/email/jobs")
     counts = dict(re.findall(r'">(\w+) <span class="count"[^>]*>([^<]+)</span>', response.text))
@@ -192,17 +198,15 @@ async def test_jobs_of_no_state_have_a_list_of_their_own(client_of: Any, queues:
     assert "left alone: the queue does not use this status" in shown.text
     shown = await client.get("/queues/email/confirm?action=purge&all=1&state=other")
     assert "Delete 0 jobs?" in shown.text
-    with sessions() as session:
-        session.execute(sa.text("DELETE FROM email WHERE status = 'strange'"))
-        session.commit()
+    execute(engine, "DELETE FROM email WHERE status = 'strange'")
     assert ">Other <" not in (await client.get("/queues/email/jobs")).text
     response = await client.get("/queues/email/jobs?state=other")
     assert ">Other <" in response.text
     assert "No other jobs." in response.text
 
 
-async def test_empty_parameters_are_taken_out_of_the_url(client_of: Any, queues: Any, sessions: Any) -> None:
-    add(sessions, queues.Email(recipient="a b&c"), queues.Email(recipient="d"))
+async def test_empty_parameters_are_taken_out_of_the_url(client_of: Any, queues: Any, engine: sa.Engine) -> None:
+    add(engine, queues.Email(recipient="a b&c"), queues.Email(recipient="d"))
     client = client_of()
     listed = await client.get("/queues/email/jobs")
     (form,) = re.findall(r'<form class="filter".*?</form>', listed.text, re.DOTALL)
@@ -225,9 +229,9 @@ async def test_empty_parameters_are_taken_out_of_the_url(client_of: Any, queues:
 
 
 async def test_an_action_on_all_jobs_says_how_many_match(
-    client_of: Any, queues: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
+    client_of: Any, queues: Any, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(sessions, *(queues.Invoice(id=number, note="odd" if number % 2 else "even") for number in range(1, 31)))
+    add(engine, *(queues.Invoice(id=number, note="odd" if number % 2 else "even") for number in range(1, 31)))
     client = client_of()
     for query, label in (
         ("", "All 30 matching jobs"),
@@ -240,3 +244,172 @@ async def test_an_action_on_all_jobs_says_how_many_match(
     shown = await client.get("/queues/invoice/jobs?f.note=odd")
     assert "<summary>All matching jobs</summary>" in shown.text
     assert "5+ jobs" in shown.text
+
+
+# -- the list from which jobs are chosen: the user comes back to it, and never to another page ---------------------
+
+
+def form_of(text: str, name: str) -> list[tuple[str, str]]:
+    """Return the hidden fields of a form of a list."""
+    (form,) = re.findall(rf'<form id="{name}".*?</form>', text, re.DOTALL)
+    return hidden(form)
+
+
+def back_of(response: httpx.Response) -> str:
+    """Return where the preview of an action leads back to."""
+    (href,) = re.findall(r'<a class="button" href="([^"]*)">Go back</a>', response.text)
+    return str(response.url.join(unescape(href)))
+
+
+@pytest.mark.parametrize("method", ["confirm", "act"])
+async def test_nothing_selected_leads_back_to_the_list(
+    engine: sa.Engine, queues: Queues, client_of: Any, method: str
+) -> None:
+    add(engine, queues.Email(recipient="a&b"))
+    async with client_of() as browser:
+        listed = await browser.get("/queues/email/jobs?state=pending&f.recipient=a%26b&sort=id&columns=recipient")
+        fields = dict(form_of(listed.text, "selected-jobs"))
+        if method == "confirm":
+            response = await browser.get("/queues/email/confirm", params={**fields, "action": "cancel"})
+        else:
+            response = await browser.post("/queues/email/actions/cancel", data=fields)
+        shown = await follow(browser, response)
+    assert shown.status_code == 200
+    assert "No job is selected." in shown.text
+    query = "state=pending&f.recipient=a%26b&sort=id&columns=recipient"
+    assert str(shown.url).startswith(f"http://localhost/queues/email/jobs?{query}&notice=")
+    assert states(engine, queues.Email) == {"1": "pending"}
+
+
+@pytest.mark.parametrize("form", ["selected-jobs", "all-jobs"])
+@pytest.mark.parametrize("count", [1, 60])
+async def test_the_list_is_kept_through_an_action(
+    engine: sa.Engine, queues: Queues, client_of: Any, form: str, count: int
+) -> None:
+    add(engine, *(queues.Email(recipient="a&list=b", subject="x") for _ in range(count + 1)))
+    query = "state=pending&f.recipient=a%26list%3Db&sort=id&columns=recipient"
+    target = f"http://localhost/queues/email/jobs?{query}"
+    async with client_of() as browser:
+        listed = await browser.get(target)
+        keys = [("key", key) for key in re.findall(r'name="key" value="([^"]+)"', listed.text)[:count]]
+        chosen = [*form_of(listed.text, form), *(keys if form == "selected-jobs" else [])]
+        shown = await browser.get("/queues/email/confirm", params=[("action", "cancel"), *chosen])
+        assert back_of(shown) == target
+        fields: dict[str, list[str]] = {}
+        for name, value in hidden(shown.text):
+            fields.setdefault(name, []).append(value)
+        response = await browser.post("/queues/email/actions/cancel", data=fields)
+        assert response.status_code == 303
+        assert str(response.url.join(response.headers["location"])).startswith(f"{target}&notice=cancelled%3A")
+
+
+async def test_the_page_of_a_list_is_kept_and_may_be_empty_then(
+    engine: sa.Engine, queues: Queues, client_of: Any
+) -> None:
+    add(engine, *(queues.Email(recipient="a") for _ in range(51)))
+    async with client_of() as browser:
+        listed = await browser.get("/queues/email/jobs?state=pending")
+        (following,) = re.findall(r'rel="next" href="([^"]+)"', listed.text)
+        listed = await browser.get(str(listed.url.join(unescape(following))))
+        params = [("action", "cancel"), *form_of(listed.text, "selected-jobs"), ("key", "1")]
+        shown = await browser.get("/queues/email/confirm", params=params)
+        assert back_of(shown) == str(listed.url)
+        response = await browser.post("/queues/email/actions/cancel", data=dict(hidden(shown.text)))
+        shown = await follow(browser, response)
+        assert "1 job was cancelled." in shown.text
+        assert "No jobs on this page." in shown.text
+
+
+@pytest.mark.parametrize("given", ["//evil.example/?state=failed", "https://evil.example/", "../../?notice=purged:9"])
+async def test_a_list_is_never_another_page(engine: sa.Engine, queues: Queues, client_of: Any, given: str) -> None:
+    add(engine, queues.Email(recipient="a"), queues.Email(recipient="a"))
+    for keys in ([], ["1", "2"]):
+        response = await act(client_of(), "purge", list=given, key=keys)
+        location = response.headers["location"]
+        assert location.startswith("../../../queues/email/jobs?notice="), location
+        assert location.count("notice") == 1
+
+
+async def test_a_long_list_is_not_carried(queues: Queues, engine: sa.Engine, client_of: Any) -> None:
+    add(engine, queues.Email(recipient="é" * 1000, subject="é" * 1000))
+    async with client_of() as browser:
+        query = {"f.recipient": "é" * 1000, "f.subject": "é" * 1000}
+        listed = await browser.get("/queues/email/jobs", params=query)
+        assert listed.status_code == 200
+        assert form_of(listed.text, "selected-jobs") == []
+
+
+async def test_the_list_is_kept_by_an_action_that_goes_on(
+    engine: sa.Engine, queues: Queues, client_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "MOST_AT_ONCE", 2)
+    add(engine, *(queues.Email(recipient="a") for _ in range(3)))
+    target = "http://localhost/queues/email/jobs?state=pending&sort=id"
+    async with client_of() as browser:
+        listed = await browser.get(target)
+        params = [("action", "cancel"), *form_of(listed.text, "all-jobs")]
+        shown = await browser.get("/queues/email/confirm", params=params)
+        response = await browser.post("/queues/email/actions/cancel", data=dict(hidden(shown.text)))
+        shown = await follow(browser, response)
+        assert "Cancel 1 job?" in shown.text
+        assert back_of(shown) == target
+        response = await browser.post("/queues/email/actions/cancel", data=dict(hidden(shown.text)))
+        assert str(response.url.join(response.headers["location"])) == f"{target}&notice=cancelled%3A1"
+
+
+# -- keys that are dates: infinity and years before Christ, which Python does not have -----------------------------
+
+KEYS = ["infinity", "-infinity", "0044-03-15 BC", "12000-01-01"]
+
+
+@pytest.fixture(params=["update_status", "batch_select", "delete_returning"])
+def daily(request: pytest.FixtureRequest, engine: sa.Engine) -> Any:
+    model = created(engine, make_daily(request.param))
+    for key in (*KEYS, "2031-05-06"):
+        execute(engine, "INSERT INTO daily (day) VALUES (CAST(:key AS date))", key=key)
+    return model
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_lists_show_them_and_no_page_fails(
+    daily: Any, shared: Database, driver: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine: Any
+    if driver == "psycopg":
+        engine = sa.create_engine(shared.url("psycopg"), poolclass=sa.NullPool)
+        factory: Any = sessionmaker(engine)
+    else:
+        engine = create_async_engine(shared.url("asyncpg"), poolclass=sa.NullPool)
+        factory = async_sessionmaker(engine)
+    async with client(Dashboard([daily], factory, access=everything)) as browser:
+        for query in ("", "?sort=day", "?sort=-day", "?state=pending"):
+            response = await browser.get(f"/queues/daily/jobs{query}")
+            assert response.status_code == 200
+            assert [key for key in (*KEYS, "2031-05-06") if key not in response.text] == []
+        for path in ("/", "/queues/daily", "/queues/daily/claim", "/schedules"):
+            assert (await browser.get(path)).status_code == 200
+        for key in KEYS:
+            for page in ("job", "edit", "confirm"):
+                response = await browser.get(f"/queues/daily/{page}", params={"key": key, "action": "cancel"})
+                assert response.status_code == 400
+            for action in ("cancel", "requeue", "purge", "edit"):
+                assert (await browser.post(f"/queues/daily/actions/{action}", data={"key": key})).status_code == 400
+    if driver == "asyncpg":
+        await engine.dispose()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_an_action_on_all_jobs_leaves_them_alone(daily: Any, engine: sa.Engine) -> None:
+    async with ask(engine, daily) as browser:
+        page = await browser.get("/queues/daily/confirm", params={"all": "1", "action": "cancel", "state": "pending"})
+        assert page.status_code == 200
+        assert "2031-05-06" in page.text
+        form = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', page.text))
+        answer = await browser.post("/queues/daily/actions/cancel", data=form)
+        assert answer.status_code == 303
+        assert "cancelled:1" in unquote(answer.headers["location"])
+        assert "unchanged" not in answer.headers["location"]
+        left = await browser.get("/queues/daily/jobs", params={"state": "pending"})
+    assert [key for key in KEYS if key not in left.text] == []
+    assert "2031-05-06" not in left.text

@@ -25,8 +25,7 @@ from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web import dashboard as dashboard_module
 from sqlaqueue.web.security import SECURITY_HEADERS
 from tests.servers import PROGRAM, Database, Pooler
-from tests.web.browser.site import serving
-from tests.web.conftest import everything
+from tests.web.conftest import everything, serving
 from tests.web.models import Queues
 
 LISTENING = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' AND datname = current_database()"
@@ -64,22 +63,16 @@ def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["psycopg", "asyncpg", "psycopg async"])
-def root(request: pytest.FixtureRequest, queues: Queues, engine: sa.Engine) -> Iterator[str]:
+def any_root(request: pytest.FixtureRequest, queues: Queues, engine: sa.Engine) -> Iterator[str]:
     """The URL of a dashboard with each kind of sessions."""
     driver, _, is_async = request.param.partition(" ")
     if driver == "psycopg" and not is_async:
-        with serving(Dashboard(queues.all, sessionmaker(engine), access=everything)) as (root, _):
+        with serving(Dashboard(queues.all, sessionmaker(engine), access=everything)) as root:
             yield root
         return
     url = engine.url.set(drivername=f"postgresql+{driver}")
     other = create_async_engine(url, poolclass=sa.NullPool)
-    with serving(Dashboard(queues.all, async_sessionmaker(other), access=everything)) as (root, _):
-        yield root
-
-
-@pytest.fixture
-def sync_root(queues: Queues, sessions: Any) -> Iterator[str]:
-    with serving(Dashboard(queues.all, sessions, access=everything)) as (root, _):
+    with serving(Dashboard(queues.all, async_sessionmaker(other), access=everything)) as root:
         yield root
 
 
@@ -107,8 +100,8 @@ def listening(engine: sa.Engine) -> int:
 
 
 @pytest.mark.usefixtures("no_timer")
-async def test_a_new_job_is_an_event_with_the_name_of_its_queue(root: str, email: Any, engine: sa.Engine) -> None:
-    async with streaming(root) as stream:
+async def test_a_new_job_is_an_event_with_the_name_of_its_queue(any_root: str, email: Any, engine: sa.Engine) -> None:
+    async with streaming(any_root) as stream:
         assert stream.response.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert [name for name in SECURITY_HEADERS if name not in stream.response.headers] == []
         assert stream.response.headers["cache-control"] == "no-store"
@@ -126,9 +119,9 @@ async def test_a_new_job_is_an_event_with_the_name_of_its_queue(root: str, email
 
 
 @pytest.mark.usefixtures("no_timer")
-async def test_windows_share_a_connection(sync_root: str, email: Any, engine: sa.Engine) -> None:
-    async with streaming(sync_root) as one:
-        async with streaming(sync_root) as another, streaming(sync_root, "events?queue=email"):
+async def test_windows_share_a_connection(root: str, email: Any, engine: sa.Engine) -> None:
+    async with streaming(root) as one:
+        async with streaming(root) as another, streaming(root, "events?queue=email"):
             await until(lambda: listening(engine) == 1)
             email()
             for each in (one, another):
@@ -157,8 +150,8 @@ def in_litestar(dashboard: Dashboard) -> Any:
 
 @pytest.mark.usefixtures("no_timer")
 @pytest.mark.parametrize("mounted", [in_fastapi, in_litestar])
-async def test_in_an_application(queues: Queues, sessions: Any, engine: sa.Engine, email: Any, mounted: Any) -> None:
-    with serving(mounted(Dashboard(queues.all, sessions, access=everything))) as (root, _):
+async def test_in_an_application(dashboard: Any, engine: sa.Engine, email: Any, mounted: Any) -> None:
+    with serving(mounted(dashboard)) as root:
         async with streaming(root, "queues/events") as stream:
             await until(lambda: listening(engine) == 1)
             email()
@@ -167,9 +160,9 @@ async def test_in_an_application(queues: Queues, sessions: Any, engine: sa.Engin
         await until(lambda: listening(engine) == 0)
 
 
-async def test_the_timer_sends_an_event_without_a_notification(sync_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_timer_sends_an_event_without_a_notification(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_module, "TIMER", 0.1)
-    async with streaming(sync_root) as stream:
+    async with streaming(root) as stream:
         while await stream.event() != {"queues": []}:
             pass
 
@@ -183,7 +176,7 @@ async def test_behind_a_pooler_the_timer_is_left(
         behind = sa.create_engine(
             pooler.url("psycopg"), poolclass=sa.NullPool, connect_args={"prepare_threshold": None}
         )
-        with serving(Dashboard(queues.all, sessionmaker(behind), access=everything)) as (root, _):
+        with serving(Dashboard(queues.all, sessionmaker(behind), access=everything)) as root:
             async with streaming(root) as stream:
                 for _ in range(3):
                     assert await stream.event() is not None
@@ -192,7 +185,7 @@ async def test_behind_a_pooler_the_timer_is_left(
 @pytest.mark.usefixtures("no_timer")
 async def test_only_queues_that_the_user_sees(queues: Queues, sessions: Any, engine: sa.Engine, email: Any) -> None:
     dashboard = Dashboard(queues.all, sessions, access=lambda _: Access(read=[queues.Email]))
-    with serving(dashboard) as (root, _):
+    with serving(dashboard) as root:
         async with streaming(root, "events?queue=invoice") as refused, streaming(root, "events?queue=none") as unknown:
             assert refused.response.status_code == unknown.response.status_code == 404
             assert await refused.response.aread() == await unknown.response.aread()
@@ -208,12 +201,12 @@ async def test_only_queues_that_the_user_sees(queues: Queues, sessions: Any, eng
 @pytest.mark.usefixtures("no_timer")
 @pytest.mark.parametrize(("shortest", "sends"), [(0.0, True), (1e6, False)])
 async def test_events_are_not_sent_too_often(
-    sync_root: str, email: Any, monkeypatch: pytest.MonkeyPatch, shortest: float, *, sends: bool
+    root: str, email: Any, monkeypatch: pytest.MonkeyPatch, shortest: float, *, sends: bool
 ) -> None:
     monkeypatch.setattr(dashboard_module, "SHORTEST", shortest)
     monkeypatch.setattr(dashboard_module, "LIFETIME", 3)
     events = []
-    async with streaming(sync_root) as stream:
+    async with streaming(root) as stream:
         await stream.comment()
         email()
         while (event := await stream.event()) is not None:
@@ -221,29 +214,27 @@ async def test_events_are_not_sent_too_often(
     assert bool(events) is sends
 
 
-async def test_a_stream_ends_after_some_time(
-    sync_root: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_ends_after_some_time(root: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_module, "LIFETIME", 0.2)
-    async with streaming(sync_root) as stream:
+    async with streaming(root) as stream:
         while await stream.event() is not None:
             pass
     await until(lambda: listening(engine) == 0)
 
 
-async def test_so_many_windows_and_no_more(sync_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_so_many_windows_and_no_more(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard_module, "MOST_VIEWERS", 2)
-    async with streaming(sync_root) as one, contextlib.AsyncExitStack() as stack:
-        another = await stack.enter_async_context(streaming(sync_root))
+    async with streaming(root) as one, contextlib.AsyncExitStack() as stack:
+        another = await stack.enter_async_context(streaming(root))
         assert await one.comment() == await another.comment() == ": connected"
-        async with streaming(sync_root) as refused:
+        async with streaming(root) as refused:
             assert refused.response.status_code == 429
             assert int(refused.response.headers["retry-after"]) > 0
         await stack.aclose()
         status = 429
         async with asyncio.timeout(30):
             while status != 200:
-                async with streaming(sync_root) as again:
+                async with streaming(root) as again:
                     status = again.response.status_code
 
 
@@ -255,7 +246,7 @@ async def test_one_reader_does_not_take_all_windows(
     queues: Queues, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard_module, "MOST_OF_A_READER", 2)
-    with serving(Dashboard(queues.all, sessions, access=named)) as (root, _):
+    with serving(Dashboard(queues.all, sessions, access=named)) as root:
         async with httpx.AsyncClient(timeout=30) as browser, contextlib.AsyncExitStack() as stack:
 
             async def opened(user: str) -> httpx.Response:
@@ -281,7 +272,7 @@ async def test_many_requests_at_once_get_no_more_windows(
     queues: Queues, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard_module, "MOST_OF_A_READER", 3)
-    with serving(in_fastapi(Dashboard(queues.all, sessions, access=named))) as (root, _):
+    with serving(in_fastapi(Dashboard(queues.all, sessions, access=named))) as root:
         async with contextlib.AsyncExitStack() as stack, httpx.AsyncClient(timeout=30) as browser:
             opening = [stack.enter_async_context(browser.stream("GET", root + "queues/events")) for _ in range(12)]
             statuses = [response.status_code for response in await asyncio.gather(*opening)]
@@ -294,16 +285,16 @@ async def test_access_is_checked_for_each_stream(
 ) -> None:
     monkeypatch.setattr(dashboard_module, "LIFETIME", 0.1)
     answers: list[Access | None] = [Access(read=True), None]
-    with serving(Dashboard(queues.all, sessions, access=lambda _: answers.pop(0))) as (root, _):
+    with serving(Dashboard(queues.all, sessions, access=lambda _: answers.pop(0))) as root:
         async with streaming(root) as stream:
             assert stream.response.status_code == 200
         async with streaming(root) as stream:
             assert stream.response.status_code == 403
 
 
-async def test_the_head_of_a_stream_has_no_end_to_wait_for(sync_root: str) -> None:
+async def test_the_head_of_a_stream_has_no_end_to_wait_for(root: str) -> None:
     async with httpx.AsyncClient(timeout=30) as client:
-        response = await client.head(sync_root + "events")
+        response = await client.head(root + "events")
     assert response.headers["content-type"].startswith("text/event-stream")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
@@ -15,7 +15,7 @@ from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.data.job_columns import columns_of
 from sqlaqueue.web.settings import Settings
 from tests.web.conftest import everything
-from tests.web.models import Queues
+from tests.web.models import Queues, new_base
 
 QUEUES = Queues()
 
@@ -51,10 +51,7 @@ def test_a_name_is_redacted_in_all_queues_and_roles_are_too() -> None:
     ],
 )
 def test_subclasses_may_have_different_columns_under_one_name(given: list[str], redacted: set[str]) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Item(QueueMixin, Base):
+    class Item(QueueMixin, new_base()):
         __tablename__ = "item"
         __queue__ = QueueConfig(strategy="update_status")
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -140,10 +137,7 @@ def test_queues_of_one_name_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "ü", "a b", "~x", "a%2fb"])
 def test_names_of_queues_are_single_segments_in_urls(name: str) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Odd(QueueMixin, Base):
+    class Odd(QueueMixin, new_base()):
         __tablename__ = "odd"
         __queue__ = QueueConfig(name=name)
         id: Mapped[int] = mapped_column(primary_key=True)

@@ -1,23 +1,22 @@
-"""Consumers of the application."""
+"""Consumers and schedules of the application, and queues whose tables only some tests create."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer
-from tests.cli.shop.models import Email, Letter, Task
-from tests.cli.shop.tasks import send, send_async, send_stubbornly
+from sqlaqueue import AsyncConsumer, AsyncScheduler, Consumer, QueueConfig, QueueMixin, Schedule, Scheduler, Unique
+from tests.cli.shop.models import Email, Letter, Task, send, send_async, send_stubbornly
 
 URL = os.environ.get("SHOP_URL", "postgresql+psycopg://nobody@nowhere.invalid/shop")
-
 consumer = Consumer(Email, send, sessionmaker(create_engine(URL)), poll_interval=0.05)
 async_consumer = AsyncConsumer(
     Letter,
@@ -71,3 +70,33 @@ async def make_async() -> object:
 
 def make_badly() -> object:
     return 1 // 0
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Report(QueueMixin, Base):
+    __tablename__ = "report"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    day: Mapped[date | None]
+    size: Mapped[int | None]
+
+
+nightly = Schedule("nightly", Report, cron="0 3 * * *", timezone="Europe/Berlin", values={"kind": "sales"})
+often = Schedule("often", Report, every=timedelta(minutes=5), values={"kind": "stock", "day": date(2026, 1, 2)})
+schedules = [nightly, often]
+scheduler = Scheduler(sessionmaker(create_engine(URL)), schedules)
+async_scheduler = AsyncScheduler(
+    async_sessionmaker(create_async_engine(URL.replace("+psycopg:", "+asyncpg:"))), [nightly]
+)
+
+
+class Sync(QueueMixin, Base):
+    __tablename__ = "sync"
+    __queue__ = QueueConfig(unique=Unique("customer"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer: Mapped[int]

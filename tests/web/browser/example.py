@@ -5,22 +5,31 @@ Moments are relative to the time of the database, so that ages are the same as w
 
 from __future__ import annotations
 
+import contextlib
 import random
 import uuid
-from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, sessionmaker
 
 from sqlaqueue import Limit, QueueConfig, QueueMixin, Schedule
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
 from sqlaqueue.schedules.recurrence import Recurrence
 from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import declare
+from sqlaqueue.web import Access, Dashboard
+from sqlaqueue.web.dashboard import GET
+from tests.web.conftest import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Database
 
 
 class Base(DeclarativeBase):
@@ -85,14 +94,12 @@ class Report(QueueMixin, Base):
 
 
 QUEUES: list[type[Any]] = [Email, Invoice, Thumbnail, Report]
-
 SCHEDULES = [
     Schedule("nightly-sales", Report, cron="0 3 * * *", timezone="Europe/Berlin", values={"kind": "sales"}),
     Schedule("stock-every-quarter", Report, cron="*/15 * * * *", values={"kind": "stock"}, skip_unfinished=True),
     Schedule("weekly-digest", Report, cron="30 7 * * 1", timezone="America/New_York", values={"kind": "digest"}),
     Schedule("heartbeat", Report, every=timedelta(minutes=5), values={"kind": "health"}, catch_up="skip"),
 ]
-
 NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Frances", "Niklaus", "Radia", "Tony", "Margaret")
 SUBJECTS = ("Your order has shipped", "Welcome", "Your invoice", "Reset your password", "We miss you")
 ERRORS = (
@@ -290,3 +297,69 @@ def _consumers(session: Session, now: datetime) -> None:
         for number in (1, 2)
     ]
     session.execute(sa.insert(table), rows)
+
+
+# -- its dashboard --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Site:
+    """A dashboard that is served, and its database."""
+
+    root: str
+    engine: sa.Engine
+    database: Database
+
+    def execute(self, statement: str, **parameters: Any) -> Any:
+        """Execute SQL, and return its rows if it has any."""
+        with self.engine.begin() as connection:
+            result = connection.execute(sa.text(statement), parameters)
+            return result.all() if result.returns_rows else result.rowcount
+
+    def add(self, *jobs: Any) -> None:
+        """Enqueue jobs."""
+        with Session(self.engine) as session:
+            session.add_all(jobs)
+            session.commit()
+
+
+def fill_database(database: Database) -> None:
+    engine = sa.create_engine(database.url())
+    with Session(engine) as session:
+        fill(session)
+    engine.dispose()
+
+
+@contextlib.contextmanager
+def example_site(database: Database, **options: Any) -> Iterator[Site]:
+    """Serve a dashboard of a database that is filled.
+
+    :param options: arguments of the Dashboard; by default everything is allowed.
+    """
+    engine = sa.create_engine(database.url(), pool_size=10)
+    try:
+        given = {"access": lambda _: Access(read=True, act=True, user="ada"), **options}
+        dashboard = Dashboard(QUEUES, sessionmaker(engine), **given)
+        with serving(dashboard) as root:
+            yield Site(root, engine, database)
+    finally:
+        engine.dispose()
+
+
+RUNNING, FAILED = 953, 905
+"""E-mails of the example."""
+_ALL = {
+    "overview": "",
+    "queue": "queues/email",
+    "jobs": "queues/email/jobs",
+    "jobs:due": "queues/email/jobs?state=due",
+    "jobs:expired": "queues/email/jobs?state=expired",
+    "job": f"queues/email/job?key={FAILED}",
+    "edit": f"queues/email/edit?key={FAILED}",
+    "confirm": f"queues/email/confirm?action=requeue&key={FAILED}",
+    "claim": "queues/email/claim",
+    "schedules": "schedules",
+    "health": "health",
+}
+PAGES = {name: path for name, path in _ALL.items() if name.partition(":")[0] in GET}
+"""Their paths by name."""

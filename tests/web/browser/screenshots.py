@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from tests.servers import choose_versions, find_installations, running
-from tests.web.browser import chromium
-from tests.web.browser.chromium import PHONE, View, viewing
-from tests.web.browser.paths import PAGES
-from tests.web.browser.site import Site, example_site
+from tests.web.browser.conftest import PHONE, View, viewing
+from tests.web.browser.conftest import running as running_browser
+from tests.web.browser.example import PAGES, Site, example_site, fill_database
 
 FOLDER = Path(__file__).parents[3] / "docs" / "_static"
 WINDOW = (1280, 860)
@@ -47,7 +46,7 @@ PICTURES = [
 def write_screenshots(site: Site, folder: Path, pictures: Sequence[Picture] = PICTURES) -> list[Path]:
     """Write those pictures whose pages exist, and return their files."""
     written = []
-    with chromium.running() as browser:
+    with running_browser() as browser:
         for picture in pictures:
             if picture.page not in PAGES:
                 continue
@@ -86,10 +85,12 @@ def main() -> None:
     arguments = parser.parse_args()
     wanted = [each for each in PICTURES if not arguments.names or each.name in arguments.names]
     version = choose_versions("newest", find_installations())
-    with running(version) as servers, servers.shared(version[0]).database() as database, example_site(database) as site:
-        _prepare(site)
-        for path in write_screenshots(site, arguments.folder, wanted):
-            print(f"{path}: {path.stat().st_size // 1000} kB")
+    with running(version) as servers, servers.shared(version[0]).database() as database:
+        fill_database(database)
+        with example_site(database) as site:
+            _prepare(site)
+            for path in write_screenshots(site, arguments.folder, wanted):
+                print(f"{path}: {path.stat().st_size // 1000} kB")
 
 
 if __name__ == "__main__":

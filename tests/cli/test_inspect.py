@@ -1,4 +1,4 @@
-"""``stats``, ``failed`` and ``workers``."""
+"""``stats``, ``failed``, ``workers``, ``jobs``, ``job`` and ``why``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
+from tests.cli.conftest import BARE, EMAIL, LETTER, MODELS, NEWSLETTER, QUEUES, ROW, TASK, WORKER, Shop
 from tests.cli.shop.models import Bare, Email, Letter, Newsletter, Row, Task
 from tests.programs import wait_until
 
@@ -34,7 +34,7 @@ def test_stats_of_jobs_in_all_states(shop: Shop) -> None:
         Email(run_at=LATER),
         Email(status="processing"),
     )
-    found = stats(shop, f"{MODELS}:Email")
+    found = stats(shop, EMAIL)
     assert 7200 <= found.pop("oldest_due") < 7300
     assert found == {
         "queue": "email",
@@ -55,34 +55,34 @@ def test_stats_show_expired_leases(shop: Shop) -> None:
     now = datetime.now(UTC)
     shop.add(*(Email(status="processing", attempts=1, lease_expires_at=now - timedelta(1)) for _ in range(2)))
     shop.add(Email(status="processing", attempts=1, lease_expires_at=now + timedelta(1)), Letter())
-    assert stats(shop, f"{MODELS}:Email")["expired_leases"] == 2
-    assert stats(shop, f"{MODELS}:Letter")["expired_leases"] == 0
-    said = " ".join(shop.ok("stats", f"{MODELS}:Email").split())
+    assert stats(shop, EMAIL)["expired_leases"] == 2
+    assert stats(shop, LETTER)["expired_leases"] == 0
+    said = " ".join(shop.ok("stats", EMAIL).split())
     assert "email: 2 leases of running jobs have expired; Consumers rescue the jobs, or `sqlaqueue rescue`" in said
     shop.execute("DELETE FROM email WHERE lease_expires_at < now()")
-    assert "expired" not in shop.ok("stats", f"{MODELS}:Email")
+    assert "expired" not in shop.ok("stats", EMAIL)
 
 
 def test_stats_show_a_missing_index(shop: Shop) -> None:
     shop.execute("DROP INDEX ix_email_queue_claim")
-    assert stats(shop, f"{MODELS}:Email")["missing_indexes"] == ["ix_email_queue_claim"]
-    said = " ".join(shop.ok("stats", f"{MODELS}:Email").split())
+    assert stats(shop, EMAIL)["missing_indexes"] == ["ix_email_queue_claim"]
+    said = " ".join(shop.ok("stats", EMAIL).split())
     assert "missing or invalid indexes: ix_email_queue_claim; `alembic revision" in said
 
 
 def test_stats_of_active_jobs_only(shop: Shop) -> None:
     shop.add(Email(status="completed"), Email())
-    found = stats(shop, f"{MODELS}:Email", "--active")
+    found = stats(shop, EMAIL, "--active")
     assert (found["states"], found["failed_by_attempts"]) == ({"pending": 1, "processing": 0}, {})
 
 
 def test_stats_of_rows_that_are_messages(shop: Shop) -> None:
     shop.add(Task(), Task(run_at=LATER), Task())
     shop.execute("UPDATE task SET run_at = now() - interval '1 hour' WHERE id = 1")
-    shop.ok("cancel", f"{MODELS}:Task", "--key", "3", "--yes")
-    assert shop.start("worker", f"{MODELS}:Task", "--handler", f"{TASKS}:fall_ill", "--drain").end() == 0
+    shop.ok("cancel", TASK, "--key", "3", "--yes")
+    assert shop.start("worker", TASK, "--handler", f"{MODELS}:fall_ill", "--drain").end() == 0
     shop.add(Task(id=9))
-    found = stats(shop, f"{MODELS}:Task")
+    found = stats(shop, TASK)
     assert found["states"] == {"pending": 2, "failed": 1, "cancelled": 1}
     assert found["due"] == 1
     assert found["failed_by_attempts"] == {"1": 1}
@@ -90,25 +90,25 @@ def test_stats_of_rows_that_are_messages(shop: Shop) -> None:
 
 def test_stats_of_a_model_with_few_attributes(shop: Shop) -> None:
     shop.add(Bare(), Bare(status="failed"))
-    found = stats(shop, f"{MODELS}:Bare")
+    found = stats(shop, BARE)
     assert (found["due"], found["oldest_due"], found["failed_by_attempts"]) == (1, None, {})
 
 
 def test_stats_of_a_subclass_count_only_its_jobs(shop: Shop) -> None:
     shop.add(Email(), Newsletter(), Newsletter(status="failed"))
-    assert stats(shop, f"{MODELS}:Newsletter")["states"]["pending"] == 1
-    assert stats(shop, f"{MODELS}:Email")["states"]["pending"] == 2
+    assert stats(shop, NEWSLETTER)["states"]["pending"] == 1
+    assert stats(shop, EMAIL)["states"]["pending"] == 2
 
 
 def test_stats_count_unknown_status_values(shop: Shop) -> None:
     shop.add(Email(status="archived"), Email())
-    assert stats(shop, f"{MODELS}:Email")["states"]["other"] == 1
+    assert stats(shop, EMAIL)["states"]["other"] == 1
 
 
 def test_the_table_of_stats_shows_paused_queues(shop: Shop) -> None:
     shop.add(Email(), Letter(status="failed", attempts=2))
-    shop.ok("pause", f"{MODELS}:Letter")
-    printed = shop.ok("stats", f"{MODELS}:Email", f"{MODELS}:Letter")
+    shop.ok("pause", LETTER)
+    printed = shop.ok("stats", EMAIL, LETTER)
     header, email, letter, paused, note = printed.splitlines()
     assert header.split()[:2] == ["queue", "pending"]
     assert email.split()[:2] == ["email", "1"]
@@ -120,7 +120,7 @@ def test_the_table_of_stats_shows_paused_queues(shop: Shop) -> None:
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_watching_ends_with_ctrl_c(shop: Shop, options: tuple[str, ...]) -> None:
     shop.add(Email())
-    process = shop.start("stats", f"{MODELS}:Email", "--watch", "0.05", *options)
+    process = shop.start("stats", EMAIL, "--watch", "0.05", *options)
     process.wait_for("email")
     shop.add(Email(status="failed", attempts=41))
     process.wait_for("41" if options else "after 41")
@@ -142,7 +142,7 @@ def test_failed_jobs_are_grouped_by_kind_of_error(shop: Shop) -> None:
         Email(status="failed"),
         Email(status="completed", last_error="ValueError: tried again"),
     )
-    found = shop.json("failed", f"{MODELS}:Email", "--examples", "2")
+    found = shop.json("failed", EMAIL, "--examples", "2")
     assert [(group["kind"], group["count"], group["keys"]) for group in found] == [
         ("ValueError", 5, ["5", "4"]),
         ("", 1, ["7"]),
@@ -151,7 +151,7 @@ def test_failed_jobs_are_grouped_by_kind_of_error(shop: Shop) -> None:
     assert found[0]["error"] == "ValueError: 4"
     assert datetime.fromisoformat(found[0]["newest"]) == now - timedelta(hours=6)
     assert found[1]["newest"] is None
-    printed = shop.ok("failed", f"{MODELS}:Email")
+    printed = shop.ok("failed", EMAIL)
     assert "(no error)" in printed
     assert "[bold]no colon" in printed
     assert "6 h ago" in printed
@@ -164,46 +164,46 @@ def test_an_order_number_is_not_a_kind_of_error(shop: Shop) -> None:
         *("ValueError: ", "the lease expired: its worker died or lost the database"),
     ]
     shop.add(*(Email(status="failed", last_error=text) for text in texts))
-    found = {group["kind"]: group["count"] for group in shop.json("failed", f"{MODELS}:Email")}
+    found = {group["kind"]: group["count"] for group in shop.json("failed", EMAIL)}
     assert found == {"other": 3, "no_stock": 2, "shop.no_stock": 1, "ValueError": 1, "LeaseExpired": 1}
-    (selected,) = shop.json("requeue", f"{MODELS}:Email", "--dry-run", "--error", "no_stock")
+    (selected,) = shop.json("requeue", EMAIL, "--dry-run", "--error", "no_stock")
     assert selected["found"] == 2
 
 
 def test_failed_jobs_with_a_composite_key_and_without_a_status(shop: Shop) -> None:
     shop.add(Row(year=2024, number="a", status="failed", last_error="Oh: no"), Task())
-    assert shop.json("failed", f"{MODELS}:Row")[0]["keys"] == ["2024,a"]
-    assert shop.ok("failed", f"{MODELS}:Task") == "task: no failed jobs\n"
-    assert shop.start("worker", f"{MODELS}:Task", "--handler", f"{TASKS}:fall_ill", "--drain").end() == 0
-    (group,) = shop.json("failed", f"{MODELS}:Task")
+    assert shop.json("failed", ROW)[0]["keys"] == ["2024,a"]
+    assert shop.ok("failed", TASK) == "task: no failed jobs\n"
+    assert shop.start("worker", TASK, "--handler", f"{MODELS}:fall_ill", "--drain").end() == 0
+    (group,) = shop.json("failed", TASK)
     assert (group["kind"], group["count"], group["keys"]) == ("ValueError", 1, ["1"])
     assert group["newest"] is not None
 
 
 def test_failed_jobs_of_a_model_without_last_error(shop: Shop) -> None:
     shop.add(Bare(status="failed"))
-    assert shop.json("failed", f"{MODELS}:Bare") == [
+    assert shop.json("failed", BARE) == [
         {"queue": "bare", "kind": "", "count": 1, "newest": None, "error": None, "keys": ["1"]}
     ]
 
 
 def test_workers_shows_the_consumers_of_a_queue(shop: Shop) -> None:
-    without = shop.invoke("workers", f"{MODELS}:Email")
+    without = shop.invoke("workers", EMAIL)
     assert (without.exit_code, without.stdout) == (1, "no Consumers\n")
-    worker = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send", "--name", "postman")
-    wait_until(lambda: shop.invoke("workers", f"{MODELS}:Email", "--here").exit_code == 0, lambda: worker.output)
-    (row,) = shop.json("workers", f"{MODELS}:Email")
+    worker = shop.start(*WORKER, "--name", "postman")
+    wait_until(lambda: shop.invoke("workers", EMAIL, "--here").exit_code == 0, lambda: worker.output)
+    (row,) = shop.json("workers", EMAIL)
     assert row["pid"] == worker.pid
     assert row["name"].endswith("postman")
     assert row["running"] == []
-    printed = shop.ok("workers", f"{MODELS}:Email")
+    printed = shop.ok("workers", EMAIL)
     assert "postman" in printed
-    assert stats(shop, f"{MODELS}:Email")["consumers"] == 1
+    assert stats(shop, EMAIL)["consumers"] == 1
     # The other queue has no Consumer.
-    assert shop.invoke("workers", f"{MODELS}:Email", f"{MODELS}:Letter").exit_code == 1
+    assert shop.invoke("workers", EMAIL, LETTER).exit_code == 1
     worker.signal()
     assert worker.end() == 0
-    assert shop.invoke("workers", f"{MODELS}:Email", "--json").exit_code == 1
+    assert shop.invoke("workers", EMAIL, "--json").exit_code == 1
 
 
 def test_workers_of_another_machine_are_not_here(shop: Shop) -> None:
@@ -211,10 +211,10 @@ def test_workers_of_another_machine_are_not_here(shop: Shop) -> None:
         "INSERT INTO sqlaqueue_consumer (id, queue, host, pid, version, listening, running, heartbeat_at, expires_at) "
         "VALUES ('x', 'letter', 'elsewhere', 1, '1', true, '[[\"7\"]]', now(), now() + interval '1 minute')"
     )
-    assert shop.invoke("workers", f"{MODELS}:Letter").exit_code == 0
-    assert shop.invoke("workers", f"{MODELS}:Letter", "--here").exit_code == 1
+    assert shop.invoke("workers", LETTER).exit_code == 0
+    assert shop.invoke("workers", LETTER, "--here").exit_code == 1
     # Under a strategy that holds a transaction the number comes from the Consumer's heartbeat.
-    assert stats(shop, f"{MODELS}:Letter")["running"] == 1
+    assert stats(shop, LETTER)["running"] == 1
 
 
 def test_the_database_of_a_consumer_is_used(shop: Shop) -> None:
@@ -227,8 +227,8 @@ def test_the_database_of_a_consumer_is_used(shop: Shop) -> None:
 def test_an_async_driver(shop: Shop) -> None:
     shop.add(Email())
     url = shop.database.url("asyncpg")
-    assert json.loads(shop.ok("stats", f"{MODELS}:Email", "--json", SQLAQUEUE_URL=url))[0]["due"] == 1
-    assert shop.ok("cancel", f"{MODELS}:Email", "--yes", SQLAQUEUE_URL=url) == "email: 1 job cancelled\n"
+    assert json.loads(shop.ok("stats", EMAIL, "--json", SQLAQUEUE_URL=url))[0]["due"] == 1
+    assert shop.ok("cancel", EMAIL, "--yes", SQLAQUEUE_URL=url) == "email: 1 job cancelled\n"
 
 
 def test_single_jobs_are_listed(shop: Shop) -> None:
@@ -240,26 +240,26 @@ def test_single_jobs_are_listed(shop: Shop) -> None:
         ),
         Email(),
     )
-    found = shop.json("jobs", f"{MODELS}:Email", "--state", "failed", "--limit", "3")
+    found = shop.json("jobs", EMAIL, "--state", "failed", "--limit", "3")
     assert [(job["key"], job["state"], job["last_error"]) for job in found] == [
         (str(key), "failed", f"ValueError: {key - 1}") for key in (5, 4, 3)
     ]
-    printed = shop.ok("jobs", f"{MODELS}:Email")
+    printed = shop.ok("jobs", EMAIL)
     assert len(printed.splitlines()) == 1 + 6
     assert "ValueError: 4" in printed
-    assert shop.ok("jobs", f"{MODELS}:Email", "--state", "cancelled") == "no such jobs\n"
+    assert shop.ok("jobs", EMAIL, "--state", "cancelled") == "no such jobs\n"
     shop.add(Bare())
-    assert "pending" in shop.ok("jobs", f"{MODELS}:Bare")
+    assert "pending" in shop.ok("jobs", BARE)
 
 
 def test_one_job_is_shown(shop: Shop) -> None:
     shop.add(Email(to="bob@example.com", status="failed", last_error="ValueError: a\nb"), Row(year=1, number="b,c"))
-    printed = shop.ok("job", f"{MODELS}:Email", "1")
+    printed = shop.ok("job", EMAIL, "1")
     assert printed.startswith("email 1 is failed\n")
     assert "bob@example.com" in printed
-    found = shop.json("job", f"{MODELS}:Row", '1,"b,c"')
+    found = shop.json("job", ROW, '1,"b,c"')
     assert (found["state"], found["row"]["number"]) == ("pending", "b,c")
-    result = shop.invoke("job", f"{MODELS}:Email", "2")
+    result = shop.invoke("job", EMAIL, "2")
     assert (result.exit_code, result.stderr) == (1, "Error: email: there is no job 2\n")
 
 
@@ -273,3 +273,84 @@ def test_jobs_of_several_queues_are_told_apart(shop: Shop) -> None:
     grouped = shop.ok("failed", target).splitlines()
     assert [line for line in grouped if line.endswith(":")] == ["email:", "letter:"]
     assert [group["queue"] for group in shop.json("failed", target)] == ["email", "letter"]
+
+
+# -- why: explanations of jobs and of queues ----------------------------------------------------------------------
+
+IN_2100 = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def test_a_job(shop: Shop) -> None:
+    shop.add(Email(), Email(status="failed", last_error="ValueError: no", finished_at=IN_2100))
+    said = shop.ok("why", EMAIL, "1")
+    assert said == (
+        "email 1 is pending\n  no_consumer: No live Consumer serves email: none has sent a heartbeat recently; "
+        "start one, for instance with `sqlaqueue worker`.\n"
+    )
+    assert "email 2 is failed\n  finished: It failed at 2100-01-01" in shop.ok("why", EMAIL, "2")
+
+
+def test_a_job_as_json(shop: Shop) -> None:
+    shop.add(Row(year=1, number="2"))
+    found = shop.json("why", ROW, "1,2")
+    assert [reason.pop("code") for reason in found["reasons"]] == ["no_consumer"]
+    assert found == {
+        "queue": "row",
+        "key": "1,2",
+        "state": "pending",
+        "reasons": [{"text": found["reasons"][0]["text"]}],
+    }
+
+
+def test_a_job_that_does_not_exist(shop: Shop) -> None:
+    shop.add(Email())
+    for arguments in (["--json"], []):
+        result = shop.invoke("why", TASK, "7", *arguments)
+        assert result.exit_code == 1
+    assert result.stdout.startswith("task 7 is missing\n  missing: There is no job 7 in task")
+    # A single-table subclass selects its own jobs, as in all commands.
+    assert shop.invoke("why", NEWSLETTER, "1").exit_code == 1
+    shop.add(Newsletter())
+    assert shop.invoke("why", NEWSLETTER, "2").exit_code == 0
+
+
+def test_a_key_of_a_wrong_type(shop: Shop) -> None:
+    result = shop.invoke("why", EMAIL, "x")
+    assert result.exit_code == 2
+    assert "the key 'x': Email.id is an integer, and 'x' is none" in result.stderr
+
+
+def test_a_queue(shop: Shop) -> None:
+    shop.add(Email(run_at=IN_2100), Email(run_at=IN_2100 + timedelta(days=1)), Email(status="failed"))
+    assert shop.ok("why", EMAIL).splitlines() == [
+        "email",
+        "  No live Consumer serves it; start one, for instance with `sqlaqueue worker`.",
+        "  Due: 0 jobs; the next one is due at 2100-01-01 00:00:00 UTC.",
+        "  Failed: 1 job; `sqlaqueue failed` shows why.",
+    ]
+    shop.ok("pause", EMAIL)
+    shop.execute(
+        "INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, heartbeat_at, "
+        "expires_at) VALUES ('a', 'email', 'a', 'web', 1, '1', true, '[]', now(), now() + interval '1 minute')"
+    )
+    shop.add(Email(), Email())
+    said = shop.ok("why", EMAIL).splitlines()
+    assert said[1:3] == [
+        "  It is paused, so no job is claimed; `sqlaqueue resume` ends that.",
+        "  1 live Consumer serves it; 0 jobs running.",
+    ]
+    assert said[3].startswith("  Due: 2 jobs, the oldest of them for ")
+
+
+@pytest.mark.parametrize("job", [Letter(), Task(), Bare()], ids=lambda job: type(job).__name__)
+def test_a_queue_of_each_strategy(shop: Shop, job: object) -> None:
+    shop.add(job)
+    found = shop.json("why", f"{MODELS}:{type(job).__name__}")
+    assert (found["due"], found["next_due"], found["failed"], found["paused"]) == (1, None, 0, False)
+
+
+def test_several_queues(shop: Shop) -> None:
+    process = shop.start("why", f"{QUEUES}:both", SQLAQUEUE_URL=None)
+    assert process.end() == 0
+    assert [line.strip() for line in process.lines if not line.startswith(" ")] == ["email", "letter"]
+    assert json.loads(shop.ok("why", EMAIL, "--json"))["queue"] == "email"

@@ -1,4 +1,4 @@
-"""Pages of a list of jobs: complete, without repetitions, in both directions."""
+"""Pages of a list of jobs: complete, without repetitions, in both directions, and at the same cost."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, fail
 from sqlaqueue.web.data.job_filters import parse_filter
-from sqlaqueue.web.data.job_pages import Count, count_states
+from sqlaqueue.web.data.job_orders import orders_of
+from sqlaqueue.web.data.job_pages import CAP, Count, count_states, cursor_text
+from sqlaqueue.web.data.job_sources import source_of
 from sqlaqueue.web.data.reader import ParameterError
-from tests.web.job_lists import (
-    columns,
-    create,
-    keys,
-    make_messages,
-    make_pairs,
-    make_rows,
-    make_window_small,
-    page,
-    pages,
-)
+from tests.models import execute
+from tests.sent_statements import sent_statements
+from tests.strategies.explain import nodes_of
+from tests.web.jobs import columns, cost, created, keys, keys_by_sql, make_window_small, page, pages, plan_of
+from tests.web.models import make_messages, make_pairs, make_rows
 
 ORDERS = {
     "id": "id",
@@ -66,19 +62,16 @@ def fill(engine: sa.Engine, model: Any, seed: int, rows: int = 150) -> None:
         }
         for number in range(1, rows + 1)
     ]
-    with engine.begin() as connection:
-        connection.execute(sa.insert(model.__table__), values)
+    execute(engine, sa.insert(model.__table__).values(values))
 
 
 def selected(engine: sa.Engine, where: str, order: str) -> list[str]:
-    with engine.connect() as connection:
-        return [str(key) for key in connection.scalars(sa.text(f"SELECT id FROM row WHERE {where} ORDER BY {order}"))]
+    return keys_by_sql(engine, f"SELECT id FROM row WHERE {where} ORDER BY {order}")
 
 
 @pytest.fixture
 def rows(engine: sa.Engine) -> Any:
-    model = make_rows()
-    create(engine, model)
+    model = created(engine, make_rows())
     fill(engine, model, seed=1)
     return model
 
@@ -148,14 +141,13 @@ def test_sorts_are_those_of_the_indexes_of_the_live_table(engine: sa.Engine, row
     assert set(page(engine, rows, ("state", "pending")).sorts) == {"id", "few", "many", "other", "priority"}
     assert "lease_expires_at" in page(engine, rows, ("state", "processing")).sorts
     assert "priority" not in page(engine, rows, ("state", "pending")).lasting_sorts
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP INDEX whole")
-        connection.exec_driver_sql("CREATE INDEX ON row (status) WHERE priority = 0")
-        connection.exec_driver_sql("CREATE INDEX ON row (lower(status), attempts)")
-        connection.exec_driver_sql("CREATE INDEX ON row USING hash (max_attempts)")
-        connection.exec_driver_sql('CREATE INDEX ON row (last_error COLLATE "C")')
-        connection.exec_driver_sql("CREATE INDEX ON row (claimed_by text_pattern_ops)")
-        connection.exec_driver_sql("CREATE INDEX ON row (finished_at DESC, attempts)")
+    execute(engine, "DROP INDEX whole")
+    execute(engine, "CREATE INDEX ON row (status) WHERE priority = 0")
+    execute(engine, "CREATE INDEX ON row (lower(status), attempts)")
+    execute(engine, "CREATE INDEX ON row USING hash (max_attempts)")
+    execute(engine, 'CREATE INDEX ON row (last_error COLLATE "C")')
+    execute(engine, "CREATE INDEX ON row (claimed_by text_pattern_ops)")
+    execute(engine, "CREATE INDEX ON row (finished_at DESC, attempts)")
     assert set(page(engine, rows).sorts) == {"id", "few", "many", "finished_at"}
     with pytest.raises(ParameterError, match="sort"):
         page(engine, rows, ("sort", "other"))
@@ -207,8 +199,7 @@ def test_cursors_are_checked(engine: sa.Engine, rows: Any) -> None:
 
 
 def test_composite_keys_page_in_their_order(engine: sa.Engine) -> None:
-    model = make_pairs()
-    create(engine, model)
+    model = created(engine, make_pairs())
     values = [{"tenant": tenant, "number": number} for tenant in ("b", 'a,"', "") for number in range(-3, 12)]
     with engine.begin() as connection:
         connection.execute(sa.insert(model.__table__), values)
@@ -225,8 +216,7 @@ def test_dead_letters_are_listed_with_their_columns(
     engine: sa.Engine, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_window_small(monkeypatch, window)
-    model = make_messages()
-    create(engine, model)
+    model = created(engine, make_messages())
     with Session(engine) as session:
         moods = ["SAD", "GLAD"]
         rows = [
@@ -263,3 +253,120 @@ def test_dead_letters_are_listed_with_their_columns(
     if window > 40:
         assert counts["failed"] == Count(20, is_complete=True)
         assert counts["cancelled"] == Count(10, is_complete=True)
+
+
+# -- what a page costs: as much at the end of a large table as at its beginning, whatever the filter ---------------
+
+ROWS = 30_000
+WINDOW = 1000
+FILL = """
+INSERT INTO row (id, few, many, other, status, priority, run_at, attempts, created_at)
+SELECT n, n % 2, n / 10, n % 1000,
+       CASE WHEN n % 100 = 0 THEN 'failed' WHEN n > 29000 THEN 'pending' ELSE 'completed' END,
+       0, now(), 0, now()
+FROM generate_series(1, 30000) n
+"""
+
+
+@pytest.fixture(params=["analyzed", "never analyzed"])
+def large(engine: sa.Engine, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    make_window_small(monkeypatch, WINDOW)
+    model = created(engine, make_rows())
+    execute(engine, "ALTER TABLE row SET (autovacuum_enabled = false)")
+    execute(engine, FILL)
+    if request.param == "analyzed":
+        execute(engine.execution_options(isolation_level="AUTOCOMMIT"), "VACUUM ANALYZE row")
+    return model
+
+
+def cursor(engine: sa.Engine, model: Any, *pairs: tuple[str, str], key: int) -> str:
+    """Return the cursor after the job of a key."""
+    with Session(engine) as session:
+        source = source_of(columns(model), parse_filter(columns(model), pairs))
+        sort = dict(pairs).get("sort", "-id")
+        order = orders_of(session, source, source.parts()).by(sort.removeprefix("-"), is_descending=sort[0] == "-")
+        values = [sa.cast(each.column, sa.Text()) for each in order.all]
+        return cursor_text(order, session.execute(sa.select(*values).where(model.id == key)).one())
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("sort", ["id", "-id", "many", "-many", "few", "other"])
+def test_every_page_costs_the_same(engine: sa.Engine, large: Any, sort: str) -> None:
+    first = cost(engine, large, ("sort", sort))
+    middle = cost(engine, large, ("sort", sort), ("after", cursor(engine, large, ("sort", sort), key=15_000)))
+    back = cost(engine, large, ("sort", sort), ("before", cursor(engine, large, ("sort", sort), key=15_000)))
+    # Of `few`, half of the table is equal: up to a window of a group is counted, and as many rows are walked over.
+    limit = WINDOW + 400 if sort == "few" else 300
+    for buffers, rows in (first, middle, back):
+        assert rows <= limit
+        assert buffers <= limit
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("state", "cancelled")],
+        [("error", "ValueError")],
+        [("f.other.max", "-1"), ("sort", "many")],
+        [("f.few", "1"), ("f.other", "2")],
+        [("f.few", "0"), ("state", "failed"), ("sort", "-many")],
+        [("f.few.min", "1"), ("state", "cancelled")],
+        [("state", "pending"), ("f.other", "-1")],
+    ],
+)
+def test_filter_without_an_index_examines_a_window(engine: sa.Engine, large: Any, pairs: list[tuple[str, str]]) -> None:
+    _, rows = cost(engine, large, *pairs)
+    assert rows <= 2 * WINDOW + 10
+
+
+def test_filter_with_an_index_examines_its_rows(engine: sa.Engine, large: Any) -> None:
+    for pairs, limit in (
+        ([("job", "77")], 2),
+        ([("f.other", "7")], 52),
+        ([("f.many", "7"), ("f.few", "1")], 30),
+        ([("state", "pending"), ("sort", "priority")], 52),
+        ([("f.other", "7"), ("f.few", "1"), ("sort", "many")], 120),
+        ([("state", "processing")], 0),
+        # Half of the table.
+        ([("f.few", "1"), ("sort", "-many")], 1070),
+        ([("f.few.null", "yes"), ("sort", "-many")], 0),
+        ([("state", "other")], 1070),
+    ):
+        _, rows = cost(engine, large, *pairs)
+        assert rows <= limit, pairs
+
+
+def test_counts_are_capped_and_examine_a_window(engine: sa.Engine, large: Any) -> None:
+    with sent_statements(engine) as sent, Session(engine) as session:
+        counts = count_states(session, parse_filter(columns(large), []))
+    assert counts[None] == Count(CAP, is_complete=False)
+    assert counts["pending"] == Count(990, is_complete=True)
+    assert counts["processing"] == Count(0, is_complete=True)
+    assert counts["failed"] == Count(11, is_complete=False)
+    assert counts["cancelled"] == Count(0, is_complete=False)
+    assert not counts["cancelled"].is_known
+    assert counts["other"] == Count(0, is_complete=False)
+    plans = [plan_of(engine, large, *each) for each in sent if "FROM row" in each[0]]
+    rows = sum(node["Actual Rows"] for plan in plans for node in nodes_of(plan) if "Relation Name" in node)
+    # The pending jobs, and which of them are due: all are.
+    assert rows <= CAP + 1 + 2 * 990 + WINDOW + 10
+    with Session(engine) as session:
+        filtered = count_states(session, parse_filter(columns(large), [("f.many", "7")]))
+    assert filtered[None] == Count(10, is_complete=True)
+    assert filtered["completed"] == Count(10, is_complete=True)
+
+
+def test_dead_letters_of_other_queues_are_not_examined(engine: sa.Engine) -> None:
+    model = created(engine, make_messages())
+    execute(
+        engine,
+        "INSERT INTO sqlaqueue_dead_letter (queue, key, row, state) "
+        "SELECT q, jsonb_build_array(n), jsonb_build_object('id', n), 'failed' "
+        "FROM generate_series(1, 2000) n, (VALUES ('a'), ('note'), ('z')) AS queues (q)",
+    )
+    with sent_statements(engine) as sent:
+        found = page(engine, model, ("state", "failed"), ("sort", "id"))
+    assert [job.key for job in found.jobs] == [str(number) for number in range(1, 51)]
+    plan = plan_of(engine, model, *next(each for each in sent if "jsonb_to_record" in each[0]))
+    assert sum(node["Actual Rows"] for node in nodes_of(plan) if node.get("Relation Name")) <= 52

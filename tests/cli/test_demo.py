@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateSchema
 
+from sqlaqueue import Fail
 from sqlaqueue.cli import main
-from tests.demo.commandline import COMMAND, environment, fill, sqlaqueue
-from tests.servers import Database
+from sqlaqueue.demo.demo import check, content, printable_path, regular_files
+from sqlaqueue.demo.models import SCHEMA, Base, LockedFile, read_file
+from tests.cli.conftest import COMMAND, environment, fill, sqlaqueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.servers import Database
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
@@ -101,7 +112,6 @@ def test_the_embedded_server_leaves_nothing_behind(files: Path, temporary: Path,
 @pytest.mark.once
 def test_an_interrupted_demo_leaves_nothing_behind(temporary: Path) -> None:
     with started("demo", TMPDIR=str(temporary)) as demo:
-        assert demo.stdout is not None
         assert demo.stdout.readline().startswith("update_status")
         demo.send_signal(signal.SIGINT)
         try:
@@ -118,7 +128,6 @@ def test_an_interrupted_demo_leaves_nothing_behind(temporary: Path) -> None:
 @pytest.mark.once
 def test_workers_and_server_end_when_the_demo_is_killed(temporary: Path) -> None:
     with started("demo", TMPDIR=str(temporary)) as demo:
-        assert demo.stdout is not None
         assert demo.stdout.readline().startswith("update_status")
         assert list(temporary.iterdir()) != []
         demo.kill()
@@ -135,7 +144,6 @@ def test_the_workers_end_when_the_demo_is_terminated(database: Database) -> None
         return row[0] if row else 0
 
     with started("demo", "--url", database.url()) as demo:
-        assert demo.stdout is not None
         assert demo.stdout.readline().startswith("update_status")
         until(lambda: clients() > 4)
         demo.terminate()
@@ -176,7 +184,6 @@ def test_a_terminal_shows_a_progress_bar(database: Database, files: Path) -> Non
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers by Linux's /proc")
 def test_the_demo_fails_when_all_workers_are_killed(database: Database) -> None:
     with started("demo", "--url", database.url()) as demo:
-        assert demo.stdout is not None
         assert demo.stdout.readline().startswith("update_status")
         children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
         until(lambda: len(children.read_text().split()) == 4)
@@ -291,3 +298,125 @@ def test_jobs_of_unreadable_files_fail(database: Database, files: Path) -> None:
     assert "1 files that cannot be read" in result.stdout
     assert "below/file7" in result.stdout
     assert "skipped, as they cannot be read:" in result.stdout
+
+
+# -- its check finds wrong rows, and names their files ------------------------------------------------------------
+
+KILLED, OTHER = 1, 2
+
+
+@pytest.fixture
+def session(database: Database) -> Iterator[Session]:
+    engine = create_engine(database.url())
+    with Session(engine) as session:
+        session.execute(CreateSchema(SCHEMA))
+        Base.metadata.create_all(session.connection())
+        yield session
+    engine.dispose()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> bytes:
+    (tmp_path / "file").write_text("one\ntwo\nthree")
+    return os.fsencode(tmp_path / "file")
+
+
+def job(file: bytes, **changes: Any) -> LockedFile:
+    data = Path(os.fsdecode(file)).read_bytes()
+    right = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "lines": 2, "runs": 1, "read_by": OTHER}
+    return LockedFile(**({"path": file, "status": "completed"} | right | changes))
+
+
+def test_correct_jobs_have_no_problems(session: Session, path: bytes) -> None:
+    session.add(held := job(path))
+    session.flush()
+    findings = check(session, LockedFile, [path], [path, b"/appeared"], killed=KILLED, held=[held.id])
+    assert findings.problems == []
+    assert (findings.completed, findings.rerun, findings.appeared, findings.unreadable) == (1, 1, 1, [])
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "sum": ({"sha256": "0" * 64}, "the table contains"),
+    "size": ({"size": 12}, "the table contains"),
+    "lines": ({"lines": 3}, "the table contains"),
+    "two runs": ({"runs": 2}, "2 times"),
+    "no run": ({"runs": 0}, "0 times"),
+    "pending": ({"status": "pending"}, "its job is pending"),
+    "failed": ({"status": "failed", "runs": 0, "last_error": "for no reason"}, "but the file can be read (for no"),
+    "by the killed worker": ({"read_by": KILLED}, "not run by another"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_job_is_a_problem(session: Session, path: bytes, kind: str) -> None:
+    changes, words = WRONG[kind]
+    session.add(wrong := job(path, **changes))
+    session.flush()
+    findings = check(session, LockedFile, [path], [path], killed=KILLED, held=[wrong.id])
+    assert [problem for problem in findings.problems if printable_path(path) in problem and words in problem]
+
+
+def test_missing_duplicate_and_unknown_jobs_are_problems(session: Session, path: bytes) -> None:
+    session.add_all([job(path), job(path), job(path, path=b"/unknown")])
+    findings = check(session, LockedFile, [path, b"/lost"], [path, b"/lost"])
+    assert f"{printable_path(path)}: 2 jobs in the table instead of one" in findings.problems
+    assert "/lost: 0 jobs in the table instead of one" in findings.problems
+    assert "/unknown: a job in the table that was not enqueued" in findings.problems
+
+
+def test_a_file_deleted_during_the_demo_is_a_problem(session: Session, path: bytes) -> None:
+    session.add(job(path))
+    findings = check(session, LockedFile, [path], [])
+    assert findings.problems == [f"{printable_path(path)}: deleted during the demo; its job is completed"]
+
+
+def test_an_unreadable_file_is_no_problem(session: Session, path: bytes) -> None:
+    session.add(job(path, path=path + b"/below a file", status="failed", runs=0, sha256=None))
+    findings = check(session, LockedFile, [path + b"/below a file"], [path + b"/below a file"])
+    assert findings.problems == []
+    assert findings.unreadable == [path + b"/below a file"]
+
+
+def test_a_file_that_became_unreadable_is_a_problem(session: Session, path: bytes) -> None:
+    session.add(job(path, path=path + b"/below a file"))
+    findings = check(session, LockedFile, [path + b"/below a file"], [path + b"/below a file"])
+    assert findings.problems == [
+        f"{printable_path(path)}/below a file: read by a worker, but not readable now; its permissions have changed"
+    ]
+
+
+def test_handler_and_check_have_the_same_result(session: Session, path: bytes) -> None:
+    session.add(read := LockedFile(path=path))
+    session.flush()
+    read_file(session, read)
+    session.flush()
+    assert content(path) == (read.sha256, read.size, read.lines)
+    assert (read.lines, read.runs) == (2, 1)
+
+
+def test_the_handler_fails_the_job_of_an_unreadable_file(session: Session) -> None:
+    with pytest.raises(Fail, match="No such file"):
+        read_file(session, LockedFile(path=b"/does/not/exist"))
+
+
+def test_regular_files_and_unreadable_directories_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "kept").touch()
+    (tmp_path / "excluded").mkdir()
+    (tmp_path / "excluded" / "file").touch()
+    # Longer than the limit of a path: not readable by any user, including root.
+    deep = tmp_path
+    fd = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=fd)
+        below = os.open("d" * 250, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd, deep = below, deep / ("d" * 250)
+    os.close(fd)
+    files, unreadable = regular_files(tmp_path, exclude=["excluded"])
+    assert files == [os.fsencode(tmp_path / "kept")]
+    assert len(unreadable) == 1
+    assert os.fsencode(deep).startswith(unreadable[0])
+
+
+def test_unprintable_characters_of_a_path_are_escaped() -> None:
+    assert printable_path(b"/\xc3\xbc/a\n\x1b[31m\xff") == "/ü/a\\n\\x1b[31m\\udcff"

@@ -1,0 +1,143 @@
+"""The program as such: without a command, as a module, without what it needs, and as its page shows it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sqlaqueue
+from sqlaqueue import __version__
+from sqlaqueue.cli import main
+from tests.cli.conftest import environment
+from tests.cli.conftest import sqlaqueue as run
+from tests.programs import ROOT, run_program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.servers import Database
+
+pytestmark = pytest.mark.once
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"sqlaqueue, version {sqlaqueue.__version__}\n"
+
+
+def test_help_names_the_commands() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert "demo" in result.stdout
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("click", "cli"), ("rich", "cli"), ("psycopg", "demo")])
+def test_the_error_for_a_missing_package_names_the_extra(missing: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program, "demo"], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert result.returncode != 0
+    assert f"pip install 'sqlaqueue[{extra}]'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("missing", ["click", "rich", "psycopg", "greenlet"])
+def test_the_library_can_be_imported_without(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue import *; Consumer"
+    subprocess.run([sys.executable, "-c", program], env=environment(), check=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("from sqlaqueue import AsyncConsumer", "ImportError: sqlaqueue.AsyncConsumer needs greenlet, as all async "),
+        (
+            "from sqlaqueue.cli.database import *; engine_for(parse_url('postgresql://'), needs_async=True)",
+            "InputError: --url: async handlers need greenlet",
+        ),
+    ],
+)
+def test_async_code_without_greenlet_names_the_extra(program: str, said: str) -> None:
+    program = f"import sys; sys.modules['greenlet'] = None; {program}"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=False
+    )
+    *_, last = result.stderr.splitlines()
+    assert said in last
+    assert last.endswith("pip install 'sqlaqueue[async]'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--version"], 0, f"sqlaqueue, version {__version__}\n"),
+        (["stats", "--help"], 0, "Usage: sqlaqueue stats [OPTIONS] "),
+        (["nothing"], 2, "Usage: sqlaqueue [OPTIONS] COMMAND [ARGS]..."),
+    ],
+)
+def test_the_package_runs_as_a_module(arguments: list[str], code: int, said: str) -> None:
+    command = [sys.executable, "-m", "sqlaqueue", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == code
+    assert (result.stdout + result.stderr).startswith(said)
+
+
+# -- the commands of docs/command-line.md print what the page shows ------------------------------------------------
+
+PAGE = (ROOT / "docs" / "command-line.md").read_text()
+BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def commands(block: str) -> Iterator[tuple[list[str], str]]:
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        yield shlex.split(command), output
+
+
+def plain(output: str) -> list[list[str]]:
+    """Return the words of an output, without widths of columns and ages."""
+    return [re.sub(r"\d+ s ago", "N s ago", line).split() for line in output.splitlines()]
+
+
+def test_the_commands_of_the_page(database: Database, tmp_path: Path) -> None:
+    environment = {**os.environ, "SQLAQUEUE_URL": database.url()}
+
+    def run(program: str | Path, *arguments: str) -> str:
+        done = run_program(program, *arguments, environment=environment, directory=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    ran = 0
+    for kind, block in BLOCK.findall(PAGE):
+        code = block.replace("postgresql+psycopg://localhost/app", database.url())
+        if kind == "console":
+            for command, output in commands(block):
+                assert command[0] == "sqlaqueue"
+                assert plain(run("sqlaqueue", *command[1:])) == plain(output)
+                ran += 1
+        elif code.startswith("# app.py\n"):
+            with (tmp_path / "app.py").open("a") as app:
+                app.write(code)
+        else:
+            if "engine = create_engine" not in code:
+                code = f"engine = create_engine({database.url()!r})\n{code}"
+            (tmp_path / "script.py").write_text(f"from app import *\n{code}")
+            run(tmp_path / "script.py")
+    assert ran == 12
+
+
+def test_the_page_documents_every_command_and_option() -> None:
+    for name, command in main.commands.items():
+        assert f"`{name}`" in PAGE or f"sqlaqueue {name}" in PAGE, name
+        if name in {"bench", "demo", "alembic-template"}:  # documented on other pages
+            continue
+        for option in command.params:
+            for flag in option.opts:
+                assert not flag.startswith("--") or flag in PAGE, (name, flag)

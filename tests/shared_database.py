@@ -1,4 +1,4 @@
-"""The fixtures of an engine on a database that the tests of a module share; each test finds it empty."""
+"""The fixtures of a database that the tests of a module share, and of an engine on it; each test finds it empty."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
+
+from tests.servers import end_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +19,15 @@ if TYPE_CHECKING:
 def shared(server: Server) -> Iterator[Database]:
     with server.database() as database:
         yield database
+
+
+@pytest.fixture
+def database(shared: Database) -> Iterator[Database]:
+    yield shared
+    with shared.connect() as connection:
+        # What a failed test has left would hold its locks.
+        end_others(connection, shared.name)
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from multiprocessing.context import ForkServerProcess
-from typing import Any, Self, get_args
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -18,10 +17,15 @@ from sqlalchemy.orm import sessionmaker
 from sqlaqueue import AsyncConsumer, Consumer, JobEvent
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.triggers import channel_of
 from tests.consumer import worker
-from tests.consumer.models import DEADLINE, Handler, for_async, for_sync, models, prepared
+from tests.consumer.models import DEADLINE, Handler, Models, for_async, for_sync, models, prepared
 from tests.programs import FORKS, wait_until
-from tests.servers import Database
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess
+
+    from tests.servers import Database
 
 LATER = 600.0
 """Seconds that no test waits for."""
@@ -31,12 +35,24 @@ async def nothing(io: Any, job: Any) -> None:
     """Handle a job by doing nothing."""
 
 
-class Gate:
-    """A handler that waits until the test lets it go on; its first calls may raise errors then."""
+def noting(seen: list[Any], what: Callable[[Any, Any], Any]) -> Handler:
+    """Return a handler that only adds to a list what a function makes of its arguments."""
 
-    def __init__(self, *errors: BaseException) -> None:
+    async def note(io: Any, job: Any) -> None:
+        seen.append(what(io, job))
+
+    return note
+
+
+class Gate:
+    """A handler that waits until the test lets it go on; its first calls may raise errors then.
+
+    :param first: what each call does before that.
+    """
+
+    def __init__(self, *errors: BaseException, first: Handler = nothing) -> None:
         self._begun, self._permits, self._opened = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
-        self._lock, self._errors = threading.Lock(), [*errors]
+        self._lock, self._errors, self._first = threading.Lock(), [*errors], first
         self.calls = self.running = self.most = 0
         """How many calls there were, how many run, and how many ran at once."""
 
@@ -45,8 +61,9 @@ class Gate:
             self.calls += 1
             self.running += 1
             self.most = max(self.most, self.running)
-        self._begun.release()
         try:
+            await self._first(io, job)
+            self._begun.release()
             await io.wait_for(lambda: self._opened.is_set() or self._permits.acquire(blocking=False))
         finally:
             with self._lock:
@@ -68,6 +85,24 @@ class Gate:
         self._opened.set()
 
 
+Action = Handler | BaseException
+
+
+def for_some(actions: Mapping[Any, Action], first: Handler = nothing) -> Handler:
+    """Return a handler that also handles some jobs, named by key or payload, in another way, or raises an error then."""
+
+    async def handle(io: Any, job: Any) -> None:
+        key, payload = job.id, job.payload
+        await first(io, job)
+        action = actions.get(key, actions.get(payload))
+        if isinstance(action, BaseException):
+            raise action
+        if action is not None:
+            await action(io, job)
+
+    return handle
+
+
 class Bench:
     """A database with the queue of one strategy, to be worked on by Consumers of one API, sync or async."""
 
@@ -78,10 +113,11 @@ class Bench:
         api: str = "sync",
         *,
         notify: bool = True,
+        made: Models | None = None,
         engine: sa.Engine | None = None,
     ) -> None:
         self.database, self.strategy, self.api = database, strategy, api
-        self.models = models(strategy, notify=notify)
+        self.models = made or models(strategy, notify=notify)
         self.Job, self.Owner, self.Effect = self.models.job, self.models.owner, self.models.effect
         self.held = strategy != "update_status"
         """Whether an open transaction holds claimed jobs, not a lease."""
@@ -108,10 +144,11 @@ class Bench:
             session.commit()
             return [job.id for job in jobs]
 
-    def execute(self, statement: Any, **parameters: Any) -> Any:
-        """Execute something by itself and commit; return the first value, if there is one."""
+    def execute(self, *statements: Any, **parameters: Any) -> Any:
+        """Execute statements in a transaction and commit; return the first value of the last, if there is one."""
         with self.engine.begin() as connection:
-            result = connection.execute(sa.text(statement) if isinstance(statement, str) else statement, parameters)
+            for each in statements:
+                result = connection.execute(sa.text(each) if isinstance(each, str) else each, parameters)
             return result.scalar() if result.returns_rows else result.rowcount
 
     def in_session(self, statement: Any) -> Any:
@@ -157,9 +194,44 @@ class Bench:
         """Handle a job by an effect."""
         await io.execute(self.effect(job.id))
 
+    def doing(self, actions: Mapping[Any, Action]) -> Handler:
+        """Return a handler with an effect, and with other actions for some jobs: see :func:`for_some`."""
+        return for_some(actions, self.work)
+
+    def failing(self, error: BaseException) -> Handler:
+        """Return a handler that has an effect, and then fails."""
+
+        async def fail(io: Any, job: Any) -> None:
+            await self.work(io, job)
+            raise error
+
+        return fail
+
     def effect(self, key: int, note: str | None = None) -> Any:
         """Return the statement by which a handler has an effect."""
         return sa.insert(self.Effect).values(job=key, note=note)
+
+    def expect(
+        self,
+        states: Mapping[str, int] | None = None,
+        *,
+        attempts: Mapping[int, int] | int | None = None,
+        effects: Mapping[int, int] | Collection[int] | int | None = None,
+    ) -> None:
+        """Assert what has become of the jobs, and that nothing is left over.
+
+        A number stands for that of each job; and for ``effects`` keys without numbers for one of each of these.
+        """
+        found, expected = dict[str, Any](), dict[str, Any]()
+        for name, given in (("states", states), ("attempts", attempts), ("effects", effects)):
+            if given is not None:
+                found[name] = getattr(self, name)()
+                if isinstance(given, int):
+                    expected[name] = dict.fromkeys(found[name] or ["a job"], given)
+                else:
+                    expected[name] = given if isinstance(given, Mapping) else dict.fromkeys(given, 1)
+        assert found == expected, f"{found}, not {expected}"
+        self.assert_tidy()
 
     def assert_tidy(self) -> None:
         """Assert that the crash journal is empty, and that messages and waiting jobs match."""
@@ -195,7 +267,7 @@ class Server:
         database: Any,
         api: str,
         model: Any,
-        handler: Handler = nothing,
+        handler: Handler | Mapping[Any, Handler] = nothing,
         *,
         url: str | None = None,
         engine: Mapping[str, Any] | None = None,
@@ -218,14 +290,21 @@ class Server:
         if api == "sync":
             self.engine = prepared(sa.create_engine(url or database.url(), **given))
             self.session = sessionmaker(self.engine, **session or {})
-            self.consumer = Consumer(model, for_sync(handler, self.given_up), self.session, **options)
         else:
             self.engine = prepared(create_async_engine(url or database.url("asyncpg"), **given))
             makes = {"sync_session_class" if name == "class_" else name: it for name, it in (session or {}).items()}
             self.session = async_sessionmaker(self.engine, **makes)
-            self.consumer = AsyncConsumer(model, for_async(handler, self.given_up), self.session, **options)
+        self.consumer = self._make(model, handler, options)
         for name in get_args(EventName):
             self.consumer.on(name, self.events.append)
+
+    def _make(self, model: Any, handler: Any, options: Mapping[str, Any]) -> Any:
+        adapt: Any = for_sync if self.api == "sync" else for_async
+        if isinstance(handler, Mapping):
+            adapted = {kind: adapt(each, self.given_up) for kind, each in handler.items()}
+        else:
+            adapted = adapt(handler, self.given_up)
+        return (Consumer if self.api == "sync" else AsyncConsumer)(model, adapted, self.session, **options)
 
     @property
     def sync_engine(self) -> sa.Engine:
@@ -253,20 +332,23 @@ class Server:
     def drain(self) -> int:
         return int(self._serve("drain"))
 
+    def _call(self, verb: str) -> Any:
+        return getattr(self.consumer, verb)()
+
     def _serve(self, verb: str) -> Any:
-        if self.api == "sync":
-            try:
-                return getattr(self.consumer, verb)()
-            finally:
-                self.engine.dispose()
+        if self.api == "async":
+            return asyncio.run(self.serve(verb))
+        try:
+            return self._call(verb)
+        finally:
+            self.engine.dispose()
 
-        async def serve() -> Any:
-            try:
-                return await getattr(self.consumer, verb)()
-            finally:
-                await self.engine.dispose()
-
-        return asyncio.run(serve())
+    async def serve(self, verb: str = "run") -> Any:
+        """Run an AsyncConsumer in this event loop."""
+        try:
+            return await self._call(verb)
+        finally:
+            await self.engine.dispose()
 
     def drain_again(self) -> int:
         """Drain while it runs in another thread, or after; the pool is not this one's to close."""
@@ -307,28 +389,48 @@ class Server:
             raise self.error
 
 
+class Crowd(Server):
+    """Consumers of a bench's queue that share an engine, run by ``run_all()``; its pool is as large as they need it."""
+
+    def __init__(
+        self, bench: Bench, *handlers: Handler, engine: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        given = {"pool_size": 2 * len(handlers), "max_overflow": 0, **(engine or {})}
+        options = {"poll_interval": 0.05} | options
+        super().__init__(bench.database, bench.api, bench.Job, handlers[0], engine=given, **options)
+        self.consumers = [self.consumer, *(self._make(bench.Job, one, options) for one in handlers[1:])]
+
+    def _call(self, verb: str) -> Any:
+        return type(self.consumer).run_all(*self.consumers)
+
+    def stop(self) -> None:
+        for consumer in self.consumers:
+            consumer.stop()
+
+    def idle(self) -> Any:
+        """Wait until all have begun; return the context of one that runs no job."""
+        wait_until(lambda: all(one._context is not None for one in self.consumers))
+        return next(one._context for one in self.consumers if not one._context.in_flight.busy())
+
+
 class Worker:
     """A process with a Consumer; what it says on its standard output can be waited for.
 
     It rescues expired leases every ``rescue`` seconds, by default more often than usual; with ``restart`` it starts
-    processes, a new one whenever one dies.
+    processes, a new one whenever one dies; with ``together`` several Consumers run as ``run_all()`` runs them.
     """
 
     def __init__(self, database: Database, strategy: str, api: str, handler: str, options: dict[str, Any]) -> None:
         options = {"poll_interval": 0.05, "grace": 20} | options
-        consumers, restart = options.pop("consumers", 1), options.pop("restart", False)
-        rescue = options.pop("rescue", 0.2)
-        order = {
+        given = {"consumers": 1, "restart": False, "together": False, "rescue": 0.2}
+        order = {name: options.pop(name, value) for name, value in given.items()} | {
             "url": database.url("psycopg" if api == "sync" else "asyncpg"),
             "strategy": strategy,
             "api": api,
             "handler": handler,
             "options": options,
-            "consumers": consumers,
-            "restart": restart,
-            "rescue": rescue,
-            "pool": consumers * (options.get("concurrency", 1) + 1),
         }
+        order["pool"] = order["consumers"] * (options.get("concurrency", 1) + 1)
         self.lines: list[str] = []
         (orders, self._orders), (self._words, words) = FORKS.Pipe(duplex=False), FORKS.Pipe(duplex=False)
         self.process: ForkServerProcess = FORKS.Process(target=worker.live, args=(order, orders, words))
@@ -415,3 +517,21 @@ def listening_connections(bench: Bench) -> int:
     """Return how many connections to its database listen."""
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     return int(bench.execute(f"SELECT count(*) {others} AND query LIKE 'LISTEN%'"))
+
+
+def logged(log: Any, event: str) -> list[Any]:
+    """Return the records of an event."""
+    return [record for record in log.records if getattr(record, "event", "") == event]
+
+
+@contextlib.contextmanager
+def notifications(bench: Bench, first: str = "") -> Iterator[Callable[..., list[str]]]:
+    """Yield a function that returns the payloads received since its last call, of one kind or of all."""
+    with bench.database.connect() as connection:
+        connection.execute(f'LISTEN "{channel_of(spec_of(bench.Job))}"'.encode())
+
+        def received(kind: str = first) -> list[str]:
+            connection.execute("SELECT 1")
+            return [each.payload for each in connection.notifies(timeout=0.1) if each.payload.startswith(kind)]
+
+        yield received

@@ -16,11 +16,14 @@ from tests.conftest import CONNECTIONS
 from tests.consumer.bench import Bench
 from tests.consumer.models import STRATEGIES
 from tests.servers import end_others
+from tests.shared_database import database, engine, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.servers import Database, Server
+
+__all__ = ["database", "engine", "shared"]
 
 APIS = ("sync", "async")
 POOLED = [("update_status", "psycopg"), ("delete_returning", "asyncpg"), ("batch_select", "psycopg2")]
@@ -115,6 +118,27 @@ def mixed(request: pytest.FixtureRequest, supply: Supply) -> Bench:
 def leased(supply: Supply, api: str) -> Bench:
     """The same for the strategy with leases alone."""
     return supply.take("update_status", api)
+
+
+@pytest.fixture
+def sync_bench(supply: Supply, strategy: str) -> Bench:
+    """The queue of a strategy, with sync Consumers alone."""
+    return supply.take(strategy, "sync")
+
+
+@pytest.fixture
+def async_bench(supply: Supply, strategy: str) -> Bench:
+    return supply.take(strategy, "async")
+
+
+@pytest.fixture
+def sync_leased(supply: Supply) -> Bench:
+    return supply.take("update_status", "sync")
+
+
+@pytest.fixture
+def async_leased(supply: Supply) -> Bench:
+    return supply.take("update_status", "async")
 
 
 @pytest.fixture(autouse=True)

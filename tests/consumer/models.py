@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 import sqlaqueue.sqlite
 from sqlaqueue import Constant, QueueConfig, QueueMixin
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 DEADLINE = 30.0
@@ -33,8 +36,8 @@ class Models(NamedTuple):
 
     base: type[DeclarativeBase]
     job: Any
-    owner: Any
-    effect: Any
+    owner: Any = None
+    effect: Any = None
     """A row for each thing that a handler did in the database; nothing forbids to do it twice."""
 
 
@@ -85,123 +88,68 @@ def prepared(engine: Any) -> Any:
 class HandlerIO:
     """What a handler awaits: the methods of its session, and waiting."""
 
-    def __init__(self, session: Session, given_up: threading.Event | None = None) -> None:
-        self.session: Any = session
+    def __init__(self, session: Any, given_up: threading.Event | None = None) -> None:
+        self.session = session
         self._given_up = given_up or threading.Event()
         self.add, self.info = session.add, session.info
 
-    async def execute(self, *arguments: Any) -> Any:
-        return self.session.execute(*arguments)
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        """Return a method of the session as one to await, whichever API the session is for."""
+        method = getattr(self.session, name)
 
-    async def scalar(self, *arguments: Any) -> Any:
-        return self.session.scalar(*arguments)
+        async def call(*arguments: Any, **options: Any) -> Any:
+            result = method(*arguments, **options)
+            return await result if inspect.isawaitable(result) else result
+
+        return call
 
     async def run(self, function: Callable[[Session], object]) -> None:
         function(self.session)
 
-    async def flush(self) -> None:
-        self.session.flush()
-
-    async def commit(self) -> None:
-        self.session.commit()
-
-    async def rollback(self) -> None:
-        self.session.rollback()
-
-    async def close(self) -> None:
-        self.session.close()
-
-    async def delete(self, instance: object) -> None:
-        self.session.delete(instance)
-
     async def choose(self, level: str) -> None:
         """Begin a transaction at an isolation level."""
-        self.session.connection(execution_options={"isolation_level": level})
+        await self.connection(execution_options={"isolation_level": level})
 
     @contextlib.asynccontextmanager
     async def nested(self) -> AsyncIterator[None]:
         with self.session.begin_nested():
             yield
 
-    async def begin_nested(self) -> None:
-        self.session.begin_nested()
-
     async def wait(self, event: threading.Event) -> None:
-        deadline = time.monotonic() + DEADLINE
-        while not event.wait(0.05):
-            self._go_on_waiting(deadline)
+        await self.wait_for(event.is_set)
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        deadline, pause = time.monotonic() + DEADLINE, threading.Event()
+        deadline = time.monotonic() + DEADLINE
         while not condition():
-            pause.wait(0.005)
-            self._go_on_waiting(deadline)
+            assert not self._given_up.is_set(), "the test that this handler belongs to has failed"
+            assert time.monotonic() < deadline, "what the handler waits for did not happen"
+            await self._pause()
 
-    def _go_on_waiting(self, deadline: float) -> None:
-        assert not self._given_up.is_set(), "the test that this handler belongs to has failed"
-        assert time.monotonic() < deadline, "what the handler waits for did not happen"
+    async def _pause(self) -> None:
+        time.sleep(0.005)  # noqa: ASYNC251 - this coroutine runs in a thread of its own
 
 
 class AsyncHandlerIO(HandlerIO):
     """The same for an AsyncSession."""
 
-    session: AsyncSession
-
     def __init__(self, session: AsyncSession, given_up: threading.Event | None = None) -> None:
-        super().__init__(session.sync_session, given_up)
-        self.session = session
+        super().__init__(session, given_up)
         self.loop = asyncio.get_running_loop()
-
-    async def execute(self, *arguments: Any) -> Any:
-        return await self.session.execute(*arguments)
-
-    async def scalar(self, *arguments: Any) -> Any:
-        return await self.session.scalar(*arguments)
 
     async def run(self, function: Callable[[Session], object]) -> None:
         await self.session.run_sync(function)
-
-    async def flush(self) -> None:
-        await self.session.flush()
-
-    async def commit(self) -> None:
-        await self.session.commit()
-
-    async def rollback(self) -> None:
-        await self.session.rollback()
-
-    async def close(self) -> None:
-        await self.session.close()
-
-    async def delete(self, instance: object) -> None:
-        await self.session.delete(instance)
-
-    async def choose(self, level: str) -> None:
-        await self.session.connection(execution_options={"isolation_level": level})
 
     @contextlib.asynccontextmanager
     async def nested(self) -> AsyncIterator[None]:
         async with self.session.begin_nested():
             yield
 
-    async def begin_nested(self) -> None:
-        await self.session.begin_nested()
-
     async def suspend(self) -> None:
         """Wait for what never happens."""
         await asyncio.Future(loop=self.loop)
 
-    async def wait(self, event: threading.Event) -> None:
-        deadline = time.monotonic() + DEADLINE
-        while not event.is_set():
-            self._go_on_waiting(deadline)
-            await asyncio.sleep(0.005)
-
-    async def wait_for(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE
-        while not condition():
-            self._go_on_waiting(deadline)
-            await asyncio.sleep(0.005)
+    async def _pause(self) -> None:
+        await asyncio.sleep(0.005)
 
 
 def for_sync(handler: Handler, given_up: threading.Event | None = None) -> Callable[[Session, Any], object]:

@@ -1,20 +1,28 @@
-"""Arguments that cannot be meant: refused when the Consumer is made, or when it begins."""
+"""Arguments that cannot be meant are refused; and which handler gets the jobs of which class."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
-from tests.consumer.models import models
-from tests.servers import Server
+from tests.consumer.bench import Server
+from tests.consumer.models import STRATEGIES, Handler, models
+from tests.models import execute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.consumer.bench import Bench
+    from tests.servers import Database
+    from tests.servers import Server as PostgresServer
 
 Job = models("update_status").job
 sessions: Any = sessionmaker()
@@ -29,23 +37,25 @@ async def async_handler(session: Any, job: Any) -> None:
     """Handle a job in an event loop."""
 
 
-class Callable:
+class CallableHandler:
     def __call__(self, session: Any, job: Any) -> None:
         """Handle a job."""
 
 
-class AsyncCallable:
+class AsyncCallableHandler:
     async def __call__(self, session: Any, job: Any) -> None:
         """Handle a job in an event loop."""
 
 
-@pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallable(), AsyncCallable().__call__])
+@pytest.mark.parametrize(
+    "given", [async_handler, partial(async_handler), AsyncCallableHandler(), AsyncCallableHandler().__call__]
+)
 def test_a_consumer_refuses_coroutine_functions(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="AsyncConsumer"):
         Consumer(Job, given, sessions)
 
 
-@pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__])
+@pytest.mark.parametrize("given", [handler, partial(handler), CallableHandler(), CallableHandler().__call__])
 def test_an_async_consumer_refuses_other_functions(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="async def"):
         AsyncConsumer(Job, given, async_sessions)
@@ -82,12 +92,12 @@ def test_listeners_that_nothing_would_run_are_refused(given: Any) -> None:
             consumer.on(event, given)  # type: ignore[call-overload]  # the event is one of two kinds
 
 
-@pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__, print])
+@pytest.mark.parametrize("given", [handler, partial(handler), CallableHandler(), CallableHandler().__call__, print])
 def test_a_consumer_accepts_callables(given: Any) -> None:
     Consumer(Job, given, sessions)
 
 
-@pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallable()])
+@pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallableHandler()])
 def test_an_async_consumer_accepts_coroutine_functions(given: Any) -> None:
     AsyncConsumer(Job, given, async_sessions)
 
@@ -174,7 +184,7 @@ def test_objects_that_are_no_session_factory_are_refused() -> None:
             AsyncConsumer(Job, async_handler, given)
 
 
-def test_a_factory_that_gives_one_session_twice_is_refused(server: Server) -> None:
+def test_a_factory_that_gives_one_session_twice_is_refused(server: PostgresServer) -> None:
     """What one statement commits or closes would be another one's: a held batch would be handed out to others."""
     session = Session(sa.create_engine(server.url()))
     with pytest.raises(ConfigurationError, match="returns the same session each time; give a sessionmaker"):
@@ -191,3 +201,170 @@ def test_a_factory_that_gives_one_session_twice_is_refused(server: Server) -> No
 def test_a_factory_that_makes_no_session_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="makes int"):
         Consumer(Job, handler, lambda: 5).run()
+
+
+# -- a handler for each class of a queue whose table holds several -------------------------------------------------
+
+
+class Models:
+    """A base with two subclasses in its table, and one of these with a subclass of its own."""
+
+    def __init__(self, strategy: str) -> None:
+        class Base(DeclarativeBase):
+            pass
+
+        class Message(QueueMixin, Base):
+            __tablename__ = "message"
+            __queue__ = QueueConfig(strategy=strategy, max_attempts=2, retry=Constant(delay=0))
+            __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_abstract": True}  # noqa: RUF012 - as SQLAlchemy reads it
+            id: Mapped[int] = mapped_column(primary_key=True)
+            kind: Mapped[str]
+
+        class Email(Message):
+            __mapper_args__ = {"polymorphic_identity": "email"}  # noqa: RUF012 - as SQLAlchemy reads it
+            to: Mapped[str | None]
+
+        class Letter(Email):
+            __mapper_args__ = {"polymorphic_identity": "letter"}  # noqa: RUF012 - as SQLAlchemy reads it
+
+        class Text(Message):
+            __mapper_args__ = {"polymorphic_identity": "text"}  # noqa: RUF012 - as SQLAlchemy reads it
+            number: Mapped[str | None]
+
+        self.Base, self.Message, self.Email, self.Letter, self.Text = Base, Message, Email, Letter, Text
+
+
+@pytest.fixture
+def kinds(strategy: str, engine: sa.Engine) -> Models:
+    kinds = Models(strategy)
+    kinds.Base.metadata.create_all(engine)
+    return kinds
+
+
+def drain(
+    database: Database, api: str, model: Any, handlers: Mapping[Any, Callable[[Any], object]], **options: Any
+) -> int:
+    """Drain with a handler for each class, which is called with the jobs alone."""
+
+    def adapted(handler: Callable[[Any], object]) -> Handler:
+        async def handle(_: Any, jobs: Any) -> None:
+            handler(jobs)
+
+        return handle
+
+    return Server(database, api, model, {kind: adapted(one) for kind, one in handlers.items()}, **options).drain()
+
+
+def add(engine: sa.Engine, *jobs: Any) -> None:
+    with Session(engine) as session:
+        for job in jobs:
+            session.add(job)
+            session.flush()
+        session.commit()
+
+
+def states(engine: sa.Engine) -> dict[str, int]:
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT kind || ' ' || status, count(*)::int FROM message GROUP BY 1")
+        return {row[0]: row[1] for row in found}
+
+
+def test_each_class_has_its_handler(shared: Database, engine: sa.Engine, kinds: Models, api: str) -> None:
+    seen: list[tuple[str, str]] = []
+    add(engine, kinds.Email(), kinds.Text(), kinds.Letter(), kinds.Email())
+    handlers = {
+        kinds.Email: lambda job: seen.append(("email", type(job).__name__)),
+        kinds.Text: lambda job: seen.append(("text", type(job).__name__)),
+    }
+    assert drain(shared, api, kinds.Message, handlers) == 4
+    # A class without a handler of its own is served by that of the class it inherits from.
+    assert seen == [("email", "Email"), ("text", "Text"), ("email", "Letter"), ("email", "Email")]
+
+
+def test_the_handler_of_the_nearest_class_is_called(
+    shared: Database, engine: sa.Engine, kinds: Models, api: str
+) -> None:
+    seen: list[str] = []
+    add(engine, kinds.Email(), kinds.Text(), kinds.Letter())
+    handlers = {kinds.Message: lambda job: seen.append("message"), kinds.Letter: lambda job: seen.append("letter")}
+    drain(shared, api, kinds.Message, handlers)
+    assert sorted(seen) == ["letter", "message", "message"]
+
+
+def test_a_batch_has_jobs_of_one_class(shared: Database, engine: sa.Engine, kinds: Models, api: str) -> None:
+    seen: list[list[str]] = []
+    add(engine, kinds.Email(), kinds.Text(), kinds.Letter(), kinds.Text())
+
+    def fail(_: Any) -> None:
+        raise ValueError
+
+    handlers = {kinds.Email: lambda jobs: seen.append([type(job).__name__ for job in jobs]), kinds.Text: fail}
+    drain(shared, api, kinds.Message, handlers, batch=True)
+    assert seen == [["Email", "Letter"]]
+    assert states(engine) == {"email completed": 1, "letter completed": 1, "text failed": 2}
+
+
+def test_jobs_of_unknown_classes_are_not_claimed(shared: Database, engine: sa.Engine, kinds: Models, api: str) -> None:
+    """A newer version of the program has enqueued them; SQLAlchemy itself could not even load them."""
+    execute(engine, "INSERT INTO message (kind, priority) VALUES ('fax', -1), ('text', 0)")
+    handlers = {kinds.Email: lambda *_: None, kinds.Text: lambda *_: None}
+    assert drain(shared, api, kinds.Message, handlers) == 1
+    assert states(engine) == {"fax pending": 1, "text completed": 1}
+
+
+def test_some_jobs_of_some_classes(shared: Database, engine: sa.Engine, kinds: Models, api: str) -> None:
+    add(engine, kinds.Email(to="a"), kinds.Email(to="b"), kinds.Letter(to="a"), kinds.Text())
+    some = sa.select(kinds.Email).where(kinds.Email.to == "a")
+    assert drain(shared, api, some, {kinds.Email: lambda *_: None}) == 2
+    assert states(engine) == {"email completed": 1, "email pending": 1, "letter completed": 1, "text pending": 1}
+
+
+KINDS = Models(STRATEGIES[0])
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("kind", "one"), [(Consumer, handler), (AsyncConsumer, async_handler)])
+@pytest.mark.parametrize(
+    ("model", "classes", "said"),
+    [
+        (KINDS.Message, [], "no handler for Email, Letter, Text; add Email: handler, or Message: handler for all"),
+        (KINDS.Message, [KINDS.Email], "no handler for Text; add Text: handler"),
+        (KINDS.Message, [KINDS.Letter, KINDS.Text], "no handler for Email;"),
+        (KINDS.Email, [KINDS.Email, KINDS.Text], r"\{Text: ...\}\): Text is not Email or a subclass of it"),
+        (sa.select(KINDS.Email), [KINDS.Text], "Text is not Email or a subclass of it"),
+        (KINDS.Message, [KINDS.Message, int], "int is not Message or a subclass of it"),
+        (KINDS.Message, [KINDS.Message, "Email"], "'Email' is not Message or a subclass of it"),
+    ],
+)
+def test_invalid_handlers_are_refused(kind: Any, one: Any, model: Any, classes: list[Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        kind(model, dict.fromkeys(classes, one), sessions)
+
+
+@pytest.mark.once
+def test_each_handler_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match="a handler is a callable"):
+        Consumer(KINDS.Message, {KINDS.Message: 5}, sessions)  # type: ignore[dict-item] # the point of this test
+    with pytest.raises(ConfigurationError, match="is called as"):
+        Consumer(KINDS.Message, {KINDS.Message: handler, KINDS.Text: lambda job: None}, sessions)  # type: ignore[dict-item] # the point of this test
+    with pytest.raises(ConfigurationError, match="use AsyncConsumer"):
+        Consumer(KINDS.Message, {KINDS.Message: handler, KINDS.Text: async_handler}, sessions)
+    with pytest.raises(ConfigurationError, match="async def"):
+        AsyncConsumer(KINDS.Message, {KINDS.Message: async_handler, KINDS.Text: handler}, async_sessions)  # type: ignore[dict-item] # the point of this test
+
+
+@pytest.mark.once
+def test_a_class_that_is_mapped_later_is_noticed(engine: sa.Engine) -> None:
+    later = Models("update_status")
+    later.Base.metadata.create_all(engine)
+    consumer = Consumer(later.Message, {later.Email: handler, later.Text: handler}, sessionmaker(engine))
+    assert consumer.drain() == 0
+    type("Fax", (later.Message,), {"__mapper_args__": {"polymorphic_identity": "fax"}})
+    with pytest.raises(ConfigurationError, match="no handler for Fax"):
+        consumer.drain()
+
+
+@pytest.mark.once
+def test_a_queue_of_one_class(sync_leased: Bench) -> None:
+    sync_leased.enqueue(2)
+    assert Consumer(sync_leased.Job, {sync_leased.Job: handler}, sync_leased.sessions).drain() == 2

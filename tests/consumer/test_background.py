@@ -1,4 +1,4 @@
-"""Consumers in the background of a host program: `with`, `async with`, and the program's own signal handlers."""
+"""Consumers in a host program: `with`, `async with`, several by `run_all()`, and the program's own signal handlers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -20,9 +20,13 @@ from sqlaqueue.consumer import base as background
 from sqlaqueue.consumer.consumer import ConsumerGroup
 from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
-from tests.consumer.bench import Bench, nothing
+from tests.consumer.bench import Bench, Crowd, Gate, nothing, noting
 from tests.programs import wait_until
-from tests.servers import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.servers import Database
 
 
 def hosted(server: Any, body: Callable[[Any], object]) -> None:
@@ -61,26 +65,22 @@ def enter(consumer: Any) -> None:
 
 def test_a_block_serves_the_queue_and_shuts_down(mixed: Bench) -> None:
     """At the end of the block running jobs are finished and the others released. Signal handlers are not changed."""
-    started, go_on = threading.Event(), threading.Event()
+    gate = Gate()
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     during: list[Any] = []
 
-    async def work(io: Any, job: Any) -> None:
-        started.set()
-        await io.wait(go_on)
-
     def let_finish(context: Any) -> None:
         wait_until(lambda: context.stopping)
-        go_on.set()
+        gate.open()
 
     def body(consumer: Any) -> None:
-        assert started.wait(30)
+        gate.await_call()
         assert consumer.running
         during.extend(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT))
         threading.Thread(target=let_finish, args=[consumer._context]).start()
 
     mixed.enqueue(3)
-    server = mixed.consumer(work, batch_size=3)
+    server = mixed.consumer(gate, batch_size=3)
     hosted(server, body)
     assert mixed.states() == {"completed": 1, "pending": 2}
     assert not server.consumer.running
@@ -93,14 +93,9 @@ def test_a_block_serves_the_queue_and_shuts_down(mixed: Bench) -> None:
 
 
 def test_the_end_of_a_block_has_a_grace_period(leased: Bench) -> None:
-    started, never = threading.Event(), threading.Event()
-
-    async def work(io: Any, job: Any) -> None:
-        started.set()
-        await io.wait(never)
-
+    gate = Gate()
     leased.enqueue()
-    server = leased.consumer(work, grace=0.1)
+    server = leased.consumer(gate, grace=0.1)
     # A task is cancelled; a thread goes on, and the error names its handler.
     goes_on = (
         pytest.raises(HandlerNotStopped, match=r"\(job 1, for \d s\) goes on")
@@ -108,7 +103,7 @@ def test_the_end_of_a_block_has_a_grace_period(leased: Bench) -> None:
         else contextlib.nullcontext()
     )
     with goes_on:
-        hosted(server, lambda _: started.wait(30))
+        hosted(server, lambda _: gate.await_call())
     server.given_up.set()
     assert leased.states() == {"pending": 1}
 
@@ -128,7 +123,7 @@ def test_a_block_raises_what_keeps_its_consumer_from_starting(database: Database
     assert server.consumer.error is None
 
 
-def test_an_error_that_ends_a_consumer_is_logged_and_raised(leased: Bench, log: pytest.LogCaptureFixture) -> None:
+def test_an_error_that_ends_a_consumer_is_logged_and_raised(leased: Bench, log: Any) -> None:
     def fail(consumer: Any) -> None:
         consumer._context.fail(LookupError("broken"))
         wait_until(lambda: not consumer.running)
@@ -159,7 +154,7 @@ def test_a_consumer_that_is_stopped_before_the_end_of_its_block(leased: Bench) -
 
 
 def test_a_block_begins_without_the_database(
-    leased: Bench, log: pytest.LogCaptureFixture, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+    leased: Bench, log: Any, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "START_TIMEOUT", 3600.0)
     url = leased.engine.url.set(host="127.0.0.1", port=unused_tcp_port, query={})
@@ -214,17 +209,11 @@ def test_wrong_uses_of_a_block_are_refused(leased: Bench) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_cancelled_block_shuts_down(supply: Any, times: int) -> None:
+def test_a_cancelled_block_shuts_down(async_leased: Bench, times: int) -> None:
     """At the first time handlers have their grace period; at the second they are cancelled."""
-    bench = supply.take("update_status", "async")
-    started, go_on = threading.Event(), threading.Event()
-
-    async def work(io: Any, job: Any) -> None:
-        started.set()
-        await io.wait(go_on)
-
-    bench.enqueue()
-    server = bench.consumer(work)
+    gate = Gate()
+    async_leased.enqueue()
+    server = async_leased.consumer(gate)
 
     async def serve() -> None:
         async with server.consumer:
@@ -232,20 +221,20 @@ def test_a_cancelled_block_shuts_down(supply: Any, times: int) -> None:
 
     async def main() -> None:
         task = asyncio.create_task(serve())
-        assert await asyncio.to_thread(started.wait, 30)
+        await asyncio.to_thread(gate.await_call)
         context = server.context
         for _ in range(times):
             task.cancel()
             while not context.stopping:
                 await asyncio.sleep(0.01)
         if times == 1:
-            go_on.set()
+            gate.open()
         with pytest.raises(asyncio.CancelledError):
             await task
         await server.engine.dispose()
 
     asyncio.run(main())
-    assert bench.states() == {"completed" if times == 1 else "pending": 1}
+    assert async_leased.states() == {"completed" if times == 1 else "pending": 1}
     assert not server.consumer.running
 
 
@@ -365,16 +354,140 @@ def test_the_signal_handler_of_asyncio_is_not_called(host: list[int]) -> None:
 
 @pytest.mark.once
 def test_signals_can_be_left_to_the_program(leased: Bench, host: list[int]) -> None:
-    mine, during = signal.getsignal(signal.SIGTERM), []
-
-    async def work(io: Any, job: Any) -> None:
-        during.append(signal.getsignal(signal.SIGTERM))
-
+    mine, during = signal.getsignal(signal.SIGTERM), list[Any]()
     leased.enqueue()
-    server = leased.consumer(work, signals=False)
+    server = leased.consumer(noting(during, lambda *_: signal.getsignal(signal.SIGTERM)), signals=False)
     server.drain()
     with ConsumerGroup([server.consumer]).running(signals=server.consumer.handles_signals):
         during.append(signal.getsignal(signal.SIGTERM))
     assert during == [mine, mine]
     with pytest.raises(ConfigurationError, match="signals=False is given to some only"):
         ConsumerGroup.of(type(server.consumer), [server.consumer, leased.consumer(nothing).consumer])
+
+
+# -- run_all(): several Consumers run in one process, stop together, and no error is lost --------------------------
+
+
+def test_all_consumers_work_with_the_smallest_allowed_pool(bench: Bench) -> None:
+    gate = Gate()
+    with (crowd := Crowd(bench, gate, gate)).running():
+        # One that begins with both jobs of a held batch leaves none to the other: so one after the other.
+        for _ in range(2):
+            bench.enqueue()
+            gate.await_call()
+        gate.open()
+        wait_until(lambda: bench.states() == {"completed": 2})
+        # One that is stopped by itself does not end the others.
+        crowd.consumers[0].stop()
+        wait_until(lambda: crowd.context is None)
+        bench.enqueue()
+        wait_until(lambda: bench.states() == {"completed": 3})
+
+
+def test_an_error_of_one_consumer_stops_the_others_and_is_raised(mixed: Bench, log: Any) -> None:
+    mixed.enqueue()
+    gate = Gate()
+    crowd = Crowd(mixed, gate, gate)
+    with pytest.raises(LookupError, match="this one is broken"), crowd.running():
+        gate.await_call()
+        crowd.idle().fail(LookupError("this one is broken"))
+        wait_until(lambda: all(one._context is None or one._context.stopping for one in crowd.consumers))
+        assert not crowd.finished.is_set()
+        gate.open()
+        assert crowd.finished.wait(30)
+    # The other one was stopped in order: its job is done.
+    assert mixed.states() == {"completed": 1}
+    assert "raised LookupError: this one is broken; stopping the other Consumers" in log.text
+
+
+def test_a_handler_that_goes_on_is_named_whatever_else_has_failed(sync_leased: Bench) -> None:
+    sync_leased.enqueue()
+    gate = Gate()
+    crowd = Crowd(sync_leased, gate, gate, grace=0.1)
+    with pytest.raises(HandlerNotStopped, match=r"\(job 1, for"), crowd.running():
+        gate.await_call()
+        crowd.idle().fail(LookupError("this one is broken"))
+        assert crowd.finished.wait(30)
+    gate.open()
+
+
+def test_a_consumer_that_cannot_start_stops_the_others(mixed: Bench) -> None:
+    crowd = Crowd(mixed, nothing, nothing)
+    crowd.consumers[1]._context = crowd.consumers[1].stop = Mock()
+    with pytest.raises(ConfigurationError, match="is running already"):
+        crowd.run()
+    assert crowd.consumers[0]._context is None
+
+
+def test_a_consumer_that_is_stopped_before_it_starts_ends_at_once(mixed: Bench) -> None:
+    """A signal may arrive when one has started and the other has not."""
+    crowd = Crowd(mixed, nothing, nothing)
+    one, other = crowd.consumers
+    begin = other._begin
+
+    def late(context: Any) -> None:
+        # As a signal would: all are told, and this one has nothing to stop so far.
+        signal_handlers._stops[0]()
+        begin(context)
+
+    other._begin = late
+    with crowd.running():
+        assert crowd.finished.wait(30)
+    assert one._context is other._context is None
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_all_consumers(mixed: Bench, number: signal.Signals) -> None:
+    mixed.enqueue(3)
+    with mixed.worker("work", consumers=3, together=True) as worker:
+        wait_until(lambda: mixed.states() == {"completed": 3} and serving(mixed) == 3)
+        worker.signal(number)
+        assert worker.await_end() == 0
+        assert worker.said("handlers are back")
+    assert serving(mixed) == 0
+
+
+def serving(bench: Bench) -> int:
+    return int(bench.execute("SELECT count(*) FROM sqlaqueue_consumer"))
+
+
+def test_cancelling_the_task_stops_all_consumers(async_bench: Bench) -> None:
+    async def main() -> None:
+        crowd = Crowd(async_bench, nothing, nothing)
+        task = asyncio.create_task(crowd.serve())
+        while serving(async_bench) < 2:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert serving(async_bench) == 0
+
+
+def call(kind: Any, *given: Any) -> None:
+    found = kind.run_all(*given)
+    if asyncio.iscoroutine(found):
+        asyncio.run(found)
+
+
+def test_wrong_arguments_are_refused(leased: Bench) -> None:
+    consumer = leased.consumer(nothing).consumer
+    kind, other = (Consumer, AsyncConsumer) if leased.api == "sync" else (AsyncConsumer, Consumer)
+    for given, said in [
+        ([], "give at least one"),
+        ([[consumer]], rf"{kind.__name__}.run_all\(one, other\)"),
+        ([leased.Job], "as separate arguments"),
+        ([consumer, consumer], "is given twice"),
+    ]:
+        with pytest.raises(ConfigurationError, match=said):
+            call(kind, *given)
+    with pytest.raises(ConfigurationError, match="as separate arguments"):
+        call(other, consumer)
+
+
+def test_a_pool_that_is_too_small_for_all_consumers_is_refused(leased: Bench) -> None:
+    crowd = Crowd(leased, nothing, nothing, nothing, engine={"pool_size": 4, "max_overflow": 1})
+    with pytest.raises(ConfigurationError, match=r"need 6 connections, .* allows 5; use .*pool_size=6"):
+        crowd.run()

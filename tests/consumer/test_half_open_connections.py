@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -25,11 +23,15 @@ from sqlaqueue.consumer import pace, threads
 from sqlaqueue.consumer.core import waker
 from sqlaqueue.consumer.notifications import async_listener, listener, polls
 from sqlaqueue.exc import HandlerNotStopped
-from tests.consumer.bench import LATER, Bench, Server, await_listening, nothing
+from tests.consumer.bench import LATER, Bench, Gate, Server, await_listening, for_some, logged, nothing
 from tests.consumer.models import DEADLINE, Handler
 from tests.faults.proxy import Proxy
 from tests.programs import wait_until
-from tests.servers import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Database
 
 pytestmark = pytest.mark.once
 
@@ -60,37 +62,30 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waker, "CONNECT_TIMEOUT", 2)
 
 
-def given_up(log: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Return what was logged about connections that did not answer."""
-    return [each for each in log.records if getattr(each, "event", "") == "connection_given_up"]
-
-
 @DRIVERS
 def test_a_half_open_connection_is_replaced(
-    supply: Any, api: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+    leased: Bench, driver: str, monkeypatch: pytest.MonkeyPatch, log: Any
 ) -> None:
     """A heartbeat that is not received reveals it. Jobs announced meanwhile are found by a poll."""
     monkeypatch.setattr(pace, "HEARTBEAT", 0.5)
     monkeypatch.setattr(polls, "PROOF_TIMEOUT", 0.3)
-    bench: Bench = supply.take("update_status", api)
-    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver).running() as server:
+    with Proxy(leased.database) as proxy, proxied(leased, proxy, driver).running() as server:
         for round_ in (1, 2):
             await_listening(server)
             assert proxy.make_listeners_half_open() == 1
-            bench.enqueue()
-            wait_until(lambda done=2 * round_ - 1: bench.states() == {"completed": done})
+            leased.enqueue()
+            wait_until(lambda done=2 * round_ - 1: leased.states() == {"completed": done})
             # The new connection receives notifications.
             await_listening(server)
-            bench.enqueue()
-            wait_until(lambda done=2 * round_: bench.states() == {"completed": done})
+            leased.enqueue()
+            wait_until(lambda done=2 * round_: leased.states() == {"completed": done})
     assert "notifications do not arrive" not in log.text
 
 
 @pytest.mark.parametrize("api", ["sync", "async"])
-def test_the_system_probes_a_silent_connection(supply: Any, api: str) -> None:
+def test_the_system_probes_a_silent_connection(leased: Bench) -> None:
     """Without this a listener on its own would notice a half-open connection only by its own checks."""
-    bench: Bench = supply.take("update_status", api)
-    with Proxy(bench.database) as proxy, proxied(bench, proxy, "psycopg").running() as server:
+    with Proxy(leased.database) as proxy, proxied(leased, proxy, "psycopg").running() as server:
         await_listening(server)
         port = sa.make_url(proxy.url("psycopg")).port
         idle_times = [
@@ -102,11 +97,8 @@ def test_the_system_probes_a_silent_connection(supply: Any, api: str) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
 @DRIVERS
-def test_jobs_run_again_after_all_connections_went_silent(
-    supply: Any, strategy: str, api: str, driver: str, log: pytest.LogCaptureFixture
-) -> None:
+def test_jobs_run_again_after_all_connections_went_silent(bench: Bench, driver: str, log: Any) -> None:
     """As after a failover behind a proxy: the connections of the pool are given up together, and this is logged once."""
-    bench: Bench = supply.take(strategy, api)
     with Proxy(bench.database) as proxy:
         server = proxied(bench, proxy, driver, concurrency=3, poll_interval=0.2)
         with server.running():
@@ -115,44 +107,35 @@ def test_jobs_run_again_after_all_connections_went_silent(
             assert proxy.go_silent() >= 2
             bench.enqueue(20)
             wait_until(lambda: bench.states() == {"completed": 40})
-    assert len(given_up(log)) == 1
+    assert len(logged(log, "connection_given_up")) == 1
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("api", ["sync", "async"])
-def test_a_connection_that_is_tested_before_its_use_is_given_up(
-    supply: Any, api: str, log: pytest.LogCaptureFixture
-) -> None:
+def test_a_connection_that_is_tested_before_its_use_is_given_up(leased: Bench, api: str, log: Any) -> None:
     """The pool waits for the reply to its test, so no session has the connection."""
-    bench: Bench = supply.take("update_status", api)
     driver = "psycopg2" if api == "sync" else "asyncpg"
-    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, pre_ping=True, poll_interval=0.2).running():
-        bench.enqueue()
-        wait_until(lambda: bench.states() == {"completed": 1})
+    with Proxy(leased.database) as proxy, proxied(leased, proxy, driver, pre_ping=True, poll_interval=0.2).running():
+        leased.enqueue()
+        wait_until(lambda: leased.states() == {"completed": 1})
         proxy.go_silent()
-        bench.enqueue()
-        wait_until(lambda: bench.states() == {"completed": 2})
-    assert given_up(log)
+        leased.enqueue()
+        wait_until(lambda: leased.states() == {"completed": 2})
+    assert logged(log, "connection_given_up")
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
 @DRIVERS
-def test_a_commit_on_a_silent_connection_is_repeated(supply: Any, strategy: str, api: str, driver: str) -> None:
+def test_a_commit_on_a_silent_connection_is_repeated(bench: Bench, driver: str) -> None:
     """The handler has written through its session. Its writes are committed once, and the job is completed."""
-    bench: Bench = supply.take(strategy, api)
-    started, silent = threading.Event(), threading.Event()
+    gate = Gate(first=bench.work)
 
-    async def work(io: Any, job: Any) -> None:
-        await io.execute(bench.effect(job.id))
-        started.set()
-        await io.wait(silent)
-
-    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, work, poll_interval=0.2).running():
+    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, gate, poll_interval=0.2).running():
         [key] = bench.enqueue()
-        assert started.wait(DEADLINE)
+        gate.await_call()
         proxy.go_silent()
-        silent.set()
+        gate.open()
         wait_until(lambda: bench.states() == {"completed": 1})
     assert bench.effects() == {key: 1}
 
@@ -160,12 +143,9 @@ def test_a_commit_on_a_silent_connection_is_repeated(supply: Any, strategy: str,
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
 @DRIVERS
-def test_it_stops_though_no_connection_answers(
-    supply: Any, strategy: str, api: str, driver: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_stops_though_no_connection_answers(bench: Bench, driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even new ones: a proxy accepts them, and has no server."""
     monkeypatch.setattr(threads, "HURRY", 1.0)
-    bench: Bench = supply.take(strategy, api)
     with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, grace=1, poll_interval=0.2).running() as server:
         bench.enqueue()
         wait_until(lambda: bench.states() == {"completed": 1})
@@ -177,32 +157,30 @@ def test_it_stops_though_no_connection_answers(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("sync", "psycopg2")])
-def test_a_handler_that_waits_for_a_silent_connection_is_named_at_the_stop(supply: Any, api: str, driver: str) -> None:
+def test_a_handler_that_waits_for_a_silent_connection_is_named_at_the_stop(leased: Bench, driver: str) -> None:
     """Its own statements have no deadline, and its thread cannot be ended."""
-    bench: Bench = supply.take("update_status", api)
-    started, silent = threading.Event(), threading.Event()
 
-    async def work(io: Any, job: Any) -> None:
-        # It has its connection before all go silent, else it may get a new one, which works.
-        await io.execute(sa.text("SELECT 1"))
-        started.set()
-        await io.wait(silent)
+    async def read(io: Any, job: Any) -> None:
         await io.execute(sa.text("SELECT 1"))
 
-    with Proxy(bench.database) as proxy:
-        server = proxied(bench, proxy, driver, work, poll_interval=0.2, grace=0.5)
+    # It has its connection before all go silent, else it may get a new one, which works.
+    gate = Gate(first=read)
+    work = for_some({None: read}, first=gate)
+
+    with Proxy(leased.database) as proxy:
+        server = proxied(leased, proxy, driver, work, poll_interval=0.2, grace=0.5)
         with (
             pytest.raises(HandlerNotStopped, match=r"\(job \d+, for \d+ s\) goes on after the grace"),
             server.running(),
         ):
-            bench.enqueue()
-            assert started.wait(DEADLINE)
+            leased.enqueue()
+            gate.await_call()
             proxy.go_silent()
-            silent.set()
+            gate.open()
             assert not server.finished.wait(3), "the Consumer gave up a handler's statement"
             server.stop()
             assert server.finished.wait(DEADLINE)
-        assert bench.states() == {"pending": 1}
+        assert leased.states() == {"pending": 1}
         proxy.close_silent()
         wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("sqlaqueue-job-0")])
 
@@ -212,12 +190,14 @@ def test_a_handler_that_waits_for_a_silent_connection_is_named_at_the_stop(suppl
 @pytest.mark.parametrize("answers_new", [True, False])
 @pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("async", "asyncpg")])
 def test_it_is_alive_unless_a_new_connection_answers(
-    supply: Any, api: str, driver: str, *, answers_new: bool, monkeypatch: pytest.MonkeyPatch
+    leased: Bench, driver: str, *, answers_new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If its connection cannot be given up, only a restart helps; it would not help while the database is down."""
     monkeypatch.setattr(waker, "shut_down", lambda _: None)
-    bench: Bench = supply.take("update_status", api)
-    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, poll_interval=0.2, grace=1).running() as server:
+    with (
+        Proxy(leased.database) as proxy,
+        proxied(leased, proxy, driver, poll_interval=0.2, grace=1).running() as server,
+    ):
         wait_until(lambda: server.consumer.health().ready)
         proxy.go_silent(answers_new=answers_new)
         deadlines = server.context.deadlines
@@ -234,7 +214,7 @@ def test_it_is_alive_unless_a_new_connection_answers(
 @pytest.mark.usefixtures("impatient")
 @DRIVERS
 def test_a_statement_that_waits_for_a_lock_is_cancelled(
-    supply: Any, api: str, driver: str, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    leased: Bench, driver: str, log: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its backend would wait on, and hold the locks that it has. The run is settled when the lock is gone."""
     cancelled: list[Any] = []
@@ -245,31 +225,24 @@ def test_a_statement_that_waits_for_a_lock_is_cancelled(
         return cancel(self, connection, wait)
 
     monkeypatch.setattr(waker.Deadlines, "_cancel", record)
-    bench: Bench = supply.take("update_status", api)
-    started, locked = threading.Event(), threading.Event()
-
-    async def work(io: Any, job: Any) -> None:
-        started.set()
-        await io.wait(locked)
-
-    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, work, poll_interval=0.2).running():
-        [key] = bench.enqueue()
-        assert started.wait(DEADLINE)
-        with bench.engine.connect() as admin:
+    gate = Gate()
+    with Proxy(leased.database) as proxy, proxied(leased, proxy, driver, gate, poll_interval=0.2).running():
+        [key] = leased.enqueue()
+        gate.await_call()
+        with leased.engine.connect() as admin:
             admin.execute(sa.text("SELECT FROM job WHERE id = :id FOR UPDATE"), {"id": key})
-            locked.set()
+            gate.open()
             wait_until(lambda: len(cancelled) >= 2)
-            assert bench.states() == {"processing": 1}
+            assert leased.states() == {"processing": 1}
             admin.rollback()
-        wait_until(lambda: bench.states() == {"completed": 1})
-    assert not given_up(log)
+        wait_until(lambda: leased.states() == {"completed": 1})
+    assert not logged(log, "connection_given_up")
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg2"), ("async", "asyncpg")])
-def test_a_caller_that_waits_for_a_job_gives_silent_connections_up(supply: Any, api: str, driver: str) -> None:
-    bench: Bench = supply.take("update_status", api)
-    [key] = bench.enqueue()
+def test_a_caller_that_waits_for_a_job_gives_silent_connections_up(leased: Bench, api: str, driver: str) -> None:
+    [key] = leased.enqueue()
 
     async def wait_async(url: str, proxy: Proxy) -> Any:
         engine = create_async_engine(url)
@@ -277,7 +250,7 @@ def test_a_caller_that_waits_for_a_job_gives_silent_connections_up(supply: Any, 
             async with engine.connect() as connection:
                 await connection.execute(sa.text("SELECT 1"))
             proxy.go_silent()
-            return await async_wait(async_sessionmaker(engine), bench.Job, key)
+            return await async_wait(async_sessionmaker(engine), leased.Job, key)
         finally:
             await engine.dispose()
 
@@ -286,12 +259,12 @@ def test_a_caller_that_waits_for_a_job_gives_silent_connections_up(supply: Any, 
         try:
             engine.connect().close()
             proxy.go_silent()
-            return wait(sessionmaker(engine), bench.Job, key)
+            return wait(sessionmaker(engine), leased.Job, key)
         finally:
             engine.dispose()
 
-    bench.consumer().drain()
-    with Proxy(bench.database) as proxy:
+    leased.consumer().drain()
+    with Proxy(leased.database) as proxy:
         url = proxy.url(driver)
         result = wait_sync(url, proxy) if api == "sync" else asyncio.run(wait_async(url, proxy))
     assert result.state == "completed"
@@ -299,9 +272,8 @@ def test_a_caller_that_waits_for_a_job_gives_silent_connections_up(supply: Any, 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("async", "asyncpg")])
-def test_an_examination_gives_a_silent_connection_up(supply: Any, api: str, driver: str) -> None:
+def test_an_examination_gives_a_silent_connection_up(leased: Bench, api: str, driver: str) -> None:
     """The caller gets the error of a lost connection; an examination of a new connection works."""
-    bench: Bench = supply.take("update_status", api)
     thresholds = admin.Thresholds(statement_timeout=timedelta(milliseconds=200))
 
     async def examine_async(url: str, proxy: Proxy) -> None:
@@ -311,9 +283,9 @@ def test_an_examination_gives_a_silent_connection_up(supply: Any, api: str, driv
                 await session.execute(sa.text("SELECT 1"))
                 proxy.go_silent()
                 with pytest.raises(DBAPIError):
-                    await admin.async_doctor(session, bench.Job, thresholds=thresholds)
+                    await admin.async_doctor(session, leased.Job, thresholds=thresholds)
             async with AsyncSession(engine) as session:
-                await admin.async_doctor(session, bench.Job, thresholds=thresholds)
+                await admin.async_doctor(session, leased.Job, thresholds=thresholds)
         finally:
             await engine.dispose()
 
@@ -324,13 +296,13 @@ def test_an_examination_gives_a_silent_connection_up(supply: Any, api: str, driv
                 session.execute(sa.text("SELECT 1"))
                 proxy.go_silent()
                 with pytest.raises(DBAPIError):
-                    admin.doctor(session, bench.Job, thresholds=thresholds)
+                    admin.doctor(session, leased.Job, thresholds=thresholds)
             with Session(engine) as session:
-                admin.doctor(session, bench.Job, thresholds=thresholds)
+                admin.doctor(session, leased.Job, thresholds=thresholds)
         finally:
             engine.dispose()
 
-    with Proxy(bench.database) as proxy:
+    with Proxy(leased.database) as proxy:
         url = proxy.url(driver)
         if api == "sync":
             examine_sync(url, proxy)
@@ -340,9 +312,8 @@ def test_an_examination_gives_a_silent_connection_up(supply: Any, api: str, driv
 
 @pytest.mark.usefixtures("impatient")
 @DRIVERS
-def test_a_new_connection_that_hangs_is_given_up(supply: Any, api: str, driver: str) -> None:
+def test_a_new_connection_that_hangs_is_given_up(leased: Bench, api: str, driver: str) -> None:
     """A proxy accepts it, and has no server; drivers would wait for a minute or more, or without end."""
-    bench: Bench = supply.take("update_status", api)
     raised: list[Exception] = []
 
     def connect(url: str) -> None:
@@ -363,7 +334,7 @@ def test_a_new_connection_that_hangs_is_given_up(supply: Any, api: str, driver: 
             raised.append(error)
         await engine.dispose()
 
-    with Proxy(bench.database) as proxy:
+    with Proxy(leased.database) as proxy:
         proxy.go_silent(answers_new=False)
         url = proxy.url(driver)
         target = partial(connect, url) if api == "sync" else partial(asyncio.run, connect_async(url))
@@ -376,31 +347,24 @@ def test_a_new_connection_that_hangs_is_given_up(supply: Any, api: str, driver: 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("async", "asyncpg")])
-def test_a_success_is_settled_at_the_stop_though_the_pool_is_silent(supply: Any, api: str, driver: str) -> None:
+def test_a_success_is_settled_at_the_stop_though_the_pool_is_silent(leased: Bench, driver: str) -> None:
     """It is tried once more on a new connection, else the job would run again."""
-    bench: Bench = supply.take("update_status", api)
-    started, silent = threading.Event(), threading.Event()
-
-    async def work(io: Any, job: Any) -> None:
-        started.set()
-        await io.wait(silent)
-
-    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver, work, poll_interval=0.2).running() as server:
-        bench.enqueue()
-        assert started.wait(DEADLINE)
+    gate = Gate()
+    with Proxy(leased.database) as proxy, proxied(leased, proxy, driver, gate, poll_interval=0.2).running() as server:
+        leased.enqueue()
+        gate.await_call()
         server.stop()
         proxy.go_silent()
-        silent.set()
+        gate.open()
         assert server.finished.wait(DEADLINE)
-    assert bench.states() == {"completed": 1}
+    assert leased.states() == {"completed": 1}
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
 @pytest.mark.parametrize("api", ["sync", "async"])
-def test_what_a_handler_has_changed_may_take_long_to_write(supply: Any, strategy: str, api: str) -> None:
+def test_what_a_handler_has_changed_may_take_long_to_write(bench: Bench) -> None:
     """The flush is the handler's, as its other statements are."""
-    bench: Bench = supply.take(strategy, api)
     bench.enqueue(1, max_attempts=1)
 
     async def work(io: Any, job: Any) -> None:
@@ -429,13 +393,12 @@ def test_a_slow_statement_of_maintenance_has_longer_the_next_time(database: Data
 
 @pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("sync", "psycopg2"), ("async", "asyncpg")])
 def test_a_listener_gives_up_its_connection_when_a_check_has_no_reply(
-    supply: Any, api: str, driver: str, monkeypatch: pytest.MonkeyPatch
+    leased: Bench, api: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module: Any = listener if api == "sync" else async_listener
     monkeypatch.setattr(module, "CHECK_INTERVAL", 0.2)
     monkeypatch.setattr(module, "REPLY_TIMEOUT", 0.5)
-    bench: Bench = supply.take("update_status", api)
-    with Proxy(bench.database) as proxy, proxied(bench, proxy, driver).running() as server:
+    with Proxy(leased.database) as proxy, proxied(leased, proxy, driver).running() as server:
         await_listening(server)
         assert proxy.make_listeners_half_open() == 1
         wait_until(lambda: [each for each in [*proxy.listener_connections] if not each.is_half_open])

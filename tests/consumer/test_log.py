@@ -1,4 +1,4 @@
-"""The log records of a worker: its start, each failure, its shutdown, and the fields of each record."""
+"""The events of jobs, for event listeners and in the log, and the other records of a worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import contextlib
 import errno
 import logging
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,16 +15,133 @@ import pytest
 import sqlalchemy as sa
 
 import sqlaqueue
-from sqlaqueue import Fail, Retry
+from sqlaqueue import Cancel, Fail, JobEvent, Retry, Snooze
 from sqlaqueue import log as library_log
 from sqlaqueue.consumer.core import events
 from sqlaqueue.consumer.threads import GracePeriod
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import FIELDS, database_text, fields
-from tests.consumer.bench import Bench
+from tests.consumer.bench import Bench, Gate, for_some, logged
 from tests.consumer.models import DEADLINE, models
 from tests.contexts import make_context
 from tests.programs import wait_until
+
+ENDS: dict[str, tuple[str, Any]] = {
+    "good": ("completed", None),
+    "retry": ("retried", Retry(3600, error="later")),
+    "error": ("retried", ValueError("an error")),
+    "fail": ("failed", Fail("for good")),
+    "cancel": ("cancelled", Cancel("not needed")),
+    "snooze": ("released", Snooze(1800)),
+}
+
+
+async def end(io: Any, job: Any) -> None:
+    """Settle the run as the job's payload says."""
+    _, error = ENDS[job.payload]
+    if error is not None:
+        raise error
+
+
+def test_each_outcome_has_an_event(bench: Bench) -> None:
+    keys = {payload: bench.enqueue(1, payload=payload)[0] for payload in ENDS}
+    server = bench.consumer(end, retry=lambda *_: 7200)
+    server.drain()
+    for payload, (name, error) in ENDS.items():
+        claimed, ended = [event for event in server.events if event.key == (keys[payload],)]
+        assert (claimed.name, ended.name) == ("claimed", name)
+        assert ended.queue == claimed.queue == "job"
+        assert ended.attempt == claimed.attempt == 1
+        assert ended.error is error
+    delays = {event.key[0]: event.delay for event in server.events if event.delay is not None}
+    assert delays == {keys["retry"]: 3600, keys["error"]: 7200, keys["snooze"]: 1800}
+
+
+def test_an_event_follows_the_commit(bench: Bench) -> None:
+    """Other transactions see the change."""
+    keys = {payload: bench.enqueue(1, payload=payload)[0] for payload in ENDS}
+    seen: dict[int, tuple[str, str]] = {}
+    server = bench.consumer(end, retry=lambda *_: 7200)
+
+    def look(event: JobEvent) -> None:
+        seen[event.key[0]] = (event.name, bench.row(event.key[0]).status)
+
+    for name in ("completed", "retried", "failed", "cancelled", "released"):
+        server.consumer.on(name, look)
+    server.drain()
+    states = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}
+    assert seen == {keys[payload]: (name, states.get(name, "pending")) for payload, (name, _) in ENDS.items()}
+
+
+def test_events_have_the_number_of_the_attempt(bench: Bench) -> None:
+    [key] = bench.enqueue(1)
+
+    async def work(io: Any, job: Any) -> None:
+        raise ValueError
+
+    server = bench.consumer(work)
+    server.drain()
+    told = [(event.name, event.attempt) for event in server.events]
+    assert told == [("claimed", 1), ("retried", 1), ("claimed", 2), ("retried", 2), ("claimed", 3), ("failed", 3)]
+    assert bench.row(key).attempts == 3
+
+
+@pytest.mark.parametrize("error", [ValueError("in a listener"), SystemExit(1), KeyboardInterrupt()])
+def test_an_event_listener_that_raises_changes_nothing(bench: Bench, error: BaseException, log: Any) -> None:
+    bench.enqueue(5)
+    server = bench.consumer(concurrency=2)
+
+    def fail(event: JobEvent) -> None:
+        raise error
+
+    for name in ("claimed", "completed"):
+        server.consumer.on(name, fail)
+    assert server.drain() == 5
+    assert bench.states() == {"completed": 5}
+    assert log.text.count("an event listener for 'completed' failed") == 5
+    bench.assert_tidy()
+
+
+def test_an_unknown_event_is_refused(leased: Bench) -> None:
+    with pytest.raises(ConfigurationError, match=r"'finished'.*claimed, completed"):
+        leased.consumer().consumer.on("finished", print)
+
+
+def test_the_log_names_the_jobs(bench: Bench, log: Any) -> None:
+    keys = {payload: bench.enqueue(1, payload=payload)[0] for payload in ENDS}
+    bench.consumer(end, retry=lambda *_: 7200).drain()
+    lines = {record.getMessage(): record for record in log.records}
+    [completed] = [line for line in lines if line.startswith(f"job {keys['good']} of queue job: completed in ")]
+    assert lines[completed].levelno == logging.DEBUG
+    [retried] = [line for line in lines if "ValueError: an error" in line]
+    assert retried == (
+        f"job {keys['error']} of queue job: attempt 1 of 3 failed, next try in 7200 s: ValueError: an error"
+    )
+    assert lines[retried].levelno == logging.WARNING
+    failed = lines[f"job {keys['fail']} of queue job: attempt 1 of 3 failed, no further try: Fail: for good"]
+    assert failed.levelno == logging.ERROR
+    assert {record.name for record in log.records} <= {"sqlaqueue", "asyncio"}
+
+
+def test_a_rescue_and_a_refusal_are_told(leased: Bench, frequent_rescues: None, log: Any) -> None:
+    [key] = leased.enqueue(1)
+
+    async def work(io: Any, job: Any) -> None:
+        if job.attempts == 1:
+            leased.execute("UPDATE job SET lease_expires_at = clock_timestamp() - interval '1 s'")
+            with leased.consumer().running() as thief:
+                wait_until(lambda: leased.states() == {"completed": 1})
+            assert thief.told("rescued", "completed") == [key, key]
+
+    server = leased.consumer(work)
+    server.drain()
+    assert server.told("lease_lost") == [key]
+    assert f"job {key} of queue job: rescued: its lease expired" in log.text
+    assert f"job {key} of queue job: the result of attempt 1 of 3 is refused" in log.text
+    assert "None" not in log.text
+
+
+# -- the log records of a worker: its start, each failure, its shutdown, and the fields of each record -------------
 
 
 async def fail(io: Any, job: Any) -> None:
@@ -33,14 +149,10 @@ async def fail(io: Any, job: Any) -> None:
     raise ValueError(job.payload)
 
 
-def of(log: Any, event: str) -> list[Any]:
-    return [record for record in log.records if getattr(record, "event", None) == event]
-
-
 def test_the_start_is_logged_with_queue_database_and_mode(mixed: Bench, log: Any) -> None:
     with mixed.consumer(concurrency=2).running():
-        wait_until(lambda: of(log, "consumer_started"))
-    [record] = of(log, "consumer_started")
+        wait_until(lambda: logged(log, "consumer_started"))
+    [record] = logged(log, "consumer_started")
     text = record.getMessage()
     kind = "threads" if mixed.api == "sync" else "tasks"
     assert text.startswith(f"queue job: started, {mixed.strategy}, serves database {mixed.database.name} at ")
@@ -53,10 +165,10 @@ def test_without_triggers_the_logged_mode_is_polling(leased: Bench, log: Any) ->
     leased.execute("ALTER TABLE job DISABLE TRIGGER USER")
     try:
         with leased.consumer().running():
-            wait_until(lambda: of(log, "consumer_started"))
+            wait_until(lambda: logged(log, "consumer_started"))
     finally:
         leased.execute("ALTER TABLE job ENABLE TRIGGER USER")
-    [record] = of(log, "consumer_started")
+    [record] = logged(log, "consumer_started")
     assert record.mode == "polling"
     assert record.getMessage().endswith(", polling every 0.05 s")
     assert "listening" not in record.getMessage()
@@ -76,7 +188,7 @@ def test_each_failed_attempt_has_one_record_with_its_traceback(mixed: Bench, log
     assert sorted((record.event, record.job_key, record.attempt) for record in loud) == sorted(
         [("retried", key, 1) for key in keys] + [("failed", key, 2) for key in keys]
     )
-    retried, failed = of(log, "retried")[0], of(log, "failed")[0]
+    retried, failed = logged(log, "retried")[0], logged(log, "failed")[0]
     key = retried.job_key
     assert retried.getMessage() == f"job {key} of queue job: attempt 1 of 2 failed, next try at once: ValueError: a"
     assert failed.getMessage().endswith("attempt 2 of 2 failed, no further try: ValueError: a")
@@ -119,20 +231,14 @@ def test_an_event_has_the_time_and_duration_of_the_handler(mixed: Bench) -> None
 
 def test_the_shutdown_counts_its_jobs(mixed: Bench, log: Any) -> None:
     mixed.enqueue(5)
-    started, go_on = threading.Event(), threading.Event()
-
-    async def work(io: Any, job: Any) -> None:
-        started.set()
-        await io.wait(go_on)
-        # A retry is a run that has ended, not a job that is finished.
-        raise Retry(3600)
-
-    with mixed.consumer(work, batch_size=5, grace=20).running() as server:
-        wait_until(started.is_set)
+    # A retry is a run that has ended, not a job that is finished.
+    gate = Gate(Retry(3600))
+    with mixed.consumer(gate, batch_size=5, grace=20).running() as server:
+        gate.await_call()
         server.stop()
-        wait_until(lambda: of(log, "shutdown_started"))
-        go_on.set()
-    [began], [stopped] = of(log, "shutdown_started"), of(log, "consumer_stopped")
+        wait_until(lambda: logged(log, "shutdown_started"))
+        gate.open()
+    [began], [stopped] = logged(log, "shutdown_started"), logged(log, "consumer_stopped")
     # How many a claim with leases takes is the Consumer's decision.
     waiting = began.waiting if mixed.strategy == "update_status" else 4
     jobs = f"{waiting} job{'s' * (waiting != 1)}"
@@ -155,43 +261,35 @@ def test_the_shutdown_counts_only_what_ends_after_its_begin(log: Any) -> None:
     context.runs_ended, context.runs_released = 9, 4
     grace.begin()
     grace.log_stopped()
-    [_], [stopped] = of(log, "shutdown_started"), of(log, "consumer_stopped")
+    [_], [stopped] = logged(log, "shutdown_started"), logged(log, "consumer_stopped")
     assert (stopped.finished, stopped.released) == (2, 1)
 
 
 def test_jobs_that_outlive_the_grace_period_are_counted_as_released(mixed: Bench, log: Any) -> None:
     mixed.enqueue(2)
-    started, go_on = threading.Event(), threading.Event()
-
-    async def work(io: Any, job: Any) -> None:
-        started.set()
-        await io.wait(go_on)
-
+    gate = Gate()
     # No pool: the connection of the abandoned handler is returned after the engine was disposed of.
     options: Any = {"engine": {"poolclass": sa.NullPool}, "batch_size": 2, "grace": 0.05}
     # A thread cannot be ended, so run() raises.
     raised = pytest.raises(HandlerNotStopped) if mixed.api == "sync" else contextlib.nullcontext()
-    with raised, mixed.consumer(work, **options).running() as server:
-        wait_until(started.is_set)
+    with raised, mixed.consumer(gate, **options).running() as server:
+        gate.await_call()
         server.stop()
         # Not its last message: after that it looks at its handlers once more.
         assert server.finished.wait(DEADLINE)
-        go_on.set()
-    [over], [stopped] = of(log, "grace_period_over"), of(log, "consumer_stopped")
+        gate.open()
+    [over], [stopped] = logged(log, "grace_period_over"), logged(log, "consumer_stopped")
     assert over.getMessage() == "queue job: the grace period of 0.05 s has passed, releasing 1 running job"
-    [began] = of(log, "shutdown_started")
+    [began] = logged(log, "shutdown_started")
     assert (stopped.finished, stopped.released) == (0, 1 + began.waiting)
 
 
 def test_a_drain_logs_no_shutdown(mixed: Bench, log: Any) -> None:
     mixed.enqueue(1)
     mixed.consumer().drain()
-    assert of(log, "consumer_started")[0].mode == "draining"
-    assert not of(log, "shutdown_started")
-    assert not of(log, "consumer_stopped")
-
-
-# -- the fields ----------------------------------------------------------------------------------------------------
+    assert logged(log, "consumer_started")[0].mode == "draining"
+    assert not logged(log, "shutdown_started")
+    assert not logged(log, "consumer_stopped")
 
 
 @pytest.mark.once
@@ -227,11 +325,7 @@ def test_logging_that_raises_changes_nothing(
     if "filter" in broken:
         owner.addFilter(_Broken())
     library_log.logger.addHandler(handler)
-
-    async def work(io: Any, job: Any) -> None:
-        if job.id == 2:
-            raise ValueError
-
+    work = for_some({2: ValueError()})
     try:
         with mixed.consumer(work, concurrency=2).running():
             wait_until(lambda: mixed.states() == {"completed": 2, "failed": 1})

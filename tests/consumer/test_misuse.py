@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Consumer
+from sqlaqueue import Consumer, cancel, complete, extend, fail, release, retry
+from sqlaqueue.consumer.sessions import ends_transaction
 from sqlaqueue.testing import async_run_job, run_job
-from tests.consumer.bench import Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.consumer.bench import Bench
 
 
 @pytest.mark.each_value
@@ -59,9 +64,7 @@ def test_a_handler_that_catches_the_error_of_its_misuse(supply: Any, api: str) -
                 await io.rollback()
 
         bench.consumer(work).drain()
-        assert bench.states() == {"completed": 2, "failed": 1}
-        assert bench.effects() == {keys[0]: 1, keys[2]: 1}
-        bench.assert_tidy()
+        bench.expect({"completed": 2, "failed": 1}, effects={keys[0]: 1, keys[2]: 1})
 
 
 def test_under_a_lease_a_handler_may_commit(leased: Bench) -> None:
@@ -80,8 +83,7 @@ def test_under_a_lease_a_handler_may_commit(leased: Bench) -> None:
 
     # The jobs are read after the commit, which async code must say beforehand.
     leased.consumer(work, session={"expire_on_commit": False}).drain()
-    assert leased.states() == {"completed": 3}
-    assert leased.effects() == {keys[0]: 2, keys[1]: 1, keys[2]: 1}
+    leased.expect({"completed": 3}, effects={keys[0]: 2, keys[1]: 1, keys[2]: 1})
 
 
 def test_a_handler_may_undo_a_part_of_its_own(bench: Bench) -> None:
@@ -103,58 +105,35 @@ def test_a_handler_may_undo_a_part_of_its_own(bench: Bench) -> None:
                 await io.execute(bench.effect(job.id))
 
     bench.consumer(work).drain()
-    assert bench.states() == {"completed": 3}
-    assert bench.effects() == {keys[0]: 1, keys[1]: 2, keys[2]: 2}
-    bench.assert_tidy()
+    bench.expect({"completed": 3}, effects={keys[0]: 1, keys[1]: 2, keys[2]: 2})
 
 
-def test_a_handler_that_leaves_a_savepoint_open_and_fails(bench: Bench) -> None:
+async def leave_a_savepoint_open_and_fail(bench: Bench, io: Any, job: Any) -> None:
+    await io.begin_nested()
+    await io.execute(bench.effect(job.id))
+    raise ValueError
+
+
+async def catch_a_failed_flush(bench: Bench, io: Any, job: Any) -> None:
+    """After which the savepoint cannot be released any more."""
+    io.add(bench.Effect(job=None))
+    with pytest.raises(sa.exc.IntegrityError):
+        await io.flush()
+
+
+async def catch_a_failed_statement(bench: Bench, io: Any, job: Any) -> None:
+    """After which the transaction is aborted, so the job cannot be settled in it."""
+    with pytest.raises(sa.exc.DBAPIError):
+        await io.execute(sa.text("SELECT 1 / 0"))
+
+
+@pytest.mark.parametrize("end", [leave_a_savepoint_open_and_fail, catch_a_failed_flush, catch_a_failed_statement])
+def test_a_handler_that_leaves_its_transaction_unusable_has_failed(bench: Bench, end: Any) -> None:
     good, bad = bench.enqueue(2, max_attempts=1)
-
-    async def work(io: Any, job: Any) -> None:
-        await io.begin_nested()
-        await io.execute(bench.effect(job.id))
-        if job.id == bad:
-            raise ValueError
-
-    bench.consumer(work).drain()
-    assert bench.states() == {"completed": 1, "failed": 1}
-    assert bench.effects() == {good: 1}
-    bench.assert_tidy()
-
-
-def test_a_handler_that_catches_a_failed_flush(bench: Bench) -> None:
-    """The savepoint cannot be released any more, and the attempt has failed."""
-    good, bad = bench.enqueue(2, max_attempts=1)
-
-    async def work(io: Any, job: Any) -> None:
-        await io.execute(bench.effect(job.id))
-        if job.id == bad:
-            io.add(bench.Effect(job=None))
-            with pytest.raises(sa.exc.IntegrityError):
-                await io.flush()
-
-    bench.consumer(work).drain()
-    assert bench.states() == {"completed": 1, "failed": 1}
-    assert bench.effects() == {good: 1}
-    bench.assert_tidy()
-
-
-def test_a_handler_that_catches_a_failed_statement(bench: Bench) -> None:
-    """The transaction is aborted, so the job cannot be settled in it."""
-    good, bad = bench.enqueue(2, max_attempts=1)
-
-    async def work(io: Any, job: Any) -> None:
-        await io.execute(bench.effect(job.id))
-        if job.id == bad:
-            with pytest.raises(sa.exc.DBAPIError):
-                await io.execute(sa.text("SELECT 1 / 0"))
-
-    bench.consumer(work).drain()
-    assert bench.states() == {"completed": 1, "failed": 1}
-    assert bench.effects() == {good: 1}
-    assert "transaction is aborted" in bench.row(bad).last_error
-    bench.assert_tidy()
+    bench.consumer(bench.doing({bad: partial(end, bench)})).drain()
+    bench.expect({"completed": 1, "failed": 1}, effects={good: 1})
+    if end is catch_a_failed_statement:
+        assert "transaction is aborted" in bench.row(bad).last_error
 
 
 def test_a_batch_handler_that_catches_a_failed_statement(bench: Bench) -> None:
@@ -163,13 +142,10 @@ def test_a_batch_handler_that_catches_a_failed_statement(bench: Bench) -> None:
 
     async def work(io: Any, jobs: list[Any]) -> None:
         if any(job.id == bad for job in jobs):
-            with pytest.raises(sa.exc.DBAPIError):
-                await io.execute(sa.text("SELECT 1 / 0"))
+            await catch_a_failed_statement(bench, io, bad)
 
     bench.consumer(work, batch=True).drain()
-    assert bench.states() == {"completed": 1, "failed": 1}
-    assert bench.attempts() == {good: 1, bad: 1}
-    bench.assert_tidy()
+    bench.expect({"completed": 1, "failed": 1}, attempts={good: 1, bad: 1})
 
 
 @pytest.mark.parametrize("options", [{"expire_on_commit": True}, {"expire_on_commit": False}], ids=str)
@@ -250,8 +226,7 @@ def test_a_handler_may_change_its_own_row(bench: Bench) -> None:
     rows = bench.rows()
     assert [rows[key].payload for key in keys] == [f"result of {keys[0]}", f"result of {keys[1]}", None]
     assert [rows[key].priority for key in keys] == [7, 7, 0]
-    assert set(bench.attempts().values()) == {1}
-    bench.assert_tidy()
+    bench.expect(attempts=1)
 
 
 def _undo_a_part(session: Session, job: Any) -> None:
@@ -297,8 +272,7 @@ def test_a_handler_may_read_its_job_again(bench: Bench, read: str) -> None:
     bench.consumer(work, batch_size=3).drain()
     assert bench.states() == {"completed": 3}
     assert seen == [("processing", 1)] * 3
-    assert set(bench.attempts().values()) == {1}
-    bench.assert_tidy()
+    bench.expect(attempts=1)
 
 
 @pytest.mark.each_value
@@ -380,47 +354,248 @@ def test_a_handler_that_returns_what_nobody_runs_has_failed(bench: Bench, result
 
 
 @pytest.mark.parametrize("hidden", [lambda session, job: _coroutine(session, job), _Waiting(_async_generator)])
-def test_a_sync_handler_that_hides_its_kind_has_failed(supply: Any, hidden: Any) -> None:
-    leased = supply.take("update_status", "sync")
-    engine = sa.create_engine(leased.database.url())
-    [key] = leased.enqueue(1, max_attempts=1)
-    Consumer(leased.Job, hidden, sessionmaker(engine)).drain()
-    assert leased.row(key).status == "failed"
-    with leased.sessions() as session:
-        job = leased.Job()
+def test_a_sync_handler_that_hides_its_kind_has_failed(sync_leased: Bench, hidden: Any) -> None:
+    engine = sa.create_engine(sync_leased.database.url())
+    [key] = sync_leased.enqueue(1, max_attempts=1)
+    Consumer(sync_leased.Job, hidden, sessionmaker(engine)).drain()
+    assert sync_leased.row(key).status == "failed"
+    with sync_leased.sessions() as session:
+        job = sync_leased.Job()
         session.add(job)
         assert "nothing of it has been run" in str(run_job(session, job, hidden).error)
     engine.dispose()
 
 
-def test_a_task_that_a_handler_returns_is_cancelled(supply: Any) -> None:
+def test_a_task_that_a_handler_returns_is_cancelled(async_leased: Bench) -> None:
     """The job is retried, and must not run twice at once."""
-    leased = supply.take("update_status", "async")
-    [key] = leased.enqueue(1, max_attempts=1)
+    [key] = async_leased.enqueue(1, max_attempts=1)
     tasks: list[Any] = []
 
     async def work(io: Any, job: Any) -> Any:
         tasks.append(asyncio.create_task(io.suspend()))
         return tasks[0]
 
-    leased.consumer(work).drain()
-    assert "nothing waits" in leased.row(key).last_error
+    async_leased.consumer(work).drain()
+    assert "nothing waits" in async_leased.row(key).last_error
     assert tasks[0].cancelled()
 
 
-def test_an_async_test_refuses_them_as_well(supply: Any) -> None:
-    leased = supply.take("update_status", "async")
-
+def test_an_async_test_refuses_them_as_well(async_leased: Bench) -> None:
     async def work(session: Any, job: Any) -> Any:
         return _coroutine()
 
     async def main() -> None:
-        engine = create_async_engine(leased.database.url("asyncpg"))
+        engine = create_async_engine(async_leased.database.url("asyncpg"))
         async with AsyncSession(engine) as session:
-            job = leased.Job()
+            job = async_leased.Job()
             session.add(job)
             result = await async_run_job(session, job, work)
             assert "nothing of it has been run" in str(result.error)
         await engine.dispose()
 
     asyncio.run(main())
+
+
+# -- handlers that end their own runs, their batch's transaction past the session, or change the key of their job --
+
+
+def by_connection(session: Session) -> None:
+    session.connection().commit()
+
+
+def by_statement(session: Session) -> None:
+    session.execute(sa.text("-- done\nCOMMIT"))
+
+
+def by_driver(session: Session) -> None:
+    session.connection().connection.dbapi_connection.commit()
+
+
+def by_cursor(session: Session) -> None:
+    session.connection().connection.cursor().execute("COMMIT")
+
+
+@pytest.mark.once
+@pytest.mark.each_value
+@pytest.mark.parametrize("end", [by_connection, by_statement, by_driver, by_cursor])
+def test_a_commit_past_the_session(supply: Any, api: str, end: Callable[[Session], None]) -> None:
+    """Its job fails, and the other jobs of the batch complete."""
+    for strategy in ("delete_returning", "batch_select", "own_message"):
+        bench = supply.take(strategy, api)
+        good = bench.enqueue(2)
+        [bad] = bench.enqueue(1, max_attempts=2)
+        good += bench.enqueue(2)
+
+        async def work(io: Any, job: Any, bench: Bench = bench, bad: int = bad) -> None:
+            await io.execute(bench.effect(job.id))
+            if job.id == bad:
+                await io.run(end)
+
+        server = bench.consumer(work, batch_size=10)
+        server.drain()
+        assert server.told("failed") == [bad]
+        assert bench.states() == ({"completed": 4, "failed": 1} if bench.has_status else {"failed": 1})
+        if bench.has_status:
+            assert bench.attempts() == dict.fromkeys(good, 1) | {bad: 2}
+            assert "HandlerMisuseError" in bench.row(bad).last_error
+            assert "begin_nested" in bench.row(bad).last_error
+        effects = bench.effects()
+        refused = end in {by_connection, by_statement}
+        assert effects.pop(bad, 0) == (0 if refused else 2)
+        if strategy == "batch_select" and not refused:
+            # What the driver commits nothing tells from a rollback: those that had ended before run again.
+            assert effects.keys() == set(good)
+        else:
+            assert effects == dict.fromkeys(good, 1)
+        bench.assert_tidy()
+
+
+REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN IF EXISTS (SELECT FROM effect) THEN {refusal}; END IF; RETURN OLD; END $$;
+CREATE TRIGGER refuse BEFORE DELETE ON {table} FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION refuse()
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("refusal", ["RAISE EXCEPTION 'no'", "RETURN NULL"])
+@pytest.mark.parametrize("strategy", ["delete_returning", "own_message"])
+def test_a_refused_end_beside_a_commit_past_the_session(bench: Bench, strategy: str, refusal: str) -> None:
+    """Its job waits, and no job of the batch vanishes: the commit has deleted all their rows or messages."""
+    table = "job" if strategy == "own_message" else "sqlaqueue_message_job"
+    bench.execute(REFUSE.format(refusal=refusal, table=table))
+    refused, *good = bench.enqueue(2)
+    [bad] = bench.enqueue(1, max_attempts=1)
+    good += bench.enqueue(2)
+    work = bench.doing({bad: lambda io, job: io.run(by_driver)})
+    server = bench.consumer(work, batch_size=10)
+    try:
+        server.drain()
+    finally:
+        bench.execute("DROP FUNCTION refuse CASCADE")
+    assert server.told("failed") == [bad]
+    assert sorted(server.told("completed")) == good
+    assert bench.states()["pending"] == 1
+    assert bench.row(refused).id == refused
+
+
+@pytest.mark.once
+def test_an_outage_after_a_commit_past_the_session(supply: Any, api: str) -> None:
+    """No job vanishes: only the Consumer knows the rows that the commit has deleted, so it tries again."""
+    bench = supply.take("own_message", api)
+    good = bench.enqueue(2)
+    [bad] = bench.enqueue(1, max_attempts=1)
+    good += bench.enqueue(2)
+    outage = list[int]()
+
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
+        if job.id == bad:
+            await io.run(by_driver)
+            outage.extend([1, 2, 3])
+
+    def refuse(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if outage and "INSERT INTO job " in statement:
+            outage.pop()
+            raise sa.exc.OperationalError(statement, {}, OSError("no route to host"), connection_invalidated=True)
+
+    server = bench.consumer(work, batch_size=10)
+    sa.event.listen(server.sync_engine, "before_cursor_execute", refuse)
+    server.drain()
+    assert not outage
+    assert server.told("failed") == [bad]
+    bench.expect({"failed": 1}, effects=dict.fromkeys(good, 1) | {bad: 1})
+
+
+def set_status(session: Session, job: Any) -> None:
+    job.status = "completed"
+
+
+def change_key(session: Session, job: Any) -> None:
+    job.id += 100
+
+
+def change_key_by_sql(session: Session, job: Any) -> None:
+    session.execute(sa.text("UPDATE job SET id = id + 100 WHERE id = :id"), {"id": job.id})
+
+
+def set_status_by_sql(session: Session, job: Any) -> None:
+    session.execute(sa.text("UPDATE job SET status = 'completed' WHERE id = :id"), {"id": job.id})
+
+
+def delete_by_sql(session: Session, job: Any) -> None:
+    session.execute(sa.text("DELETE FROM job WHERE id = :id"), {"id": job.id})
+
+
+def use(verb: Any) -> Callable[[Session, Any], None]:
+    def on_its_job(session: Session, job: Any) -> None:
+        session.execute(verb(job))
+
+    on_its_job.__name__ = verb.__name__
+    return on_its_job
+
+
+ROWS = [set_status, change_key, change_key_by_sql, set_status_by_sql, delete_by_sql]
+VERBS = [use(verb) for verb in (complete, fail, retry, release, cancel)]
+
+
+@pytest.mark.once
+def test_a_handler_must_not_end_its_own_run(bench: Bench) -> None:
+    """In any way: the error names the fix, its writes are undone, and the other jobs complete."""
+    ways = [*ROWS, *VERBS]
+    good = bench.enqueue(1)
+    bad = dict(zip(bench.enqueue(len(ways), max_attempts=1), ways, strict=True))
+    good += bench.enqueue(1)
+
+    async def work(io: Any, job: Any) -> None:
+        key = job.id
+        await io.execute(bench.effect(key))
+        if key in bad:
+            await io.run(lambda session: bad[key](session, job))
+
+    server = bench.consumer(work)
+    server.drain()
+    rows = bench.rows()
+    assert {bad[key].__name__: rows[key].status for key in bad} == {way.__name__: "failed" for way in ways}
+    for key in bad:
+        assert rows[key].last_error.startswith(("HandlerMisuseError", "RowsChanged")), rows[key].last_error
+        assert rows[key].attempts == 1
+    assert bench.effects() == dict.fromkeys(good, 1)
+    assert sorted(server.told("completed")) == good
+    assert server.told("lease_lost") == []
+    bench.assert_tidy()
+
+
+@pytest.mark.once
+def test_a_handler_may_extend_its_lease(leased: Bench) -> None:
+    leased.enqueue(1)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(extend(job))
+
+    leased.consumer(work).drain()
+    assert leased.states() == {"completed": 1}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "text", ["commit", " COMMIT;", "/* a */ -- b\n rollback", "END", "abort", "PREPARE TRANSACTION 'x'"]
+)
+def test_statements_that_end_a_transaction(text: str) -> None:
+    assert ends_transaction(text)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ROLLBACK TO SAVEPOINT x",
+        "rollback work to x",
+        "SELECT 'commit'",
+        "committed",
+        "PREPARE x AS SELECT 1",
+        "ending",
+    ],
+)
+def test_statements_that_do_not(text: str) -> None:
+    assert not ends_transaction(text)

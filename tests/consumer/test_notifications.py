@@ -1,48 +1,49 @@
-"""Notifications, on a real server: no Consumer polls here without one."""
+"""Notifications: which are sent and received, what a Consumer does without them, and control of a queue by them."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import resource
+import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import sessionmaker
 
 import sqlaqueue
-from sqlaqueue import Consumer, claim, complete, requeue, rescue
+from sqlaqueue import cancel, claim, complete, consumers, pause, paused, requeue, rescue, resume
 from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.maintenance import leases
-from sqlaqueue.consumer.notifications import polls
-from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.triggers import channel_of
-from tests.consumer.bench import LATER, Bench, await_listening, idle, listening_connections
+from sqlaqueue.consumer.notifications import listener, polls
+from sqlaqueue.consumer.notifications.polls import PollSchedule
+from tests.consumer.bench import (
+    LATER,
+    Bench,
+    Crowd,
+    Gate,
+    await_listening,
+    idle,
+    is_listening,
+    listening_connections,
+    logged,
+    nothing,
+    notifications,
+)
 from tests.programs import wait_until
+from tests.sent_statements import sent_statements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(autouse=True)
 def no_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "RESCUE", LATER)
-
-
-def listener(bench: Bench) -> psycopg.Connection[Any]:
-    connection = bench.database.connect()
-    channel = channel_of(spec_of(bench.Job))
-    connection.execute(f'LISTEN "{channel}"'.encode())
-    return connection
-
-
-def received(connection: psycopg.Connection[Any], first: str = "") -> list[str]:
-    """Return the payloads received so far, of one kind."""
-    connection.execute("SELECT 1")
-    return [each.payload for each in connection.notifies(timeout=0.1) if each.payload.startswith(first)]
-
-
-# -- which changes are announced ------------------------------------------------------------------------------------
 
 
 def by_the_orm(bench: Bench) -> None:
@@ -102,10 +103,9 @@ def test_every_driver_receives_notifications(supply: Any, driver: str) -> None:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_a_listener_that_was_cancelled_starts_again(supply: Any, driver: str) -> None:
+def test_a_listener_that_was_cancelled_starts_again(async_leased: Bench, driver: str) -> None:
     """As by the end of the last Consumer of an engine, while the database does not answer."""
-    bench = supply.take("update_status", "async")
-    server = idle(bench, url=bench.database.url(driver))
+    server = idle(async_leased, url=async_leased.database.url(driver))
 
     async def cancel() -> None:
         while not (found := [one for one in asyncio.all_tasks() if one.get_name() == "sqlaqueue-listener"]):
@@ -124,43 +124,37 @@ def test_a_listener_that_was_cancelled_starts_again(supply: Any, driver: str) ->
     asyncio.run(serve())
 
 
-def test_one_notification_a_statement(supply: Any, strategy: str) -> None:
-    bench = supply.take(strategy, "sync")
-    with listener(bench) as connection:
-        bench.enqueue(100)
-        assert [payload.split()[2] for payload in received(connection, "pending")] == ["100"]
-        bench.execute("UPDATE job SET status = 'failed'")
-        assert received(connection) == []
-        bench.execute("UPDATE job SET status = 'pending'")
-        assert [payload.split()[2] for payload in received(connection, "pending")] == ["1"]
-        bench.execute("INSERT INTO job (status) VALUES ('failed')")
-        bench.execute("UPDATE job SET payload = 'y'")
-        assert received(connection) == []
+def test_one_notification_a_statement(sync_bench: Bench) -> None:
+    with notifications(sync_bench) as received:
+        sync_bench.enqueue(100)
+        assert [payload.split()[2] for payload in received("pending")] == ["100"]
+        sync_bench.execute("UPDATE job SET status = 'failed'")
+        assert received() == []
+        sync_bench.execute("UPDATE job SET status = 'pending'")
+        assert [payload.split()[2] for payload in received("pending")] == ["1"]
+        sync_bench.execute("INSERT INTO job (status) VALUES ('failed')")
+        sync_bench.execute("UPDATE job SET payload = 'y'")
+        assert received() == []
 
 
-def test_a_rescued_job_is_announced_as_quarantined(supply: Any) -> None:
-    bench = supply.take("update_status", "sync")
-    bench.enqueue(2)
-    bench.in_session(claim(bench.Job, 2))
-    with listener(bench) as connection:
-        bench.execute("UPDATE job SET lease_expires_at = now()")
-        bench.in_session(rescue(bench.Job))
-        first, second = received(connection)
+def test_a_rescued_job_is_announced_as_quarantined(sync_leased: Bench) -> None:
+    sync_leased.enqueue(2)
+    sync_leased.in_session(claim(sync_leased.Job, 2))
+    with notifications(sync_leased) as received:
+        sync_leased.execute("UPDATE job SET lease_expires_at = now()")
+        sync_leased.in_session(rescue(sync_leased.Job))
+        first, second = received()
         assert first == "quarantined"
         assert second.startswith("pending ")
 
 
-def test_claims_and_settlements_send_no_notification(supply: Any, strategy: str) -> None:
-    bench = supply.take(strategy, "sync")
-    bench.enqueue(3)
-    with listener(bench) as connection, bench.sessions() as session:
-        jobs = session.scalars(claim(bench.Job, 3)).all()
+def test_claims_and_settlements_send_no_notification(sync_bench: Bench) -> None:
+    sync_bench.enqueue(3)
+    with notifications(sync_bench) as received, sync_bench.sessions() as session:
+        jobs = session.scalars(claim(sync_bench.Job, 3)).all()
         session.execute(complete(jobs))
         session.commit()
-        assert received(connection) == []
-
-
-# -- due times --------------------------------------------------------------------------------------------------------
+        assert received() == []
 
 
 def test_a_job_for_later_begins_when_it_is_due(mixed: Bench) -> None:
@@ -209,92 +203,55 @@ def test_a_released_job_is_claimed_at_once(mixed: Bench) -> None:
         wait_until(lambda: mixed.states() == {"completed": 1})
 
 
-# -- many Consumers -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("strategy", "most"), [("update_status", 2), pytest.param("batch_select", 3, marks=pytest.mark.thorough)]
 )
 def test_fifty_idle_consumers_are_not_all_woken(
-    supply: Any, strategy: str, most: int, monkeypatch: pytest.MonkeyPatch
+    sync_bench: Bench, strategy: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim, and a second one after the first job of each; a strategy that holds a transaction writes its journal too."""
     # On a busy machine the notification that a job is claimed arrives late.
     monkeypatch.setattr(polls, "STAGGER", 5.0)
     monkeypatch.setattr(pace, "HEARTBEAT", LATER)
-    bench = supply.take(strategy, "sync")
-    engine = sa.create_engine(bench.database.url(), pool_size=110)
-    statements: list[str] = []
-    handled = threading.Semaphore(0)
-    consumers = [
-        Consumer(bench.Job, lambda session, job: handled.release(), sessionmaker(engine), poll_interval=LATER)
-        for _ in range(50)
-    ]
-    threads = [threading.Thread(target=consumer.run, daemon=True) for consumer in consumers]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until(lambda: all(one._context is not None and one._context.polls.peers.count == 50 for one in consumers))
-        wait_until(lambda: bench.execute("SELECT count(*) FROM sqlaqueue_consumer WHERE listening") == 50)
-        wait_until(lambda: not any(one._context.polls.wants_upcoming() for one in consumers))
-
-        @sa.event.listens_for(engine, "before_cursor_execute")
-        def _count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-            statements.append(statement)
-
-        for _ in range(100):
-            bench.enqueue()
-            assert handled.acquire(timeout=30)
-        wait_until(lambda: bench.states() == {"completed": 100})
-        settled = sum(
-            one.startswith(("WITH sqlaqueue_ended AS", "DELETE FROM sqlaqueue_crash_journal")) for one in statements
-        )
-        assert len(statements) - settled <= most * 100
-    finally:
-        for consumer in consumers:
-            consumer.stop()
-        for thread in threads:
-            thread.join()
-        engine.dispose()
+    gate = Gate()
+    gate.open()
+    crowd = Crowd(sync_bench, *[gate] * 50, engine={"pool_size": 110}, poll_interval=LATER)
+    with crowd.running():
+        wait_until(lambda: sync_bench.execute("SELECT count(*) FROM sqlaqueue_consumer WHERE listening") == 50)
+        known = [one._context.polls for one in crowd.consumers]
+        wait_until(lambda: all(one.peers.count == 50 and not one.wants_upcoming() for one in known))
+        with sent_statements(crowd.engine) as sent:
+            for _ in range(50):
+                sync_bench.enqueue()
+                gate.await_call()
+            wait_until(lambda: sync_bench.states() == {"completed": 50})
+        ends = ("WITH sqlaqueue_ended AS", "DELETE FROM sqlaqueue_crash_journal")
+        assert len([text for text, _ in sent if not text.startswith(ends)]) <= most * 50
 
 
 def test_a_look_for_unclaimable_jobs_has_others_poll(supply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It locks due jobs for a moment, so that a claim of another Consumer may have missed them."""
     monkeypatch.setattr(leases, "TRY_AGAIN_AFTER", 0.2)
-    bench, begun, gate = supply.take("batch_select", "sync"), threading.Event(), threading.Event()
-
-    async def work(_: Any, __: Any) -> None:
-        begun.set()
-        gate.wait(30)
-
+    bench, gate = supply.take("batch_select", "sync"), Gate()
     bench.enqueue()
-    payloads = list[str]()
-    with bench.consumer(work, poll_interval=LATER, batch_size=8).running(), listener(bench) as connection:
-        assert begun.wait(30)
+    with bench.consumer(gate, poll_interval=LATER, batch_size=8).running(), notifications(bench) as received:
+        gate.await_call()
         bench.enqueue()
-        wait_until(lambda: "poll" in payloads or payloads.extend(received(connection, "poll")))
-        gate.set()
+        wait_until(lambda: "poll" in received("poll"))
+        gate.open()
 
 
 def test_a_busy_consumer_is_replaced_by_another(mixed: Bench) -> None:
     """The first one to poll may be busy: then the next one does."""
-    go_on = threading.Event()
-    working = threading.Semaphore(0)
-
-    async def work(io: Any, job: Any) -> None:
-        working.release()
-        await io.wait(go_on)
-
-    servers = [mixed.consumer(work, poll_interval=LATER, batch_size=1) for _ in range(3)]
+    gate = Gate()
+    servers = [mixed.consumer(gate, poll_interval=LATER, batch_size=1) for _ in range(3)]
     with servers[0].running(), servers[1].running(), servers[2].running():
         await_listening(*servers)
-        try:
-            for _ in servers:
-                mixed.enqueue()
-                assert working.acquire(timeout=30), "no Consumer has claimed the job"
-        finally:
-            go_on.set()
+        for _ in servers:
+            mixed.enqueue()
+            gate.await_call()
+        gate.open()
         wait_until(lambda: mixed.states() == {"completed": 3})
 
 
@@ -312,18 +269,247 @@ def test_all_consumers_claim_some_of_many_jobs(mixed: Bench) -> None:
         wait_until(lambda: mixed.states() == {"completed": 3})
 
 
-def test_one_connection_listens_for_a_process(supply: Any) -> None:
-    bench = supply.take("update_status", "sync")
-    engine = sa.create_engine(bench.database.url(), pool_size=20)
-    consumers = [Consumer(bench.Job, lambda *_: None, sessionmaker(engine), poll_interval=LATER) for _ in range(3)]
-    threads = [threading.Thread(target=consumer.run, daemon=True) for consumer in consumers]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: all(one._context is not None and one._context.polls.peers.count == 3 for one in consumers))
-    assert listening_connections(bench) == 1
-    for consumer in consumers:
-        consumer.stop()
-    for thread in threads:
-        thread.join()
-    wait_until(lambda: listening_connections(bench) == 0)
-    engine.dispose()
+def test_one_connection_listens_for_a_process(sync_leased: Bench) -> None:
+    crowd = Crowd(sync_leased, nothing, nothing, nothing, poll_interval=LATER)
+    with crowd.running():
+        crowd.idle()
+        wait_until(lambda: all(one._context.polls.peers.count == 3 for one in crowd.consumers))
+        assert listening_connections(sync_leased) == 1
+    wait_until(lambda: listening_connections(sync_leased) == 0)
+
+
+# -- consumers that receive no notifications poll, and log it where the operator can change it ---------------------
+
+
+def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
+    with idle(mixed).running() as server:
+        await_listening(server)
+        assert mixed.database.kill_backends() > 0
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 1})
+        await_listening(server)
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 2})
+
+
+def test_each_loss_of_a_working_connection_is_logged(mixed: Bench, log: Any) -> None:
+    """And waited for as briefly as the first one."""
+    with idle(mixed).running() as server:
+        for number in range(1, 4):
+            await_listening(server)
+            mixed.database.kill_backends()
+            wait_until(lambda number=number: len(logged(log, "listener_lost")) == number, "the loss is logged")
+            # The Consumer is told after that.
+            wait_until(lambda: not server.context.polls.peers.listening)
+
+
+def test_a_listener_that_cannot_even_wait_connects_again(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the process has no file descriptor left for a moment."""
+    if leased.api == "async":
+        pytest.skip("the event loop waits for an asynchronous listener")
+    failed = threading.Semaphore(0)
+
+    def fail(*_: Any) -> bool:
+        failed.release()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with idle(leased).running() as server:
+        await_listening(server)
+        with monkeypatch.context() as patched:
+            (own,) = listener._listeners.values()
+            patched.setattr(own, "_connection", fail)
+            patched.setattr(own._waker, "wait", fail)
+            assert leased.database.kill_backends() > 0
+            for _ in range(4):
+                assert failed.acquire(timeout=30)
+            leased.enqueue()
+        await_listening(server)
+        leased.enqueue()
+        wait_until(lambda: leased.states() == {"completed": 2})
+
+
+def test_a_waker_opens_no_file_to_wait() -> None:
+    waker = Waker()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
+    try:
+        assert waker.wait(0) is False
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        waker.close()
+
+
+def test_a_consumer_without_notifications_polls_and_logs_it_once(
+    mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: Any
+) -> None:
+    """As behind a pooler in transaction mode, where LISTEN succeeds and nothing arrives."""
+    monkeypatch.setattr(polls, "PROOF_TIMEOUT", 0.05)
+    monkeypatch.setattr(pace, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(PollSchedule, "receive", lambda self, payload: None)
+    with idle(mixed, poll_interval=0.05).running():
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 1})
+        wait_until(lambda: "notifications do not arrive" in log.text)
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 2})
+    assert log.text.count("notifications do not arrive") == 1
+
+
+def test_a_long_drain_does_not_log_it(mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: Any) -> None:
+    """A drain does not listen."""
+    monkeypatch.setattr(polls, "PROOF_TIMEOUT", 0.05)
+    monkeypatch.setattr(pace, "HEARTBEAT", 0.1)
+    beats, enough = list[Any](), threading.Event()
+    send_heartbeat = leases.send_heartbeat
+
+    def count(session: Any, context: Any, beat: Any) -> Any:
+        beats.append(beat)
+        if len(beats) == 3:
+            enough.set()
+        return send_heartbeat(session, context, beat)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.wait(enough)
+
+    monkeypatch.setattr(leases, "send_heartbeat", count)
+    mixed.enqueue()
+    assert mixed.consumer(work).drain() == 1
+    assert "notifications do not arrive" not in log.text
+
+
+@pytest.mark.parametrize("trigger", ["sqlaqueue_wake_insert"])
+def test_a_disabled_trigger_is_detected(mixed: Bench, trigger: str, log: Any) -> None:
+    mixed.execute(f"ALTER TABLE job DISABLE TRIGGER {trigger}")
+    try:
+        with idle(mixed, poll_interval=0.05).running() as server:
+            wait_until(lambda: trigger in log.text)
+            mixed.enqueue()
+            wait_until(lambda: mixed.states() == {"completed": 1})
+            assert not is_listening(server)
+    finally:
+        mixed.execute(f"ALTER TABLE job ENABLE TRIGGER {trigger}")
+
+
+def test_without_notifications(server: Any, strategy: str, api: str) -> None:
+    with server.database() as database:
+        bench = Bench(database, strategy, api, notify=False)
+        bench.create()
+        assert bench.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'sqlaqueue_wake%'") == 0
+        with idle(bench, poll_interval=0.05).running():
+            bench.enqueue()
+            wait_until(lambda: bench.states() == {"completed": 1})
+            assert listening_connections(bench) == 0
+
+
+# -- control of a queue with running Consumers: pauses, cancellation of running jobs, and the table of consumers ---
+
+
+@pytest.fixture
+def paused_bench(mixed: Bench) -> Iterator[Bench]:
+    mixed.in_session(pause(mixed.Job))
+    yield mixed
+    mixed.in_session(resume(mixed.Job))
+
+
+def test_no_job_of_a_paused_queue_is_claimed(paused_bench: Bench) -> None:
+    bench = paused_bench
+    bench.enqueue(2)
+    with bench.sessions() as session:
+        assert session.execute(claim(bench.Job, 2)).all() == []
+        assert session.scalar(paused(bench.Job)) is True
+    assert bench.consumer().drain() == 0
+    bench.in_session(pause(bench.Job))
+    bench.in_session(resume(bench.Job))
+    with bench.sessions() as session:
+        assert session.scalar(paused(bench.Job)) is False
+    assert bench.consumer().drain() == 2
+
+
+def test_consumers_respect_a_pause(mixed: Bench) -> None:
+    with idle(mixed).running() as server:
+        await_listening(server)
+        mixed.in_session(pause(mixed.Job))
+        mixed.enqueue()
+        # It polls when it is notified, and finds nothing: then no announcement is open.
+        wait_until(lambda: not server.context.polls._announcements._open)
+        assert mixed.states() == {"pending": 1}
+        mixed.in_session(resume(mixed.Job))
+        wait_until(lambda: mixed.states() == {"completed": 1})
+
+
+def test_a_pause_does_not_expire(paused_bench: Bench) -> None:
+    """Requests to cancel expire after a day."""
+    bench = paused_bench
+    bench.execute("UPDATE sqlaqueue_control SET created_at = now() - interval '1 year'")
+    bench.execute("INSERT INTO sqlaqueue_control VALUES ('job', '[1]', now() - interval '1 year')")
+    with idle(bench).running():
+        wait_until(lambda: bench.execute("SELECT count(*) FROM sqlaqueue_control WHERE key = '[1]'") == 0)
+    with bench.sessions() as session:
+        assert session.scalar(paused(bench.Job)) is True
+
+
+def test_a_cancellation_is_requested_without_delay(mixed: Bench) -> None:
+    key = mixed.enqueue()[0]
+    gate = Gate(ValueError())
+    with mixed.consumer(gate, poll_interval=LATER).running() as server:
+        await_listening(server)
+        gate.await_call()
+        mixed.in_session(cancel(sa.select(mixed.Job).where(mixed.Job.id == key)))
+        wait_until(lambda: mixed.execute("SELECT count(*) FROM sqlaqueue_control") == 0)
+        gate.open()
+        wait_until(lambda: mixed.states() == {"cancelled": 1})
+
+
+def test_a_run_that_ends_while_its_request_is_taken_is_cancelled(sync_leased: Bench) -> None:
+    """The request is deleted by then; a run that is tried again would never be cancelled."""
+    key = sync_leased.enqueue()[0]
+    gate, taken = Gate(ValueError()), threading.Event()
+
+    def look(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if "sqlaqueue_asked" in statement and sync_leased.execute("SELECT count(*) FROM sqlaqueue_control") > 0:
+            taken.set()
+
+    def end_the_run(_: Any) -> None:
+        if taken.is_set() and gate.running:
+            gate.open()
+            wait_until(lambda: sync_leased.states()["processing"] == 0)
+
+    server = sync_leased.consumer(gate, poll_interval=LATER)
+    sa.event.listen(server.sync_engine, "before_cursor_execute", look)
+    sa.event.listen(server.session, "after_commit", end_the_run)
+    with server.running():
+        await_listening(server)
+        gate.await_call()
+        sync_leased.in_session(cancel(sa.select(sync_leased.Job).where(sync_leased.Job.id == key)))
+        wait_until(lambda: sync_leased.states() == {"cancelled": 1})
+
+
+def test_consumers_are_listed(mixed: Bench) -> None:
+    gate = Gate()
+    key = mixed.enqueue()[0]
+    with mixed.consumer(gate, poll_interval=LATER, name="left").running() as server:
+        gate.await_call()
+        await_listening(server)
+
+        def said() -> list[Any]:
+            return [(row.running, row.listening) for row in mixed.in_session(consumers(mixed.Job))]
+
+        # It says so when it checks in, which may be under way.
+        wait_until(
+            lambda: said() == [([[str(key)]], True)], "that it registers its running job, and that it is listening"
+        )
+        (row,) = mixed.in_session(consumers(mixed.Job))
+        assert (row.host, row.pid, row.version) == (socket.gethostname(), os.getpid(), sqlaqueue.__version__)
+        assert row.name == f"{socket.gethostname()}:{os.getpid()}:left"
+        assert row.created_at <= row.heartbeat_at
+        gate.open()
+    assert mixed.in_session(consumers(mixed.Job)) == []
+
+
+def test_dead_consumers_are_not_listed(mixed: Bench) -> None:
+    with mixed.worker("work") as worker:
+        wait_until(lambda: len(mixed.in_session(consumers(mixed.Job))) == 1)
+        worker.process.kill()
+        worker.await_end()
+    mixed.execute("UPDATE sqlaqueue_consumer SET expires_at = now()")
+    assert mixed.in_session(consumers(mixed.Job)) == []

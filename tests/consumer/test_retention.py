@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import logging
-import threading
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin, claim
+from sqlaqueue import Constant, QueueConfig, QueueMixin, claim
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import state
-from sqlaqueue.consumer.maintenance.state import BATCH, Retention, Walk
+from sqlaqueue.consumer.maintenance.state import BATCH, MOST_SKIPPED, WALK, Retention, Walk
 from sqlaqueue.mapping.mixin import spec_of
+from tests.consumer.bench import Bench, Server
+from tests.consumer.models import Models
 from tests.contexts import settings_of
 from tests.programs import wait_until
-from tests.servers import Database
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from tests.servers import Database
 
 DAY = timedelta(days=1)
 KEPT = {"completed": 7 * DAY, "failed": 90 * DAY}
 
 
-class Queue:
+class Queue(Bench):
     """A queue with a retention, and tables that refer to it."""
 
     def __init__(self, database: Database, strategy: str, kept: dict[str, Any] | None = None, **config: Any) -> None:
+        config |= {"strategy": strategy, "retention": KEPT if kept is None else kept, "retry": Constant(delay=0)}
+
         class Base(DeclarativeBase):
             pass
 
         class Job(QueueMixin, Base):
             __tablename__ = "job"
-            __queue__ = QueueConfig(
-                strategy=strategy, retention=KEPT if kept is None else kept, retry=Constant(delay=0), **config
-            )
+            __queue__ = QueueConfig(**config)
             id: Mapped[int] = mapped_column(primary_key=True)
             payload: Mapped[str | None]
             parent_id: Mapped[int | None] = mapped_column(sa.ForeignKey("job.id", ondelete="SET NULL"))
@@ -56,89 +60,26 @@ class Queue:
             id: Mapped[int] = mapped_column(primary_key=True)
             pet_id: Mapped[int] = mapped_column(sa.ForeignKey("pet.id", name="flea_of_pet"), index=True)
 
-        self.Base, self.Job, self.database = Base, Job, database
-        self.engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
-        self.sessions = sessionmaker(self.engine)
-        Base.metadata.create_all(self.engine)
-
-    def execute(self, *statements: str) -> Any:
-        with self.engine.begin() as connection:
-            for statement in statements:
-                result = connection.exec_driver_sql(statement)
-            return result.scalar() if result.returns_rows else result.rowcount
+        super().__init__(database, strategy, made=Models(Base, Job))
+        self.create()
 
     def add(self, count: int, status: str, days: float, payload: str = "") -> list[int]:
         """Add jobs that have been finished for some days, the first one for longest."""
-        with self.engine.begin() as connection:
-            inserted = connection.exec_driver_sql(
-                f"""
+        inserted = self.in_session(
+            sa.text(f"""
                 INSERT INTO job (status, finished_at, payload)
                 SELECT '{status}', now() - interval '{days} days' + number * interval '1 ms', '{payload}'
                 FROM generate_series(1, {count}) AS number RETURNING id
-                """
-            )
-            return sorted(inserted.scalars())
+            """)
+        )
+        return sorted(key for (key,) in inserted)
 
     def left(self) -> set[int]:
-        with self.engine.connect() as connection:
-            return set(connection.exec_driver_sql("SELECT id FROM job").scalars())
+        return {*self.rows()}
 
-    def serve(self, api: str = "sync") -> Serving:
-        return Serving(self, api)
-
-
-class Serving:
-    """A Consumer in a thread, for as long as the context lasts."""
-
-    def __init__(self, queue: Queue, api: str) -> None:
-        self.queue, self.api = queue, api
-        self.consumer: Any = None
-        self._error: BaseException | None = None
-
-    def _run(self) -> None:
-        try:
-            if self.api == "sync":
-                self._run_sync()
-            else:
-                import asyncio  # noqa: PLC0415 - for this one
-
-                asyncio.run(self._run_async())
-        except BaseException as error:  # noqa: BLE001 - for the test to see
-            self._error = error
-
-    def _run_sync(self) -> None:
-        engine = sa.create_engine(self.queue.database.url())
-        try:
-            self.consumer = Consumer(
-                self.queue.Job, lambda session, job: None, sessionmaker(engine), poll_interval=0.05
-            )
-            self.consumer.run()
-        finally:
-            engine.dispose()
-
-    async def _run_async(self) -> None:
-        async def work(session: Any, job: Any) -> None:
-            pass
-
-        engine = create_async_engine(self.queue.database.url("asyncpg"))
-        try:
-            self.consumer = AsyncConsumer(self.queue.Job, work, async_sessionmaker(engine), poll_interval=0.05)
-            await self.consumer.run()
-        finally:
-            await engine.dispose()
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        wait_until(
-            lambda: self._error is not None or (self.consumer is not None and self.consumer._context is not None)
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.consumer.stop()
-        self._thread.join(30)
-        assert self._error is None
+    def serve(self, api: str = "sync") -> AbstractContextManager[Server]:
+        self.api = api
+        return self.consumer().running()
 
 
 @pytest.fixture(autouse=True)
@@ -216,14 +157,11 @@ def test_nothing_is_deleted_by_default(database: Database, strategy: str, monkey
     with queue.serve() as serving:
         queue.execute("INSERT INTO job (payload) VALUES ('x')")
         wait_until(lambda: queue.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 11)
-        assert serving.consumer._context.has_claimed
+        assert serving.context.has_claimed
     assert not Retention(spec_of(queue.Job)).walks
 
 
-# -- jobs that cannot be deleted -----------------------------------------------------------------------------------------
-
-
-def test_a_job_with_references_stays_and_others_are_deleted(leased: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_with_references_stays_and_others_are_deleted(leased: Queue, caplog: Any) -> None:
     """Twice as many of them as are deleted at once are older than the others."""
     blocked = leased.add(2 * BATCH, "completed", 9)
     leased.execute("INSERT INTO child (job_id) SELECT id FROM job")
@@ -250,9 +188,7 @@ def test_rows_that_are_deleted_with_a_job_do_not_keep_it(leased: Queue) -> None:
         wait_until(lambda: leased.left() == set())
 
 
-def test_a_job_whose_deletion_fails_is_skipped(
-    leased: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_whose_deletion_fails_is_skipped(leased: Queue, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that refers to it would be deleted with it, and cannot be: only trying shows that."""
     monkeypatch.setattr(state, "BATCH", 16)
     jobs = leased.add(40, "completed", 8)
@@ -297,7 +233,7 @@ def test_deletions_do_not_wait_for_locked_jobs(queue: Queue) -> None:
         assert held in queue.left()
 
 
-def test_without_the_index_nothing_is_deleted(leased: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_the_index_nothing_is_deleted(leased: Queue, caplog: Any) -> None:
     """As between a new version of the program and its migration."""
     leased.execute("DROP INDEX ix_job_queue_finished")
     leased.add(10, "completed", 8)
@@ -310,9 +246,6 @@ def test_without_the_index_nothing_is_deleted(leased: Queue, caplog: pytest.LogC
         index.create(leased.engine)
         wait_until(lambda: len(leased.left()) == 1)
     assert caplog.text.count("lacks the index") == 1
-
-
-# -- one batch ------------------------------------------------------------------------------------------------------------
 
 
 def delete_batch(queue: Queue, walk: Walk) -> tuple[int, datetime | None, datetime | None]:
@@ -372,3 +305,52 @@ def test_a_batch_is_brief(leased: Queue, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(sa.exc.OperationalError, match="statement timeout"):
         delete_batch(leased, Walk("completed", 7 * DAY))
     assert len(leased.left()) == 3
+
+
+# -- the walk over finished jobs, without a database ---------------------------------------------------------------
+
+
+@pytest.mark.once
+def test_a_walk_ends_and_begins_again() -> None:
+    walk = Walk("completed", DAY)
+    now, first, last = 100.0, datetime(2030, 1, 1, tzinfo=UTC), datetime(2030, 1, 2, tzinfo=UTC)
+    assert walk.begins_at <= now
+    walk.begin(now)
+    walk.record_batch(first, last, 0.01, more=True)
+    assert walk.since == first, "there may be more jobs of the same age"
+    walk.record_batch(first, last, 0.01, more=False)
+    assert walk.since == last, "all jobs that were old enough have been processed"
+    assert walk.end()
+    assert not walk.end(), "references are logged once in a walk"
+    assert walk.begins_at == now + WALK
+    walk.begin(now + WALK)
+    assert walk.since is None
+    assert walk.end()
+
+
+@pytest.mark.once
+def test_batches_that_take_long_or_fail_become_smaller() -> None:
+    walk = Walk("completed", DAY)
+    walk.record_batch(None, None, 10.0, more=True)
+    assert walk.limit == BATCH // 2
+    walk.record_batch(None, None, 0.01, more=True)
+    assert walk.limit == BATCH
+    failures = 0
+    while not walk.record_error():
+        failures += 1
+    assert walk.limit == 1
+    assert 2**failures <= BATCH
+    walk.record_batch(None, None, 0.01, more=True)
+    assert walk.limit == 2
+
+
+@pytest.mark.once
+def test_more_jobs_than_can_be_remembered_are_skipped() -> None:
+    walk = Walk("completed", DAY)
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    for number in range(MOST_SKIPPED - 1):
+        assert not walk.skip((number,), moment)
+    assert walk.skip((MOST_SKIPPED,), moment), "a pause"
+    assert walk.skipped == []
+    assert walk.since is not None
+    assert walk.since > moment

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -17,25 +15,28 @@ import pytest
 import sqlalchemy as sa
 from psycopg import sql
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import AsyncConsumer, Consumer, JobEvent, Limit, QueueConfig, QueueMixin, admin
+from sqlaqueue import Limit, QueueConfig, QueueMixin, admin
 from sqlaqueue.admin import doctor, explain_job
 from sqlaqueue.consumer import claim
 from sqlaqueue.consumer.claim import Suspects, Unclaimable
 from sqlaqueue.consumer.maintenance import leases
 from sqlaqueue.exc import ConfigurationError, WorkerDied
+from tests.consumer.bench import Bench, Gate, Server, logged
+from tests.consumer.models import Models
 from tests.programs import wait_until
+from tests.sent_statements import sent_statements
 from tests.servers import Database
+from tests.servers import Server as PostgresServer
 
 if TYPE_CHECKING:
-    from tests.servers import Server
+    from contextlib import AbstractContextManager
 
 GOOD = 20
 REFUSE = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$;
-CREATE {kind} TRIGGER refuse {when} ON task {deferrable} FOR EACH ROW WHEN (OLD.note = 'bad') EXECUTE FUNCTION refuse()
+CREATE {kind} TRIGGER refuse {when} ON job {deferrable} FOR EACH ROW WHEN (OLD.note = 'bad') EXECUTE FUNCTION refuse()
 """
 
 
@@ -45,48 +46,38 @@ class Kind(enum.Enum):
     USUAL = "usual"
 
 
-class Rig:
-    """A queue with one job that stands in the way of the others, and a Consumer."""
+class Rig(Bench):
+    """A queue with one job that stands in the way of the others."""
 
     def __init__(self, database: Database, strategy: str, api: str, **config: Any) -> None:
         class Base(DeclarativeBase):
             pass
 
-        class Task(QueueMixin, Base):
-            __tablename__ = "task"
+        class Job(QueueMixin, Base):
+            __tablename__ = "job"
             __queue__ = QueueConfig(strategy=strategy, **config)
             id: Mapped[int] = mapped_column(primary_key=True)
             kind: Mapped[Kind] = mapped_column(sa.Enum(Kind, native_enum=False, length=10), default=Kind.USUAL)
             note: Mapped[str | None]
             payload: Mapped[Any] = mapped_column(sa.JSON, nullable=True)
 
-        self.Task, self.database, self.api = Task, database, api
-        self.engine = sa.create_engine(database.url())
-        Base.metadata.create_all(self.engine)
+        super().__init__(database, strategy, api, made=Models(Base, Job))
+        self.create()
         self.ran: list[int] = []
         self.error: Any = None
-        self.events: list[JobEvent] = []
-
-    def enqueue(self, number: int = GOOD) -> None:
-        with Session(self.engine) as session:
-            session.add_all([self.Task() for _ in range(number)])
-            session.commit()
-
-    def execute(self, *statements: str) -> None:
-        with self.database.connect() as connection:
-            for statement in statements:
-                connection.execute(statement)  # type: ignore[call-overload] # psycopg wants literals
 
     def row(self, key: int) -> Any:
+        """Return what can be loaded of each row."""
         with self.engine.connect() as connection:
-            return connection.execute(
-                sa.text("SELECT status, attempts, last_error FROM task WHERE id = :key"), {"key": key}
-            ).one()
+            columns = sa.text("SELECT status, attempts, last_error FROM job WHERE id = :key")
+            return connection.execute(columns, {"key": key}).one()
 
     def count(self, status: str) -> int:
-        with self.engine.connect() as connection:
-            found = connection.scalar(sa.text("SELECT count(*) FROM task WHERE status = :status"), {"status": status})
-            return int(found or 0)
+        return int(self.execute("SELECT count(*) FROM job WHERE status = :status", status=status))
+
+    def counted(self) -> int:
+        """Return how many attempts the crash journal counts."""
+        return int(self.execute("SELECT sum(starts) FROM sqlaqueue_crash_journal") or 0)
 
     def runs_no_more(self, key: int) -> bool:
         """Return whether a handler is not called while the end of the job is tried a few times."""
@@ -94,86 +85,36 @@ class Rig:
         time.sleep(4 * claim.TRY_AGAIN_AFTER)
         return self.ran.count(key) == before
 
-    def counted(self) -> int:
-        """Return how many attempts the crash journal counts."""
-        with self.engine.connect() as connection:
-            return int(connection.scalar(sa.text("SELECT sum(starts) FROM sqlaqueue_crash_journal")) or 0)
-
-    def _run(self, job: Any) -> None:
+    async def handle(self, _: Any, job: Any) -> None:
         self.ran.append(job.id)
         if self.error is not None:
             raise ValueError(self.error) if isinstance(self.error, str) else self.error
 
-    @contextmanager
-    def running(self, **options: Any) -> Iterator[None]:
-        options = {"poll_interval": 0.1, "batch_size": 8, "grace": 20} | options
-
-        def listen(consumer: Any) -> None:
-            for name in ("failed", "completed"):
-                consumer.on(name, self.events.append)
-
-        if self.api == "sync":
-            consumer = Consumer(self.Task, lambda _, job: self._run(job), sessionmaker(self.engine), **options)
-            listen(consumer)
-            with consumer:
-                yield
-            return
-
-        async def handle(_: Any, job: Any) -> None:
-            self._run(job)
-
-        with asyncio.Runner() as runner:
-            engine = create_async_engine(self.database.url("asyncpg"))
-            done = asyncio.Event()
-
-            async def serve() -> None:
-                consumer = AsyncConsumer(self.Task, handle, async_sessionmaker(engine), **options)
-                listen(consumer)
-                async with consumer:
-                    await done.wait()
-                await engine.dispose()
-
-            thread = threading.Thread(target=runner.run, args=(serve(),))
-            thread.start()
-            try:
-                yield
-            finally:
-                runner.get_loop().call_soon_threadsafe(done.set)
-                thread.join()
+    def running(self, **options: Any) -> AbstractContextManager[Server]:
+        return self.consumer(self.handle, **{"poll_interval": 0.1, "batch_size": 8} | options).running()
 
 
-@pytest.fixture(params=["sync", "async"])
-def api(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+Rigs = Callable[..., Rig]
 
 
 @pytest.fixture
-def rigs(database: Database) -> Iterator[Callable[..., Rig]]:
-    """Makes a rig, and disposes of its engine."""
-    made: list[Rig] = []
-
-    def make(*arguments: Any, **config: Any) -> Rig:
-        made.append(Rig(database, *arguments, **config))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.engine.dispose()
+def rigs(database: Database) -> Rigs:
+    return partial(Rig, database)
 
 
 @pytest.fixture
-def rig(rigs: Callable[..., Rig], strategy: str, api: str) -> Rig:
+def rig(rigs: Rigs, strategy: str, api: str) -> Rig:
     return rigs(strategy, api)
 
 
 UNLOADABLE = {
-    "enum": "INSERT INTO task (kind) VALUES ('newer')",
-    "json": f"INSERT INTO task (kind, payload) VALUES ('USUAL', '{'9' * 5000}')",
+    "enum": "INSERT INTO job (kind) VALUES ('newer')",
+    "json": f"INSERT INTO job (kind, payload) VALUES ('USUAL', '{'9' * 5000}')",
 }
 
 
 @pytest.mark.parametrize("what", UNLOADABLE)
-def test_a_row_that_cannot_be_loaded(rig: Rig, what: str, log: pytest.LogCaptureFixture) -> None:
+def test_a_row_that_cannot_be_loaded(rig: Rig, what: str, log: Any) -> None:
     """It waits, it is named, and a program that can load it runs it."""
     rig.enqueue(GOOD // 2)
     rig.execute(UNLOADABLE[what])
@@ -182,11 +123,10 @@ def test_a_row_that_cannot_be_loaded(rig: Rig, what: str, log: pytest.LogCapture
     with rig.running():
         wait_until(lambda: len(rig.ran) == GOOD)
         assert rig.row(bad)[:2] == ("pending", 0)
-        named = [record for record in log.records if getattr(record, "event", None) == "job_unclaimable"]
-        assert [record.job_key for record in named] == [bad]  # type: ignore[attr-defined] # set by `extra`
+        assert [record.job_key for record in logged(log, "job_unclaimable")] == [bad]
         with Session(rig.engine) as session:
-            wait_until(lambda: "unclaimable" in _reasons(session, rig.Task, bad))
-            found = [finding for finding in doctor(session, rig.Task) if finding.code == "unclaimable_jobs"]
+            wait_until(lambda: "unclaimable" in _reasons(session, rig.Job, bad))
+            found = [finding for finding in doctor(session, rig.Job) if finding.code == "unclaimable_jobs"]
             assert [finding.facts["jobs"][0]["key"] for finding in found] == [str(bad)]
             session.rollback()
     assert sorted(rig.ran) == [key for key in range(1, GOOD + 2) if key != bad]
@@ -197,12 +137,12 @@ def _reasons(session: Session, model: Any, key: int) -> list[str]:
     return [reason.code for reason in explain_job(session, model, key).reasons]
 
 
-def test_a_time_that_python_does_not_know(rigs: Callable[..., Rig], strategy: str) -> None:
+def test_a_time_that_python_does_not_know(rigs: Rigs, strategy: str) -> None:
     """Psycopg refuses to load it; asyncpg loads it as the first moment that there is."""
     rig = rigs(strategy, "sync")
-    rig.enqueue()
-    rig.execute("INSERT INTO task (kind, run_at) VALUES ('USUAL', '-infinity')")
-    rig.enqueue()
+    rig.enqueue(GOOD)
+    rig.execute("INSERT INTO job (kind, run_at) VALUES ('USUAL', '-infinity')")
+    rig.enqueue(GOOD)
     with rig.running():
         wait_until(lambda: len(rig.ran) == 2 * GOOD)
     assert rig.row(GOOD + 1)[:2] == ("pending", 0)
@@ -210,8 +150,8 @@ def test_a_time_that_python_does_not_know(rigs: Callable[..., Rig], strategy: st
 
 def test_many_rows_that_cannot_be_loaded(rig: Rig) -> None:
     """Jobs behind them run all the same, however many they are."""
-    rig.execute("INSERT INTO task (kind) SELECT 'newer' FROM generate_series(1, 40)")
-    rig.enqueue()
+    rig.execute("INSERT INTO job (kind) SELECT 'newer' FROM generate_series(1, 40)")
+    rig.enqueue(GOOD)
     with rig.running(concurrency=3):
         wait_until(lambda: len(rig.ran) == GOOD)
     assert min(rig.ran) == 41
@@ -221,26 +161,26 @@ def test_a_corrected_row_runs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None
     """An unclaimable job is tried again now and then."""
     monkeypatch.setattr(claim, "TRY_AGAIN_AFTER", 0.5)
     rig.execute(UNLOADABLE["enum"])
-    rig.enqueue()
+    rig.enqueue(GOOD)
     with rig.running():
         wait_until(lambda: len(rig.ran) == GOOD)
-        rig.execute("UPDATE task SET kind = 'USUAL' WHERE id = 1")
+        rig.execute("UPDATE job SET kind = 'USUAL' WHERE id = 1")
         wait_until(lambda: 1 in rig.ran)
 
 
-def test_a_quarantined_job_that_cannot_be_loaded(rigs: Callable[..., Rig], api: str) -> None:
+def test_a_quarantined_job_that_cannot_be_loaded(rigs: Rigs, api: str) -> None:
     """The worker of another version has died, and this one meets its job among those that it claims apart."""
     rig = rigs("update_status", api)
     rig.enqueue(2)
-    rig.execute("UPDATE task SET lease_token = gen_random_uuid()", "UPDATE task SET kind = 'newer' WHERE id = 1")
-    rig.enqueue()
+    rig.execute("UPDATE job SET lease_token = gen_random_uuid()", "UPDATE job SET kind = 'newer' WHERE id = 1")
+    rig.enqueue(GOOD)
     with rig.running():
         wait_until(lambda: len(rig.ran) == GOOD + 1)
     assert 2 in rig.ran
 
 
 REFUSALS = {
-    "check": "ALTER TABLE task ADD CONSTRAINT good CHECK (note IS DISTINCT FROM 'bad') NOT VALID",
+    "check": "ALTER TABLE job ADD CONSTRAINT good CHECK (note IS DISTINCT FROM 'bad') NOT VALID",
     "trigger": REFUSE.format(body="RAISE EXCEPTION 'no';", kind="", when="BEFORE UPDATE", deferrable=""),
     "deferred": REFUSE.format(
         body="RAISE EXCEPTION 'no';", kind="CONSTRAINT", when="AFTER UPDATE", deferrable="DEFERRABLE INITIALLY DEFERRED"
@@ -251,47 +191,43 @@ REFUSALS = {
 @pytest.mark.each_value
 @pytest.mark.parametrize("refusal", REFUSALS)
 @pytest.mark.parametrize("bad", [1, GOOD + 1])
-def test_a_row_whose_claim_is_refused(
-    rigs: Callable[..., Rig], api: str, refusal: str, bad: int, log: pytest.LogCaptureFixture
-) -> None:
+def test_a_row_whose_claim_is_refused(rigs: Rigs, api: str, refusal: str, bad: int, log: Any) -> None:
     rig = rigs("update_status", api)
     rig.enqueue(bad - 1)
-    rig.execute("INSERT INTO task (kind, note) VALUES ('USUAL', 'bad')", REFUSALS[refusal])
-    rig.enqueue()
+    rig.execute("INSERT INTO job (kind, note) VALUES ('USUAL', 'bad')", REFUSALS[refusal])
+    rig.enqueue(GOOD)
     with rig.running():
         wait_until(lambda: len(rig.ran) == GOOD + bad - 1)
-        wait_until(lambda: "job_unclaimable" in {getattr(record, "event", None) for record in log.records})
+        wait_until(lambda: logged(log, "job_unclaimable"))
     assert rig.row(bad)[:2] == ("pending", 0)
     assert rig.ran.count(bad) == 0
 
 
-def test_a_claim_under_flow_control_is_searched_as_well(rigs: Callable[..., Rig], api: str) -> None:
+def test_a_claim_under_flow_control_is_searched_as_well(rigs: Rigs, api: str) -> None:
     rig = rigs("update_status", api, limits=[Limit(8)])
-    rig.execute("INSERT INTO task (kind, note) VALUES ('USUAL', 'bad')", REFUSALS["check"], UNLOADABLE["enum"])
-    rig.enqueue()
+    rig.execute("INSERT INTO job (kind, note) VALUES ('USUAL', 'bad')", REFUSALS["check"], UNLOADABLE["enum"])
+    rig.enqueue(GOOD)
     with rig.running(concurrency=4):
         wait_until(lambda: len(rig.ran) == GOOD)
 
 
-def test_a_count_of_attempts_that_overflows_fails_its_job(rigs: Callable[..., Rig], api: str) -> None:
+def test_a_count_of_attempts_that_overflows_fails_its_job(rigs: Rigs, api: str) -> None:
     """The claim itself cannot be written, whoever tries, so waiting would not help."""
     rig = rigs("update_status", api)
-    rig.execute("INSERT INTO task (kind, attempts) VALUES ('USUAL', 2147483647)")
-    rig.enqueue()
-    with rig.running():
+    rig.execute("INSERT INTO job (kind, attempts) VALUES ('USUAL', 2147483647)")
+    rig.enqueue(GOOD)
+    with rig.running() as server:
         wait_until(lambda: len(rig.ran) == GOOD and rig.row(1).status == "failed")
-        wait_until(lambda: [event.key for event in rig.events if event.name == "failed"] == [(1,)])
+        wait_until(lambda: server.told("failed") == [1])
     assert "out of range" in rig.row(1).last_error
 
 
 @pytest.mark.parametrize("strategy", ["batch_select", "delete_returning"])
-def test_a_count_of_attempts_that_cannot_be_written_fails_its_job(
-    rigs: Callable[..., Rig], api: str, strategy: str
-) -> None:
+def test_a_count_of_attempts_that_cannot_be_written_fails_its_job(rigs: Rigs, api: str, strategy: str) -> None:
     """A strategy that holds a transaction counts when it settles."""
     rig = rigs(strategy, api)
-    rig.execute("INSERT INTO task (kind, attempts) VALUES ('USUAL', 2147483647)")
-    rig.enqueue()
+    rig.execute("INSERT INTO job (kind, attempts) VALUES ('USUAL', 2147483647)")
+    rig.enqueue(GOOD)
     with rig.running():
         wait_until(lambda: rig.count("completed") == GOOD and rig.row(1).status == "failed")
     assert "out of range" in rig.row(1).last_error
@@ -300,90 +236,71 @@ def test_a_count_of_attempts_that_cannot_be_written_fails_its_job(
 @pytest.mark.parametrize("state", ["22003", "22012", "P0001"])
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
 def test_an_error_of_all_rows_fails_no_job(
-    rigs: Callable[..., Rig],
-    api: str,
-    strategy: str,
-    state: str,
-    log: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    rigs: Rigs, api: str, strategy: str, state: str, log: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a mistake in a trigger. They wait until it is mended, and are tried again."""
     monkeypatch.setattr(claim, "TRY_AGAIN_AFTER", 1.0)
     rig = rigs(strategy, api, max_attempts=1000)
-    rig.enqueue()
+    rig.enqueue(GOOD)
     rig.execute(
         f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
         f"$$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$",
-        "CREATE TRIGGER refuse BEFORE UPDATE ON task FOR EACH ROW WHEN (NEW.status <> 'failed') "
+        "CREATE TRIGGER refuse BEFORE UPDATE ON job FOR EACH ROW WHEN (NEW.status <> 'failed') "
         "EXECUTE FUNCTION refuse()",
     )
     with rig.running():
-        wait_until(
-            lambda: sum(getattr(record, "event", None) == "job_unclaimable" for record in log.records) >= GOOD // 2
-        )
+        wait_until(lambda: len(logged(log, "job_unclaimable")) >= GOOD // 2)
         assert rig.count("pending") == GOOD
-        rig.execute("DROP TRIGGER refuse ON task")
+        rig.execute("DROP TRIGGER refuse ON job")
         wait_until(lambda: rig.count("completed") == GOOD)
 
 
-def test_an_error_of_connecting_costs_no_attempt(rigs: Callable[..., Rig], strategy: str) -> None:
+def test_an_error_of_connecting_costs_no_attempt(rigs: Rigs, strategy: str) -> None:
     """A hook may raise anything, such as when it asks for a password, and the run that is settled is not its cause."""
     rig = rigs(strategy, "sync")
-    engine, failures = sa.create_engine(rig.database.url(), poolclass=sa.NullPool), list[str]()
+    failures: list[str] = []
 
     def fail(*_: Any) -> None:
         if failures:
             raise ValueError(failures.pop())
 
-    def handle(_: Any, job: Any) -> None:
+    async def handle(_: Any, job: Any) -> None:
         rig.ran.append(job.id)
         if len(rig.ran) == 1:
             failures.extend(["no password"] * 5)
 
-    event.listen(engine, "do_connect", fail)
     rig.enqueue(1)
-    with Consumer(rig.Task, handle, sessionmaker(engine), poll_interval=0.1):
+    server = rig.consumer(handle, engine={"poolclass": sa.NullPool})
+    event.listen(server.engine, "do_connect", fail)
+    with server.running():
         wait_until(lambda: rig.count("completed") == 1)
     assert rig.row(1).attempts == 1
     assert rig.ran == [1]
 
 
-def test_a_job_whose_earlier_handler_goes_on_is_not_claimed_in_a_loop(rigs: Callable[..., Rig]) -> None:
+def test_a_job_whose_earlier_handler_goes_on_is_not_claimed_in_a_loop(rigs: Rigs) -> None:
     """Without ``run_at`` it cannot be put off in the table."""
-    rig, go_on, released = rigs("update_status", "sync", columns={"run_at": None}), threading.Event(), list[Any]()
-
-    def handle(_: Any, job: Any) -> None:
-        rig.ran.append(job.id)
-        go_on.wait(60)
-
+    rig, gate = rigs("update_status", "sync", columns={"run_at": None}), Gate()
     rig.enqueue(1)
-    consumer = Consumer(rig.Task, handle, sessionmaker(rig.engine), timeout=0.2, concurrency=3, retry=lambda *_: 0)
-    consumer.on("released", released.append)
-    with consumer:
-        wait_until(lambda: released)
+    with rig.consumer(gate, timeout=0.2, concurrency=3, retry=lambda *_: 0).running() as server:
+        wait_until(lambda: server.told("released"))
         time.sleep(2)
-        assert len(released) == 1
-        go_on.set()
-    assert rig.ran == [1]
+        assert server.told("released") == [1]
+        gate.open()
+    assert gate.calls == 1
 
 
-def test_the_search_takes_few_claims(rigs: Callable[..., Rig]) -> None:
+def test_the_search_takes_few_claims(rigs: Rigs) -> None:
     """One for each halving of the batch, and one more."""
     rig = rigs("update_status", "sync")
     rig.enqueue(15)
     rig.execute(UNLOADABLE["enum"])
-    claims: list[str] = []
-
-    def count(*arguments: Any) -> None:
-        if "UPDATE task SET status='processing'" in arguments[2]:
-            claims.append(arguments[2])
-
-    event.listen(rig.engine, "before_cursor_execute", count)
     # With batch=True a claim has this size at once.
-    consumer = Consumer(rig.Task, lambda _, jobs: None, sessionmaker(rig.engine), batch_size=16, batch=True)
-    assert consumer.drain() == 15
+    server = rig.consumer(batch_size=16, batch=True)
+    with sent_statements(server.engine) as sent:
+        assert server.drain() == 15
     # The first claim, four halvings, the last row by itself, and one that finds the queue empty.
-    assert len(claims) <= 1 + 4 + 1 + 1
+    assert len([text for text, _ in sent if "UPDATE job SET status='processing'" in text]) <= 1 + 4 + 1 + 1
 
 
 def test_suspects_are_divided_until_one_is_left() -> None:
@@ -457,15 +374,13 @@ def test_usual_claims_go_on_between_the_tries_of_known_jobs() -> None:
     assert tries == [True, False] * 10
 
 
-MESSAGES = "sqlaqueue_message_task"
+MESSAGES = "sqlaqueue_message_job"
 
 
 def keep_bad_rows(rig: Rig, strategy: str, number: int) -> str:
     """Enqueue jobs whose rows a claim leaves as they are, without an error; return the table of the trigger."""
-    rig.execute(f"INSERT INTO task (kind, note) SELECT 'USUAL', 'bad' FROM generate_series(1, {number})")
-    table, condition = (
-        ("task", "OLD.note = 'bad'") if strategy == "update_status" else (MESSAGES, f"OLD.id <= {number}")
-    )
+    rig.execute(f"INSERT INTO job (kind, note) SELECT 'USUAL', 'bad' FROM generate_series(1, {number})")
+    table, condition = ("job", "OLD.note = 'bad'") if strategy == "update_status" else (MESSAGES, f"OLD.id <= {number}")
     change = "UPDATE" if strategy == "update_status" else "DELETE"
     rig.execute(
         "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
@@ -476,17 +391,13 @@ def keep_bad_rows(rig: Rig, strategy: str, number: int) -> str:
 
 @pytest.mark.parametrize("strategy", ["update_status", "delete_returning"])
 def test_a_row_that_stays_as_it_is(
-    rigs: Callable[..., Rig],
-    api: str,
-    strategy: str,
-    log: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    rigs: Rigs, api: str, strategy: str, log: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trigger raises no error, and the only handler's claim takes one of these rows each time."""
     monkeypatch.setattr(leases, "TRY_AGAIN_AFTER", 1.0)
     rig = rigs(strategy, api)
     table = keep_bad_rows(rig, strategy, 3)
-    rig.enqueue()
+    rig.enqueue(GOOD)
 
     def logged() -> int:
         return sum("leaves its row as it is" in record.getMessage() for record in log.records)
@@ -494,7 +405,7 @@ def test_a_row_that_stays_as_it_is(
     with rig.running():
         wait_until(lambda: len(rig.ran) == GOOD)
         wait_until(lambda: logged() == 3)
-        rig.enqueue()
+        rig.enqueue(GOOD)
         wait_until(lambda: len(rig.ran) == 2 * GOOD)
         assert not {1, 2, 3} & set(rig.ran)
         rig.execute(f"DROP TRIGGER keep ON {table}")
@@ -505,82 +416,77 @@ def test_a_row_that_stays_as_it_is(
 @pytest.mark.parametrize(("concurrency", "config"), [(1, {}), (2, {}), (2, {"limits": [Limit(2)]})])
 @pytest.mark.parametrize("strategy", ["update_status", "delete_returning"])
 def test_rows_that_stay_as_they_are_do_not_end_a_drain(
-    rigs: Callable[..., Rig], strategy: str, concurrency: int, config: dict[str, Any]
+    rigs: Rigs, strategy: str, concurrency: int, config: dict[str, Any]
 ) -> None:
     """They fill each claim, which then returns no job; nor do they keep it from ending."""
     rig = rigs(strategy, "sync", **config)
     keep_bad_rows(rig, strategy, 9)
-    rig.enqueue()
-    options: dict[str, Any] = {"batch_size": 3, "concurrency": concurrency, "poll_interval": 0.05}
-    Consumer(rig.Task, lambda _, job: rig._run(job), sessionmaker(rig.engine), **options).drain()
+    rig.enqueue(GOOD)
+    rig.consumer(rig.handle, batch_size=3, concurrency=concurrency).drain()
     assert sorted(rig.ran) == list(range(10, 10 + GOOD))
 
 
 EXPIRE = """
-UPDATE task SET status = 'processing', attempts = 1, lease_token = gen_random_uuid(),
+UPDATE job SET status = 'processing', attempts = 1, lease_token = gen_random_uuid(),
     lease_expires_at = now() - interval '1 minute'
 """
 
 
 @pytest.mark.parametrize("refusal", ["check", "trigger"])
-def test_a_row_whose_rescue_is_refused(
-    rigs: Callable[..., Rig], api: str, refusal: str, log: pytest.LogCaptureFixture
-) -> None:
+def test_a_row_whose_rescue_is_refused(rigs: Rigs, api: str, refusal: str, log: Any) -> None:
     rig = rigs("update_status", api)
-    rig.enqueue()
-    rig.execute("INSERT INTO task (kind, note) VALUES ('USUAL', 'bad')", EXPIRE, REFUSALS[refusal])
+    rig.enqueue(GOOD)
+    rig.execute("INSERT INTO job (kind, note) VALUES ('USUAL', 'bad')", EXPIRE, REFUSALS[refusal])
     with rig.running(concurrency=4):
         wait_until(lambda: len(rig.ran) == GOOD)
         wait_until(lambda: any("cannot be rescued" in record.getMessage() for record in log.records))
         with Session(rig.engine) as session:
-            wait_until(lambda: "unclaimable" in _reasons(session, rig.Task, GOOD + 1))
+            wait_until(lambda: "unclaimable" in _reasons(session, rig.Job, GOOD + 1))
     assert rig.row(GOOD + 1)[0] == "processing"
 
 
-def test_a_job_that_fails_when_it_is_rescued_is_reported_as_failed(
-    rigs: Callable[..., Rig], api: str, log: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_that_fails_when_it_is_rescued_is_reported_as_failed(rigs: Rigs, api: str, log: Any) -> None:
     """Alerts look for failed jobs, whatever has ended their last attempt."""
     rig = rigs("update_status", api, max_attempts=1)
     rig.enqueue(1)
     rig.execute(EXPIRE)
-    with rig.running():
+    with rig.running() as server:
         wait_until(lambda: rig.row(1).status == "failed")
-        wait_until(lambda: [event.name for event in rig.events] == ["failed"])
-    (event,) = rig.events
+        wait_until(lambda: server.told("failed", "completed") == [1])
+    (event,) = [event for event in server.events if event.name == "failed"]
     assert (event.attempt, event.max_attempts, type(event.error)) == (1, 1, WorkerDied)
-    assert [record.levelname for record in log.records if getattr(record, "event", None) == "failed"] == ["ERROR"]
+    assert [record.levelname for record in logged(log, "failed")] == ["ERROR"]
 
 
 @pytest.mark.parametrize("refusal", ["RAISE EXCEPTION 'no'", "RETURN NULL"])
 @pytest.mark.parametrize("strategy", ["batch_select", "delete_returning"])
 def test_an_end_that_the_database_refuses(
-    rigs: Callable[..., Rig], api: str, strategy: str, refusal: str, monkeypatch: pytest.MonkeyPatch
+    rigs: Rigs, api: str, strategy: str, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its handler runs as often as attempts are allowed, and a few times in batches that were rolled back."""
-    monkeypatch.setattr(claim, "TRY_AGAIN_AFTER", 1.0)
+    monkeypatch.setattr(claim, "TRY_AGAIN_AFTER", 0.5)
     rig = rigs(strategy, api, max_attempts=2)
     rig.execute(
-        "INSERT INTO task (kind, note) VALUES ('USUAL', 'bad')",
+        "INSERT INTO job (kind, note) VALUES ('USUAL', 'bad')",
         REFUSE.format(body=f"{refusal};", kind="", when="BEFORE UPDATE", deferrable=""),
     )
-    rig.enqueue()
+    rig.enqueue(GOOD)
     with rig.running(concurrency=2):
         wait_until(lambda: len(set(rig.ran)) == GOOD + 1)
         with Session(rig.engine) as session:
-            wait_until(lambda: "unclaimable" in _reasons(session, rig.Task, 1))
+            wait_until(lambda: "unclaimable" in _reasons(session, rig.Job, 1))
         wait_until(lambda: rig.counted() >= 2)
         # Later tries write the end, and call no handler.
         wait_until(lambda: rig.runs_no_more(1))
         runs = rig.ran.count(1)
-        rig.enqueue()
+        rig.enqueue(GOOD)
         wait_until(lambda: len(set(rig.ran)) == 2 * GOOD + 1)
     assert rig.ran.count(1) == runs <= 2 * 4
     assert rig.row(1)[:2] == ("pending", 0)
 
 
 @pytest.fixture
-def latin1(server: Server) -> Iterator[Database]:
+def latin1(server: PostgresServer) -> Iterator[Database]:
     """A database that cannot store most characters."""
     name = f"latin1_{uuid.uuid4().hex[:8]}"
     encoding = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
@@ -595,37 +501,30 @@ def test_an_error_that_the_database_cannot_store(
     latin1: Database, strategy: str, api: str, kept: timedelta | None
 ) -> None:
     rig = Rig(latin1, strategy, api, max_attempts=1, attempt_history=kept)
-    try:
-        rig.error = "3 €"
-        rig.enqueue()
-        with rig.running(concurrency=2):
-            wait_until(lambda: rig.count("failed") == GOOD)
-        assert sorted(set(rig.ran)) == list(range(1, GOOD + 1))
-        assert rig.row(1)[2] == "ValueError: 3 \\u20ac"
-        if kept is not None:
-            with rig.engine.connect() as connection:
-                texts = set(connection.scalars(sa.text("SELECT error FROM sqlaqueue_attempt")))
-            assert texts == {"ValueError: 3 \\u20ac"}
-    finally:
-        rig.engine.dispose()
+    rig.error = "3 €"
+    rig.enqueue(GOOD)
+    with rig.running(concurrency=2):
+        wait_until(lambda: rig.count("failed") == GOOD)
+    assert sorted(set(rig.ran)) == list(range(1, GOOD + 1))
+    assert rig.row(1)[2] == "ValueError: 3 \\u20ac"
+    if kept is not None:
+        with rig.engine.connect() as connection:
+            texts = set(connection.scalars(sa.text("SELECT error FROM sqlaqueue_attempt")))
+        assert texts == {"ValueError: 3 \\u20ac"}
 
 
 @pytest.mark.parametrize("name", ["€", "ü"])
 def test_a_name_that_the_database_cannot_store(latin1: Database, api: str, name: str) -> None:
     """It would let each claim fail, so it is refused at the start; one that can be stored works."""
     rig = Rig(latin1, "update_status", api)
-    try:
-        rig.enqueue(1)
-        if name == "ü":
-            with rig.running(name=name):
-                wait_until(lambda: rig.ran == [1])
-            return
-        consumer = Consumer(rig.Task, lambda _, job: rig._run(job), sessionmaker(rig.engine), name=name)
-        with pytest.raises(ConfigurationError, match=r"cannot store the name '.*:€', by its encoding; give name= in"):
-            consumer.drain()
-        assert rig.row(1)[:2] == ("pending", 0)
-    finally:
-        rig.engine.dispose()
+    rig.enqueue(1)
+    if name == "ü":
+        with rig.running(name=name):
+            wait_until(lambda: rig.ran == [1])
+        return
+    with pytest.raises(ConfigurationError, match=r"cannot store the name '.*:€', by its encoding; give name= in"):
+        rig.consumer(rig.handle, name=name).drain()
+    assert rig.row(1)[:2] == ("pending", 0)
 
 
 class _Meta(type):
@@ -667,45 +566,39 @@ def test_an_exception_that_cannot_be_read(rig: Rig, what: str) -> None:
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
 @pytest.mark.parametrize("how", ["connection", "pooled", "driver"])
 @pytest.mark.parametrize("strategy", ["batch_select", "delete_returning"])
-def test_a_handler_that_closes_the_connection_of_its_batch(rigs: Callable[..., Rig], strategy: str, how: str) -> None:
+def test_a_handler_that_closes_the_connection_of_its_batch(rigs: Rigs, strategy: str, how: str) -> None:
     """It fails, and the other jobs of the batch complete after a few runs."""
     rig = rigs(strategy, "sync", max_attempts=2)
     rig.enqueue(10)
-    ran: list[int] = []
 
-    def close(session: Session, job: Any) -> None:
-        ran.append(job.id)
+    async def close(io: Any, job: Any) -> None:
+        rig.ran.append(job.id)
         if job.id == 3:
-            connection = session.connection()
+            connection = io.session.connection()
             fairy = connection.connection
-            {"connection": connection, "pooled": fairy, "driver": fairy.dbapi_connection}[how].close()  # type: ignore[union-attr] # it is connected
+            {"connection": connection, "pooled": fairy, "driver": fairy.dbapi_connection}[how].close()
 
-    consumer = Consumer(
-        rig.Task, close, sessionmaker(rig.engine), poll_interval=0.1, concurrency=1, retry=lambda *_: 0.1
-    )
-    with consumer:
+    with rig.consumer(close, retry=lambda *_: 0.1).running():
         wait_until(lambda: rig.count("completed") == 9 and rig.count("failed") == 1)
     assert rig.row(3).status == "failed"
-    assert max(ran.count(key) for key in range(1, 11)) <= 6
+    assert max(rig.ran.count(key) for key in range(1, 11)) <= 6
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("moment", ["infinity", "-infinity", "20000-01-01"])
 @pytest.mark.parametrize("column", ["run_at", "created_at"])
-def test_operators_read_times_that_python_does_not_know(
-    rigs: Callable[..., Rig], strategy: str, column: str, moment: str
-) -> None:
+def test_operators_read_times_that_python_does_not_know(rigs: Rigs, strategy: str, column: str, moment: str) -> None:
     """One row must not hide the others: psycopg refuses to load such a time."""
     rig = rigs(strategy, "sync")
     rig.enqueue(3)
-    rig.execute(f"UPDATE task SET {column} = '{moment}' WHERE id = 2")
+    rig.execute(f"UPDATE job SET {column} = '{moment}' WHERE id = 2")
     with Session(rig.engine) as session:
-        assert {info.key for info in admin.jobs(session, rig.Task)} == {(1,), (2,), (3,)}
-        assert admin.job(session, rig.Task, 1) is not None
-        info, values = admin.job(session, rig.Task, 2) or (None, {})
+        assert {info.key for info in admin.jobs(session, rig.Job)} == {(1,), (2,), (3,)}
+        assert admin.job(session, rig.Job, 1) is not None
+        info, values = admin.job(session, rig.Job, 2) or (None, {})
         assert info is not None
         assert values[column].startswith(moment)
-        assert explain_job(session, rig.Task, 2).reasons
-        assert admin.stats(session, rig.Task)
-        assert admin.depth(session, rig.Task).pending == 3
-        assert "check_failed" not in {finding.code for finding in doctor(session, rig.Task)}
+        assert explain_job(session, rig.Job, 2).reasons
+        assert admin.stats(session, rig.Job)
+        assert admin.depth(session, rig.Job).pending == 3
+        assert "check_failed" not in {finding.code for finding in doctor(session, rig.Job)}

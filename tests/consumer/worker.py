@@ -12,9 +12,8 @@ import sys
 import threading
 import time
 import traceback
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -24,6 +23,9 @@ from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import pace
 from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer.models import AsyncHandlerIO, for_async, for_sync, models, prepared
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 go_on = threading.Event()
 
@@ -234,10 +236,10 @@ def prepare(kind: Any, order: Any, handler: Any, session_factory: Any) -> Any:
 
 
 def serve(order: Any) -> None:
-    """Run Consumers: the last one in this thread, others in threads of their own."""
+    """Run Consumers: the first one in this thread, others in threads of their own, or all of them together."""
     engine = prepared(sa.create_engine(order["url"], pool_size=order["pool"]))
     handler = for_sync(globals()[order["handler"]])
-    *others, mine = [prepare(Consumer, order, handler, sessionmaker(engine)) for _ in range(order["consumers"])]
+    consumers = [prepare(Consumer, order, handler, sessionmaker(engine)) for _ in range(order["consumers"])]
 
     def run(consumer: Any) -> None:
         try:
@@ -246,12 +248,15 @@ def serve(order: Any) -> None:
             say(f"left {len(error.handlers)}")
         say("returned")
 
-    threads = [threading.Thread(target=run, args=[other]) for other in others]
-    for thread in threads:
-        thread.start()
-    run(mine)
-    for thread in threads:
-        thread.join()
+    if order["together"]:
+        Consumer.run_all(*consumers)
+    else:
+        threads = [threading.Thread(target=run, args=[other]) for other in consumers[1:]]
+        for thread in threads:
+            thread.start()
+        run(consumers[0])
+        for thread in threads:
+            thread.join()
     engine.dispose()
 
 
@@ -267,5 +272,5 @@ async def serve_async(order: Any) -> None:
         say("returned")
 
     consumers = [prepare(AsyncConsumer, order, handler, async_sessionmaker(engine)) for _ in range(order["consumers"])]
-    await asyncio.gather(*map(run, consumers))
+    await (AsyncConsumer.run_all(*consumers) if order["together"] else asyncio.gather(*map(run, consumers)))
     await engine.dispose()

@@ -212,7 +212,7 @@ def run_test(
     test = getattr(importlib.import_module(f"tests.consumer.{module}"), name)
 
     def argument(name: str) -> Any:
-        if name in {"bench", "leased", "threads"}:
+        if name in {"bench", "leased", "sync_leased"}:
             return supply.take(strategy, api)
         return {"supply": supply, "strategy": strategy, "api": api, **arguments}[name]
 

@@ -177,7 +177,7 @@ DETECTED_BY_TESTS: list[Safeguard] = [
     Safeguard(
         "a limited number of quarantined jobs runs at once",
         "runs_all_quarantined_jobs_at_once",
-        "test_quarantine:test_quarantined_jobs_occupy_half_of_the_handlers",
+        "test_crashes:test_quarantined_jobs_occupy_half_of_the_handlers",
         LEASED,
         None,
         {"times": 2, "at_once": 1},
@@ -193,7 +193,7 @@ DETECTED_BY_TESTS: list[Safeguard] = [
     Safeguard(
         "a thread that hangs loses its job",
         "ignores_timeouts",
-        "test_timeouts:test_a_thread_that_hangs_loses_its_job_at_its_timeout",
+        "test_cancellation:test_a_thread_that_hangs_loses_its_job_at_its_timeout",
         LEASED,
         "sync",
     ),

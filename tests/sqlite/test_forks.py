@@ -20,7 +20,7 @@ from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.engines import notifications
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.models import models, prepared
-from tests.consumer.test_forks import (
+from tests.consumer.test_crashes import (
     ENDS,
     children_are_ended,
     test_children_that_exit_in_the_handler_are_left_alone,

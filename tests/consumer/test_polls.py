@@ -1,15 +1,29 @@
-"""When Consumers poll, without a database and with a clock of their own."""
+"""When Consumers poll and rescue, and which jobs callers wait for, without a database and with a clock of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
-from sqlaqueue.consumer.notifications.polls import MOST_IDS, MOST_LATER, MOST_OPEN, PROOF_TIMEOUT, STAGGER, PollSchedule
-from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, parse
+from sqlaqueue.consumer.notifications.polls import (
+    MAX_JOBS,
+    MOST_IDS,
+    MOST_LATER,
+    MOST_OPEN,
+    PROOF_TIMEOUT,
+    RETENTION,
+    STAGGER,
+    PollSchedule,
+    WaiterRegistry,
+)
+from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, Heartbeat, Settled, Signal, WaitRequest, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 pytestmark = pytest.mark.once
+
 
 INTERVAL = 7.0
 SHARED_INTERVAL = 5 * INTERVAL
@@ -74,9 +88,6 @@ def claimed(jobs: int, ids: Sequence[str]) -> str:
 
 def staggered(first: int, last: int) -> Iterator[float]:
     return (round(place * STAGGER, 6) for place in range(first, last))
-
-
-# -- who polls for an announcement ---------------------------------------------------------------------------------
 
 
 def test_one_consumer_after_the_other_polls_for_a_job(group: list[PollSchedule], clock: Clock) -> None:
@@ -179,9 +190,6 @@ def test_a_consumer_that_is_not_listening_polls_by_itself(clock: Clock) -> None:
     assert polls.peers.rank == 0, "it does the maintenance by itself"
 
 
-# -- jobs that are due later ---------------------------------------------------------------------------------------
-
-
 def test_a_job_for_later_is_polled_for_when_it_is_due(group: list[PollSchedule], clock: Clock) -> None:
     send_all(group, f"pending 4711 1 {clock.now + 3}")
     assert waits(group, clock) == [3] * 5, "until then it may be claimed"
@@ -249,9 +257,6 @@ def test_one_poll_answers_too_many_open_announcements(clock: Clock) -> None:
     assert polls.is_due()
     send(polls, "pending x 1 0")
     assert len(polls.begin_poll().announcements) <= MOST_IDS
-
-
-# -- peers and heartbeats ------------------------------------------------------------------------------------------
 
 
 def test_consumers_come_and_go(group: list[PollSchedule], clock: Clock) -> None:
@@ -356,9 +361,6 @@ def test_maintenance_is_woken_by_the_notifications_that_concern_it(clock: Clock)
     assert woken == ["heartbeat you", "heartbeat me", "pending y 9 0 more", "cancel_requested"]
 
 
-# -- other notifications -------------------------------------------------------------------------------------------
-
-
 def test_all_consumers_poll_after_a_pause(group: list[PollSchedule], clock: Clock) -> None:
     send_all(group, "poll")
     assert waits(group, clock) == [0] * 5
@@ -396,3 +398,130 @@ def test_an_unknown_consumer_is_looked_for_now_and_then(clock: Clock) -> None:
     polls.peers.begin_heartbeat(news=False)
     polls.heartbeat_sent(["me", "a", "b1"], 0.0)
     assert (polls.peers.until_look(), polls.peers.count) == (float("inf"), 3)
+
+
+# -- when a Consumer rescues, without a database and with a clock of its own ---------------------------------------
+NEVER = float("inf")
+
+
+@pytest.fixture
+def woken(clock: Clock) -> list[float]:
+    """When the maintenance loop was woken."""
+    return []
+
+
+@pytest.fixture
+def polls(clock: Clock, woken: list[float]) -> PollSchedule:
+    """The schedule of the second of three Consumers, which rescue after 3, 4 and 5 seconds."""
+    polls = PollSchedule(
+        "b", lambda: 7.0, lambda: None, lambda: woken.append(clock.now), rescue=lambda rank: 3.0 + rank, now=clock
+    )
+    polls.rescues.begin(rank=0)
+    polls.peers.subscribed = True
+    polls.peers.begin_heartbeat(news=True)
+    polls.heartbeat_sent(["a", "b", "c"], 0.0)
+    polls.receive(Heartbeat("b"))
+    woken.clear()
+    return polls
+
+
+def test_a_consumer_rescues_when_it_starts(clock: Clock) -> None:
+    polls = PollSchedule("me", lambda: 7.0, lambda: None, lambda: None, rescue=lambda _rank: 3.0, now=clock)
+    assert polls.rescues.is_due, "no other one may be there"
+    polls.rescues.begin(rank=0)
+    assert not polls.rescues.is_due
+    assert polls.rescues.until_due(listening=False) == 3
+
+
+def test_a_rescue_of_another_consumer_postpones_the_next_one(polls: PollSchedule, clock: Clock) -> None:
+    polls.receive(Signal.RESCUED)
+    clock.now += 3
+    assert polls.until_overdue() == 1, "the second of three"
+    polls.receive(Signal.RESCUED)
+    assert polls.until_overdue() == 4
+
+
+def test_the_maintenance_loop_sleeps_while_notifications_arrive(
+    polls: PollSchedule, clock: Clock, woken: list[float]
+) -> None:
+    polls.receive(Signal.RESCUED)
+    assert polls.rescues.until_due(listening=True) == NEVER, "the listener watches the timer"
+    clock.now += 4
+    assert polls.until_overdue() == 0
+    assert not woken
+    polls.notification_overdue()
+    assert woken == [clock.now]
+    assert polls.rescues.until_due(listening=True) == 0
+    assert polls.until_overdue() == NEVER, "it is woken once"
+
+
+def test_a_rescue_whose_notification_does_not_arrive_is_repeated(polls: PollSchedule) -> None:
+    polls.receive(Signal.RESCUED)
+    polls.notification_overdue()
+    polls.rescues.begin(rank=1)
+    assert polls.rescues.until_due(listening=True) == 4, "the rescue may have failed"
+    polls.receive(Signal.RESCUED)
+    assert polls.rescues.until_due(listening=True) == NEVER
+    assert polls.until_overdue() == 4
+
+
+def test_without_leases_no_consumer_rescues(clock: Clock) -> None:
+    polls = PollSchedule("me", lambda: 7.0, lambda: None, lambda: None, now=clock)
+    polls.receive(Signal.RESCUED)
+    assert not polls.rescues.is_due
+    assert polls.until_overdue() == NEVER
+
+
+def test_notifications_postpone_a_rescue_for_a_minute_at_most(polls: PollSchedule, clock: Clock) -> None:
+    """Every role of the database can send them."""
+    polls.rescues.begin(1)
+    began = clock.now
+    while not polls.rescues.is_due:
+        clock.now += 1
+        polls.receive(Signal.RESCUED)
+        assert clock.now <= began + 60
+    assert clock.now > began + 30
+
+
+# -- the registry of jobs for which callers wait, without a database and with a clock of its own -------------------
+
+
+@pytest.fixture
+def registry(clock: Clock) -> WaiterRegistry:
+    return WaiterRegistry(now=clock)
+
+
+def test_it_begins_empty(registry: WaiterRegistry) -> None:
+    assert not registry
+    assert registry.take(["1", "2"]) == []
+
+
+def test_a_job_is_taken_once(registry: WaiterRegistry) -> None:
+    registry.add(["5"])
+    assert registry
+    assert registry.take(["x", "5"]) == ["5"]
+    assert registry.take(["5"]) == []
+
+
+def test_a_job_that_was_not_announced_for_long_is_forgotten(registry: WaiterRegistry, clock: Clock) -> None:
+    registry.add(["5"])
+    clock.now += RETENTION
+    assert registry.take(["5"]) == []
+
+
+def test_the_number_of_jobs_is_bounded(registry: WaiterRegistry) -> None:
+    registry.add(["first"])
+    registry.add(["second"])
+    registry.add(["first"])
+    for number in range(MAX_JOBS - 1):
+        registry.add([str(number)])
+    assert registry.take(["second"]) == [], "it was announced longest ago"
+    assert registry.take(["first", "0", str(MAX_JOBS - 2)]) == ["first", "0", str(MAX_JOBS - 2)]
+
+
+def test_a_consumer_fills_it_from_notifications(registry: WaiterRegistry, clock: Clock) -> None:
+    polls = PollSchedule("me", lambda: 7.0, lambda: None, lambda: None, waiters=registry, now=clock)
+    polls.receive(WaitRequest("waiter", ["5", "6"]))
+    assert registry.take(["5"]) == ["5"]
+    polls.receive(Settled(["6"]))
+    assert registry.take(["6"]) == [], "another Consumer has notified the waiter"

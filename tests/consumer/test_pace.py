@@ -1,0 +1,368 @@
+"""When a Consumer polls and tries again, how many jobs it claims and from where on, without a database."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.maintenance.state import Timers
+from sqlaqueue.consumer.pace import (
+    EXTENSIONS_PER_LEASE,
+    LATE,
+    LONGEST,
+    LONGEST_IN_BUFFER,
+    RECONCILE,
+    RESCUE,
+    BatchSizer,
+    Intervals,
+    ScanCursor,
+)
+from sqlaqueue.postgresql.claim_scan import FEW
+from tests.consumer.models import models
+from tests.consumer.test_arguments import async_handler, async_sessions, handler, sessions
+
+pytestmark = pytest.mark.once
+
+
+def make_intervals(draw: float = 0.5) -> Intervals:
+    return Intervals(1.0, draw=lambda: draw)
+
+
+@given(st.floats(0, 0.999), st.integers(1, 5000))
+def test_a_consumer_tries_again_within_three_seconds(draw: float, failures: int) -> None:
+    """However long the database was away; and the delays never become shorter meanwhile."""
+    intervals = make_intervals(draw)
+    delays = [intervals.failed() for _ in range(min(failures, 50))]
+    assert all(0.1 <= delay <= 3.0 for delay in delays)
+    assert delays == sorted(delays)
+    intervals.succeeded()
+    assert intervals.failed() <= 0.2
+
+
+def test_consumers_do_not_run_in_step() -> None:
+    early, late = make_intervals(0), make_intervals(0.999)
+    for _ in range(20):
+        assert late.failed() > early.failed() * 1.5
+    assert late.poll() > early.poll()
+    assert late.rescue(1) > early.rescue(1)
+    assert late.heartbeat(1) > early.heartbeat(1)
+
+
+@given(st.floats(0, 0.999), st.integers(0, 10_000))
+def test_an_expired_lease_is_rescued_within_four_seconds(draw: float, rank: int) -> None:
+    """However many consumers are before this one, and if all of them have died."""
+    assert RESCUE <= make_intervals(draw).rescue(rank) < 4
+
+
+@given(st.floats(0, 0.999), st.integers(0, 14))
+def test_a_consumer_rescues_later_than_those_before_it(draw: float, rank: int) -> None:
+    assert make_intervals(0.999).rescue(rank) < make_intervals(draw).rescue(rank + 1)
+
+
+@given(st.floats(0, 0.999), st.floats(0, 1000))
+def test_reconciling_takes_a_hundredth_of_the_time(draw: float, took: float) -> None:
+    wait = make_intervals(draw).reconcile(took)
+    assert wait >= 0.9 * RECONCILE
+    assert wait >= 89 * took
+
+
+@given(st.floats(0, 1000))
+def test_a_range_takes_a_twentieth_of_the_time_if_nothing_was_repaired(took: float) -> None:
+    intervals = make_intervals()
+    assert took <= (intervals.between_ranges(took, found=False) + took) / 19.99
+    assert intervals.between_ranges(took, found=True) == intervals.between_batches(took) >= 4 * took
+
+
+def test_one_heartbeat_may_be_lost() -> None:
+    assert EXTENSIONS_PER_LEASE >= 3
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.floats(0, 100)), st.floats(0, 100))
+def test_timers_return_which_tasks_are_due(due: dict[str, float], now: float) -> None:
+    timers = Timers()
+    for task, at in due.items():
+        timers.set(task, at)
+    for task in "abc":
+        assert timers.is_due(task, now) == (task in due and due[task] <= now)
+    wait = timers.until_next(now)
+    assert wait >= 0
+    assert (wait == 0) == any(timers.is_due(task, now) for task in "abc")
+
+
+@given(st.integers(1, 1000), st.integers(1, 64), st.lists(st.floats(0, 10_000), max_size=20))
+def test_a_claim_is_never_larger_than_the_batch_size_and_never_empty(
+    batch_size: int, concurrency: int, durations: list[float]
+) -> None:
+    sizer = BatchSizer(batch_size, concurrency)
+    assert sizer.claim_size() == min(batch_size, concurrency)
+    for duration in durations:
+        sizer.record_calls(duration, unused=True)
+        assert min(batch_size, concurrency) <= sizer.claim_size() <= batch_size
+
+
+def test_for_slow_handlers_a_claim_takes_one_job_each() -> None:
+    sizer = BatchSizer(100, 4)
+    for _ in range(50):
+        sizer.record_calls(10, unused=True)
+    assert sizer.claim_size() == 4
+    assert sizer.is_slow
+    for _ in range(100):
+        sizer.record_calls(0.001, unused=True)
+    assert sizer.claim_size() == 100
+    assert not sizer.is_slow
+
+
+@pytest.mark.parametrize(("duration", "size"), [(10, 4), (0.1, 4), (0.01, 8), (0.001, 80)])
+def test_jobs_that_count_as_running_are_claimed_when_they_can_begin(duration: float, size: int) -> None:
+    sizer = BatchSizer(100, 4, prompt=True)
+    assert sizer.claim_size() == 4
+    for _ in range(50):
+        sizer.record_calls(duration, unused=True)
+    assert sizer.claim_size() == pytest.approx(size, abs=1)
+    assert sizer.claim_size(idle=1) <= max(1, size)
+
+
+def test_a_few_jobs_are_claimed_where_there_may_be_no_more() -> None:
+    """But never fewer than there are handlers."""
+    for concurrency, few in ((4, FEW), (40, 40)):
+        sizer = BatchSizer(100, concurrency)
+        sizer.record_calls(0.001, unused=True)
+        assert (sizer.claim_size(plenty=False), sizer.claim_size()) == (few, 100)
+
+
+def test_a_fixed_batch_size_is_always_claimed() -> None:
+    sizer = BatchSizer(100, 1, fixed=True)
+    sizer.record_calls(10, unused=True)
+    assert sizer.claim_size(plenty=False) == sizer.claim_size() == 100
+
+
+@pytest.mark.parametrize("concurrency", [1, 8, 500])
+def test_few_jobs_are_buffered_for_slow_handlers(concurrency: int) -> None:
+    """Jobs that no handler begins in time would be released again and again."""
+    sizer = BatchSizer(500, concurrency)
+    assert sizer.claim_size(idle=1) == 1
+    sizer.record_calls(2.0, unused=True)
+    assert sizer.claim_size(idle=1) == max(1, concurrency // 10)
+    assert sizer.claim_size(idle=concurrency) == concurrency
+
+
+def test_no_jobs_are_claimed_for_slow_handlers() -> None:
+    sizer = BatchSizer(500, 4)
+    sizer.record_calls(0.1, unused=True)
+    assert [sizer.claim_size(idle=1, slow_handlers=slow) for slow in range(5)] == [40, 30, 20, 10, 10]
+    assert not sizer.is_slower_than_usual(LONGEST_IN_BUFFER)
+    assert sizer.is_slower_than_usual(1.1 * LONGEST_IN_BUFFER)
+    sizer.record_calls(20.0, unused=True)
+    assert not sizer.is_slower_than_usual(1.1 * LONGEST_IN_BUFFER), "usual calls take as long"
+
+
+def test_claims_that_cannot_be_released_begin_small() -> None:
+    """And begin again after a slow job."""
+    sizer = BatchSizer(500, 1, cautious=True)
+    sizes = []
+    for _ in range(6):
+        sizes.append(sizer.claim_size())
+        sizer.record_calls(0.001, calls=sizes[-1], unused=True)
+    assert sizes == [1, 15, 64, 320, 500, 500]
+    sizer.record_calls(1.1 * LATE, unused=True)
+    assert sizer.claim_size() <= 2
+    assert sizer.time_in_transaction() == LATE
+    assert BatchSizer(500, 1, fixed=True, cautious=True).time_in_transaction() is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "first", "most"),
+    [
+        ("update_status", {}, 1, 500),
+        ("update_status", {"concurrency": 4}, 4, 500),
+        ("update_status", {"concurrency": 1000}, 1000, 1000),
+        ("update_status", {"concurrency": 1000, "batch_size": 7}, 7, 7),
+        ("update_status", {"batch": True}, 500, 500),
+        ("delete_returning", {}, 1, 500),
+        ("delete_returning", {"concurrency": 4}, 1, 500),
+        ("delete_returning", {"batch_size": 7}, 7, 7),
+        ("delete_returning", {"batch": True}, 500, 500),
+    ],
+)
+def test_claims_are_large_where_handlers_are_quick(
+    strategy: Any, options: dict[str, int], first: int, most: int
+) -> None:
+    model = models(strategy).job
+    for consumer in (
+        Consumer(model, handler, sessions, **options),
+        AsyncConsumer(model, async_handler, async_sessions, **options),
+    ):
+        sizer = consumer._parts.sizer
+        assert sizer.claim_size() == first
+        sizer.record_calls(0.0001, calls=500, unused=True)
+        assert sizer.claim_size() == most
+
+
+def test_a_transaction_is_short_where_handlers_are_slow() -> None:
+    """Unless the application has said how many jobs commit together."""
+    model = models("batch_select").job
+    usual, fixed = (
+        Consumer(model, handler, sessions, concurrency=4, **options)._parts.sizer for options in ({}, {"batch_size": 7})
+    )
+    for sizer in (usual, fixed):
+        for _ in range(50):
+            sizer.record_calls(0.5, unused=True)
+    assert usual.claim_size() == 2
+    assert fixed.claim_size() == 7
+
+
+def test_the_next_claim_begins_with_as_many_jobs_left_as_end_during_it() -> None:
+    many, one, batches = BatchSizer(100, 50), BatchSizer(100, 1), BatchSizer(100, 50, fixed=True)
+    for sizer in (many, one, batches):
+        assert sizer.jobs_during_claim() == 0
+        for _ in range(50):
+            sizer.record_calls(0.1, unused=True)
+            sizer.record_claim(0.02)
+    # 500 jobs per second.
+    assert 8 <= many.jobs_during_claim() <= 10
+    assert one.jobs_during_claim() == batches.jobs_during_claim() == 0
+    for _ in range(50):
+        many.record_calls(60, unused=True)
+    assert many.jobs_during_claim() == 0, "a job would wait here for minutes while other consumers are idle"
+
+
+def test_a_worker_keeps_the_jobs_of_its_claim_if_handlers_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_IN_ROW_ALONE", 0.1)
+    sizer = BatchSizer(100, 1)
+    assert sizer.time_in_row(1)
+    assert sizer.time_in_row(2) is None
+    for _ in range(100):
+        sizer.record_calls(0.0001, unused=True)
+    assert sizer.time_in_row(100)
+    assert sizer.time_in_row(5000), "jobs that are not begun in time are passed on"
+    sizer.record_calls(0.0001, unused=False)
+    assert sizer.time_in_row(100) is None
+    assert sizer.time_in_row(1)
+    for _ in range(100):
+        sizer.record_calls(0.02, unused=True)
+    assert sizer.time_in_row(4)
+    assert sizer.time_in_row(100) is None, "other workers could help"
+
+
+# -- the scan cursor: claims skip the dead entries at the head of the queue, and miss no job for long --------------
+FIRST = {"mark": 1}
+SECOND = {"mark": 2}
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cursor(clock: Clock) -> ScanCursor:
+    return ScanCursor(clock)
+
+
+def claim(cursor: ScanCursor, clock: Clock, seconds: float, *, head: float, usual: float = 0.01) -> list[float]:
+    """Claim batches of ten for some seconds; return the times of the scans from the head, which take ``head`` seconds."""
+    scans, end = [], clock.time + seconds
+    while clock.time < end:
+        began = cursor.begin()
+        took = head if began is None else usual
+        scans += [clock.time] if began is None else []
+        clock.time += took
+        cursor.claimed(began, SECOND, 10, took)
+    return scans
+
+
+def test_every_claim_scans_a_clean_head(cursor: ScanCursor, clock: Clock) -> None:
+    assert len(claim(cursor, clock, 10, head=0.01)) == pytest.approx(1000, abs=1)
+
+
+def test_scans_over_dead_entries_take_a_twentieth_of_the_time(cursor: ScanCursor, clock: Clock) -> None:
+    claim(cursor, clock, 1, head=0.01)
+    scans = claim(cursor, clock, 60, head=0.1)
+    assert 0.02 < len(scans) * 0.09 / 60 < 0.08
+
+
+def test_a_slow_growth_of_dead_entries_is_noticed(cursor: ScanCursor, clock: Clock) -> None:
+    for step in range(200):
+        claim(cursor, clock, 0.2, head=0.01 + step * 0.0005)
+    assert len(claim(cursor, clock, 10, head=0.11)) < 10
+
+
+def test_the_head_is_scanned_however_many_dead_entries_it_has(cursor: ScanCursor, clock: Clock) -> None:
+    claim(cursor, clock, 1, head=0.01)
+    scans = claim(cursor, clock, 60, head=2.0)
+    assert max(after - before for before, after in pairwise(scans)) <= 3.1
+
+
+@pytest.mark.parametrize("head", [0.3, 1.0, 1.7])
+def test_a_job_missed_by_one_scan_is_found_in_time_by_the_next(cursor: ScanCursor, clock: Clock, head: float) -> None:
+    claim(cursor, clock, 1, head=0.01)
+    scans = claim(cursor, clock, 60, head=head)
+    assert max(after - before for before, after in pairwise(scans)) == pytest.approx(LONGEST - head, abs=0.1)
+
+
+def test_one_at_a_time_scans_from_the_head(cursor: ScanCursor, clock: Clock) -> None:
+    """Others would read the same dead entries. If that scan never ends, another one begins after a while."""
+    claim(cursor, clock, 1, head=0.01)
+    assert cursor.begin() is None
+    assert cursor.begin() is SECOND
+    cursor.claimed(SECOND, SECOND, 10, 0.01)
+    clock.time += LONGEST
+    assert cursor.begin() is None
+    assert cursor.begin() is SECOND
+    cursor.claimed(None, SECOND, 10, 0.01)
+    assert cursor.begin() is None
+
+
+def test_no_second_scan_begins_while_a_long_one_runs(cursor: ScanCursor, clock: Clock) -> None:
+    """The longer a scan takes, the more a second one would cost."""
+    claim(cursor, clock, 1, head=0.01)
+    claim(cursor, clock, 20, head=1.2)
+    while cursor.begin() is not None:
+        clock.time += 0.1
+    clock.time += 1.3
+    assert cursor.begin() is SECOND
+    clock.time += LONGEST
+    assert cursor.begin() is None
+
+
+def test_a_changed_claim_size_scans_the_head(cursor: ScanCursor, clock: Clock) -> None:
+    """While a claim is executed that began at the cursor."""
+    claim(cursor, clock, 1, head=0.01)
+    assert cursor.begin() is None
+    assert cursor.begin() is SECOND
+    cursor.claimed(None, SECOND, 20, 0.01)
+    cursor.claimed(SECOND, SECOND, 20, 0.01)
+    assert cursor.begin() is None
+
+
+def test_single_jobs_are_claimed_from_the_head(cursor: ScanCursor) -> None:
+    """A job now and then is no backlog, though a claim of one job has found as many as it might take."""
+    cursor.claimed(None, FIRST, 1, 0.01)
+    assert cursor.begin() is None
+    cursor.claimed(None, None, 0, 0.5)
+    cursor.claimed(None, FIRST, 1, 0.5)
+    assert cursor.begin() is None
+
+
+def test_after_the_last_job_the_next_claim_scans_from_the_head(cursor: ScanCursor, clock: Clock) -> None:
+    claim(cursor, clock, 1, head=0.01)
+    cursor.claimed(None, SECOND, 10, 1.0)
+    assert cursor.begin() is SECOND
+    cursor.claimed(SECOND, None, 3, 0.01)
+    assert cursor.begin() is None

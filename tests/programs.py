@@ -35,7 +35,8 @@ FORKS.set_forkserver_preload(
         "tests.consumer.worker",
         "tests.faults.key_queues",
         "tests.faults.roles",
-        "tests.schedules.fault_process",
+        "tests.faults.ticks",
+        "tests.faults.twins",
         "uvicorn",
     ]
 )

@@ -138,7 +138,7 @@ class Processes:
         self.recorder, self._reader = Recorder(directory, "test"), HistoryReader(directory)
         self.processes: list[Process] = []
 
-    def start(self, role: Role, name: str, **parameters: Any) -> Process:
+    def start(self, role: Role, name: str, /, **parameters: Any) -> Process:
         """Start a process; a number is added to its name."""
         process = Process(self, f"{name}{len(self.processes)}", role, parameters)
         self.processes.append(process)
@@ -173,7 +173,7 @@ class Processes:
                     self.record_fault("terminated connection", pid=pid)
                     connection.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
 
-    def wait_until(self, condition: Callable[[], Any], description: str) -> None:
+    def wait_until(self, condition: Callable[[], Any], description: str | Callable[[], str]) -> None:
         """Wait until ``condition`` is true; fail after the timeout."""
         wait_until(condition, description, self.timeout)
 

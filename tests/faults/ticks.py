@@ -1,7 +1,9 @@
-"""The database of the fault test: its clock can be set, and it records what the checks need."""
+"""Schedules under faults: the schedules, the roles that fire them, and a database whose clock is set."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 import time
 from dataclasses import dataclass, field
@@ -10,12 +12,148 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
+from sqlaqueue import AsyncScheduler, Consumer, QueueConfig, QueueMixin, Schedule, Scheduler, Tick, Unique
+from sqlaqueue.consumer import pace
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
-from tests.schedules.fault_process import EDITS, MODELS, Base, schedules
+from tests.faults.processes import Actor
 
 if TYPE_CHECKING:
     from tests.servers import Database
+
+PROGRAMS = ("old", "new")
+EDITS = ("*/2 * * * * *", "*/3 * * * * *")
+"""The expressions that an administrator gives to the schedules ``edited ...`` in turn, and programs to others."""
+
+# A lease is short, so that the jobs of a killed consumer do not wait; it is exceeded whenever the clock is set forward.
+_OPTIONS: dict[str, Any] = {"lease": 2, "max_attempts": 10_000}
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {datetime: sa.DateTime(timezone=True)}  # noqa: RUF012 - SQLAlchemy reads it from the class
+
+
+class Kept(QueueMixin, Base):
+    __tablename__ = "kept"
+    __queue__ = QueueConfig(strategy="update_status", **_OPTIONS)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    schedule: Mapped[str]
+    tick: Mapped[datetime | None]
+
+
+class Deleted(QueueMixin, Base):
+    __tablename__ = "deleted"
+    __queue__ = QueueConfig(strategy="delete_returning", rows_are_messages=True, **_OPTIONS)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    schedule: Mapped[str]
+    tick: Mapped[datetime | None]
+
+
+class Single(QueueMixin, Base):
+    __tablename__ = "single"
+    __queue__ = QueueConfig(strategy="delete_returning", unique=Unique("schedule"), **_OPTIONS)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    schedule: Mapped[str]
+    tick: Mapped[datetime | None]
+
+
+MODELS: tuple[type[Any], ...] = (Kept, Deleted, Single)
+
+
+def make_kept(tick: Tick) -> Kept:
+    """Return the job of a tick, which it names."""
+    return Kept(schedule=tick.schedule, tick=tick.at)
+
+
+def make_deleted(tick: Tick) -> Deleted:
+    """Return the job of a tick, which it names."""
+    return Deleted(schedule=tick.schedule, tick=tick.at)
+
+
+def make_single(tick: Tick) -> Single:
+    """Return the job of a tick, which it names."""
+    return Single(schedule=tick.schedule, tick=tick.at)
+
+
+MAKE = {Kept: make_kept, Deleted: make_deleted, Single: make_single}
+
+
+def schedules(program: str) -> list[Schedule[Any]]:
+    """Return the 39 schedules of a version of the program.
+
+    The first word of a name tells what the test does to the schedule: nothing to those of which ``all``, the
+    ``newest`` or ``some`` missed ticks are fired; ``alone`` may have one unfinished job, and is also run on request;
+    ``edited``, ``paused`` and ``moved`` are changed by SQL, and ``version`` by the programs.
+    """
+    found: list[Schedule[Any]] = []
+
+    def add(name: str, model: type[Any], *, make: bool = False, **options: Any) -> None:
+        name = f"{name} {model.__tablename__}"
+        jobs: dict[str, Any] = {"make": MAKE[model]} if make else {"values": {"schedule": name}}
+        found.append(Schedule(name, model, **jobs, **options))
+
+    for model in MODELS:
+        add("all cron 1", model, cron="*/1 * * * * *", catch_up="all", grace=1)
+        add("all cron 2", model, cron="*/2 * * * * *", catch_up="all", make=True)
+        add("all every 1", model, every=1, catch_up="all", make=True)
+        add("all every 3", model, every=3, catch_up="all", jitter=0.5, timezone="Europe/Berlin")
+        add("newest cron 1", model, cron="*/1 * * * * *", catch_up="latest", grace=2)
+        add("newest every 2", model, every=2, catch_up="latest", grace=1, make=True)
+        add("some cron 1", model, cron="*/1 * * * * *", catch_up=7, grace=1, make=True)
+        add("alone every 1", model, every=1, catch_up="all", skip_unfinished=True)
+        add("alone cron 1", model, cron="*/1 * * * * *", skip_unfinished=True, grace=1, make=True)
+        add("edited", model, cron=EDITS[0], catch_up="all")
+        add("paused", model, every=1, catch_up=5, make=True)
+        add("moved", model, cron="*/2 * * * * *", catch_up="all")
+        add("version", model, cron=EDITS[PROGRAMS.index(program)], catch_up="all", make=program == "new")
+    return found
+
+
+# -- the roles: they fire the schedules, and a consumer runs their jobs as well, until they are killed -----------------
+
+
+def schedule(actor: Actor, *, url: str, program: str) -> None:
+    """Run a Scheduler, in a version of the program."""
+    engine = sa.create_engine(url, connect_args={"application_name": actor.name})
+    Scheduler(sessionmaker(engine), schedules(program)).run()
+
+
+def schedule_async(actor: Actor, *, url: str, program: str) -> None:
+    """Run an AsyncScheduler."""
+    engine = create_async_engine(url, connect_args={"server_settings": {"application_name": actor.name}})
+    asyncio.run(AsyncScheduler(async_sessionmaker(engine), schedules(program)).run())
+
+
+def consume(actor: Actor, *, url: str, program: str) -> None:
+    """Run a Consumer of each queue, one of which fires the schedules."""
+    pace.RESCUE = 0.2
+    rng, engine = actor.rng, sa.create_engine(url, connect_args={"application_name": actor.name}, pool_size=20)
+
+    def handle(_: Session, job: Any) -> None:
+        if job.schedule.startswith("alone"):
+            # Longer than from one tick to the next, now and then.
+            time.sleep(rng.choice([0, 0, 0.3, 1.2]))
+
+    with contextlib.ExitStack() as stack:
+        fires = rng.choice(MODELS)
+        for model in MODELS:
+            consumer = Consumer(
+                model,
+                handle,
+                sessionmaker(engine),
+                batch_size=rng.choice([20, 50]),
+                concurrency=2,
+                poll_interval=0.2,
+                schedules=schedules(program) if model is fires else [],
+            )
+            stack.enter_context(consumer)
+        while True:
+            time.sleep(60)
+
+
+# -- the database: its clock can be set, and it records what the checks need -------------------------------------------
 
 # The functions are found before those of pg_catalog, by the search_path. As the originals do, the first one returns one
 # time throughout a statement, and the second one throughout a transaction, unless the clock is set meanwhile.
@@ -66,12 +204,34 @@ class Setting:
 
 
 @dataclass
-class FaultDatabase:
+class Clock:
+    """How the clock was set; the first setting is that of the beginning."""
+
+    settings: list[Setting]
+
+    def latest(self, since: datetime, until: datetime) -> datetime:
+        """Return the latest time that the clock has shown between two real times."""
+        return max(min(each.until, until) + each.moved for each in self._shown(since, until))
+
+    def earliest(self, since: datetime, until: datetime) -> datetime:
+        """Return the earliest time that the clock has shown between two real times."""
+        return min(max(each.since, since) + each.moved for each in self._shown(since, until))
+
+    def _shown(self, since: datetime, until: datetime) -> list[Setting]:
+        return [each for each in self.settings if each.since <= until and each.until >= since]
+
+    @property
+    def began(self) -> datetime:
+        return self.settings[0].since
+
+
+@dataclass
+class TickDatabase:
     """The database, with an administrator's connection."""
 
     connection: psycopg.Connection[Any]
     rng: random.Random
-    settings: list[Setting] = field(default_factory=list)
+    clock: Clock = field(default_factory=lambda: Clock([]))
     requested: set[tuple[str, datetime]] = field(default_factory=set)
     """The runs that were requested, by schedule and moment."""
     pauses: list[tuple[str, datetime, datetime]] = field(default_factory=list)
@@ -79,7 +239,7 @@ class FaultDatabase:
     paused: dict[str, datetime] = field(default_factory=dict)
 
     @classmethod
-    def create(cls, database: Database, connection: psycopg.Connection[Any], rng: random.Random) -> FaultDatabase:
+    def create(cls, database: Database, connection: psycopg.Connection[Any], rng: random.Random) -> TickDatabase:
         """Create all tables; the processes are yet to write the schedules."""
         connection.execute(f"ALTER DATABASE {database.name} SET search_path = public, pg_catalog")
         connection.execute("SET search_path = public, pg_catalog")
@@ -93,7 +253,7 @@ class FaultDatabase:
             trigger = "FOR EACH ROW EXECUTE FUNCTION record_job()"
             connection.execute(f"CREATE TRIGGER record AFTER INSERT ON {model.__tablename__} {trigger}")
         found = cls(connection, rng)
-        found.settings.append(Setting(timedelta(), found.real_time()))
+        found.clock.settings.append(Setting(timedelta(), found.real_time()))
         return found
 
     def one(self, query: str, *parameters: Any) -> Any:
@@ -114,30 +274,19 @@ class FaultDatabase:
     @property
     def moved(self) -> timedelta:
         """How far the clock is ahead of the server's own."""
-        return self.settings[-1].moved
+        return self.clock.settings[-1].moved
 
     def move_clock(self, seconds: float) -> None:
         """Set the clock forward, or back."""
         since, moved = self.real_time(), self.moved + timedelta(seconds=seconds)
         self.connection.execute("UPDATE clock SET moved = %s", [moved])
-        self.settings[-1].until = self.real_time()
-        self.settings.append(Setting(moved, since))
+        self.clock.settings[-1].until = self.real_time()
+        self.clock.settings.append(Setting(moved, since))
         self.wake()
 
     def wake(self) -> None:
         """Let the processes look at the schedules, as after an edit: they have planned their sleep by the old clock."""
         self.connection.execute("SELECT pg_notify(%s, 'poll')", [SCHEDULE_CHANNEL])
-
-    def latest(self, since: datetime, until: datetime) -> datetime:
-        """Return the latest time that the clock has shown between two real times."""
-        return max(min(each.until, until) + each.moved for each in self._shown(since, until))
-
-    def earliest(self, since: datetime, until: datetime) -> datetime:
-        """Return the earliest time that the clock has shown between two real times."""
-        return min(max(each.since, since) + each.moved for each in self._shown(since, until))
-
-    def _shown(self, since: datetime, until: datetime) -> list[Setting]:
-        return [each for each in self.settings if each.since <= until and each.until >= since]
 
     # -- the administrator -----------------------------------------------------------------------------------------
 
@@ -226,7 +375,7 @@ class FaultDatabase:
         for name in list(self.paused):
             self._resume(name)
         now = self.real_time()
-        behind = self.latest(self.settings[0].since, now) - (now + self.moved)
+        behind = self.clock.latest(self.clock.began, now) - (now + self.moved)
         if behind > timedelta():
             self.move_clock(behind.total_seconds())
 

@@ -67,7 +67,7 @@ def make_job(kind: str = "update_status", attributes: Mapping[str, Any] | None =
     elif kind == "rows_are_messages":
         config |= {"strategy": "delete_returning", "rows_are_messages": True}
     else:
-        config["strategy"] = kind
+        config = {"strategy": kind} | config
     body = {
         "__module__": __name__,
         "__tablename__": "job",

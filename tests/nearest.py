@@ -14,9 +14,7 @@ UNKNOWN = 0.5
 """Seconds that a test is assumed to take which has not been run here before."""
 
 FOLDERS = {
-    "alembic": ["migrations"],
     "benchmark": ["benchmarks"],
-    "copy": ["copying"],
     "otel": ["telemetry"],
     "postgresql": ["strategies", "doctor"],
     "queue": ["strategies", "mapping"],

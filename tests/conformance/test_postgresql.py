@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqlaqueue.testing import StrategyConformance
-from tests.strategies.conftest import engine
+from tests.strategies.conftest import class_engine as engine
 
 __all__ = ["engine"]
 

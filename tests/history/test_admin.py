@@ -24,15 +24,18 @@ from sqlaqueue.consumer.maintenance.state import BATCH, MAINTAINERS, Walk
 from sqlaqueue.consumer.notifications.polls import Peers
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.testing import crash, drain, run_job, travel
-from tests.contexts import settings_of
-from tests.history.conftest import HistoryQueue, make_model
-from tests.migrations.conftest import (
+from tests.alembic.conftest import (
+    changed,
+    dump,
     engine,  # noqa: F401 - fixtures are found by being here
+    in_any_order,
     make,  # noqa: F401 - fixtures are found by being here
     no_bytecode,  # noqa: F401 - fixtures are found by being here
+    order,
+    wanted,
 )
-from tests.migrations.models import order
-from tests.migrations.project import changed, dump, in_any_order, wanted
+from tests.contexts import settings_of
+from tests.history.conftest import HistoryQueue, make_model
 from tests.models import KINDS
 from tests.programs import wait_until
 

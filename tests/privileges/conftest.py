@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from psycopg import sql
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Constant, QueueConfig, QueueMixin
+from sqlaqueue import Constant, Consumer, QueueConfig, QueueMixin
 from sqlaqueue.queue.config import ROLES
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-from tests.servers import Database, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Database, Server
 
 PAGE = Path(__file__).parents[2] / "docs" / "privileges.md"
-KINDS = ("update_status", "batch_select", "delete_returning", "own_message", "existing_messages")
 HEADINGS = {
     "update_status": "### `update_status`",
     "batch_select": "### `batch_select`",
@@ -39,26 +41,28 @@ class Job(QueueMixin, Base):
     tenant: Mapped[str] = mapped_column(default="a")
 
 
+def config(strategy: Any, **options: Any) -> QueueConfig:
+    return QueueConfig(strategy=strategy, max_attempts=3, retry=Constant(delay=0), **options)
+
+
 class Email(Job):
     __tablename__ = "email"
-    __queue__ = QueueConfig(strategy="update_status", max_attempts=3, retry=Constant(delay=0))
+    __queue__ = config("update_status")
 
 
 class Order(Job):
     __tablename__ = "orders"
-    __queue__ = QueueConfig(strategy="delete_returning", max_attempts=3, retry=Constant(delay=0))
+    __queue__ = config("delete_returning")
 
 
 class Entry(Job):
     __tablename__ = "entry"
-    __queue__ = QueueConfig(strategy="batch_select", max_attempts=3, retry=Constant(delay=0))
+    __queue__ = config("batch_select")
 
 
 class Reminder(Job):
     __tablename__ = "reminder"
-    __queue__ = QueueConfig(
-        strategy="delete_returning", rows_are_messages=True, max_attempts=3, retry=Constant(delay=0)
-    )
+    __queue__ = config("delete_returning", rows_are_messages=True)
 
 
 class Note(Base):
@@ -69,11 +73,9 @@ class Note(Base):
 
 class Letter(Job):
     __tablename__ = "letter"
-    __queue__ = QueueConfig(
-        strategy=ExistingMessages(Note, job="about"),
+    __queue__ = config(
+        ExistingMessages(Note, job="about"),
         columns={role: None for role in ROLES if role not in {"status", "attempts", "last_error", "max_attempts"}},
-        max_attempts=3,
-        retry=Constant(delay=0),
     )
 
 
@@ -139,6 +141,10 @@ class Roles:
         self._engines.append(engine)
         return engine
 
+    def consumer(self, model: Any = None, role: str = "worker", **options: Any) -> Consumer[Any]:
+        """A Consumer of that role, whose handler does nothing."""
+        return Consumer(model or self.Job, lambda session, job: None, sessionmaker(self.engine(role, **options)))
+
     def grant_web(self) -> list[str]:
         columns = [role for role in ("status", "priority", "run_at", "attempts", "created_at") if role in self.table.c]
         grants = [
@@ -166,7 +172,7 @@ class Roles:
             connection.execute(sql.SQL("DROP ROLE {}").format(sql.SQL(everybody)))  # type: ignore[arg-type] # made here
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=MODELS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -179,3 +185,19 @@ def roles(server: Server, kind: str) -> Iterator[Roles]:
             yield roles
         finally:
             roles.close()
+
+
+def enqueue(roles: Roles, *, n: int = 1, as_role: str = "web", **values: Any) -> None:
+    with Session(roles.engine(as_role)) as session:
+        jobs = [roles.Job(**values) for _ in range(n)]
+        session.add_all(jobs)
+        session.flush()
+        if roles.Job is Letter:
+            session.add_all(Note(about=job.id) for job in jobs)
+        session.commit()
+
+
+def count(roles: Roles, what: str) -> Any:
+    with roles.database.connect() as connection:
+        row = connection.execute(f"SELECT count(*) FROM {what}".encode()).fetchone()
+        return row[0] if row else None

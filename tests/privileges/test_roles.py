@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -26,36 +26,13 @@ from sqlaqueue import (
 )
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
-from tests.privileges.conftest import Letter, Note, Roles, of_page
+from tests.alembic.conftest import Project, dump
+from tests.privileges.conftest import Base, Roles, count, enqueue, of_page
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.once
-
-
-def enqueue(roles: Roles, *, n: int = 1, as_role: str = "web", **values: Any) -> None:
-    with Session(roles.engine(as_role)) as session:
-        jobs = [roles.Job(**values) for _ in range(n)]
-        session.add_all(jobs)
-        session.flush()
-        if roles.Job is Letter:
-            session.add_all(Note(about=job.id) for job in jobs)
-        session.commit()
-
-
-def count(roles: Roles, what: str) -> Any:
-    with roles.database.connect() as connection:
-        row = connection.execute(f"SELECT count(*) FROM {what}".encode()).fetchone()
-        return row[0] if row else None
-
-
-def live(session: Any, job: Any) -> None:
-    """Handle a job with each outcome, by the number of its attempt and its key."""
-    if job.id == 2 and job.attempts == 1:
-        raise Retry
-    if job.id == 3 and not session.info.setdefault("snoozed", False):
-        session.info["snoozed"] = True
-        raise Snooze(0)
-    if job.id == 4:
-        raise ValueError
 
 
 def test_enqueueing_needs_no_privilege_on_side_tables(roles: Roles) -> None:
@@ -120,7 +97,7 @@ def test_a_consumer_does_all_of_its_work(roles: Roles, caplog: pytest.LogCapture
 def test_a_consumer_names_each_missing_privilege(roles: Roles) -> None:
     grants = roles.grants_of_worker()
     roles.execute(*grants)
-    consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
+    consumer = roles.consumer()
     assert consumer.drain() == 0
     for right, where in rights_in(grants):
         roles.execute(f"REVOKE {right} ON {where} FROM worker")
@@ -132,7 +109,7 @@ def test_a_consumer_names_each_missing_privilege(roles: Roles) -> None:
         name = kind.removeprefix("SEQUENCE ")
         assert re.search(rf"GRANT {re.escape(right)} ON (SEQUENCE public\.)?{re.escape(name)} TO worker_", said), said
         # The statement in the error is the fix.
-        roles.execute(*(part for part in re.findall(r"GRANT .*? TO \w+", said)))
+        roles.execute(*re.findall(r"GRANT .*? TO \w+", said))
         assert consumer.drain() == 0
 
 
@@ -154,7 +131,7 @@ def test_privileges_can_be_granted_by_column(roles: Roles) -> None:
     roles.execute(*roles.grants_of_worker(), "REVOKE SELECT ON orders FROM worker")
     columns = [column.name for column in roles.table.c]
     roles.execute(f"GRANT SELECT ({', '.join(columns[1:])}) ON orders TO worker")
-    consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
+    consumer = roles.consumer()
     with pytest.raises(ConfigurationError, match=r"execute: GRANT SELECT \(id\) ON TABLE orders TO worker_\w+$"):
         consumer.drain()
     roles.execute("GRANT SELECT (id) ON orders TO worker")
@@ -164,11 +141,10 @@ def test_privileges_can_be_granted_by_column(roles: Roles) -> None:
 @pytest.mark.parametrize("kind", ["update_status"])
 def test_a_schema_without_usage(roles: Roles) -> None:
     roles.execute(*roles.grants_of_worker(), "REVOKE USAGE ON SCHEMA public FROM PUBLIC")
-    consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
+    consumer = roles.consumer()
     with pytest.raises(ConfigurationError, match=r"email \(it is in the schema public, which the role may not use\)"):
         consumer.drain()
-    named = sessionmaker(roles.engine("worker", execution_options={"schema_translate_map": {None: "public"}}))
-    consumer = Consumer(roles.Job, lambda session, job: None, named)
+    consumer = roles.consumer(execution_options={"schema_translate_map": {None: "public"}})
     with pytest.raises(ConfigurationError, match=r"execute: GRANT USAGE ON SCHEMA public TO worker_\w+$"):
         consumer.drain()
 
@@ -176,18 +152,14 @@ def test_a_schema_without_usage(roles: Roles) -> None:
 @pytest.mark.parametrize("kind", ["update_status"])
 def test_notify_without_execute(roles: Roles) -> None:
     roles.execute(*roles.grants_of_worker(), "REVOKE EXECUTE ON FUNCTION pg_notify FROM PUBLIC")
-    consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
+    consumer = roles.consumer()
     with pytest.raises(ConfigurationError, match=r"GRANT EXECUTE ON FUNCTION pg_notify\(text, text\) TO worker"):
         consumer.drain()
 
 
 @pytest.mark.parametrize("kind", ["update_status"])
 def test_the_role_that_pauses_and_cancels(roles: Roles) -> None:
-    pausing, cancelling = (
-        of_page("`pause()` and `resume()`:"),
-        of_page("`cancel()`, `requeue()` and `purge()` too:"),
-    )
-    roles.execute(*pausing)
+    roles.execute(*of_page("`pause()` and `resume()`:"))
     roles.grant_web()
     enqueue(roles)
     with Session(roles.engine("operator")) as session:
@@ -197,7 +169,7 @@ def test_the_role_that_pauses_and_cancels(roles: Roles) -> None:
         with pytest.raises(ProgrammingError, match="permission denied"):
             session.execute(cancel(roles.Job))
         session.rollback()
-        roles.execute(*cancelling)
+        roles.execute(*of_page("`cancel()`, `requeue()` and `purge()` too:"))
         assert session.scalars(cancel(roles.Job)).all() == [1]
         assert session.scalars(requeue(roles.Job)).all() == [1]
         assert session.scalars(cancel(roles.Job)).all() == [1]
@@ -216,3 +188,46 @@ def test_the_role_that_only_reads(roles: Roles) -> None:
             with pytest.raises(ProgrammingError, match="permission denied"):
                 session.execute(statement)
             session.rollback()
+
+
+# -- migrations by the owner of the tables, who is no superuser --------------------------------------------------------
+
+
+def project_of(roles: Roles, directory: Path) -> Project:
+    owner = roles.names["owner"]
+    return Project(directory=directory, database=roles.database, metadata=Base.metadata, user=owner)
+
+
+@pytest.mark.parametrize("kind", ["delete_returning"])
+def test_the_owner_migrates(roles: Roles, tmp_path: Path) -> None:
+    made = dump(roles.database)
+    Base.metadata.drop_all(roles.engine("owner"))
+    project = project_of(roles, tmp_path)
+    text = project.revise()
+    assert "definer=True" in text
+    project.upgrade()
+    project.check()
+    assert dump(roles.database) == made
+    roles.grant_web()
+    enqueue(roles, n=2)
+    assert roles.consumer(role="owner").drain() == 2
+
+
+@pytest.mark.parametrize("kind", ["delete_returning"])
+def test_a_function_without_security_definer_is_replaced(roles: Roles, tmp_path: Path) -> None:
+    """Functions of version 1 had none; a downgrade restores it."""
+    function = "sqlaqueue_message_orders_sync"
+    roles.grant_web()
+    roles.execute(
+        f'ALTER FUNCTION {function} SECURITY INVOKER SET search_path = "$user", public',
+        f"GRANT EXECUTE ON FUNCTION {function} TO PUBLIC",
+        f"COMMENT ON FUNCTION {function} IS 'sqlaqueue, version 1'",
+    )
+    before = dump(roles.database)
+    project = project_of(roles, tmp_path)
+    project.revise()
+    project.upgrade()
+    project.check()
+    enqueue(roles)
+    project.downgrade()
+    assert dump(roles.database) == before

@@ -27,7 +27,7 @@ from tests.admin.models import HELD, Setup
 from tests.prometheus.conftest import STATEMENT_TIMEOUT, collect, make_two, parse, values
 from tests.schedules.models import hourly, make_report, start
 from tests.sent_statements import sent_statements
-from tests.strategies.explain import buffers_of, nodes_of
+from tests.strategies.conftest import buffers_of, nodes_of
 from tests.unique.models import make_job
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from tests.conftest import SERVERS
 from tests.consumer.bench import Bench
 from tests.programs import wait_until
 from tests.servers import Pair, pair_of
-from tests.strategies.explain import explain, nodes_of
+from tests.strategies.conftest import explain, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

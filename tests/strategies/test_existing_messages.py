@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,10 +13,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, claim, complete, fail, reconcile, release, requeue, retry
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-from sqlaqueue.testing.conformance.engines import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.models import insert, make_job
+from tests.programs import wait_until
 
 
 class Base(DeclarativeBase):
@@ -46,16 +44,13 @@ class Job(QueueMixin, Base):
 
 
 @pytest.fixture
-def engine(engine: sa.Engine) -> Iterator[sa.Engine]:
+def engine(engine: sa.Engine) -> sa.Engine:
     Base.metadata.create_all(engine)
-    yield engine
-    Base.metadata.drop_all(engine)
+    return engine
 
 
 def enqueue(engine: sa.Engine, *jobs: int, **values: Any) -> None:
-    with Session(engine) as session:
-        session.add_all([Job(id=number, **values) for number in jobs])
-        session.commit()
+    insert(engine, Job, [{"id": number, **values} for number in jobs])
 
 
 def note(engine: sa.Engine, *jobs: int, **values: Any) -> None:
@@ -230,7 +225,7 @@ def test_a_running_consumer_deletes_orphaned_messages(engine: sa.Engine, monkeyp
 
     def work(session: Session, job: Job) -> None:
         note(engine, 70)
-        wait_for(lambda: noted(engine) == [1])  # the one that this run has deleted is there to everybody else
+        wait_until(lambda: noted(engine) == [1])  # the one that this run has deleted is there to everybody else
         consumer.stop()
 
     consumer = Consumer(Job, work, sessionmaker(engine))
@@ -273,39 +268,29 @@ def test_composite_keys_and_a_table_that_is_not_mapped(engine: sa.Engine) -> Non
         assert sorted(session.scalars(requeue(Task))) == [(1, 2), (2, 1)]
         session.commit()
         assert len(session.scalars(claim(Task, 9)).all()) == 2
-    Base.metadata.drop_all(engine)
-
-
-def map_with(strategy: ExistingMessages, **columns: str | None) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Task(QueueMixin, Base):
-        __tablename__ = "task"
-        __queue__ = QueueConfig(strategy=strategy, columns={"priority": None, **columns})
-        id: Mapped[int] = mapped_column(primary_key=True)
 
 
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("strategy", "text"),
     [
-        (ExistingMessages(Note, job="job_id"), r"Task: ExistingMessages\(Note\) names 'job_id'.*there are .*about"),
+        (ExistingMessages(Note, job="job_id"), r"Job: ExistingMessages\(Note\) names 'job_id'.*there are .*about"),
         (ExistingMessages(Note, job="about", order_by="when"), "names 'when'"),
         (ExistingMessages(Note, job="about", waiting={"status": "new"}), "names 'status'"),
-        (ExistingMessages(Note, job=["about", "number"]), r"Task: .*ExistingMessages\(job=.*each of the job's key: id"),
+        (ExistingMessages(Note, job=["about", "number"]), r"Job: .*ExistingMessages\(job=.*each of the job's key: id"),
         (ExistingMessages(sa.Table("m", sa.MetaData(), sa.Column("job", sa.Integer())), job="job"), "primary key"),
-        (ExistingMessages("note", job="about"), "Task: .*give a mapped class or a Table"),
+        (ExistingMessages("note", job="about"), "Job: .*give a mapped class or a Table"),
     ],
 )
 def test_unsuitable_columns_are_refused_when_the_class_is_mapped(strategy: ExistingMessages, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        map_with(strategy)
+        make_job("existing_messages", strategy=strategy)
 
 
 @pytest.mark.once
 def test_a_priority_that_would_be_ignored_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"Task\.priority: .*columns=\{'priority': None\}"):
-        map_with(ExistingMessages(Note, job="about"), priority="priority")
+    strategy = ExistingMessages(Note, job="about")
+    with pytest.raises(ConfigurationError, match=r"Job\.priority: .*columns=\{'priority': None\}"):
+        make_job("existing_messages", strategy=strategy, columns={"priority": "priority"})
     with pytest.raises(ConfigurationError, match=r"needs the queue attribute 'status'"):
-        map_with(ExistingMessages(Note, job="about"), status=None)
+        make_job("existing_messages", strategy=strategy, columns={"priority": None, "status": None})

@@ -189,16 +189,16 @@ def _rewriting(engine: sa.Engine, old: str, new: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("mutant", "caught"), CAUGHT, ids=[f"{mutant.__name__}-{caught.test}" for mutant, caught in CAUGHT]
 )
-def test_a_mutant_is_caught(engine: sa.Engine, mutant: type[ClaimStrategy], caught: Caught) -> None:
-    _assert_caught(engine, mutant, caught)
+def test_a_mutant_is_caught(class_engine: sa.Engine, mutant: type[ClaimStrategy], caught: Caught) -> None:
+    _assert_caught(class_engine, mutant, caught)
 
 
 @pytest.mark.parametrize(
     ("strategy", "old", "new", "caught"), REWRITTEN, ids=[f"{old}-{caught.test}" for _, old, _, caught in REWRITTEN]
 )
 def test_rewritten_sql_is_caught(
-    engine: sa.Engine, strategy: type[ClaimStrategy], old: str, new: str, caught: Caught
+    class_engine: sa.Engine, strategy: type[ClaimStrategy], old: str, new: str, caught: Caught
 ) -> None:
-    with _rewriting(engine, old, new) as rewritten:
-        _assert_caught(engine, strategy, caught)
+    with _rewriting(class_engine, old, new) as rewritten:
+        _assert_caught(class_engine, strategy, caught)
     assert rewritten, "there was nothing to take out"

@@ -27,7 +27,7 @@ from sqlaqueue.web.settings import Settings
 from tests.admin.models import Setup
 from tests.models import execute
 from tests.sent_statements import sent_statements
-from tests.strategies.explain import buffers_of, nodes_of
+from tests.strategies.conftest import buffers_of, nodes_of
 from tests.unique.models import make_job
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from sqlaqueue.web.data.job_pages import Count, count_states
 from sqlaqueue.web.data.reader import ParameterError
 from tests.models import execute
 from tests.sent_statements import sent_statements
-from tests.strategies.explain import buffers_of, nodes_of
+from tests.strategies.conftest import buffers_of, nodes_of
 from tests.web.conftest import ask
 from tests.web.jobs import columns, cost, created, keys, keys_by_sql, make_window_small, page, pages, plan_of
 from tests.web.models import make_messages, make_rows

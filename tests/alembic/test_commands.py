@@ -1,0 +1,221 @@
+"""The templates work with the README's example, and the commands on the page about migrations work as printed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from tests.alembic.conftest import ROOT, Shell, dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers import Database
+TEMPLATES = sorted(each.name for each in (ROOT / "alembic_templates").iterdir())
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def readme_example() -> str:
+    """Return the model of the README's first example, with an engine for PostgreSQL and without create_all()."""
+    blocks = [text for kind, text in BLOCK.findall((ROOT / "README.md").read_text()) if kind == "python"]
+    example = next(text for text in blocks if "class Email(QueueMixin" in text)
+    return f"{example.partition('def send')[0]}engine = create_engine('postgresql+psycopg://localhost/app')\n"
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_readmes_example_in_a_new_project(database: Database, tmp_path: Path, template: str) -> None:
+    shell = Shell(tmp_path / "project", database)
+    shell.write("app.py", readme_example())
+    before = dump(database)
+    shell.run(f'alembic init -t "$(sqlaqueue alembic-template {template})" migrations')
+    shell.write("use.py", USE)
+    printed = shell.run_all(
+        "alembic revision --autogenerate -m 'first tables'",
+        "alembic upgrade head --sql",
+        "alembic upgrade head",
+        "alembic check",
+        "use.py",
+        "alembic downgrade base",
+    )
+    assert "CREATE TABLE email" in printed
+    assert "\nto ada@example.com\n" in printed
+    assert dump(database) == before
+
+
+USE = """
+from app import Consumer, Email, Session, engine, sessionmaker
+
+with Session(engine) as session:
+    session.add(Email(to="ada@example.com"))
+    session.commit()
+Consumer(Email, lambda session, email: print("to", email.to), sessionmaker(engine)).drain()
+session.close()
+engine.dispose()
+"""
+
+
+def test_the_template_for_several_schemas_creates_schemas(database: Database, tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "project", database)
+    shell.write("app.py", readme_example().replace('__tablename__ = "email"', f"{TABLE}"))
+    shell.run('alembic init -t "$(sqlaqueue alembic-template schemas)" migrations')
+    with database.connect() as connection:
+        connection.execute("CREATE SCHEMA theirs; CREATE TABLE theirs.something (id int)")
+    shell.run_all(
+        "alembic revision --autogenerate -m 'first tables'",
+        "alembic upgrade head",
+        "alembic check",
+    )
+    assert "theirs" not in shell.newest_migration().read_text()
+    assert 'CREATE TABLE "Post".email' in dump(database)
+
+
+TABLE = """__tablename__ = "email"
+    __table_args__ = {"schema": "Post"}"""
+
+
+def test_the_page_on_migrations(database: Database, tmp_path: Path) -> None:
+    """Its blocks are run in order: files, commands, and diffs of files."""
+    shell = Shell(tmp_path / "project", database)
+    page = (ROOT / "docs" / "migrations.md").read_text()
+    commands = 0
+    for kind, text in BLOCK.findall(page):
+        if kind == "python" and text.startswith("# app.py"):
+            shell.write("app.py", text)
+        elif kind == "diff":
+            shell.patch(text)
+        elif kind == "sql":
+            with database.connect() as connection:
+                connection.execute(text)
+        elif kind == "sh":
+            lines = [line for line in text.splitlines() if not line.startswith("pip ")]
+            for line in lines:
+                if "$(" in line:
+                    shell.run(line)
+            shell.run_all(*(line for line in lines if "$(" not in line))
+            commands += len(lines)
+    assert commands
+    engine = sa.create_engine(database.url())
+    inspector = sa.inspect(engine)
+    assert {"sqlaqueue_message_email", "sqlaqueue_message_invoice"} <= {*inspector.get_table_names()}
+    assert "status" in {column["name"] for column in inspector.get_columns("orders")}
+    engine.dispose()
+
+
+@pytest.mark.once
+def test_all_templates_share_one_script_template() -> None:
+    scripts = {(ROOT / "alembic_templates" / name / "script.py.mako").read_text() for name in TEMPLATES}
+    assert len(scripts) == 1
+
+
+@pytest.mark.once
+def test_every_operation_that_the_page_names_exists() -> None:
+    from alembic.operations import Operations  # noqa: PLC0415 - the plug-in adds to it
+
+    import sqlaqueue.alembic  # noqa: F401, PLC0415 - the plug-in adds to it
+
+    named = set(re.findall(r"`op\.(\w+)\(", (ROOT / "docs" / "migrations.md").read_text()))
+    assert named
+    assert {name for name in named if not hasattr(Operations, name)} == set()
+
+
+# -- together with other plug-ins: alembic_utils, which drops unregistered objects, and alembic-postgresql-enum ----
+ENV = """
+from alembic import context
+from sqlalchemy import NullPool, create_engine
+import sqlaqueue.alembic
+import app
+{other}
+
+with create_engine(app.URL, poolclass=NullPool).connect() as connection:
+    context.configure(connection=connection, target_metadata=app.Base.metadata, transaction_per_migration=True)
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+UTILS = """
+from alembic_utils.pg_function import PGFunction
+from alembic_utils.replaceable_entity import register_entities
+
+register_entities([PGFunction("public", "note()", "RETURNS text LANGUAGE sql AS $$ SELECT 'noted' $$")])
+"""
+APP = """
+import enum, os
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+from sqlaqueue import QueueConfig, QueueMixin
+
+URL = "postgresql+psycopg://localhost/app"
+QUEUE = os.environ.get("STEP") != "0"
+State = enum.Enum("State", "pending processing completed failed cancelled")
+
+class Base(DeclarativeBase):
+    pass
+
+class Job(*((QueueMixin, Base) if QUEUE else (Base,))):
+    __tablename__ = "job"
+    __queue__ = QueueConfig(strategy="delete_returning", columns={"status": "status"})
+    id = mapped_column(sa.Integer, primary_key=True)
+    note = mapped_column(sa.Text)
+    if QUEUE:
+        status = mapped_column(sa.Enum(State, name="state"), server_default="pending", nullable=False)
+"""
+
+
+def project(database: Database, directory: Path, other: str) -> Shell:
+    if importlib.util.find_spec("alembic_utils") is None or importlib.util.find_spec("alembic_postgresql_enum") is None:
+        pytest.skip("alembic_utils and alembic-postgresql-enum come with the extra test, which is not installed")
+    shell = Shell(directory / "project", database)
+    shell.write("app.py", APP)
+    shell.write("alembic.ini", "[alembic]\nscript_location = migrations\n")
+    (shell.directory / "migrations" / "versions").mkdir(parents=True)
+    template = ROOT / "alembic_templates" / "sync" / "script.py.mako"
+    shell.write("migrations/script.py.mako", template.read_text())
+    shell.write("migrations/env.py", ENV.format(other=other))
+    return shell
+
+
+ADOPT = """
+import os, sys
+os.environ["STEP"] = "1"
+sys.modules.pop("app", None)
+"""
+ANSWER = """
+import pathlib
+for path in pathlib.Path("migrations/versions").glob("*.py"):
+    path.write_text(path.read_text().replace("existing_rows=...", "existing_rows='completed'"))
+"""
+LEAVE = ADOPT.replace('"1"', '"0"')
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("other", [UTILS, "import alembic_postgresql_enum"], ids=["alembic_utils", "enum"])
+def test_a_queue_is_added_and_removed(database: Database, tmp_path: Path, other: str) -> None:
+    empty = dump(database)
+    shell = project(database, tmp_path, other)
+    for name, text in (("adopt.py", ADOPT), ("answer.py", ANSWER), ("leave.py", LEAVE)):
+        shell.write(name, text)
+    # In one process: starting Python takes longer than the migrations.
+    shell.run_all(
+        "leave.py",
+        "alembic revision --autogenerate -m table",
+        "alembic upgrade head",
+        "alembic check",
+        "adopt.py",
+        "alembic revision --autogenerate -m queue",
+        "answer.py",
+        "alembic upgrade head",
+        "alembic check",
+        "alembic downgrade -1",
+        "alembic upgrade head",
+        "leave.py",
+        "alembic revision --autogenerate -m plain",
+        "answer.py",
+        "alembic upgrade head",
+        "alembic check",
+        "alembic downgrade -1",
+        "alembic downgrade base",
+    )
+    assert dump(database) == empty

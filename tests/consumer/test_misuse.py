@@ -399,26 +399,18 @@ def test_an_async_test_refuses_them_as_well(async_leased: Bench) -> None:
 # -- handlers that end their own runs, their batch's transaction past the session, or change the key of their job --
 
 
-def by_connection(session: Session) -> None:
-    session.connection().commit()
-
-
-def by_statement(session: Session) -> None:
-    session.execute(sa.text("-- done\nCOMMIT"))
-
-
-def by_driver(session: Session) -> None:
-    session.connection().connection.dbapi_connection.commit()
-
-
-def by_cursor(session: Session) -> None:
-    session.connection().connection.cursor().execute("COMMIT")
+COMMITS: dict[str, Callable[[Session], object]] = {
+    "connection": lambda session: session.connection().commit(),
+    "statement": lambda session: session.execute(sa.text("-- done\nCOMMIT")),
+    "driver": lambda session: session.connection().connection.dbapi_connection.commit(),
+    "cursor": lambda session: session.connection().connection.cursor().execute("COMMIT"),
+}
 
 
 @pytest.mark.once
 @pytest.mark.each_value
-@pytest.mark.parametrize("end", [by_connection, by_statement, by_driver, by_cursor])
-def test_a_commit_past_the_session(supply: Any, api: str, end: Callable[[Session], None]) -> None:
+@pytest.mark.parametrize("end", COMMITS)
+def test_a_commit_past_the_session(supply: Any, api: str, end: str) -> None:
     """Its job fails, and the other jobs of the batch complete."""
     for strategy in ("delete_returning", "batch_select", "own_message"):
         bench = supply.take(strategy, api)
@@ -426,11 +418,7 @@ def test_a_commit_past_the_session(supply: Any, api: str, end: Callable[[Session
         [bad] = bench.enqueue(1, max_attempts=2)
         good += bench.enqueue(2)
 
-        async def work(io: Any, job: Any, bench: Bench = bench, bad: int = bad) -> None:
-            await io.execute(bench.effect(job.id))
-            if job.id == bad:
-                await io.run(end)
-
+        work = bench.doing({bad: lambda io, _: io.run(COMMITS[end])})
         server = bench.consumer(work, batch_size=10)
         server.drain()
         assert server.told("failed") == [bad]
@@ -440,7 +428,7 @@ def test_a_commit_past_the_session(supply: Any, api: str, end: Callable[[Session
             assert "HandlerMisuseError" in bench.row(bad).last_error
             assert "begin_nested" in bench.row(bad).last_error
         effects = bench.effects()
-        refused = end in {by_connection, by_statement}
+        refused = end in {"connection", "statement"}
         assert effects.pop(bad, 0) == (0 if refused else 2)
         if strategy == "batch_select" and not refused:
             # What the driver commits nothing tells from a rollback: those that had ended before run again.
@@ -467,7 +455,7 @@ def test_a_refused_end_beside_a_commit_past_the_session(bench: Bench, strategy: 
     refused, *good = bench.enqueue(2)
     [bad] = bench.enqueue(1, max_attempts=1)
     good += bench.enqueue(2)
-    work = bench.doing({bad: lambda io, job: io.run(by_driver)})
+    work = bench.doing({bad: lambda io, job: io.run(COMMITS["driver"])})
     server = bench.consumer(work, batch_size=10)
     try:
         server.drain()
@@ -491,7 +479,7 @@ def test_an_outage_after_a_commit_past_the_session(supply: Any, api: str) -> Non
     async def work(io: Any, job: Any) -> None:
         await io.execute(bench.effect(job.id))
         if job.id == bad:
-            await io.run(by_driver)
+            await io.run(COMMITS["driver"])
             outage.extend([1, 2, 3])
 
     def refuse(_: Any, __: Any, statement: str, *___: Any) -> None:
@@ -507,73 +495,47 @@ def test_an_outage_after_a_commit_past_the_session(supply: Any, api: str) -> Non
     bench.expect({"failed": 1}, effects=dict.fromkeys(good, 1) | {bad: 1})
 
 
-def set_status(session: Session, job: Any) -> None:
-    job.status = "completed"
-
-
-def change_key(session: Session, job: Any) -> None:
-    job.id += 100
-
-
-def change_key_by_sql(session: Session, job: Any) -> None:
-    session.execute(sa.text("UPDATE job SET id = id + 100 WHERE id = :id"), {"id": job.id})
-
-
-def set_status_by_sql(session: Session, job: Any) -> None:
-    session.execute(sa.text("UPDATE job SET status = 'completed' WHERE id = :id"), {"id": job.id})
-
-
-def delete_by_sql(session: Session, job: Any) -> None:
-    session.execute(sa.text("DELETE FROM job WHERE id = :id"), {"id": job.id})
-
-
-def use(verb: Any) -> Callable[[Session, Any], None]:
-    def on_its_job(session: Session, job: Any) -> None:
-        session.execute(verb(job))
-
-    on_its_job.__name__ = verb.__name__
-    return on_its_job
-
-
-ROWS = [set_status, change_key, change_key_by_sql, set_status_by_sql, delete_by_sql]
-VERBS = [use(verb) for verb in (complete, fail, retry, release, cancel)]
+ENDS: dict[str, Callable[[Session, Any], object]] = {
+    "set_status": lambda session, job: setattr(job, "status", "completed"),
+    "change_key": lambda session, job: setattr(job, "id", job.id + 100),
+    **{
+        text: lambda session, job, text=text: session.execute(sa.text(f"{text} WHERE id = :id"), {"id": job.id})
+        for text in ("UPDATE job SET id = id + 100", "UPDATE job SET status = 'completed'", "DELETE FROM job")
+    },
+    **{
+        verb.__name__: lambda session, job, verb=verb: session.execute(verb(job))
+        for verb in (complete, fail, retry, release, cancel)
+    },
+}
 
 
 @pytest.mark.once
 def test_a_handler_must_not_end_its_own_run(bench: Bench) -> None:
     """In any way: the error names the fix, its writes are undone, and the other jobs complete."""
-    ways = [*ROWS, *VERBS]
     good = bench.enqueue(1)
-    bad = dict(zip(bench.enqueue(len(ways), max_attempts=1), ways, strict=True))
+    bad = dict(zip(bench.enqueue(len(ENDS), max_attempts=1), ENDS, strict=True))
     good += bench.enqueue(1)
 
-    async def work(io: Any, job: Any) -> None:
-        key = job.id
-        await io.execute(bench.effect(key))
-        if key in bad:
-            await io.run(lambda session: bad[key](session, job))
+    async def end(io: Any, job: Any) -> None:
+        await io.run(lambda session, way=ENDS[bad[job.id]]: way(session, job))
 
-    server = bench.consumer(work)
+    server = bench.consumer(bench.doing(dict.fromkeys(bad, end)))
     server.drain()
     rows = bench.rows()
-    assert {bad[key].__name__: rows[key].status for key in bad} == {way.__name__: "failed" for way in ways}
+    assert {bad[key]: rows[key].status for key in bad} == dict.fromkeys(ENDS, "failed")
     for key in bad:
         assert rows[key].last_error.startswith(("HandlerMisuseError", "RowsChanged")), rows[key].last_error
         assert rows[key].attempts == 1
-    assert bench.effects() == dict.fromkeys(good, 1)
+    bench.expect(effects=good)
     assert sorted(server.told("completed")) == good
     assert server.told("lease_lost") == []
-    bench.assert_tidy()
 
 
 @pytest.mark.once
 def test_a_handler_may_extend_its_lease(leased: Bench) -> None:
     leased.enqueue(1)
 
-    async def work(io: Any, job: Any) -> None:
-        await io.execute(extend(job))
-
-    leased.consumer(work).drain()
+    leased.consumer(lambda io, job: io.execute(extend(job))).drain()
     assert leased.states() == {"completed": 1}
 
 

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, FloatRect, Locator, Page, Request, Response, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    FloatRect,
+    Locator,
+    Page,
+    Request,
+    Response,
+    sync_playwright,
+)
 
 from tests.web.browser.example import Site, example_site, fill_database
 
@@ -70,10 +80,27 @@ class View:
 
     def __post_init__(self) -> None:
         self.page.set_default_timeout(TIMEOUT)
-        self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.problems.append(f"uncaught: {error}"))
-        self.page.on("requestfailed", self._failed)
-        self.page.on("response", self._response)
+        for event, listener in self._listeners.items():
+            self.page.on(event, listener)
+
+    @property
+    def _listeners(self) -> dict[Any, Any]:
+        return {
+            "console": self._console,
+            "pageerror": self._error,
+            "requestfailed": self._failed,
+            "response": self._response,
+        }
+
+    def leave(self) -> None:
+        """Leave the page, and the window to another test."""
+        self.page.goto("about:blank")
+        self.page.unroute_all()
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+
+    def _error(self, error: Error) -> None:
+        self.problems.append(f"uncaught: {error}")
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type not in {"error", "warning"}:
@@ -163,10 +190,8 @@ class View:
         self.page.screenshot(path=path, clip=clip, animations="disabled", caret="hide")
 
 
-@contextlib.contextmanager
-def viewing(
+def new_window(
     browser: Browser,
-    root: str,
     *,
     size: tuple[int, int] = DESKTOP,
     scheme: Literal["light", "dark"] = "light",
@@ -175,8 +200,8 @@ def viewing(
     timezone: str = "Europe/Berlin",
     locale: str = "en-GB",
     scale: float = 1,
-) -> Iterator[View]:
-    """Open a window with settings and cookies of its own; in the end, fail if anything has gone wrong in it.
+) -> Page:
+    """Open a window with settings and cookies of its own.
 
     :param follows: whether it is one that is seen, whose pages follow the queues: they are fetched twice.
     """
@@ -194,12 +219,48 @@ def viewing(
     )
     if not follows:
         context.add_init_script("Object.defineProperty(Document.prototype, 'hidden', { get: () => true })")
+    return context.new_page()
+
+
+@contextlib.contextmanager
+def viewing(browser: Browser, root: str, **options: Any) -> Iterator[View]:
+    """Show a dashboard in a new window; in the end, fail if anything has gone wrong in it."""
+    page = new_window(browser, **options)
     try:
-        view = View(context.new_page(), root)
+        view = View(page, root)
         yield view
         view.check()
     finally:
-        context.close()
+        page.context.close()
+
+
+class Windows:
+    """The windows of a browser, which tests use one after the other: to open one takes as long as many a test."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._free: dict[str, list[Page]] = {}
+
+    @contextlib.contextmanager
+    def viewing(self, root: str, **options: Any) -> Iterator[View]:
+        """Show a dashboard in a window without cookies; in the end, fail if anything has gone wrong in it."""
+        free = self._free.setdefault(repr(sorted(options.items())), [])
+        page = free.pop() if free else new_window(self._browser, **options)
+        try:
+            view = View(page, root)
+            yield view
+            view.check()
+            view.leave()
+        except BaseException:
+            page.context.close()
+            raise
+        width, height = options.get("size", DESKTOP)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=options.get("scheme", "light"))
+        page.mouse.move(0, 0)
+        page.context.clear_cookies()
+        page.context.clear_permissions()
+        free.append(page)
 
 
 # -- fixtures ------------------------------------------------------------------------------------------------------
@@ -229,6 +290,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="package")
+def windows(browser: Browser) -> Windows:
+    return Windows(browser)
+
+
+@pytest.fixture(scope="package")
 def example(server: Server) -> Iterator[Database]:
     """The jobs of the example, of which sites have copies: to insert them takes longer than many a test."""
     with server.database() as database:
@@ -251,7 +317,7 @@ def own_site(server: Server, example: Database) -> Iterator[Site]:
 
 
 @pytest.fixture
-def open_view(browser: Browser) -> Iterator[MakeView]:
+def open_view(windows: Windows) -> Iterator[MakeView]:
     """A function that opens a window: ``open_view(site, size=PHONE, scheme="dark", javascript=False)``.
 
     Ask for it after the site: while a window follows a site, this waits for its end.
@@ -259,7 +325,7 @@ def open_view(browser: Browser) -> Iterator[MakeView]:
     with contextlib.ExitStack() as stack:
 
         def make(site: Site, **options: Any) -> View:
-            return stack.enter_context(viewing(browser, site.root, **options))
+            return stack.enter_context(windows.viewing(site.root, **options))
 
         yield make
 

@@ -15,13 +15,12 @@ from starlette.routing import Route
 
 import sqlaqueue.web
 from sqlaqueue.web.security import SECURITY_HEADERS
-from tests.web.browser.conftest import View, viewing
+from tests.web.browser.conftest import View, Windows
 from tests.web.conftest import serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from playwright.sync_api import Browser
     from starlette.requests import Request
 SCRIPT = Path(sqlaqueue.web.__file__).parent / "static" / "dashboard.js"
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Script</title>
@@ -140,8 +139,8 @@ def script() -> Iterator[ScriptPage]:
 
 
 @pytest.fixture
-def view(script: ScriptPage, browser: Browser) -> Iterator[View]:
-    with viewing(browser, script.root) as view:
+def view(script: ScriptPage, windows: Windows) -> Iterator[View]:
+    with windows.viewing(script.root) as view:
         view.open()
         wait_until(lambda: script.open_streams == 1 and script.pages == 2, view)
         yield view
@@ -335,8 +334,8 @@ def test_a_fix_is_copied(view: View) -> None:
     assert view.run("() => navigator.clipboard.readText()") == "VACUUM email"
 
 
-def test_without_javascript_nothing_is_promised(script: ScriptPage, browser: Browser) -> None:
-    with viewing(browser, script.root, javascript=False) as view:
+def test_without_javascript_nothing_is_promised(script: ScriptPage, windows: Windows) -> None:
+    with windows.viewing(script.root, javascript=False) as view:
         view.open()
         assert view.page.locator("[data-copy]").is_hidden()
         assert view.page.locator("[data-select-all]").is_hidden()

@@ -11,7 +11,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.security import OneTimeToken
-from tests.web.browser.conftest import PHONE, MakeView, View, viewing
+from tests.web.browser.conftest import PHONE, MakeView, View, Windows, viewing
 from tests.web.browser.example import QUEUES, Email, Site, example_site
 from tests.web.conftest import serving
 
@@ -313,9 +313,9 @@ def test_a_schedule_is_paused_resumed_and_run(own_site: Site, open_view: MakeVie
     assert len(audit()) == 3
 
 
-def test_what_a_user_may_not_do_is_not_offered(site: Site, browser: Browser) -> None:
+def test_what_a_user_may_not_do_is_not_offered(site: Site, windows: Windows) -> None:
     rule = Access(read=["email"], act={"email": ["requeue"]})
-    with example_site(site.database, access=lambda _: rule) as limited, viewing(browser, limited.root) as view:
+    with example_site(site.database, access=lambda _: rule) as limited, windows.viewing(limited.root) as view:
         view.open("queues/email")
         assert button(view, "Pause", exact=True).count() == 0
         key = one(site, "failed")

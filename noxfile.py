@@ -139,7 +139,8 @@ def docs(session: nox.Session) -> None:
 def browser(session: nox.Session) -> None:
     """Test the dashboard in a real browser, which Debian's package chromium installs."""
     session.install("-e.[test]")
-    session.run(*PYTEST, "tests/web/browser", *session.posargs)
+    # One a core: each has a browser, whose pages are what takes time.
+    session.run("pytest", f"--numprocesses={os.cpu_count() or 1}", "tests/web/browser", *session.posargs)
 
 
 @nox.session(python=[*PYTHONS][-1:])

@@ -45,6 +45,8 @@ _QUIET = (
     "--disable-sync",
     "--disable-quic",
     "--disable-gpu",
+    # No process that waits for a page to come.
+    "--renderer-process-limit=1",
     "--no-first-run",
     # The same letters on every machine, for the screenshots.
     "--font-render-hinting=none",
@@ -244,7 +246,8 @@ class Windows:
     @contextlib.contextmanager
     def viewing(self, root: str, **options: Any) -> Iterator[View]:
         """Show a dashboard in a window without cookies; in the end, fail if anything has gone wrong in it."""
-        free = self._free.setdefault(repr(sorted(options.items())), [])
+        options = (new_window.__kwdefaults__ or {}) | options
+        free = self._free.setdefault(repr(options), [])
         page = free.pop() if free else new_window(self._browser, **options)
         try:
             view = View(page, root)
@@ -254,9 +257,9 @@ class Windows:
         except BaseException:
             page.context.close()
             raise
-        width, height = options.get("size", DESKTOP)
+        width, height = options["size"]
         page.set_viewport_size({"width": width, "height": height})
-        page.emulate_media(color_scheme=options.get("scheme", "light"))
+        page.emulate_media(color_scheme=options["scheme"])
         page.mouse.move(0, 0)
         page.context.clear_cookies()
         page.context.clear_permissions()

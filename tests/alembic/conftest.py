@@ -150,6 +150,15 @@ class Project:
         assert old in text, text
         path.write_text(text.replace(old, new))
 
+    def migrate(self, model: Any = None) -> str:
+        """Write a migration, to another model if there is one, run it, and check that nothing else differs."""
+        if model is not None:
+            self.metadata = model.metadata
+        text = self.revise()
+        self.upgrade()
+        self.check()
+        return text
+
     def upgrade(self, to: str = "head") -> None:
         command.upgrade(self.config(), to)
 
@@ -188,6 +197,13 @@ def dump(database: Database) -> str:
     text = subprocess.check_output(command_line, text=True)
     # Newer versions of pg_dump write a random key into these lines.
     return "\n".join(line for line in text.splitlines() if not line.startswith(("\\restrict", "\\unrestrict")))
+
+
+def administer(database: Database, *statements: str) -> None:
+    """Execute statements, each in a transaction of its own."""
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
 
 
 def execute(engine: sa.Engine, *statements: str) -> None:

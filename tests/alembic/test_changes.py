@@ -191,9 +191,7 @@ def test_an_enum_of_statuses_is_dropped_and_restored(database: Database, make: A
     project = make(model)
     project.metadata = order(None).metadata
     before = dump(database)
-    project.revise("no queue")
-    project.upgrade()
-    project.check()
+    project.migrate()
     assert "order_state" not in dump(database)
     project.edit("existing_rows=...", "existing_rows='completed'")
     project.downgrade()
@@ -416,9 +414,7 @@ def write_migration_without_translation(built: Built, models: Project, tidy: Tid
     names = [name for name in built.options["schema_translate_map"] if name]
     with tidy.schemas(*names):
         models.options["include_schemas"] = bool(names)
-        models.revise()
-        models.upgrade()
-        models.check()
+        models.migrate()
         models.downgrade()
         tidy.connection.execute("DROP TABLE alembic_version")
         # Otherwise Alembic writes its version to the translated schema, and looks for it in the default one.
@@ -499,9 +495,7 @@ def test_a_dropped_queue_takes_its_partitions_with_it(database: Database, engine
     project = make(partitioned())
     execute(engine, *PARTITIONS)
     project.metadata = sa.MetaData()
-    project.revise("drop")
-    project.upgrade()
-    project.check()
+    project.migrate()
     with database.connect() as connection:
         assert connection.execute("SELECT relname FROM pg_class WHERE relname LIKE 'orders%'").fetchall() == []
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.alembic.conftest import ROOT, Shell, dump
+from tests.alembic.conftest import ROOT, Shell, administer, dump
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,8 +62,7 @@ def test_the_template_for_several_schemas_creates_schemas(database: Database, tm
     shell = Shell(tmp_path / "project", database)
     shell.write("app.py", readme_example().replace('__tablename__ = "email"', f"{TABLE}"))
     shell.run('alembic init -t "$(sqlaqueue alembic-template schemas)" migrations')
-    with database.connect() as connection:
-        connection.execute("CREATE SCHEMA theirs; CREATE TABLE theirs.something (id int)")
+    administer(database, "CREATE SCHEMA theirs; CREATE TABLE theirs.something (id int)")
     shell.run_all(
         "alembic revision --autogenerate -m 'first tables'",
         "alembic upgrade head",

@@ -15,12 +15,10 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session, mapped_column
 
 from sqlaqueue import QueueConfig, States, claim, complete, purge, reconcile
-from tests.alembic.conftest import Project, dump, enqueue, order, run_all, statuses
+from tests.alembic.conftest import Project, dump, enqueue, execute, order, run_all, statuses
 from tests.models import STRATEGIES
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.servers import Database
 BY_ROW = """sa.text("CASE WHEN sent THEN 'completed' ELSE 'failed' END")"""
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -36,11 +34,9 @@ def queue(config: QueueConfig, **attributes: Any) -> type[Any]:
 
 
 @pytest.fixture
-def project(database: Database, tmp_path: Path, engine: sa.Engine) -> Project:
+def project(make: Any, engine: sa.Engine) -> Project:
     """A project whose table ``orders`` has four rows, two of them sent, and is not a queue."""
-    project = Project(directory=tmp_path, database=database, metadata=plain().metadata)
-    project.revise("create")
-    project.upgrade()
+    project: Project = make(plain())
     with engine.begin() as connection:
         connection.execute(
             sa.text("INSERT INTO orders (article, sent) SELECT n, n > 2 FROM generate_series(1, 4) AS n")
@@ -68,8 +64,7 @@ def test_the_migration_asks_for_the_status_of_existing_rows(
     project.check()
     assert set(statuses(engine).values()) == {"completed"}
     assert run_all(engine, model) == []
-    with engine.begin() as connection:
-        connection.execute(sa.text("INSERT INTO orders (article) VALUES ('new')"))
+    execute(engine, "INSERT INTO orders (article) VALUES ('new')")
     assert run_all(engine, model) == ["new"]
     project.downgrade()
     assert dump(project.database) == before
@@ -160,8 +155,7 @@ def test_an_existing_status_column_is_not_adopted_by_accident(project: Project, 
 
 
 def test_an_existing_column_of_another_type_is_not_adopted_by_accident(project: Project, engine: sa.Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(sa.text("ALTER TABLE orders ADD COLUMN priority text"))
+    execute(engine, "ALTER TABLE orders ADD COLUMN priority text")
     with pytest.raises(CommandError, match=r"Order\.priority: the table orders has a column priority of type TEXT"):
         adopt(project, queue(QueueConfig()))
 
@@ -204,10 +198,6 @@ def test_existing_rows_are_purged_only_after_finished_at_is_set(project: Project
 # -- a queue gets another strategy by a migration; pending and running jobs remain jobs ----------------------------
 
 
-def project_of(model: type[Any], database: Database, directory: Path) -> Project:
-    return Project(directory=directory, database=database, metadata=model.metadata)
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -217,22 +207,17 @@ def project_of(model: type[Any], database: Database, directory: Path) -> Project
     ],
 )
 def test_pending_jobs_stay_pending_in_both_directions(
-    database: Database, engine: sa.Engine, tmp_path: Path, old: str, new: str
+    database: Database, engine: sa.Engine, make: Any, old: str, new: str
 ) -> None:
     before, after = order(QueueConfig(strategy=old)), order(QueueConfig(strategy=new))
-    project = project_of(before, database, tmp_path)
-    project.revise("create")
-    project.upgrade()
+    project = make(before)
     enqueue(engine, before, "done", priority=-1)
     enqueue(engine, before, "1", "2")
     with Session(engine) as session:
         session.execute(complete(session.scalars(claim(before, 1)).all()))
         session.commit()
     schema = dump(database)
-    project.metadata = after.metadata
-    project.revise("switch")
-    project.upgrade()
-    project.check()
+    project.migrate(after)
     enqueue(engine, after, "3")
     with Session(engine) as session:
         assert session.scalars(reconcile(after)).all() == []
@@ -248,11 +233,9 @@ def test_pending_jobs_stay_pending_in_both_directions(
 
 
 @pytest.mark.parametrize("new", ["delete_returning", "batch_select"])
-def test_a_leased_job_is_released(database: Database, engine: sa.Engine, tmp_path: Path, new: str) -> None:
+def test_a_leased_job_is_released(engine: sa.Engine, make: Any, new: str) -> None:
     before, after = order(QueueConfig()), order(QueueConfig(strategy=new))
-    project = project_of(before, database, tmp_path)
-    project.revise("create")
-    project.upgrade()
+    project = make(before)
     enqueue(engine, before, "1")
     enqueue(engine, before, "of the application", status="processing")
     with Session(engine, expire_on_commit=False) as session:
@@ -278,13 +261,11 @@ def test_a_leased_job_is_released(database: Database, engine: sa.Engine, tmp_pat
 @pytest.mark.parametrize("old", ["delete_returning", pytest.param("batch_select", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("without", [None, "lease_expires_at"])
 def test_a_downgrade_to_a_strategy_without_leases_releases_jobs(
-    database: Database, engine: sa.Engine, tmp_path: Path, old: str, without: str | None
+    engine: sa.Engine, make: Any, old: str, without: str | None
 ) -> None:
     leases = QueueConfig(columns={without: None} if without else {})
     before, after = order(QueueConfig(strategy=old)), order(leases)
-    project = project_of(before, database, tmp_path)
-    project.revise("create")
-    project.upgrade()
+    project = make(before)
     project.metadata = after.metadata
     project.revise("switch")
     project.upgrade()
@@ -302,19 +283,14 @@ def test_a_downgrade_to_a_strategy_without_leases_releases_jobs(
         session.execute(sa.update(after).where(after.article == "1").values(status="pending"))
         session.scalars(claim(after, 1)).all()
         session.commit()
-    project.metadata = before.metadata
-    project.revise("and back")
-    project.upgrade()
-    project.check()
+    project.migrate(before)
     assert statuses(engine) == {"1": "pending", "of the application": "processing"}
 
 
 @pytest.mark.parametrize("old", ["delete_returning", "batch_select"])
-def test_the_migration_waits_for_open_batches(database: Database, engine: sa.Engine, tmp_path: Path, old: str) -> None:
+def test_the_migration_waits_for_open_batches(engine: sa.Engine, make: Any, old: str) -> None:
     before, after = order(QueueConfig(strategy=old)), order(QueueConfig())
-    project = project_of(before, database, tmp_path)
-    project.revise("create")
-    project.upgrade()
+    project = make(before)
     enqueue(engine, before, "1", "2")
     project.metadata = after.metadata
     project.revise("switch")
@@ -332,16 +308,11 @@ def test_the_migration_waits_for_open_batches(database: Database, engine: sa.Eng
     assert run_all(engine, after) == ["2", "3"]
 
 
-def test_a_removed_queue_keeps_its_rows(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+def test_a_removed_queue_keeps_its_rows(database: Database, engine: sa.Engine, make: Any) -> None:
     before, after = order(QueueConfig(strategy="delete_returning")), order(None)
-    project = project_of(before, database, tmp_path)
-    project.revise("create")
-    project.upgrade()
+    project = make(before)
     enqueue(engine, before, "1", "2")
-    project.metadata = after.metadata
-    project.revise("no queue")
-    project.upgrade()
-    project.check()
+    project.migrate(after)
     assert "sqlaqueue" not in dump(database)
     with pytest.raises(Exception, match="existing_rows"):
         project.downgrade()
@@ -353,20 +324,17 @@ def test_a_removed_queue_keeps_its_rows(database: Database, engine: sa.Engine, t
     assert run_all(engine, before) == ["3"]
 
 
-def test_dropping_the_status_asks_about_existing_rows(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+def test_dropping_the_status_asks_about_existing_rows(engine: sa.Engine, make: Any) -> None:
     before = order(QueueConfig())
     after = order(QueueConfig(strategy="delete_returning", rows_are_messages=True))
-    project = project_of(before, database, tmp_path)
-    project.revise("create")
-    project.upgrade()
+    project = make(before)
     enqueue(engine, before, "1")
     assert run_all(engine, before) == ["1"]
     project.metadata = after.metadata
     project.revise("own messages")
     with pytest.raises(Exception, match="each row of the table is a job"):
         project.upgrade()
-    with engine.begin() as connection:
-        connection.execute(sa.text("DELETE FROM orders WHERE status = 'completed'"))
+    execute(engine, "DELETE FROM orders WHERE status = 'completed'")
     enqueue(engine, before, "2")
     project.edit("existing_rows=...", "existing_rows='pending'")
     project.upgrade()

@@ -19,7 +19,6 @@ from tests.alembic.conftest import Project, dump, enqueue, execute, in_any_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     import psycopg
 
@@ -308,13 +307,9 @@ class Traffic:
     [("update_status", "'completed'"), ("delete_returning", BY_ROW)],
     ids=["no old row runs", "the unsent ones run"],
 )
-def test_a_table_in_use_becomes_a_queue(
-    database: Database, tmp_path: Path, strategy: str, answer: str, rows: int
-) -> None:
+def test_a_table_in_use_becomes_a_queue(database: Database, make: Any, strategy: str, answer: str, rows: int) -> None:
     queue = sendable(QueueConfig(strategy=strategy))
-    project = Project(directory=tmp_path, database=database, metadata=sendable(None).metadata)
-    project.revise("create")
-    project.upgrade()
+    project = make(sendable(None))
     engine = sa.create_engine(database.url())
     with engine.begin() as connection:
         connection.execute(

@@ -328,21 +328,17 @@ def test_the_version_is_in_the_comment(engine: sa.Engine) -> None:
     ],
 )
 def test_an_older_version_is_reported_and_autogenerate_replaces_it(
-    database: Database, engine: sa.Engine, tmp_path: Path, change: str, said: str
+    make: Any, engine: sa.Engine, change: str, said: str
 ) -> None:
     model = order(WITH_MESSAGES)
-    project = Project(directory=tmp_path, database=database, metadata=model.metadata)
-    project.revise()
-    project.upgrade()
+    project = make(model)
     execute(engine, change)
     message = outdated(engine, model)
     assert message is not None
     assert message.startswith("Order: the table orders is not up to date")
     assert said in message
     assert "alembic revision --autogenerate" in message
-    project.revise()
-    project.upgrade()
-    project.check()
+    project.migrate()
     assert outdated(engine, model) is None
     project.downgrade()
     assert outdated(engine, model) == message

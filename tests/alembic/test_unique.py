@@ -78,8 +78,7 @@ def test_the_settings_of_a_session_are_no_difference(
     project.upgrade()
     changed(project, model(DAY))
     project.check()
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"ALTER DATABASE {database.name} RESET ALL")
+    execute(engine, f"ALTER DATABASE {database.name} RESET ALL")
     project.check()
     assert dump(database) == wanted(model(DAY), database)
 

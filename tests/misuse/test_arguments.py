@@ -1,4 +1,4 @@
-"""A QueueConfig refuses invalid values when it is made, and its error says what to use instead."""
+"""A QueueConfig, a class and a verb refuse arguments that cannot work, and the error says what to use instead."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from sqlaqueue import (
     retry,
 )
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, NotClaimedError, StatementError, UnknownStrategyError
+from tests.models import make_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,39 +135,30 @@ def test_invalid_retry_policies_are_refused(policy: Any, given: dict[str, Any], 
         policy(**given)
 
 
-def model_with(config: Any, **attributes: Any) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
-    columns = {"__tablename__": "orders", "__queue__": config, "id": mapped_column(sa.Integer(), primary_key=True)}
-    return type("Order", (QueueMixin, Base), {**columns, **attributes})
-
-
 @pytest.mark.once
 def test_a_config_of_another_type_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"Order\.__queue__ must be a QueueConfig, not \{\}"):
-        model_with({})
+    with pytest.raises(ConfigurationError, match=r"Job\.__queue__ must be a QueueConfig, not \{\}"):
+        make_job("update_status", {"__queue__": {}})
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("strategy", ["update-status", "", None, object])
 def test_an_unknown_strategy_is_refused_with_the_known_ones(strategy: Any) -> None:
     with pytest.raises(UnknownStrategyError, match="there are 'update_status', 'delete_returning', 'batch_select'"):
-        model_with(QueueConfig(strategy=strategy))
+        make_job(strategy=strategy)
 
 
 @pytest.mark.once
 def test_a_status_value_that_is_too_long_for_its_column_is_refused() -> None:
-    config = QueueConfig(columns={"status": "status"}, states=States(processing="in progress"))
-    with pytest.raises(ConfigurationError, match="Order: its status column cannot hold 'in progress'"):
-        model_with(config, status=mapped_column(sa.String(8)))
+    states, status = States(processing="in progress"), mapped_column(sa.String(8))
+    with pytest.raises(ConfigurationError, match="Job: its status column cannot hold 'in progress'"):
+        make_job("update_status", {"status": status}, columns={"status": "status"}, states=states)
 
 
 @pytest.mark.once
 def test_the_status_column_fits_long_values() -> None:
     long = "waiting-for-the-warehouse-to-answer"
-    order = model_with(QueueConfig(states=States(pending=long)))
-    assert order.__table__.c.status.type.length == len(long)
+    assert make_job(states=States(pending=long)).__table__.c.status.type.length == len(long)
 
 
 @pytest.mark.once
@@ -197,23 +189,19 @@ def test_a_primary_key_of_the_mapping_is_enough() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (
-            {"columns": {"finished_at": None}},
-            "Order: .* needs the queue attribute 'finished_at'",
-        ),
-        ({"states": States(failed=None)}, "Order: .*'failed': ...}. is for a state that has no status value"),
+        ({"columns": {"finished_at": None}}, "Job: .* needs the queue attribute 'finished_at'"),
+        ({"states": States(failed=None)}, "Job: .*'failed': ...}. is for a state that has no status value"),
     ],
 )
 def test_a_retention_without_its_columns_or_states_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        model_with(QueueConfig(retention={"failed": 60}, **given))
+        make_job(retention={"failed": 60}, **given)
 
 
 @pytest.mark.once
 def test_retention_of_completed_jobs_needs_a_status() -> None:
-    config = QueueConfig(strategy="delete_returning", rows_are_messages=True, retention={"completed": 60})
-    with pytest.raises(ConfigurationError, match="Order: .* nothing is left to keep; leave 'completed' out"):
-        model_with(config)
+    with pytest.raises(ConfigurationError, match="Job: .* nothing is left to keep; leave 'completed' out"):
+        make_job("rows_are_messages", retention={"completed": 60})
 
 
 @pytest.mark.once
@@ -229,7 +217,7 @@ def test_retention_becomes_timedeltas() -> None:
     assert QueueConfig().retention == {}
 
 
-# -- verbs refuse arguments for which no correct statement exists --------------------------------------------------
+# -- verbs refuse arguments for which no correct statement exists -----------------------------------------------------
 
 
 class Base(DeclarativeBase):

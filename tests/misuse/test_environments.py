@@ -1,4 +1,4 @@
-"""Claims and Consumers refuse sessions that cannot work."""
+"""Claims and Consumers refuse sessions and databases that cannot work, and report what is missing or outdated."""
 
 from __future__ import annotations
 
@@ -29,43 +29,35 @@ from sqlaqueue import (
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.start_checks import missing_index_advice
+from tests.models import STRATEGIES, execute, insert, make_job
+from tests.shared_database import engine as engine  # noqa: PLC0414 - a fixture
+from tests.shared_database import shared as shared  # noqa: PLC0414 - a fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.servers import Server
+    from tests.servers import Database
 
 
-def make_model(strategy: str) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
-    class Order(QueueMixin, Base):
-        __tablename__ = "orders"
-        __queue__ = QueueConfig(strategy=strategy)
-        id: Mapped[int] = mapped_column(primary_key=True)
-
-    return Order
-
-
-MODELS = {strategy: make_model(strategy) for strategy in ("update_status", "batch_select", "delete_returning")}
-
-
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=STRATEGIES)
 def model(request: pytest.FixtureRequest) -> Any:
-    return MODELS[request.param]
+    return make_job(request.param)
 
 
 @pytest.fixture
-def filled(server: Server, model: Any) -> Iterator[sa.Engine]:
-    with server.database() as database:
-        filled = sa.create_engine(database.url())
-        model.metadata.create_all(filled)
-        with Session(filled) as session:
-            session.add_all([model() for _ in range(3)])
-            session.commit()
-        yield filled
-        filled.dispose()
+def filled(engine: sa.Engine, model: Any) -> sa.Engine:
+    """An engine on a database with three jobs."""
+    model.metadata.create_all(engine)
+    insert(engine, model, 3)
+    return engine
+
+
+def handle(session: Any, job: Any) -> None:
+    """Do nothing."""
+
+
+async def handle_async(session: Any, job: Any) -> None:
+    """Do nothing."""
 
 
 @pytest.fixture
@@ -79,8 +71,8 @@ def test_a_second_claim_in_the_same_transaction(filled: sa.Engine, model: Any) -
     """SKIP LOCKED does not skip rows that its own transaction has locked."""
     with Session(filled) as session:
         first = session.scalars(claim(model, 2)).all()
-        if model is MODELS["batch_select"]:
-            with pytest.raises(StatementError, match=r"Order \d was claimed twice in one transaction"):
+        if model.__queue__.strategy == "batch_select":
+            with pytest.raises(StatementError, match=r"Job \d was claimed twice in one transaction"):
                 session.scalars(claim(model, 2)).all()
             session.execute(complete(first))
         assert len(session.scalars(claim(model, 2)).all()) == 1
@@ -90,7 +82,7 @@ def test_a_claim_with_yield_per(filled: sa.Engine, model: Any) -> None:
     """A claim that only locks rows works; a claim that writes is refused before it claims."""
     with Session(filled) as session:
         statement = claim(model, 3).execution_options(yield_per=2)
-        if model is MODELS["batch_select"]:
+        if model.__queue__.strategy == "batch_select":
             assert len(session.scalars(statement).all()) == 3
             return
         with pytest.raises(StatementError, match=r"yield_per=2 .* claim fewer jobs at a time"):
@@ -138,26 +130,22 @@ def test_another_database_is_refused(sqlite: sa.Engine, model: Any, verb: Any) -
 @pytest.mark.once
 def test_a_consumer_on_another_database_is_refused(sqlite: sa.Engine, model: Any) -> None:
     sessions = sessionmaker(sqlite)
-    with pytest.raises(ConfigurationError, match=r"Consumer\(Order, \.\.\.\): its sessions' engine is for sqlite"):
-        Consumer(model, lambda session, job: None, sessions).run()
+    with pytest.raises(ConfigurationError, match=r"Consumer\(Job, \.\.\.\): its sessions' engine is for sqlite"):
+        Consumer(model, handle, sessions).run()
 
 
 @pytest.mark.parametrize("pool_size", [1, 2])
 def test_a_pool_that_is_too_small_is_refused(filled: sa.Engine, model: Any, pool_size: int) -> None:
     small = create_async_engine(filled.url, pool_size=pool_size, max_overflow=0)
-
-    async def handle(session: Any, job: Any) -> None:
-        pass
-
-    consumer = AsyncConsumer(model, handle, async_sessionmaker(small), concurrency=2)
+    consumer = AsyncConsumer(model, handle_async, async_sessionmaker(small), concurrency=2)
     with pytest.raises(ConfigurationError, match=rf"needs 3 connections, .* allows {pool_size}; .*pool_size=3"):
         asyncio.run(consumer.run())
 
 
 def test_an_engine_with_autocommit_is_refused(filled: sa.Engine, model: Any) -> None:
     sessions = sessionmaker(filled.execution_options(isolation_level="AUTOCOMMIT"))
-    with pytest.raises(ConfigurationError, match=r"Order commit each statement by itself \(AUTOCOMMIT\)"):
-        Consumer(model, lambda session, job: None, sessions).run()
+    with pytest.raises(ConfigurationError, match=r"Job commit each statement by itself \(AUTOCOMMIT\)"):
+        Consumer(model, handle, sessions).run()
 
 
 # -- a starting Consumer reports objects that the database lacks, or has in an outdated version --------------------
@@ -174,23 +162,14 @@ class Order(QueueMixin, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-def handle(session: Any, job: Any) -> None:
-    """Do nothing."""
-
-
-async def handle_async(session: Any, job: Any) -> None:
-    """Do nothing."""
-
-
 @pytest.fixture
-def shop(server: Server) -> Iterator[sa.Engine]:
-    with server.database() as database:
-        shop = sa.create_engine(database.url())
-        with shop.begin() as connection:
-            connection.exec_driver_sql("CREATE SCHEMA shop")
-        Base.metadata.create_all(shop)
-        yield shop
-        shop.dispose()
+def shop(database: Database) -> Iterator[sa.Engine]:
+    """An engine on a database of the test's own with the tables of Order."""
+    shop = sa.create_engine(database.url())
+    execute(shop, "CREATE SCHEMA shop")
+    Base.metadata.create_all(shop)
+    yield shop
+    shop.dispose()
 
 
 MISSING = {
@@ -206,8 +185,7 @@ MISSING = {
 
 @pytest.mark.parametrize("statement", MISSING)
 def test_a_missing_object_is_reported_with_the_fix(shop: sa.Engine, statement: str) -> None:
-    with shop.begin() as connection:
-        connection.exec_driver_sql(statement)
+    execute(shop, statement)
     with pytest.raises(ConfigurationError, match=MISSING[statement]) as refused:
         Consumer(Order, handle, sessionmaker(shop), concurrency=2).run()
     assert "the database lacks what Order needs" in str(refused.value)
@@ -224,8 +202,7 @@ def test_a_missing_object_is_reported_with_the_fix(shop: sa.Engine, statement: s
 def test_missing_wake_triggers_are_reported_and_jobs_are_polled(
     shop: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with shop.begin() as connection:
-        connection.exec_driver_sql(statement)
+    execute(shop, statement)
     handled: queue.Queue[int] = queue.Queue()
     sessions = sessionmaker(shop)
     with Consumer(Order, lambda session, job: handled.put(job.id), sessions, poll_interval=0.02):
@@ -250,8 +227,7 @@ INDEXES = {
 
 @pytest.mark.parametrize("statement", INDEXES)
 def test_a_missing_index_is_reported(shop: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture) -> None:
-    with shop.begin() as connection:
-        connection.exec_driver_sql(statement)
+    execute(shop, statement)
     assert Consumer(Order, handle, sessionmaker(shop)).drain() == 0
     said = [record.message for record in caplog.records if "claims may read the whole table" in record.message]
     with Session(shop) as session:
@@ -264,29 +240,25 @@ def test_a_missing_index_is_reported(shop: sa.Engine, statement: str, caplog: py
         assert (" is missing, so" in text, "alembic upgrade head`" in text) == (is_missing, is_missing)
         assert f"{'CREATE' if is_missing else 'REINDEX'} INDEX CONCURRENTLY " in text
         follow(shop, text)
-        with shop.begin() as connection:
-            assert missing_index_advice(connection, spec_of(Order)) is None
+        assert advice(shop, Order) is None
 
 
 @pytest.mark.once
-def test_a_missing_index_of_the_job_table_is_reported(shop: sa.Engine) -> None:
-    class Other(DeclarativeBase):
-        pass
+def test_a_missing_index_of_the_job_table_is_reported(engine: sa.Engine) -> None:
+    job = make_job()
+    job.metadata.create_all(engine)
+    assert advice(engine, job) is None
+    execute(engine, "DROP INDEX ix_job_queue_claim; DROP INDEX ix_job_queue_lease")
+    text = advice(engine, job)
+    assert text is not None
+    assert "Job: the indexes ix_job_queue_claim of job, ix_job_queue_lease of job are missing, so claims" in text
+    follow(engine, text)
+    assert advice(engine, job) is None
 
-    class Job(QueueMixin, Other):
-        __tablename__ = "job"
-        id: Mapped[int] = mapped_column(primary_key=True)
 
-    Other.metadata.create_all(shop)
-    with shop.begin() as connection:
-        assert missing_index_advice(connection, spec_of(Job)) is None
-        connection.exec_driver_sql("DROP INDEX ix_job_queue_claim; DROP INDEX ix_job_queue_lease")
-        text = missing_index_advice(connection, spec_of(Job))
-        assert text is not None
-        assert "Job: the indexes ix_job_queue_claim of job, ix_job_queue_lease of job are missing, so claims" in text
-    follow(shop, text)
-    with shop.begin() as connection:
-        assert missing_index_advice(connection, spec_of(Job)) is None
+def advice(engine: sa.Engine, model: Any) -> str | None:
+    with engine.connect() as connection:
+        return missing_index_advice(connection, spec_of(model))
 
 
 @pytest.mark.parametrize(
@@ -296,42 +268,31 @@ def test_a_missing_index_of_the_job_table_is_reported(shop: sa.Engine) -> None:
         "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_job_queue_unique'::regclass",
     ],
 )
-def test_a_missing_unique_index_is_reported(shop: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_unique_index_is_reported(
+    engine: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """With a statement that creates it, and replaces an invalid one."""
-
-    class Other(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Other):
-        __tablename__ = "job"
-        __queue__ = QueueConfig(unique=Unique("key", per=3600, nulls_distinct=False))
-        id: Mapped[int] = mapped_column(primary_key=True)
-        key: Mapped[str | None]
-
-    Other.metadata.create_all(shop)
-    with shop.begin() as connection:
-        assert missing_index_advice(connection, spec_of(Job)) is None
-        connection.exec_driver_sql(statement)
-    assert Consumer(Job, handle, sessionmaker(shop)).drain() == 0
+    job = make_job(unique=Unique("payload", per=3600, nulls_distinct=False))
+    job.metadata.create_all(engine)
+    assert advice(engine, job) is None
+    execute(engine, statement)
+    assert Consumer(job, handle, sessionmaker(engine)).drain() == 0
     (text,) = [record.message for record in caplog.records if "jobs are not unique" in record.message]
     fault = "missing" if statement.startswith("DROP") else "invalid"
     assert f"the index ix_job_queue_unique of job is {fault}, so jobs are not unique, and enqueue() fails. " in text
-    with Session(shop) as session:
-        assert admin.stats(session, Job).missing_indexes == ["ix_job_queue_unique"]
-    with shop.begin() as connection:
-        connection.exec_driver_sql("DROP INDEX ix_job_queue_claim")
-        both = missing_index_advice(connection, spec_of(Job))
-        assert both is not None
-        assert "so claims may read the whole table, jobs are not unique, and enqueue() fails" in both
-    follow(shop, both)
-    with shop.begin() as connection:
-        assert missing_index_advice(connection, spec_of(Job)) is None
+    with Session(engine) as session:
+        assert admin.stats(session, job).missing_indexes == ["ix_job_queue_unique"]
+    execute(engine, "DROP INDEX ix_job_queue_claim")
+    both = advice(engine, job)
+    assert both is not None
+    assert "so claims may read the whole table, jobs are not unique, and enqueue() fails" in both
+    follow(engine, both)
+    assert advice(engine, job) is None
 
 
 def test_a_message_trigger_that_is_disabled_is_reported(shop: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
     """Polling does not find jobs that have no message."""
-    with shop.begin() as connection:
-        connection.exec_driver_sql('ALTER TABLE shop."the order\'s" DISABLE TRIGGER sqlaqueue_message_insert')
+    execute(shop, 'ALTER TABLE shop."the order\'s" DISABLE TRIGGER sqlaqueue_message_insert')
     assert Consumer(Order, handle, sessionmaker(shop)).drain() == 0
     (said,) = [record.message for record in caplog.records if "is not up to date" in record.message]
     assert "the trigger sqlaqueue_message_insert is disabled" in said
@@ -346,8 +307,7 @@ def follow(shop: sa.Engine, advice: str) -> None:
 
 
 def test_an_async_consumer_reports_missing_objects(shop: sa.Engine) -> None:
-    with shop.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE shop.sqlaqueue_crash_journal")
+    execute(shop, "DROP TABLE shop.sqlaqueue_crash_journal")
 
     async def serve() -> None:
         async_engine = create_async_engine(shop.url.set(drivername="postgresql+asyncpg"))
@@ -379,8 +339,7 @@ def test_an_outdated_trigger_function_is_reported(
 
 def test_a_complete_database_is_not_reported(shop: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
     """The schema may be renamed by schema_translate_map."""
-    with shop.begin() as connection:
-        connection.exec_driver_sql('ALTER SCHEMA shop RENAME TO "o\'shop"')
+    execute(shop, 'ALTER SCHEMA shop RENAME TO "o\'shop"')
     for options in ({}, {"schema_translate_map": {"shop": "o'shop"}}):
         sessions = sessionmaker(shop.execution_options(**options))
         consumer = Consumer(Order, handle, sessions)

@@ -1,4 +1,4 @@
-"""Fixtures: a database, an engine, and a project whose migrations have been applied."""
+"""A project with migrations in a temporary directory, whose commands run in this process or as a user runs them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def make(database: Database, tmp_path: Path) -> Callable[[type[Any]], Project]:
     return make
 
 
-# -- a project with migrations in a temporary directory; its Alembic commands run in this process ------------------
+# -- projects, whose Alembic commands run in this process --------------------------------------------------------------
+
 ENV = """\
 from alembic import context
 from sqlalchemy import NullPool, create_engine
@@ -242,7 +243,8 @@ def wanted(model: type[Any], database: Database) -> str:
         return dump(other)
 
 
-# -- runs Alembic's command line as a user does: in processes, in the directory of a project -----------------------
+# -- Alembic's command line as a user runs it: in processes, in the directory of a project -----------------------------
+
 ROOT = Path(__file__).parent.parent.parent
 RUN_ALL = """
 import runpy, shlex, sys
@@ -338,7 +340,7 @@ class Shell:
         raise AssertionError(message)
 
 
-# -- a model that tests map with different configurations, and what they do with its jobs --------------------------
+# -- a class that tests map with different configurations, and what they do with its jobs ------------------------------
 
 
 def order(config: QueueConfig | None, **attributes: Any) -> type[Any]:

@@ -1,4 +1,4 @@
-"""Autogenerate finds changes of models and changes by hand in the database; its migrations can be undone."""
+"""Autogenerate finds each change of a class and of the database, and nothing else; its migrations can be undone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WAKE = "sqlaqueue_wake_orders"
 INSERT = "sqlaqueue_message_insert"
 
 
-# -- changes of a model ------------------------------------------------------------------------------------------
+# -- changes of a model ------------------------------------------------------------------------------------------------
 
 
 @every_strategy
@@ -220,7 +220,7 @@ def test_a_function_of_an_older_version_is_replaced(make: Any, engine: sa.Engine
     assert text.count("op.create_queue_function(") == created
 
 
-# -- changes by hand ---------------------------------------------------------------------------------------------
+# -- changes by hand ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_an_invalid_index_is_created_again(database: Database, make: Any, engine
     assert sorted(dump(database).split(",")) == sorted(wanted(model, database).split(","))
 
 
-# -- objects of others ------------------------------------------------------------------------------------------------
+# -- objects of others -------------------------------------------------------------------------------------------------
 
 
 def test_a_project_without_queues_is_left_alone(database: Database, make: Any, engine: sa.Engine) -> None:
@@ -326,7 +326,8 @@ def test_triggers_of_others_on_a_queue_are_left_alone(make: Any, engine: sa.Engi
     project.check()
 
 
-# -- for every kind of model, a migration makes the same schema as create_all(), and its downgrade removes it ------
+# -- for every kind of model, a migration makes the same schema as create_all(), and its downgrade removes it ----------
+
 SAME_TABLE_AS_PLAIN = {
     "abstract_base",
     "base_before_mixin",
@@ -421,7 +422,8 @@ def write_migration_without_translation(built: Built, models: Project, tidy: Tid
         models.options["version_table_schema"] = "public"
 
 
-# -- autogenerate and the partitions of a queue's table, which are in no model: they are neither dropped nor changed --
+# -- autogenerate and the partitions of a queue's table, which are in no model: they are neither dropped nor changed ---
+
 PARTITIONS = (
     "CREATE TABLE orders_old PARTITION OF orders FOR VALUES FROM (MINVALUE) TO ('2026-01-01')",
     "CREATE TABLE orders_new PARTITION OF orders FOR VALUES FROM ('2026-01-01') TO (MAXVALUE) PARTITION BY HASH (id)",

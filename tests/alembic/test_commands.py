@@ -1,4 +1,4 @@
-"""The templates work with the README's example, and the commands on the page about migrations work as printed."""
+"""The templates and the commands on the page about migrations work as printed, beside other plug-ins as well."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def test_every_operation_that_the_page_names_exists() -> None:
     assert {name for name in named if not hasattr(Operations, name)} == set()
 
 
-# -- together with other plug-ins: alembic_utils, which drops unregistered objects, and alembic-postgresql-enum ----
+# -- together with other plug-ins: alembic_utils, which drops unregistered objects, and alembic-postgresql-enum --------
+
 ENV = """
 from alembic import context
 from sqlalchemy import NullPool, create_engine

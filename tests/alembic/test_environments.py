@@ -1,4 +1,4 @@
-"""Different setups of Alembic: scripts, schemas, filters, engines, and errors in ``env.py``."""
+"""Different setups of Alembic: scripts, schemas, tenants, filters, engines, and errors in ``env.py``."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def statements_of(script: str) -> Iterator[str]:
             statement.clear()
 
 
-# -- scripts -------------------------------------------------------------------------------------------------------
+# -- scripts -----------------------------------------------------------------------------------------------------------
 
 
 @every_strategy
@@ -129,7 +129,7 @@ def test_a_script_changes_a_strategy(database: Database, make: Any, engine: sa.E
         assert [job.article for job in session.scalars(claim(model, 5))] == ["1"]
 
 
-# -- schemas ---------------------------------------------------------------------------------------------------------
+# -- schemas -----------------------------------------------------------------------------------------------------------
 
 
 def queues_in(*schemas: str | None, strategy: str = "delete_returning") -> sa.MetaData:
@@ -186,7 +186,7 @@ def test_several_metadata(database: Database, tmp_path: Path) -> None:
     project.migrate()
 
 
-# -- filters ---------------------------------------------------------------------------------------------------------
+# -- filters -----------------------------------------------------------------------------------------------------------
 
 
 def test_filtered_tables_are_not_changed(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_render_as_batch(database: Database, tmp_path: Path) -> None:
     project.downgrade("base")
 
 
-# -- errors -------------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def test_env_py_without_the_plug_in(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
@@ -345,7 +345,8 @@ def test_a_transaction_begun_by_env_py_is_refused(make: Any, tmp_path: Path) -> 
         project.upgrade()
 
 
-# -- a schema for each tenant, selected by the search path or by schema_translate_map ------------------------------
+# -- a schema for each tenant, selected by the search path or by schema_translate_map ----------------------------------
+
 TENANT_ENV = """\
 from alembic import context
 from sqlalchemy import NullPool, create_engine
@@ -385,7 +386,6 @@ def job(strategy: str, **config: Any) -> type[Any]:
     class Job(QueueMixin, Base):
         __tablename__ = "job"
         __queue__ = QueueConfig(strategy=strategy, columns={"status": "status"}, **config)
-
         id = mapped_column(sa.Integer, primary_key=True)
         task = mapped_column(sa.Text)
         status = mapped_column(sa.Enum(*STATE_NAMES, name="state"), nullable=False, server_default="pending")

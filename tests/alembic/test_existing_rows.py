@@ -1,4 +1,4 @@
-"""A table with rows becomes a queue: the migration asks for the status of the rows."""
+"""A table with rows becomes a queue, or a queue gets another strategy: what becomes of its rows."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_existing_rows_are_purged_only_after_finished_at_is_set(project: Project
     assert purged() == 4
 
 
-# -- a queue gets another strategy by a migration; pending and running jobs remain jobs ----------------------------
+# -- a queue gets another strategy by a migration; pending and running jobs remain jobs --------------------------------
 
 
 @pytest.mark.parametrize(

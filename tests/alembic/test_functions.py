@@ -1,4 +1,4 @@
-"""Migrations create, replace and drop the functions that statements call."""
+"""Migrations create, replace and drop the functions that statements call, and all that flow control needs."""
 
 from __future__ import annotations
 
@@ -267,7 +267,8 @@ def test_a_translated_schema(database: Database, make: Any, engine: sa.Engine) -
     project.check()
 
 
-# -- flow control: autogenerate adds, changes and removes its indexes, functions, triggers and the table of rates --
+# -- flow control: autogenerate adds, changes and removes its indexes, functions, triggers and the table of rates ------
+
 STARTED = {"started_at": "started_at"}
 
 

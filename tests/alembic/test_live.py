@@ -168,7 +168,9 @@ def test_a_misspelled_table_is_refused(make: Any) -> None:
         project.revise("switch", live="order,orders,theirs")
 
 
-# -- a large table becomes a queue while other sessions read it, write it, and run its jobs ------------------------
+# -- a large table becomes a queue while other sessions read it, write it, and run its jobs ----------------------------
+# Each of these sessions has a lock_timeout of one second: a migration that blocks them for longer fails the test.
+
 UNSENT = 500
 SENT = "SELECT 'old ' || n, n > :unsent FROM generate_series(1, :rows) AS n"
 HAS_STATUS = "SELECT 1 FROM pg_attribute WHERE attrelid = 'orders'::regclass AND attname = 'status'"

@@ -84,7 +84,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in shown if record.name.startswith("alembic.")]
 
 
-# -- created and dropped ---------------------------------------------------------------------------------------------
+# -- created and dropped -----------------------------------------------------------------------------------------------
 
 
 def test_everything_is_created_and_dropped(database: Database, tmp_path: Path) -> None:
@@ -193,8 +193,7 @@ def search(database: Database, path: str) -> None:
     administer(database, f"ALTER DATABASE {database.name} SET search_path TO {path}")
 
 
-# -- changes by hand ---------------------------------------------------------------------------------------------
-
+# -- changes by hand ---------------------------------------------------------------------------------------------------
 
 SCHEDULE = "ALTER TABLE sqlaqueue_schedule"
 CHANGES = [
@@ -262,7 +261,7 @@ def test_what_others_added_is_left_alone(make: Any, engine: sa.Engine) -> None:
     project.check()
 
 
-# -- env.py does not import the schedules --------------------------------------------------------------------------
+# -- env.py does not import the schedules ------------------------------------------------------------------------------
 
 
 def test_tables_with_schedules_are_kept(

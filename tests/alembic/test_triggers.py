@@ -1,4 +1,4 @@
-"""Migrations create, change and drop the triggers that wake idle consumers."""
+"""Migrations create, change and drop the triggers that wake idle consumers; and versions of trigger functions."""
 
 from __future__ import annotations
 
@@ -277,7 +277,8 @@ def test_two_queues_are_locked_in_one_attempt(database: Database, make: Any) -> 
     assert in_any_order(dump(database)) == in_any_order(wanted(models(notify=False), database))
 
 
-# -- the version of a trigger function is stored in its comment, and a Consumer reports another version ------------
+# -- the version of a trigger function is stored in its comment, and a Consumer reports another version ----------------
+
 WITH_MESSAGES = QueueConfig(strategy="delete_returning")
 FUNCTION = "sqlaqueue_message_orders_sync"
 

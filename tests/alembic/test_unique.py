@@ -1,4 +1,4 @@
-"""The unique index of ``QueueConfig(unique=...)``: autogenerate creates, replaces and drops it."""
+"""The unique index of ``QueueConfig(unique=...)``, and the twins in a table that refuse it."""
 
 from __future__ import annotations
 
@@ -194,7 +194,8 @@ def test_a_table_becomes_a_unique_queue(make: Any) -> None:
     project.check()
 
 
-# -- migrations that create a unique index are refused while the table has twins, with the query that shows them ---
+# -- migrations that create a unique index are refused while the table has twins, with the query that shows them -------
+
 INVALID = f"SELECT count(*) FROM pg_index WHERE NOT indisvalid OR indexrelid = to_regclass('{NAME}_new')"
 live_or_not = pytest.mark.parametrize("live", [False, True], ids=["in one transaction", "live"])
 

@@ -59,7 +59,6 @@ class Anything(QueueMixin, Base):
     """A column of each type."""
 
     __tablename__ = "anything"
-
     id: Mapped[int] = mapped_column(primary_key=True)
     to: Mapped[str] = mapped_column("send to", default="nobody")
     by_name: Mapped[Colour | None]
@@ -96,7 +95,6 @@ class Defaults(QueueMixin, Base):
     """Defaults of each kind."""
 
     __tablename__ = "defaults"
-
     id: Mapped[int] = mapped_column(primary_key=True)
     version: Mapped[int] = mapped_column()
     size: Mapped[int] = mapped_column(default=3)
@@ -111,7 +109,6 @@ class Defaults(QueueMixin, Base):
 
 class SqlDefault(QueueMixin, Base):
     __tablename__ = "sql_default"
-
     id: Mapped[int] = mapped_column(primary_key=True)
     made: Mapped[datetime] = mapped_column(default=sa.func.now())
     number: Mapped[int] = mapped_column(sa.Sequence("sql_default_numbers"))
@@ -119,13 +116,11 @@ class SqlDefault(QueueMixin, Base):
 
 class Customer(Base):
     __tablename__ = "customer"
-
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
 class Order(QueueMixin, Base):
     __tablename__ = "orders"
-
     id: Mapped[int] = mapped_column(primary_key=True)
     customer_id: Mapped[int | None] = mapped_column(sa.ForeignKey(Customer.id))
     customer: Mapped[Customer | None] = relationship()
@@ -139,14 +134,12 @@ class Message(QueueMixin, Base):
 
     __tablename__ = "message"
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "message"}  # noqa: RUF012 - as SQLAlchemy reads it
-
     id: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str]
 
 
 class Email(Message):
     __mapper_args__ = {"polymorphic_identity": "email"}  # noqa: RUF012 - as SQLAlchemy reads it
-
     address: Mapped[str | None]
 
 
@@ -155,7 +148,6 @@ class Parcel(Message):
 
     __tablename__ = "parcel"
     __mapper_args__ = {"polymorphic_identity": "parcel"}  # noqa: RUF012 - as SQLAlchemy reads it
-
     id: Mapped[int] = mapped_column(sa.ForeignKey(Message.id), primary_key=True)
 
 
@@ -164,7 +156,6 @@ class Odd(QueueMixin, Base):
 
     __tablename__ = 'Odd "table" 100%'
     __table_args__ = {"schema": "Post Office"}  # noqa: RUF012 - as SQLAlchemy reads it
-
     id: Mapped[int] = mapped_column(primary_key=True)
     share: Mapped[int] = mapped_column('%(share)s "of" all')
 
@@ -191,7 +182,6 @@ def make_elsewhere() -> Any:
 
     class Moved(QueueMixin, Here):
         __tablename__ = "moved"
-
         id: Mapped[int] = mapped_column(primary_key=True)
 
     return Moved
@@ -207,7 +197,8 @@ def rows_of(engine: sa.Engine, model: Any, *attributes: str) -> list[Any]:
         return [tuple(row) for row in session.execute(sa.select(*columns).order_by(model.id))]
 
 
-# -- a database with the tables of :mod:`tests.copy.conftest`, and each driver ---------------------------------------
+# -- a database with all these tables, and each driver -----------------------------------------------------------------
+
 HERE = Path(__file__).parent
 DRIVERS = ("psycopg", "psycopg2", "async psycopg", "asyncpg")
 REDUNDANT = ("psycopg2", "async psycopg")

@@ -1,4 +1,4 @@
-"""COPY writes the values that an INSERT writes."""
+"""COPY writes the values that an INSERT writes, in the transaction of the session."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_values_of_subclasses_of_supported_types(driver: Driver, engine: sa.Engi
     assert text in {"word", "another word"}
 
 
-# -- cOPY in the transaction of the session: commit, rollback, savepoints, errors and privileges -------------------
+# -- in the transaction of the session: commit, rollback and savepoints ------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -258,7 +258,7 @@ def test_rows_are_streamed(driver: Driver) -> None:
     assert most < 10
 
 
-# -- errors of the server --------------------------------------------------------------------------------------
+# -- errors of the server ----------------------------------------------------------------------------------------------
 
 
 def test_a_duplicate_key_raises_integrity_error(driver: Driver, engine: sa.Engine) -> None:
@@ -338,7 +338,7 @@ def test_defaults_are_called_once_per_row_even_after_an_error(psycopg_driver: Dr
     assert made == [1, 1]
 
 
-# -- privileges ------------------------------------------------------------------------------------------------
+# -- privileges --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

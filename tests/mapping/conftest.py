@@ -199,7 +199,6 @@ async def awaitable_engine(database: Any, driver: str, options: dict[str, Any]) 
 
 # -- kinds of models ---------------------------------------------------------------------------------------------------
 
-
 MakeConfig = Callable[..., QueueConfig]
 """Makes a QueueConfig with the strategy of the test and other options."""
 

@@ -27,7 +27,7 @@ from tests.mapping.conftest import KINDS, MakeConfig, declare, kind, payload
 __all__ = ["KINDS"]
 
 
-# -- ways to map a class ----------------------------------------------------------------------------------------------
+# -- ways to map a class -----------------------------------------------------------------------------------------------
 
 
 @kind()
@@ -350,7 +350,7 @@ def joined_inheritance(queue: MakeConfig) -> Any:
     return Job
 
 
-# -- types and values of the status, and other types ------------------------------------------------------------------
+# -- types and values of the status, and other types -------------------------------------------------------------------
 
 
 class Phase(enum.Enum):

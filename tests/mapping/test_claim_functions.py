@@ -1,4 +1,4 @@
-"""A function that a claim could call, attached to the table of a queue."""
+"""Functions that statements call are created and dropped with the table of their queue, and checked at the start."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sqlaqueue.postgresql.ddl import Function, attach, call, version_comment
 from sqlaqueue.postgresql.start_checks import outdated_functions
 from sqlaqueue.sql.types import is_name_of, object_name
 from tests.mapping.conftest import TidyDatabase, created
+from tests.models import execute, insert
 
 ARGUMENTS = "sqlaqueue_key bigint, sqlaqueue_since timestamp with time zone"
 BODY = """\
@@ -54,7 +55,6 @@ def count(table: sa.Table, key: Any) -> sa.Select[Any]:
     return sa.select(call(name_of(table), table, key, since, type_=sa.Integer()).label("count"))
 
 
-# -- functions that statements call are created and dropped with the table of their queue, and checked at the start --
 NAME = 'a "job" of 100%'
 MAPS: list[dict[str | None, str]] = [{}, {None: "o'ne"}, {None: "50% two"}]
 PROPERTIES = sa.text("""
@@ -77,32 +77,21 @@ def model(table: str = "job", schema: str | None = None, **changes: Any) -> type
     return Job
 
 
-def add(engine: sa.Engine, job: type[Any], *keys: int) -> None:
-    with Session(engine) as session:
-        session.add_all(job(id=key) for key in keys)
-        session.commit()
-
-
-def scalar(engine: sa.Engine, query: sa.Select[Any]) -> Any:
-    with engine.connect() as connection:
-        return connection.scalar(query)
-
-
 # -- DDL ---------------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_created_and_dropped_with_its_table(tidy: TidyDatabase, engine: sa.Engine) -> None:
     job = model()
     with created(engine, job.metadata):
-        add(engine, job, 1, 3, 4)
-        assert scalar(engine, count(job.__table__, 1)) == 2
+        insert(engine, job, [{"id": key} for key in (1, 3, 4)])
+        assert execute(engine, count(job.__table__, 1)) == 2
         with engine.connect() as connection:
             settings = ["enable_seqscan=off", "plan_cache_mode=force_generic_plan"]
             assert [*connection.execute(PROPERTIES)] == [("v", settings, "sqlaqueue, version 1")]
         job.__table__.drop(engine)
         assert ("function", "sqlaqueue_limit_job") not in tidy.objects()
         job.__table__.create(engine)
-        assert scalar(engine, count(job.__table__, 1)) == 0
+        assert execute(engine, count(job.__table__, 1)) == 0
     assert tidy.objects() == tidy.empty
 
 
@@ -110,19 +99,17 @@ def test_another_body_replaces_it(tidy: TidyDatabase, engine: sa.Engine) -> None
     """As an application does that calls create_all() only, after it dropped the table by hand."""
     job, other = model(), model(body="BEGIN RETURN 42; END", comment=None)
     job.metadata.create_all(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE job")
+    execute(engine, "DROP TABLE job")
     with created(engine, other.metadata):
-        assert scalar(engine, count(other.__table__, 1)) == 42
+        assert execute(engine, count(other.__table__, 1)) == 42
     assert tidy.objects() == tidy.empty
 
 
 def test_the_function_of_another_signature_stays(tidy: TidyDatabase, engine: sa.Engine) -> None:
     job = model()
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE FUNCTION sqlaqueue_limit_job() RETURNS text RETURN 'mine'")
+    execute(engine, "CREATE FUNCTION sqlaqueue_limit_job() RETURNS text RETURN 'mine'")
     with created(engine, job.metadata):
-        assert scalar(engine, count(job.__table__, 1)) == 0
+        assert execute(engine, count(job.__table__, 1)) == 0
     with engine.begin() as connection:
         assert connection.scalar(sa.text("SELECT sqlaqueue_limit_job()")) == "mine"
         connection.exec_driver_sql("DROP FUNCTION sqlaqueue_limit_job()")
@@ -132,14 +119,14 @@ def test_the_function_of_another_signature_stays(tidy: TidyDatabase, engine: sa.
 def test_pickled_metadata_creates_it(tidy: TidyDatabase, engine: sa.Engine) -> None:
     again: sa.MetaData = pickle.loads(pickle.dumps(model().metadata))  # noqa: S301 - pickled by this test
     with created(engine, again):
-        assert scalar(engine, count(again.tables["job"], 1)) == 0
+        assert execute(engine, count(again.tables["job"], 1)) == 0
     assert tidy.objects() == tidy.empty
 
 
 def test_it_may_run_with_the_privileges_of_its_owner(tidy: TidyDatabase, engine: sa.Engine) -> None:
     job = model(NAME, definer=True)
     with created(engine, job.metadata):
-        assert scalar(engine, count(job.__table__, 1)) == 0
+        assert execute(engine, count(job.__table__, 1)) == 0
         with engine.connect() as connection:
             owner = sa.text("SELECT prosecdef, proacl::text, proconfig[1] FROM pg_proc WHERE proname = :name")
             secured, privileges, path = connection.execute(owner, {"name": name_of(job.__table__)}).one()
@@ -155,8 +142,8 @@ def test_it_may_run_with_the_privileges_of_its_owner(tidy: TidyDatabase, engine:
 def test_names_that_must_be_quoted(tidy: TidyDatabase, engine: sa.Engine, schema: str | None) -> None:
     job = model(NAME, schema)
     with tidy.schemas(*filter(None, [schema])), created(engine, job.metadata):
-        add(engine, job, 2)
-        assert scalar(engine, count(job.__table__, 0)) == 1
+        insert(engine, job, [{"id": 2}])
+        assert execute(engine, count(job.__table__, 0)) == 1
     assert tidy.objects() == tidy.empty
 
 
@@ -167,9 +154,9 @@ def test_calls_under_schema_translate_map(tidy: TidyDatabase, engine: sa.Engine)
     with tidy.schemas("o'ne", "50% two"):
         for number, translated in enumerate(engines):
             job.metadata.create_all(translated)
-            add(translated, job, *range(1, number * 2 + 1))
+            insert(translated, job, number * 2)
         # The statement's own schema, of another table, must not decide where the function is.
-        assert [scalar(each, count(job.__table__, 0)) for each in engines] == [0, 1, 2]
+        assert [execute(each, count(job.__table__, 0)) for each in engines] == [0, 1, 2]
         for translated in engines:
             job.metadata.drop_all(translated)
     assert tidy.objects() == tidy.empty
@@ -192,7 +179,7 @@ async def test_calls_with_asyncpg(tidy: TidyDatabase) -> None:
 def test_a_call_for_each_row_of_an_alias(tidy: TidyDatabase, engine: sa.Engine) -> None:
     job = model()
     with created(engine, job.metadata), Session(engine) as session:
-        add(engine, job, 1, 2, 3)
+        insert(engine, job, 3)
         other = aliased(job)
         limit = call("sqlaqueue_limit_job", job.__table__, other.id % 2, sa.func.to_timestamp(0), type_=sa.Integer())
         query = sa.select(other.id, limit.label("count")).where(limit > 1).order_by(other.id)
@@ -249,8 +236,7 @@ def test_a_missing_function_is_refused(tidy: TidyDatabase, engine: sa.Engine, sc
             refused.value
         )
         if by_hand:
-            with engine.begin() as connection:
-                connection.exec_driver_sql(f"DROP FUNCTION {prefix}sqlaqueue_limit_job()")
+            execute(engine, f"DROP FUNCTION {prefix}sqlaqueue_limit_job()")
     assert tidy.objects() == tidy.empty
 
 
@@ -263,8 +249,7 @@ def test_another_version_is_reported(
     with created(engine, job.metadata):
         with Session(engine) as session:
             assert outdated_functions(session, spec_of(job)) is None
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"COMMENT ON FUNCTION sqlaqueue_limit_job IS 'sqlaqueue, version {version}'")
+        execute(engine, f"COMMENT ON FUNCTION sqlaqueue_limit_job IS 'sqlaqueue, version {version}'")
         with caplog.at_level(logging.INFO, "sqlaqueue"), consumer(engine, job):
             pass
     (record,) = [each for each in caplog.records if getattr(each, "event", None) == "functions_outdated"]

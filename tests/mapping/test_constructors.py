@@ -1,4 +1,4 @@
-"""Constructors, generated or not, accept queue attributes."""
+"""Constructors, generated or not, accept queue attributes; and copies of instances, classes and MetaData."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def plain() -> type[Any]:
 
     class Email(QueueMixin, Base):
         __tablename__ = "email"
-
         id: Mapped[int] = mapped_column(primary_key=True)
         to: Mapped[str]
 
@@ -49,7 +48,6 @@ def dataclass() -> type[Any]:
 
     class Email(QueueMixin, Base):
         __tablename__ = "email"
-
         id: Mapped[int] = mapped_column(primary_key=True, init=False)
         to: Mapped[str]
 
@@ -60,7 +58,6 @@ def decorated_dataclass() -> type[Any]:
     @registry().mapped_as_dataclass
     class Email(QueueMixin):
         __tablename__ = "email"
-
         id: Mapped[int] = mapped_column(primary_key=True, init=False)
         to: Mapped[str]
 
@@ -115,14 +112,12 @@ def test_queue_attributes_of_a_dataclass_are_keyword_only() -> None:
     class Email(QueueMixin, Base):
         __tablename__ = "email"
         __mapper_args__: ClassVar = {"polymorphic_on": "kind", "polymorphic_identity": "email"}
-
         id: Mapped[int] = mapped_column(primary_key=True, init=False)
         kind: Mapped[str] = mapped_column(init=False)
         to: Mapped[str]
 
     class Newsletter(Email):
         __mapper_args__: ClassVar = {"polymorphic_identity": "newsletter"}
-
         topic: Mapped[str] = mapped_column(nullable=True)
 
     letter = Newsletter("a@example.com", "queues", priority=3)
@@ -146,7 +141,6 @@ def test_a_dataclass_base_before_the_mixin_is_refused() -> None:
 
         class Email(Base, QueueMixin):
             __tablename__ = "email"
-
             id: Mapped[int] = mapped_column(primary_key=True, init=False)
 
     assert "email" not in Base.metadata.tables
@@ -190,7 +184,7 @@ def test_merging_a_loaded_instance_records_no_run(engine: sa.Engine) -> None:
         assert other.merge(loaded, load=False).to == "a"
 
 
-# -- copies of claimed instances, by pickle, deepcopy and merge, and of classes and MetaData -----------------------
+# -- copies of claimed instances, by pickle, deepcopy and merge, and of classes and MetaData ---------------------------
 
 
 class Base(DeclarativeBase):

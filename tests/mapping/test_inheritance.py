@@ -37,18 +37,15 @@ class Hierarchy:
             __tablename__ = "job"
             __queue__ = config
             __mapper_args__ = polymorphic("job", polymorphic_on="kind", **options)
-
             id: Mapped[int] = mapped_column(primary_key=True)
             kind: Mapped[str]
 
         class Letter(Job):
             __mapper_args__ = polymorphic("letter")
-
             address: Mapped[str | None]
 
         class Parcel(Letter):
             __mapper_args__ = polymorphic("parcel")
-
             weight: Mapped[int | None]
 
         self.metadata, self.Job, self.Letter, self.Parcel = Base.metadata, Job, Letter, Parcel
@@ -161,14 +158,12 @@ class JoinedHierarchy:
             __tablename__ = "job"
             __queue__ = config
             __mapper_args__ = polymorphic("job", polymorphic_on="kind", **options)
-
             id: Mapped[int] = mapped_column(primary_key=True)
             kind: Mapped[str]
 
         class Letter(Job):
             __tablename__ = "letter"
             __mapper_args__ = polymorphic("letter")
-
             id: Mapped[int] = mapped_column(sa.ForeignKey(Job.id), primary_key=True)
             address: Mapped[str]
 
@@ -255,7 +250,6 @@ def test_a_child_that_defines_an_attribute_of_the_queue_is_refused() -> None:
         class Fax(h.Job):
             __tablename__ = "fax"
             __mapper_args__ = polymorphic("fax")
-
             id: Mapped[int] = mapped_column(sa.ForeignKey(h.Job.id), primary_key=True)
             status: Mapped[str]
 
@@ -270,7 +264,6 @@ class Plain(DeclarativeBase):
 class Animal(Plain):
     __tablename__ = "animal"
     __mapper_args__ = polymorphic("animal", polymorphic_on="kind")
-
     id: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str]
 
@@ -290,7 +283,6 @@ def test_a_queue_with_concrete_inheritance_from_another_class(config: QueueConfi
 
     class Person(Base):
         __tablename__ = "person"
-
         id: Mapped[int] = mapped_column(primary_key=True)
         name: Mapped[str | None]
 
@@ -298,7 +290,6 @@ def test_a_queue_with_concrete_inheritance_from_another_class(config: QueueConfi
         __tablename__ = "guest"
         __queue__ = config
         __mapper_args__ = polymorphic("guest", concrete=True)
-
         id: Mapped[int] = mapped_column(primary_key=True)
         name: Mapped[str | None]
 
@@ -322,7 +313,6 @@ def test_concrete_inheritance_from_a_queue_is_refused() -> None:
         class Fax(h.Job):
             __tablename__ = "fax"
             __mapper_args__ = polymorphic("fax", concrete=True)
-
             id: Mapped[int] = mapped_column(primary_key=True)
 
 

@@ -1,4 +1,4 @@
-"""The columns that a claim loads."""
+"""What a claim loads: columns, and related rows; and rows that refer to jobs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_run_is_recorded_whatever_columns_are_loaded(
         assert session.scalars(complete(job)).all() == [1]
 
 
-# -- relationships of claimed instances, and rows that refer to jobs -----------------------------------------------
+# -- relationships of claimed instances, and rows that refer to jobs ---------------------------------------------------
 
 
 class Shop:
@@ -102,7 +102,6 @@ class Shop:
         class Order(QueueMixin, Base):
             __tablename__ = "orders"
             __queue__ = QueueConfig(strategy=strategy)
-
             id: Mapped[int] = mapped_column(primary_key=True)
             customer_id: Mapped[int | None] = mapped_column(sa.ForeignKey("customer.id"))
             # Both refer to classes that do not exist yet.
@@ -111,14 +110,12 @@ class Shop:
 
         class Customer(Base):
             __tablename__ = "customer"
-
             id: Mapped[int] = mapped_column(primary_key=True)
             name: Mapped[str]
             orders: Mapped[list[Order]] = relationship(back_populates="customer")
 
         class Line(Base):
             __tablename__ = "line"
-
             id: Mapped[int] = mapped_column(primary_key=True)
             order_id: Mapped[int] = mapped_column(sa.ForeignKey(Order.id))
             order: Mapped[Order] = relationship(back_populates="lines")

@@ -34,7 +34,6 @@ class Base(DeclarativeBase):
 class Task(QueueMixin, Base):
     __tablename__ = "task"
     __queue__ = CONFIG
-
     id: Mapped[int] = mapped_column(primary_key=True)
     text: Mapped[str | None]
     number: Mapped[float | None]
@@ -170,13 +169,11 @@ def test_subclasses_in_one_table(engine: sa.Engine) -> None:
         __tablename__ = "job"
         __queue__ = CONFIG
         __mapper_args__: ClassVar = {"polymorphic_on": "kind", "polymorphic_identity": "job"}
-
         id: Mapped[int] = mapped_column(primary_key=True)
         kind: Mapped[str]
 
     class Letter(Job):
         __mapper_args__: ClassVar = {"polymorphic_identity": "letter"}
-
         address: Mapped[str | None]
 
     with created(engine, Base.metadata), Session(engine) as session:
@@ -199,7 +196,6 @@ def test_dataclasses(engine: sa.Engine) -> None:
     class Job(QueueMixin, Base):
         __tablename__ = "job"
         __queue__ = CONFIG
-
         id: Mapped[int] = mapped_column(primary_key=True, init=False)
         payload: Mapped[str]
 

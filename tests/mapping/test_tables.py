@@ -132,7 +132,7 @@ def test_temporary_tables(tidy: TidyDatabase, engine: sa.Engine) -> None:
     assert tidy.objects() == tidy.empty
 
 
-# -- schemas and search paths ---------------------------------------------------------------------------
+# -- schemas and search paths ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_creating_the_table_of_a_queue_creates_its_side_tables(database: Databas
     engine.dispose()
 
 
-# -- two queues in one MetaData, database and process --------------------------------------------------------------
+# -- two queues in one MetaData, database and process ------------------------------------------------------------------
 
 
 class Queues:
@@ -349,7 +349,7 @@ def test_side_tables_are_in_the_schema_of_the_queue(strategy: str) -> None:
     assert tables == expected
 
 
-# -- partition keys of queue tables: what is refused when the class is mapped, and what is not ---------------------
+# -- partition keys of queue tables: what is refused when the class is mapped, and what is not -------------------------
 
 
 def partitioned(by: str, *, key: tuple[str, ...] = ("id", "tenant", "created_at"), **config: Any) -> Any:

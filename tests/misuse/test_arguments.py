@@ -217,7 +217,7 @@ def test_retention_becomes_timedeltas() -> None:
     assert QueueConfig().retention == {}
 
 
-# -- verbs refuse arguments for which no correct statement exists -----------------------------------------------------
+# -- verbs refuse arguments for which no correct statement exists ------------------------------------------------------
 
 
 class Base(DeclarativeBase):

@@ -148,7 +148,7 @@ def test_an_engine_with_autocommit_is_refused(filled: sa.Engine, model: Any) -> 
         Consumer(model, handle, sessions).run()
 
 
-# -- a starting Consumer reports objects that the database lacks, or has in an outdated version --------------------
+# -- a starting Consumer reports objects that the database lacks, or has in an outdated version ------------------------
 
 
 class Base(DeclarativeBase):

@@ -77,7 +77,8 @@ def test_operators_in_the_search_path_are_not_called(roles: Roles, web: sa.Conne
     assert count(roles, "sqlaqueue_message_orders") == 1
 
 
-# -- whatever the search path, no table of the same name in another schema is read or written ----------------------
+# -- whatever the search path, no table of the same name in another schema is read or written --------------------------
+
 TRIGGERED = pytest.mark.parametrize("kind", ["update_status", "delete_returning"])
 
 
@@ -159,7 +160,7 @@ def test_triggers_run_without_privileges_on_schemas_of_the_path(
     assert caplog.text == ""
 
 
-# -- row-level security on the job table: tenants see their jobs, and a Consumer without a policy does not start ---
+# -- row-level security on the job table: tenants see their jobs, and a Consumer without a policy does not start -------
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Rows = sa.Select[Any]
 Condition = sa.ColumnElement[bool]
 
-# -- locks ---------------------------------------------------------------------------------------------------
+# -- locks -------------------------------------------------------------------------------------------------------------
 
 
 class _Waits(ClaimStrategy):
@@ -125,7 +125,7 @@ class LocksOnlyTheJob(DeleteReturning):
         return rows.with_for_update(of=spec.table, skip_locked=skip_locked, key_share=True)
 
 
-# -- the subquery of picked rows --------------------------------------------------
+# -- the subquery of picked rows ---------------------------------------------------------------------------------------
 
 
 class _RunsAgain(ClaimStrategy):
@@ -164,7 +164,7 @@ class UpdateStatusUnsorted(_Unsorted, UpdateStatus):
     """In the order of RETURNING."""
 
 
-# -- fencing -----------------------------------------------------------------------------------------------
+# -- fencing -----------------------------------------------------------------------------------------------------------
 
 
 class ComparesNoToken(UpdateStatus):
@@ -218,7 +218,7 @@ class KeepsReleasedAttempts(UpdateStatus):
         return None
 
 
-# -- messages --------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 class LosesReleasedMessages(DeleteReturning):
@@ -242,7 +242,7 @@ class DeleteRowSettlesAnyRun(DeleteRow):
         return super().settle(spec, ClaimedJobs(claims, held.jobs), settlement)
 
 
-# -- maintenance and administration ----------------------------------------------------------------------------------
+# -- maintenance and administration ------------------------------------------------------------------------------------
 
 
 class PurgesTooMuch(BatchSelect):

@@ -23,7 +23,6 @@ class Base(DeclarativeBase):
 
 class Note(Base):
     __tablename__ = "note"
-
     number: Mapped[int] = mapped_column("no", primary_key=True)
     about: Mapped[int] = mapped_column("job_id")
     since: Mapped[int] = mapped_column(server_default="9")

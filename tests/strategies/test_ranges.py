@@ -161,7 +161,7 @@ def test_a_strategy_without_scan_ranges_gets_plain_claims() -> None:
     assert context.claimer._cursor_after([model(tenant="a", number=1, my_priority=0, my_run_at=NOW)]) is None
 
 
-# -- consumers reconcile a message table in ranges of keys, to spread the reads of a large table over time ---------
+# -- consumers reconcile a message table in ranges of keys, to spread the reads of a large table over time -------------
 
 
 @pytest.fixture(params=["single", "composite"])

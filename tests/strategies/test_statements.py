@@ -55,7 +55,6 @@ def make_model(strategy: str, table: str = "job", others: tuple[str, ...] = (), 
     class Job(sq.QueueMixin, Base):
         __tablename__ = table
         __queue__ = sq.QueueConfig(strategy=strategy, **config)
-
         id: Mapped[int] = mapped_column(primary_key=True)
         to: Mapped[str] = mapped_column("my_to", default="ada")
         tenant: Mapped[str] = mapped_column("my_tenant", default="one")
@@ -202,7 +201,7 @@ def test_jobs_of_a_dead_worker_are_rescued_in_any_table(engine: sa.Engine, table
         assert session.scalars(sq.rescue(model)).all() == [1]
 
 
-# -- a statement can be printed for any dialect; only its execution on another database is refused -----------------
+# -- a statement can be printed for any dialect; only its execution on another database is refused ---------------------
 
 _postgresql: Any = postgresql.dialect
 _sqlite: Any = sqlite.dialect
@@ -289,7 +288,8 @@ def test_a_printed_statement_is_still_refused_elsewhere(how: str) -> None:
     engine.dispose()
 
 
-# -- statements are compiled once: they have a cache key of SQLAlchemy, equal from call to call --------------------
+# -- statements are compiled once: they have a cache key of SQLAlchemy, equal from call to call ------------------------
+
 STATEMENTS = [
     "claim",
     "claim_and_notify",

@@ -166,7 +166,8 @@ def make_model(kind: str, strategy: str) -> Model:
     return Model(job, note, words)
 
 
-# -- all statements of applications, Consumers and operators, with each kind of status column and each driver ------
+# -- all statements of applications, Consumers and operators, with each kind of status column and each driver ----------
+
 DRIVERS = ("psycopg", "asyncpg", "psycopg2")
 
 

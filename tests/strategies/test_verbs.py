@@ -177,7 +177,8 @@ async def test_verb(tables: tuple[str, QueueUnderTest], shared: Database, verb: 
         assert (queue.state(0), queue.attempts(0)) == expected[:2]
 
 
-# -- random histories of a queue are compared with a model, the same for every strategy ----------------------------
+# -- random histories of a queue are compared with a model, the same for every strategy --------------------------------
+
 numbers = st.integers(0, 7)
 priorities = st.integers(-1, 1)
 endings = st.sampled_from([complete, retry, fail, release])
@@ -373,7 +374,7 @@ def test_any_history_agrees_with_the_model(class_engine: sa.Engine, kind: str, *
         )
 
 
-# -- queues that delete completed jobs -----------------------------------------------------------------------------
+# -- queues that delete completed jobs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select", "delete_returning"])

@@ -138,8 +138,10 @@ class Project:
             config.cmd_opts = type("Options", (), {"x": [f"{name}={value}" for name, value in x.items()]})()
         return config
 
-    def revise(self, message: str = "change", **x: str) -> str:
-        """Run ``alembic revision --autogenerate`` and return the text of the migration."""
+    def revise(self, message: str = "change", model: Any = None, **x: str) -> str:
+        """Run ``alembic revision --autogenerate``, for another model if one is given; return the migration."""
+        if model is not None:
+            self.metadata = model.metadata
         script: Any = command.revision(self.config(**x), message, autogenerate=True)
         return Path(script.path).read_text()
 
@@ -153,9 +155,7 @@ class Project:
 
     def migrate(self, model: Any = None) -> str:
         """Write a migration, to another model if there is one, run it, and check that nothing else differs."""
-        if model is not None:
-            self.metadata = model.metadata
-        text = self.revise()
+        text = self.revise(model=model)
         self.upgrade()
         self.check()
         return text

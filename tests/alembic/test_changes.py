@@ -270,8 +270,7 @@ def test_an_invalid_index_is_created_again(database: Database, make: Any, engine
     model = order(QueueConfig())
     project = make(order(None) if live else model)
     if live:
-        project.metadata = model.metadata
-        project.revise("adopt", live="orders")
+        project.revise("adopt", model, live="orders")
         project.edit("existing_rows=...", "existing_rows='completed'")
         project.upgrade()
         project.downgrade()
@@ -483,8 +482,7 @@ def test_a_partitioned_table_becomes_a_queue(database: Database, engine: sa.Engi
     project = make(partitioned(is_queue=False))
     execute(engine, *PARTITIONS, "INSERT INTO orders (id, article) VALUES (1, 'stored')")
     model = partitioned()
-    project.metadata = model.metadata
-    text = project.revise("adopt")
+    text = project.revise("adopt", model)
     assert "orders_old" not in text
     project.edit("existing_rows=...", "existing_rows='pending'")
     project.upgrade()

@@ -106,8 +106,7 @@ def test_a_script_makes_a_table_a_queue(
     project = make(order(None))
     model = order(WITH_MESSAGES)
     execute(engine, "INSERT INTO orders (article) VALUES ('old')")
-    project.metadata = model.metadata
-    project.revise("adopt", **({"live": "orders"} if live else {}))
+    project.revise("adopt", model, **({"live": "orders"} if live else {}))
     with pytest.raises(CommandError, match="existing_rows"):
         project.script(f"{project.current()}:head")
     project.edit("existing_rows=...", f"existing_rows={answer}")
@@ -121,8 +120,7 @@ def test_a_script_changes_a_strategy(database: Database, make: Any, engine: sa.E
     project = make(order(QueueConfig()))
     execute(engine, "INSERT INTO orders (article) VALUES ('1')")
     model = order(WITH_MESSAGES)
-    project.metadata = model.metadata
-    project.revise("switch")
+    project.revise("switch", model)
     psql(database, project.script(f"{project.current()}:head"))
     project.check()
     with Session(engine) as session:
@@ -204,8 +202,7 @@ def test_filtered_tables_are_not_changed(database: Database, engine: sa.Engine, 
     assert "Job" not in text
     project.upgrade()
     project.check()
-    project.metadata = order(None).metadata
-    text = project.revise()
+    text = project.revise(model=order(None))
     assert "Job" not in text
     project.upgrade()
     project.check()
@@ -336,8 +333,7 @@ def test_a_missing_privilege_to_create_triggers(database: Database, engine: sa.E
 
 def test_a_transaction_begun_by_env_py_is_refused(make: Any, tmp_path: Path) -> None:
     project = make(order(None))
-    project.metadata = order(WITH_MESSAGES).metadata
-    project.revise("adopt", live="orders")
+    project.revise("adopt", order(WITH_MESSAGES), live="orders")
     project.edit("existing_rows=...", "existing_rows='completed'")
     env = tmp_path / "env.py"
     env.write_text(env.read_text().replace("with engine.connect() as connection", "with engine.begin() as connection"))

@@ -241,8 +241,7 @@ def test_a_leased_job_is_released(engine: sa.Engine, make: Any, new: str) -> Non
     with Session(engine, expire_on_commit=False) as session:
         jobs = session.scalars(claim(before, 1)).all()
         session.commit()
-        project.metadata = after.metadata
-        text = project.revise("switch")
+        text = project.revise("switch", after)
         assert "op.release_queue_jobs(" in text
         project.upgrade()
         # A processing row without a lease belongs to the application and is left alone.
@@ -266,8 +265,7 @@ def test_a_downgrade_to_a_strategy_without_leases_releases_jobs(
     leases = QueueConfig(columns={without: None} if without else {})
     before, after = order(QueueConfig(strategy=old)), order(leases)
     project = make(before)
-    project.metadata = after.metadata
-    project.revise("switch")
+    project.revise("switch", after)
     project.upgrade()
     enqueue(engine, after, "1")
     enqueue(engine, after, "of the application", status="processing")
@@ -292,8 +290,7 @@ def test_the_migration_waits_for_open_batches(engine: sa.Engine, make: Any, old:
     before, after = order(QueueConfig(strategy=old)), order(QueueConfig())
     project = make(before)
     enqueue(engine, before, "1", "2")
-    project.metadata = after.metadata
-    project.revise("switch")
+    project.revise("switch", after)
     with Session(engine) as session:
         jobs = session.scalars(claim(before, 1)).all()
         migration = threading.Thread(target=project.upgrade)
@@ -330,8 +327,7 @@ def test_dropping_the_status_asks_about_existing_rows(engine: sa.Engine, make: A
     project = make(before)
     enqueue(engine, before, "1")
     assert run_all(engine, before) == ["1"]
-    project.metadata = after.metadata
-    project.revise("own messages")
+    project.revise("own messages", after)
     with pytest.raises(Exception, match="each row of the table is a job"):
         project.upgrade()
     execute(engine, "DELETE FROM orders WHERE status = 'completed'")

@@ -79,8 +79,7 @@ def test_a_changed_function_is_replaced(database: Database, make: Any, engine: s
 def test_another_result_under_the_same_name_is_no_silent_difference(make: Any) -> None:
     """PostgreSQL refuses to replace it, and says that it has to be dropped first: a new result needs a new name."""
     project: Project = make(limited())
-    project.metadata = limited(returns="bigint").metadata
-    project.revise()
+    project.revise(model=limited(returns="bigint"))
     with pytest.raises(ProgrammingError, match="cannot change return type"):
         project.upgrade()
 
@@ -183,8 +182,7 @@ def test_functions_of_tables_that_the_filters_leave_out_stay(
         assert connection.scalar(count(other, 0)) == 0
     # Once it is in the models, its function is found, and removed with it.
     project.options = {}
-    project.metadata = order(QueueConfig()).metadata
-    text = project.revise()
+    text = project.revise(model=order(QueueConfig()))
     assert f"'{name_of(other)}'" in text.partition("def downgrade")[0]
     project.upgrade()
     project.check()
@@ -320,14 +318,12 @@ def test_a_queue_is_served_while_flow_control_is_added_and_removed(make: Any, en
     plain, with_limit = orders(), orders(limits=[Limit(1, per="article")], order=Order("kind"))
     project: Project = make(plain)
     enqueue(engine, plain, "a", "a", "b", kind="x")
-    project.metadata = with_limit.metadata
-    project.revise()
+    project.revise(model=with_limit)
     project.upgrade()
     # A process of the version before claims as before, and the new one obeys.
     assert run_all(engine, with_limit) == ["a"]
     assert run_all(engine, plain) == ["a", "b"]
     enqueue(engine, plain, "c", kind="y")
-    project.metadata = plain.metadata
-    project.revise()
+    project.revise(model=plain)
     project.upgrade()
     assert run_all(engine, plain) == ["c"]

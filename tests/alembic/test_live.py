@@ -52,8 +52,7 @@ def test_an_interrupted_adoption_can_be_run_again(
     sa.Table(
         "other", model.metadata, sa.Column("id", sa.Integer, primary_key=True), sa.Column("x", sa.Text, index=True)
     )
-    project.metadata = model.metadata
-    project.revise("adopt", live="orders")
+    project.revise("adopt", model, live="orders")
     project.edit("existing_rows=...", f"existing_rows={answer}")
     upgrade_with_interruption(project)
     assert in_any_order(dump(database)) == in_any_order(wanted(model, database))
@@ -92,8 +91,7 @@ def test_an_interrupted_change_can_be_run_again(
     project = make(before)
     enqueue(engine, before, "1", "2")
     schema = dump(database)
-    project.metadata = after.metadata
-    project.revise("change", live="orders")
+    project.revise("change", after, live="orders")
     upgrade_with_interruption(project)
     assert in_any_order(dump(database)) == in_any_order(wanted(after, database))
     with Session(engine) as session:
@@ -116,8 +114,7 @@ def test_an_index_keeps_its_options(database: Database, make: Any) -> None:
         sa.Index("ix_article", sa.text("lower(article)"), unique=True, postgresql_include=["tags"]),
     )
     model = order(QueueConfig(), __table_args__=indexes, tags=mapped_column(sa.ARRAY(sa.Text)))
-    project.metadata = model.metadata
-    project.revise("adopt", live="orders")
+    project.revise("adopt", model, live="orders")
     project.edit("existing_rows=...", "existing_rows='completed'")
     project.upgrade()
     assert in_any_order(dump(database)) == in_any_order(wanted(model, database))
@@ -318,8 +315,7 @@ def test_a_table_in_use_becomes_a_queue(database: Database, make: Any, strategy:
             sa.text(f"INSERT INTO orders (article, sent) {SENT}"),
             {"unsent": UNSENT, "rows": rows},
         )
-    project.metadata = queue.metadata
-    project.revise("adopt", live="orders")
+    project.revise("adopt", queue, live="orders")
     project.edit("existing_rows=...", f"existing_rows={answer}")
     traffic = Traffic(database, queue, rows, by_row=answer == BY_ROW)
     with database.connect() as connection:

@@ -238,8 +238,7 @@ def test_writers_do_not_wait_for_the_migration(database: Database, make: Any, *,
     before = order(QueueConfig(strategy="batch_select", notify=not notify))
     after = order(QueueConfig(strategy="batch_select", notify=notify))
     project = make(before)
-    project.metadata = after.metadata
-    project.revise("switch", **({"live": "orders"} if live else {}))
+    project.revise("switch", after, **({"live": "orders"} if live else {}))
     with database.connect() as batch, database.connect() as writer, database.connect() as watch:
         writer.execute("SET lock_timeout = '1s'")
         with batch.transaction():

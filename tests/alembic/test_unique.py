@@ -131,8 +131,7 @@ def test_unusual_names_and_states(database: Database, make: Any, *, live: bool) 
     after = model(Unique("article", per=HOUR, nulls_distinct=False))
     for target in (after, model(Unique("article")), after):
         states.append(in_any_order(dump(database)))
-        project.metadata = target.metadata
-        project.revise("change", **({"live": "The orders :all 100%"} if live else {}))
+        project.revise("change", target, **({"live": "The orders :all 100%"} if live else {}))
         project.upgrade()
         project.check()
         assert in_any_order(dump(database)) == in_any_order(wanted(target, database))
@@ -163,8 +162,7 @@ def test_a_new_queue_and_its_end(database: Database, make: Any) -> None:
 def test_a_unique_queue_becomes_a_plain_table(database: Database, make: Any) -> None:
     project = make(unique(Unique("kind", per=HOUR)))
     before = dump(database)
-    project.metadata = order(None, kind=mapped_column("Kind", sa.Text)).metadata
-    text = project.revise("no queue")
+    text = project.revise("no queue", order(None, kind=mapped_column("Kind", sa.Text)))
     assert "existing_rows=..." in text
     project.upgrade()
     project.check()
@@ -186,8 +184,7 @@ def test_an_index_that_the_filters_leave_out(make: Any, engine: sa.Engine) -> No
 def test_a_table_becomes_a_unique_queue(make: Any) -> None:
     """The index is created after the columns of its predicate."""
     project = make(order(None, kind=mapped_column("Kind", sa.Text)))
-    project.metadata = unique(Unique("kind")).metadata
-    text = project.revise("adopt")
+    text = project.revise("adopt", unique(Unique("kind")))
     assert text.index("op.add_queue_columns(") < text.index("op.create_queue_unique_index(")
     project.edit("existing_rows=...", "existing_rows='completed'")
     project.upgrade()

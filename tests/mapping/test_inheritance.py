@@ -10,13 +10,16 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sele
 from sqlaqueue import QueueConfig, QueueMixin, cancel, claim, complete, extend, fail, purge, reconcile, requeue, rescue
 from sqlaqueue.exc import ConfigurationError, StatementError
 from tests.mapping.conftest import created
+from tests.models import STRATEGIES
+
+OWN_MESSAGE = QueueConfig(strategy="delete_returning", rows_are_messages=True)
 
 
-@pytest.fixture(params=["update_status", "delete_returning", "batch_select", "own message"])
-def config(request: pytest.FixtureRequest) -> QueueConfig:
-    if request.param == "own message":
-        return QueueConfig(strategy="delete_returning", rows_are_messages=True)
-    return QueueConfig(strategy=request.param)
+@pytest.fixture(
+    params=[*(QueueConfig(strategy=strategy) for strategy in STRATEGIES), OWN_MESSAGE], ids=[*STRATEGIES, "own message"]
+)
+def config(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 def polymorphic(identity: str, **options: Any) -> dict[str, Any]:
@@ -170,7 +173,7 @@ class JoinedHierarchy:
         self.metadata, self.Job, self.Letter = Base.metadata, Job, Letter
 
 
-@pytest.fixture(params=["update_status", "delete_returning", "batch_select"])
+@pytest.fixture(params=STRATEGIES)
 def joined(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[JoinedHierarchy]:
     hierarchy = JoinedHierarchy(QueueConfig(strategy=request.param))
     with created(engine, hierarchy.metadata):
@@ -226,7 +229,7 @@ def test_a_job_of_a_child_is_cancelled_and_requeued(joined: JoinedHierarchy, eng
         assert session.scalars(requeue(letters[0])).all() == [letters[0].id]
 
 
-@pytest.mark.parametrize("strategy", ["update_status", "delete_returning", "batch_select"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_claiming_a_base_with_polymorphic_all(strategy: str, engine: sa.Engine) -> None:
     h = JoinedHierarchy(QueueConfig(strategy=strategy), with_polymorphic="*")
     with created(engine, h.metadata), Session(engine) as session:

@@ -26,36 +26,27 @@ from sqlalchemy.orm import (
 from sqlaqueue import QueueConfig, QueueMixin, claim, complete, fail
 from sqlaqueue.exc import StatementError
 from tests.mapping.conftest import TidyDatabase, created
+from tests.models import STRATEGIES, insert, make_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@pytest.fixture(params=["update_status", "delete_returning", "batch_select"])
+@pytest.fixture(params=STRATEGIES)
 def model(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[Any]:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
-        __tablename__ = "job"
-        __queue__ = QueueConfig(
-            strategy=request.param,
-            columns={name: name for name in ("attempts", "max_attempts", "last_error", "priority")},
-        )
-
-        id: Mapped[int] = mapped_column(primary_key=True)
-        payload: Mapped[str | None] = mapped_column(deferred=True)
-        attempts: Mapped[int] = mapped_column(default=0, deferred=True)
-        max_attempts: Mapped[int | None] = mapped_column(deferred=True)
-        last_error: Mapped[str | None] = mapped_column(deferred=True)
-        priority: Mapped[int] = mapped_column(sa.SmallInteger, default=0, deferred=True)
-        twice: Mapped[int] = column_property(sa.literal_column("id * 2", sa.Integer))
-
-    with created(engine, Base.metadata):
-        with Session(engine) as session:
-            session.add(Job(payload="x", max_attempts=7))
-            session.commit()
-        yield Job
+    attributes = {
+        "payload": mapped_column(sa.Text, deferred=True),
+        "attempts": mapped_column(sa.Integer, default=0, deferred=True),
+        "max_attempts": mapped_column(sa.Integer, deferred=True),
+        "last_error": mapped_column(sa.Text, deferred=True),
+        "priority": mapped_column(sa.SmallInteger, default=0, deferred=True),
+        "twice": column_property(sa.literal_column("id * 2", sa.Integer)),
+    }
+    columns = {name: name for name in ("attempts", "max_attempts", "last_error", "priority")}
+    model = make_job(request.param, attributes, columns=columns)
+    with created(engine, model.metadata):
+        insert(engine, model, [{"payload": "x", "max_attempts": 7}])
+        yield model
 
 
 def test_deferred_columns_and_expressions_are_loaded_on_access(model: Any, engine: sa.Engine) -> None:
@@ -136,7 +127,7 @@ class Shop:
             session.commit()
 
 
-@pytest.fixture(params=["update_status", "delete_returning", "batch_select"])
+@pytest.fixture(params=STRATEGIES)
 def shop(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[Shop]:
     shop = Shop(request.param)
     with created(engine, shop.metadata):
@@ -169,7 +160,7 @@ def test_loader_options_load_related_rows_with_the_claim(shop: Shop, engine: sa.
         assert contents(orders) == CONTENTS
 
 
-@pytest.mark.parametrize("strategy", ["update_status", "delete_returning", "batch_select"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_related_rows_are_loaded_for_an_async_session(
     tidy: TidyDatabase, engine: sa.Engine, strategy: str
 ) -> None:

@@ -219,6 +219,13 @@ def nothing(session: Session) -> None:
     pass
 
 
+def roll_back_and_add(session: Session) -> None:
+    """Continue after a failed COPY."""
+    session.rollback()
+    session.add(Order(id=99))
+    session.commit()
+
+
 class Driver:
     """A driver with ``copy_in()`` or ``async_copy_in()``."""
 

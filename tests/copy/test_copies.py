@@ -31,6 +31,7 @@ from tests.copy.conftest import (
     Odd,
     Order,
     nothing,
+    roll_back_and_add,
     rows_of,
 )
 
@@ -264,19 +265,13 @@ def test_rows_are_streamed(driver: Driver) -> None:
 def test_a_duplicate_key_raises_integrity_error(driver: Driver, engine: sa.Engine) -> None:
     driver.copy(Order, [{"id": 1}])
     with pytest.raises(IntegrityError, match="orders_pkey") as raised:
-        driver.copy(Order, ({"id": number} for number in (3, 2, 1)), after=_roll_back_and_add)
+        driver.copy(Order, ({"id": number} for number in (3, 2, 1)), after=roll_back_and_add)
     assert raised.value.statement is not None
     assert raised.value.statement.startswith("COPY orders (id, ")
     assert not raised.value.connection_invalidated
     state: Any = raised.value.orig
     assert state.sqlstate == "23505" if driver.name != "psycopg2" else state.pgcode == "23505"
-    assert rows_of(engine, Order, "id") == [(1,), (9,)]
-
-
-def _roll_back_and_add(session: Session) -> None:
-    session.rollback()
-    session.add(Order(id=9))
-    session.commit()
+    assert rows_of(engine, Order, "id") == [(1,), (99,)]
 
 
 def test_after_an_error_a_savepoint_can_be_rolled_back(driver: Driver, engine: sa.Engine) -> None:

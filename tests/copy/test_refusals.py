@@ -15,19 +15,24 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import async_copy_in, copy_in
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
-from tests.copy.conftest import Anything, Customer, Defaults, Driver, Email, Message, Order, Parcel, SqlDefault, rows_of
+from tests.copy.conftest import (
+    Anything,
+    Customer,
+    Defaults,
+    Driver,
+    Email,
+    Message,
+    Order,
+    Parcel,
+    SqlDefault,
+    roll_back_and_add,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 UNDO = "No row is enqueued; roll back the transaction, or the savepoint around the call"
-
-
-def roll_back_and_add(session: Session) -> None:
-    """Continue after a failed COPY."""
-    session.rollback()
-    session.add(Order(id=99))
-    session.commit()
 
 
 @pytest.mark.once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from psycopg import Connection, sql
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session
 
-from sqlaqueue import QueueConfig, QueueMixin
+from sqlaqueue import QueueConfig, QueueMixin, States
 from tests.conftest import CONNECTIONS
 from tests.models import STRATEGIES
 
@@ -307,3 +308,34 @@ def declare(config: QueueConfig, **attributes: Any) -> type[Any]:
         **attributes,
     }
     return type("Job", (QueueMixin, Base), {name: value for name, value in body.items() if value is not None})
+
+
+# -- types of a status -------------------------------------------------------------------------------------------------
+
+
+class Phase(enum.Enum):
+    """States by another name."""
+
+    NEW = "n"
+    RUNNING = "r"
+    DONE = "d"
+    DEAD = "x"
+    OFF = "o"
+
+
+PHASES = States(
+    pending=Phase.NEW, processing=Phase.RUNNING, completed=Phase.DONE, failed=Phase.DEAD, cancelled=Phase.OFF
+)
+
+
+class Letter(sa.types.TypeDecorator[Phase]):
+    """An application's own type: one letter for a phase."""
+
+    impl = sa.String(1)
+    cache_ok = True
+
+    def process_bind_param(self, value: Phase | None, dialect: sa.Dialect) -> str | None:
+        return value and value.value
+
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Phase | None:
+        return None if value is None else Phase(value)

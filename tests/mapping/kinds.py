@@ -22,7 +22,7 @@ from sqlalchemy.orm import (
 )
 
 from sqlaqueue import QueueMixin, States
-from tests.mapping.conftest import KINDS, MakeConfig, declare, kind, payload
+from tests.mapping.conftest import KINDS, PHASES, MakeConfig, Phase, declare, kind, payload
 
 __all__ = ["KINDS"]
 
@@ -353,21 +353,6 @@ def joined_inheritance(queue: MakeConfig) -> Any:
 # -- types and values of the status, and other types -------------------------------------------------------------------
 
 
-class Phase(enum.Enum):
-    NEW = 1
-    RUNNING = 2
-    DONE = 3
-    DEAD = 4
-    CALLED_OFF = 5
-
-
-PHASES = States(
-    pending=Phase.NEW,
-    processing=Phase.RUNNING,
-    completed=Phase.DONE,
-    failed=Phase.DEAD,
-    cancelled=Phase.CALLED_OFF,
-)
 PHASE_VALUES = {state: phase.name for state, phase in PHASES.items()}
 NUMBERS = States(pending=0, processing=1, completed=2, failed=-1, cancelled=-2)
 NUMBER_VALUES = {state: str(number) for state, number in NUMBERS.items()}

@@ -31,19 +31,11 @@ from sqlaqueue import (
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.statements.claim import worker_name
-from tests.mapping.conftest import TidyDatabase, awaitable_engine, created
+from tests.mapping.conftest import PHASES, Letter, Phase, TidyDatabase, awaitable_engine, created
 from tests.models import STRATEGIES, execute, insert, make_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class Phase(enum.Enum):
-    NEW = "n"
-    RUNNING = "r"
-    DONE = "d"
-    DEAD = "x"
-    OFF = "o"
 
 
 class Level(enum.IntEnum):
@@ -54,25 +46,9 @@ class Level(enum.IntEnum):
     CANCELLED = 50
 
 
-PHASES = States(
-    pending=Phase.NEW, processing=Phase.RUNNING, completed=Phase.DONE, failed=Phase.DEAD, cancelled=Phase.OFF
-)
 LEVELS = States(**{state: Level[state.upper()] for state, _ in States().items()})
 LETTERS = States(pending="n", processing="r", completed="d", failed="x", cancelled="o")
 NUMBERS = States(pending=0, processing=1, completed=2, failed=3, cancelled=4)
-
-
-class Stored(sa.types.TypeDecorator[Phase]):
-    """A TypeDecorator that stores one letter for a Phase."""
-
-    impl = sa.String(1)
-    cache_ok = True
-
-    def process_bind_param(self, value: Phase | None, dialect: sa.Dialect) -> str | None:
-        return value and value.value
-
-    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Phase | None:
-        return None if value is None else Phase(value)
 
 
 class Translated(sa.types.TypeDecorator[str]):
@@ -98,7 +74,7 @@ CASES: dict[str, tuple[States, Any, str, str, str]] = {
     "numbers": (NUMBERS, None, "0", "1", "2"),
     "adopted enum": (PHASES, sa.Enum(Phase), "NEW", "RUNNING", "DONE"),
     "adopted numbers": (LEVELS, sa.SmallInteger(), "10", "20", "30"),
-    "adopted type of an application": (PHASES, Stored(), "n", "r", "d"),
+    "adopted type of an application": (PHASES, Letter(), "n", "r", "d"),
     "adopted type over an enum": (LETTERS, Translated(), "NEW", "RUNNING", "DONE"),
     "adopted words": (States(pending="ready"), sa.Text(), "ready", "processing", "completed"),
 }

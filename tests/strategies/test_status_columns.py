@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,6 +46,7 @@ from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.waiting import wait
 from tests.contexts import make_context
+from tests.mapping.conftest import PHASES, Letter, Phase
 from tests.models import shared
 
 if TYPE_CHECKING:
@@ -57,32 +57,8 @@ if TYPE_CHECKING:
 STRATEGIES = ("update_status", "batch_select", "delete_returning", "existing_messages")
 
 
-class Phase(enum.Enum):
-    NEW = "n"
-    RUNNING = "r"
-    DONE = "d"
-    DEAD = "x"
-    OFF = "o"
-
-
-PHASES = States(
-    pending=Phase.NEW, processing=Phase.RUNNING, completed=Phase.DONE, failed=Phase.DEAD, cancelled=Phase.OFF
-)
 NUMBERS = States(pending=0, processing=1, completed=2, failed=-1, cancelled=-2)
 WORDS = tuple(word for _, word in States().items())
-
-
-class Letter(sa.types.TypeDecorator[Phase]):
-    """An application's own type: one letter for a phase."""
-
-    impl = sa.String(1)
-    cache_ok = True
-
-    def process_bind_param(self, value: Phase | None, dialect: sa.Dialect) -> str | None:
-        return value and value.value
-
-    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Phase | None:
-        return None if value is None else Phase(value)
 
 
 class Word(sa.types.TypeDecorator[str]):

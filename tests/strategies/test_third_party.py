@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
-from sqlaqueue import QueueConfig, QueueMixin, claim, complete
+from sqlaqueue import claim, complete
 from sqlaqueue.exc import UnknownStrategyError
 from sqlaqueue.strategies import find_strategy, strategy_names
+from tests.models import insert, make_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,28 +83,18 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_strategy_is_found_by_its_entry_point(database: Database) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
-        __tablename__ = "job"
-        __queue__ = QueueConfig(strategy="acme")
-        id: Mapped[int] = mapped_column(primary_key=True)
-
+def test_a_strategy_is_found_by_its_entry_point(engine: sa.Engine) -> None:
     assert "acme" in strategy_names()
-    engine = sa.create_engine(database.url())
-    Base.metadata.create_all(engine)
+    model = make_job("acme")
+    model.metadata.create_all(engine)
+    insert(engine, model, 2)
     with Session(engine) as session, Session(engine) as another:
-        session.add_all([Job(), Job()])
-        session.commit()
-        (job,) = session.scalars(claim(Job, 1)).all()
-        assert len(another.scalars(claim(Job, 5)).all()) == 1
+        (job,) = session.scalars(claim(model, 1)).all()
+        assert len(another.scalars(claim(model, 5)).all()) == 1
         another.rollback()
         assert session.scalars(complete(job)).all() == [job.id]
         session.commit()
-        assert len(another.scalars(claim(Job, 5)).all()) == 1
-    engine.dispose()
+        assert len(another.scalars(claim(model, 5)).all()) == 1
 
 
 @pytest.mark.usefixtures("installed")

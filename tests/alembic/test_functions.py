@@ -302,7 +302,7 @@ THOROUGH = {"a limit", "turns", "another key", "nothing, batch_select", "everyth
 @pytest.mark.parametrize(
     "change", [pytest.param(each, marks=pytest.mark.thorough) if each in THOROUGH else each for each in CHANGES]
 )
-def test_a_change_of_the_configuration(database: Database, make: Any, change: str) -> None:
+def test_a_change_of_flow_control(database: Database, make: Any, change: str) -> None:
     before, after = (orders(**each) for each in CHANGES[change])
     changed(make(before), after)
     assert in_any_order(dump(database)) == in_any_order(wanted(after, database))

@@ -49,7 +49,7 @@ THOROUGH = {"one more attribute", "no period", "distinct nulls"}
 @pytest.mark.parametrize(
     "change", [pytest.param(each, marks=pytest.mark.thorough) if each in THOROUGH else each for each in CHANGES]
 )
-def test_a_change_of_the_configuration(database: Database, make: Any, change: str) -> None:
+def test_a_change_of_the_attributes_that_are_unique(database: Database, make: Any, change: str) -> None:
     before, after = (unique(each) for each in CHANGES[change])
     changed(make(before), after)
     assert dump(database) == wanted(after, database)

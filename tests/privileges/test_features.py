@@ -182,7 +182,7 @@ def test_a_worker_with_a_history_needs_what_the_page_says(recorded: Roles) -> No
         assert [one.outcome for one in admin.attempts(session, Ticket, 2)] == ["completed"]
 
 
-def test_a_worker_may_rescue(recorded: Roles) -> None:
+def test_a_worker_with_a_history_may_rescue(recorded: Roles) -> None:
     recorded.execute("INSERT INTO ticket DEFAULT VALUES")
     with Session(recorded.engine("worker")) as session:
         assert len(session.scalars(claim(Ticket, 1)).all()) == 1
@@ -192,7 +192,7 @@ def test_a_worker_may_rescue(recorded: Roles) -> None:
 
 
 @pytest.mark.parametrize("right", ["SELECT", "INSERT", "UPDATE", "DELETE"])
-def test_a_missing_privilege_is_named(recorded: Roles, right: str) -> None:
+def test_a_missing_privilege_on_the_history_is_named(recorded: Roles, right: str) -> None:
     columns = " (ended_at)" if right == "UPDATE" else ""
     recorded.execute(f"REVOKE {right}{columns} ON sqlaqueue_attempt FROM worker")
     consumer = recorded.consumer(Ticket)
@@ -200,7 +200,7 @@ def test_a_missing_privilege_is_named(recorded: Roles, right: str) -> None:
         consumer.drain()
 
 
-def test_a_role_that_enqueues_needs_nothing(recorded: Roles) -> None:
+def test_a_role_that_enqueues_needs_nothing_for_a_history(recorded: Roles) -> None:
     recorded.execute(
         "GRANT INSERT ON ticket TO web", "GRANT SELECT (id, status, priority, run_at, attempts) ON ticket TO web"
     )

@@ -317,7 +317,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.each_value
 @pytest.mark.everywhere
 @pytest.mark.parametrize("name", STATEMENTS)
-def test_statements_of_a_consumer(model: Any, name: str) -> None:
+def test_statements_of_a_consumer_are_compiled_once(model: Any, name: str) -> None:
     statement, again = getattr(statements_of(model), name), getattr(statements_of(model), name)
     if statement is not None:
         assert statement._generate_cache_key() is not None
@@ -327,7 +327,7 @@ def test_statements_of_a_consumer(model: Any, name: str) -> None:
 @pytest.mark.each_value
 @pytest.mark.once  # before 2.1, SQLAlchemy has no key for an INSERT from a SELECT
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_verbs(model: Any, verb: str, engine: sa.Engine) -> None:
+def test_verbs_are_compiled_once(model: Any, verb: str, engine: sa.Engine) -> None:
     model.metadata.create_all(engine)
     with Session(engine) as session:
         session.add_all(model() for _ in range(4))
@@ -339,5 +339,5 @@ def test_the_verbs(model: Any, verb: str, engine: sa.Engine) -> None:
 
 
 @pytest.mark.everywhere
-def test_rescue() -> None:
+def test_rescue_is_compiled_once() -> None:
     assert sq.rescue(make_job())._generate_cache_key() is not None

@@ -66,6 +66,21 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@contextlib.contextmanager
+def started(*arguments: str, **changes: str | None) -> Iterator[subprocess.Popen[str]]:
+    """Run the demo, from the first line of its output on."""
+    with subprocess.Popen(
+        [*COMMAND, "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(PYTHONUNBUFFERED="1", **changes),
+    ) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith("update_status")
+        yield demo
+
+
 @pytest.mark.parametrize(
     "strategy", [STRATEGIES[0], *(pytest.param(each, marks=pytest.mark.thorough) for each in STRATEGIES[1:])]
 )
@@ -111,8 +126,7 @@ def test_the_embedded_server_leaves_nothing_behind(files: Path, temporary: Path,
 
 @pytest.mark.once
 def test_an_interrupted_demo_leaves_nothing_behind(temporary: Path) -> None:
-    with started("demo", TMPDIR=str(temporary)) as demo:
-        assert demo.stdout.readline().startswith("update_status")
+    with started(TMPDIR=str(temporary)) as demo:
         demo.send_signal(signal.SIGINT)
         try:
             _, errors = demo.communicate(timeout=15)
@@ -127,8 +141,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(temporary: Path) -> None:
 
 @pytest.mark.once
 def test_workers_and_server_end_when_the_demo_is_killed(temporary: Path) -> None:
-    with started("demo", TMPDIR=str(temporary)) as demo:
-        assert demo.stdout.readline().startswith("update_status")
+    with started(TMPDIR=str(temporary)) as demo:
         assert list(temporary.iterdir()) != []
         demo.kill()
     until(lambda: list(temporary.iterdir()) == [])
@@ -143,24 +156,13 @@ def test_the_workers_end_when_the_demo_is_terminated(database: Database) -> None
             ).fetchone()
         return row[0] if row else 0
 
-    with started("demo", "--url", database.url()) as demo:
-        assert demo.stdout.readline().startswith("update_status")
+    with started("--url", database.url()) as demo:
         until(lambda: clients() > 4)
         demo.terminate()
         demo.communicate(timeout=60)
     assert demo.returncode == 1
     assert schemas(database) == []
     until(lambda: clients() == 0)
-
-
-def started(*arguments: str, **changes: str | None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(PYTHONUNBUFFERED="1", **changes),
-    )
 
 
 @pytest.mark.once
@@ -183,8 +185,7 @@ def test_a_terminal_shows_a_progress_bar(database: Database, files: Path) -> Non
 @pytest.mark.once
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers by Linux's /proc")
 def test_the_demo_fails_when_all_workers_are_killed(database: Database) -> None:
-    with started("demo", "--url", database.url()) as demo:
-        assert demo.stdout.readline().startswith("update_status")
+    with started("--url", database.url()) as demo:
         children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
         until(lambda: len(children.read_text().split()) == 4)
         for worker in children.read_text().split():

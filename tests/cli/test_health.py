@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -58,6 +58,11 @@ def value(metrics: str, name: str, **labels: str) -> float:
     return 0.0
 
 
+def completed(url: str) -> float:
+    """Return how many e-mails a worker has completed."""
+    return value(get(f"{url}/metrics")[1], "sqlaqueue_worker_jobs_total", queue="email", outcome="completed")
+
+
 def test_the_endpoint_of_a_worker(shop: Shop) -> None:
     worker = shop.start(*WORKER, "--http", "0")
     url = endpoint(worker)
@@ -66,16 +71,11 @@ def test_the_endpoint_of_a_worker(shop: Shop) -> None:
     assert json.loads(get(f"{url}/live")[1])["queues"] == {"email": {"alive": True, "ready": True, "problems": []}}
     shop.add(Email(), Email())
     wait_until(lambda: shop.states("email") == {"completed": 2}, lambda: worker.output)
-    metrics: dict[str, Any] = {}
-
-    def completed() -> float:
-        metrics["text"] = get(f"{url}/metrics")[1]
-        return value(metrics["text"], "sqlaqueue_worker_jobs_total", queue="email", outcome="completed")
-
-    wait_until(lambda: completed() == 2, lambda: metrics["text"])
-    assert value(metrics["text"], "sqlaqueue_worker_job_duration_seconds_count", queue="email") == 2
-    assert value(metrics["text"], "sqlaqueue_worker_job_wait_seconds_count", queue="email") == 2
-    assert 'sqlaqueue_worker_jobs_total{outcome="failed",queue="email"} 0.0' in metrics["text"]
+    wait_until(lambda: completed(url) == 2, lambda: get(f"{url}/metrics")[1])
+    metrics = get(f"{url}/metrics")[1]
+    assert value(metrics, "sqlaqueue_worker_job_duration_seconds_count", queue="email") == 2
+    assert value(metrics, "sqlaqueue_worker_job_wait_seconds_count", queue="email") == 2
+    assert 'sqlaqueue_worker_jobs_total{outcome="failed",queue="email"} 0.0' in metrics
     assert get(f"{url}/elsewhere")[0] == 404
     for arguments in ((url,), (url.removeprefix("http://"), "--live"), (url.rpartition(":")[2],)):
         assert shop.ok("health", *arguments).endswith("alive\n" if "--live" in arguments else "ready\n")
@@ -95,14 +95,11 @@ def test_the_endpoint_of_several_processes(shop: Shop) -> None:
     shop.add(*(Email() for _ in range(20)))
     wait_until(lambda: shop.states("email") == {"completed": 20}, lambda: supervisor.output)
 
-    def completed() -> float:
-        return value(get(f"{url}/metrics")[1], "sqlaqueue_worker_jobs_total", queue="email", outcome="completed")
-
-    wait_until(lambda: completed() == 20, lambda: get(f"{url}/metrics")[1])
+    wait_until(lambda: completed(url) == 20, lambda: get(f"{url}/metrics")[1])
     os.kill(pids(supervisor)[2], signal.SIGKILL)
     wait_until(lambda: get(f"{url}/ready")[0] == 503, lambda: supervisor.output)
     assert get(f"{url}/live")[0] == 200, "it is restarted"
-    assert completed() == 20, "the counters of a dead process stay"
+    assert completed(url) == 20, "the counters of a dead process stay"
     wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
     supervisor.signal()
     assert supervisor.end() == 0, supervisor.output
@@ -116,17 +113,14 @@ def test_the_metrics_of_dead_processes_are_added_up(shop: Shop, tmp_path: Path) 
     def is_ready() -> bool:
         return pids(supervisor).get(1) not in {None, *killed} and get(f"{url}/ready")[0] == 200
 
-    def completed() -> float:
-        return value(get(f"{url}/metrics")[1], "sqlaqueue_worker_jobs_total", queue="email", outcome="completed")
-
     for _ in range(3):
         wait_until(is_ready, lambda: supervisor.output)
         shop.add(Email())
-        wait_until(lambda: completed() == len(killed) + 1, lambda: get(f"{url}/metrics")[1])
+        wait_until(lambda: completed(url) == len(killed) + 1, lambda: get(f"{url}/metrics")[1])
         killed.append(pids(supervisor)[1])
         os.kill(killed[-1], signal.SIGKILL)
     wait_until(is_ready, lambda: supervisor.output)
-    assert completed() == 3
+    assert completed(url) == 3
     (directory,) = tmp_path.glob("sqlaqueue-metrics-*")
     live = pids(supervisor)[1]
     files = {path.name for path in directory.iterdir()}

@@ -21,11 +21,11 @@ REPORT = f"{QUEUES}:Report"
 
 
 @pytest.fixture
-def shop_with_schedules(shop: Shop) -> Shop:
+def scheduled(shop: Shop) -> None:
+    """The schedules of the shop are stored."""
     app.Base.metadata.create_all(shop.engine)
     start(shop.engine, app.schedules)
     fire_due(shop.engine, app.schedules)
-    return shop
 
 
 def row(shop: Shop, name: str) -> dict[str, object]:
@@ -33,8 +33,7 @@ def row(shop: Shop, name: str) -> dict[str, object]:
     return dict(found[0])
 
 
-def test_the_list(shop_with_schedules: Shop) -> None:
-    shop = shop_with_schedules
+def test_the_list(shop: Shop, scheduled: None) -> None:
     said = shop.ok("schedules", "list", REPORT)
     first, second = said.splitlines()[1:]
     assert first.startswith("nightly  report  at 03:00 every day, Europe/Berlin  ")
@@ -56,8 +55,7 @@ def test_nothing_and_no_tables(shop: Shop) -> None:
     assert "lacks what Report needs" in result.stderr
 
 
-def test_one_schedule_in_words_with_its_next_ticks(shop_with_schedules: Shop) -> None:
-    shop = shop_with_schedules
+def test_one_schedule_in_words_with_its_next_ticks(shop: Shop, scheduled: None) -> None:
     said = shop.ok("schedules", "show", f"{QUEUES}:nightly", "nightly", "-n", "3")
     assert said.startswith("nightly: at 03:00 every day, Europe/Berlin\n  enqueues Report in the queue report\n")
     assert 'values: {"kind": "sales"}' in said
@@ -66,8 +64,7 @@ def test_one_schedule_in_words_with_its_next_ticks(shop_with_schedules: Shop) ->
     assert len(found["next_ticks"]) == 5
 
 
-def test_it_is_changed(shop_with_schedules: Shop) -> None:
-    shop = shop_with_schedules
+def test_it_is_changed(shop: Shop, scheduled: None) -> None:
     said = shop.ok(
         "schedules", "edit", REPORT, "often", "--cron", "*/20 * * * *", "--catch-up", "7", "--jitter", "30s",
         "--timezone", "Europe/Paris", "--grace", "2m", "--skip-unfinished",
@@ -89,8 +86,7 @@ def test_it_is_changed(shop_with_schedules: Shop) -> None:
     assert row(shop, "often")["every"] == "00:05:00"
 
 
-def test_it_is_added_and_removed(shop_with_schedules: Shop) -> None:
-    shop = shop_with_schedules
+def test_it_is_added_and_removed(shop: Shop, scheduled: None) -> None:
     values = ["--value", "kind=5", "--value", "size=5", "--value", "day=2026-02-03"]
     assert shop.ok("schedules", "add", REPORT, "each", "--cron", "@daily", *values) == "added each\n"
     assert row(shop, "each")["values"] == {"kind": "5", "size": 5, "day": "2026-02-03"}
@@ -101,8 +97,7 @@ def test_it_is_added_and_removed(shop_with_schedules: Shop) -> None:
     assert [each["name"] for each in shop.json("schedules", "list", REPORT)] == ["nightly"]
 
 
-def test_it_is_paused_resumed_and_run(shop_with_schedules: Shop) -> None:
-    shop = shop_with_schedules
+def test_it_is_paused_resumed_and_run(shop: Shop, scheduled: None) -> None:
     assert shop.ok("schedules", "pause", REPORT, "often", "nightly") == "often is paused\nnightly is paused\n"
     before = row(shop, "often")["paused_at"]
     shop.ok("schedules", "pause", REPORT, "often")
@@ -132,17 +127,16 @@ def test_it_is_paused_resumed_and_run(shop_with_schedules: Shop) -> None:
         (["list", f"{QUEUES}:timedelta"], "timedelta is not a queue"),
     ],
 )
-def test_wrong_input_gets_one_line(shop_with_schedules: Shop, arguments: list[str], text: str) -> None:
-    result = shop_with_schedules.invoke("schedules", *arguments)
+def test_wrong_input_gets_one_line(shop: Shop, scheduled: None, arguments: list[str], text: str) -> None:
+    result = shop.invoke("schedules", *arguments)
     assert result.exit_code == 2
     assert text in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
 
 def test_settings_apply_to_the_commands_of_the_group(
-    shop_with_schedules: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, scheduled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop = shop_with_schedules
     url = shop.database.url()
     (shop.directory / "pyproject.toml").write_text(
         f'[tool.sqlaqueue]\nurl = "{url}"\n[tool.sqlaqueue.schedules]\nticks = 2\n'
@@ -157,8 +151,7 @@ def test_settings_apply_to_the_commands_of_the_group(
 @pytest.mark.parametrize(
     ("targets", "driver"), [([f"{QUEUES}:nightly", f"{QUEUES}:schedules"], "psycopg"), ([REPORT], "asyncpg")]
 )
-def test_a_process_that_fires_schedules(shop_with_schedules: Shop, targets: list[str], driver: str) -> None:
-    shop = shop_with_schedules
+def test_a_process_that_fires_schedules(shop: Shop, scheduled: None, targets: list[str], driver: str) -> None:
     url = shop.database.url(driver)  # type: ignore[arg-type] # one of the drivers
     process = shop.start("scheduler", *targets, "--log-level", "debug", SQLAQUEUE_URL=url)
     process.wait_for("schedules: started")
@@ -170,8 +163,7 @@ def test_a_process_that_fires_schedules(shop_with_schedules: Shop, targets: list
 
 
 @pytest.mark.parametrize("name", ["scheduler", "async_scheduler"])
-def test_the_scheduler_of_an_application(shop_with_schedules: Shop, name: str) -> None:
-    shop = shop_with_schedules
+def test_the_scheduler_of_an_application(shop: Shop, scheduled: None, name: str) -> None:
     shop.ok("schedules", "edit", REPORT, "nightly", "--every", "1")
     process = shop.start("scheduler", f"{QUEUES}:{name}", "--reset", SQLAQUEUE_URL=None)
     process.wait_for("schedule 'nightly': written")
@@ -205,8 +197,8 @@ def test_a_process_without_tables_or_url_ends(shop: Shop) -> None:
     assert (result.exit_code, "the database is missing" in result.stderr) == (2, True)
 
 
-def test_what_python_changes(shop_with_schedules: Shop) -> None:
-    engine = shop_with_schedules.engine
+def test_what_python_changes(shop: Shop, scheduled: None) -> None:
+    engine = shop.engine
     with Session(engine) as session:
         admin.edit_schedule(session, app.Report, "often", every=timedelta(hours=1), values={"kind": "x"})
         info = admin.schedule(session, app.Report, "often")

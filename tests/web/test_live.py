@@ -50,6 +50,11 @@ class Stream:
                     return json.loads(line.removeprefix("data: "))
         return None
 
+    async def names(self, queue: str) -> None:
+        """Wait for an event of a queue."""
+        while queue not in (await self.event())["queues"]:
+            pass
+
 
 @contextlib.asynccontextmanager
 async def streaming(root: str, path: str = "events") -> AsyncIterator[Stream]:
@@ -125,11 +130,9 @@ async def test_windows_share_a_connection(root: str, email: Any, engine: sa.Engi
             await until(lambda: listening(engine) == 1)
             email()
             for each in (one, another):
-                while "email" not in (await each.event())["queues"]:
-                    pass
+                await each.names("email")
         email()
-        while "email" not in (await one.event())["queues"]:
-            pass
+        await one.names("email")
     await until(lambda: listening(engine) == 0)
 
 
@@ -155,8 +158,7 @@ async def test_in_an_application(dashboard: Any, engine: sa.Engine, email: Any, 
         async with streaming(root, "queues/events") as stream:
             await until(lambda: listening(engine) == 1)
             email()
-            while "email" not in (await stream.event())["queues"]:
-                pass
+            await stream.names("email")
         await until(lambda: listening(engine) == 0)
 
 

@@ -1,10 +1,151 @@
-"""``python -m tests.conformance`` prints the table of docs/engines.md; with ``--write`` it writes the page."""
+"""The table of engines and features, made from what the engines refuse and from the reasons of the suite.
+
+``python -m tests.conformance`` prints the table of docs/engines.md; with ``--write`` it writes the page.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from tests.conformance.engines_table import PAGE, lines, page
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+
+from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mariadb.prepare import MariaDB
+from sqlaqueue.postgresql.placement import _on_shards
+from sqlaqueue.sqlite.prepare import SQLite
+from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
+
+PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+BEGIN, END = "<!-- begin: python -m tests.conformance --write -->", "<!-- end -->"
+
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "Strategy `update_status`": {},
+    "Strategy `batch_select`": {"strategy": "batch_select"},
+    "Strategy `delete_returning`": {"strategy": "delete_returning"},
+    "Strategy `delete_returning`, with rows that are their own messages": {
+        "strategy": "delete_returning",
+        "rows_are_messages": True,
+    },
+    "`Unique`": {"unique": Unique("customer")},
+    "`Limit`": {"limits": (Limit(2, per="customer"),)},
+    "`Rate`": {"rates": (Rate(10, every=timedelta(seconds=1)),)},
+    "`Order`": {"order": Order("customer"), "columns": {"started_at": "started_at"}},
+    "`Fair`": {"fair": Fair("customer")},
+}
+"""Rows of the table: what may be configured."""
+
+_NOTIFIED = "Idle workers of other processes begin at once"
+_POLLED = "the engine sends no notifications to other processes, so that these poll"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One engine in the table."""
+
+    title: str
+    refuse: Callable[[Any], None] = lambda _: None
+    """Raises ConfigurationError for a queue that the engine cannot carry."""
+    under_test: EngineUnderTest | None = field(default_factory=EngineUnderTest)
+    """Its reasons; None if the suite does not run on it, so that the table tells nothing of its own features."""
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """What nothing refuses, as something else takes its place."""
+
+
+@cache
+def columns() -> tuple[Column, ...]:
+    """Return the engines, from left to right. Add an engine here."""
+    known = {each.dialect: each for each in ENGINES}
+    return (
+        Column("PostgreSQL", under_test=known["postgresql"]),
+        Column("SQLite", SQLite().check_supported, known["sqlite"], {_NOTIFIED: _POLLED}),
+        Column("MariaDB", MariaDB("mariadb").check_supported, known["mariadb"], {_NOTIFIED: _POLLED}),
+        Column("Citus, on shards", _refuse_on_shards, None, {_NOTIFIED: _POLLED}),
+    )
+
+
+def _refuse_on_shards(spec: Any) -> None:
+    for reason in _on_shards(spec, "the table"):
+        # That the queue has notify=False goes without saying in all other rows.
+        if "notify=True" not in reason:
+            raise ConfigurationError(reason)
+
+
+@cache
+def spec_with(feature: str) -> Any:
+    """Return the queue of a model with an option of :data:`CONFIGS`."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(**CONFIGS[feature])
+        id = mapped_column(sa.Integer(), primary_key=True)
+        customer = mapped_column(sa.Integer())
+
+    return spec_of(Job)
+
+
+def missing(column: Column) -> dict[str, str]:
+    """Return the features that an engine does not have, each with the reason."""
+    found: dict[str, str] = {}
+    for feature in CONFIGS:
+        spec = spec_with(feature)
+        try:
+            column.refuse(spec)
+        except ConfigurationError as error:
+            found[feature] = str(error).removeprefix("Job: ")
+    found |= column.lacks
+    for reason in dict.fromkeys(column.under_test.reasons.values() if column.under_test else ()):
+        if reason.feature is not None:
+            found.setdefault(reason.feature, reason.why)
+    return found
+
+
+def features() -> list[str]:
+    """Return the rows of the table."""
+    lacking = [feature for column in columns() for feature in missing(column)]
+    return [*CONFIGS, *dict.fromkeys(each for each in lacking if each not in CONFIGS)]
+
+
+def lines() -> Iterator[str]:
+    """Return the lines of the table, and of the reasons below it."""
+    yield f"| feature | {' | '.join(column.title for column in columns())} |"
+    yield f"| --- |{' --- |' * len(columns())}"
+    for feature in features():
+        cells = (_cell(column, feature) for column in columns())
+        yield f"| {feature} | {' | '.join(cells)} |"
+    for column in columns():
+        if missing(column):
+            yield ""
+            yield f"What {column.title} does not have, and why:"
+            yield ""
+            for why in dict.fromkeys(missing(column).values()):
+                yield f"- {'; '.join(name for name, its in missing(column).items() if its == why)}: {why}."
+
+
+def _cell(column: Column, feature: str) -> str:
+    if feature in missing(column):
+        return "no"
+    is_known = column.under_test is not None or feature in CONFIGS or feature in column.lacks
+    return "yes" if is_known else "not tested"
+
+
+def page(text: str) -> str:
+    """Return the text of the page with the table that is right now."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([before + BEGIN, "", *lines(), "", END]) + after
+
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:

@@ -1,18 +1,22 @@
-"""A database of each engine, given as a URL, and the call that prepares an engine for it."""
+"""A database of each engine, given as a URL, with the call that prepares an engine for it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
 import sqlaqueue.sqlite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
+
+Sessions = Callable[[Any], sessionmaker[Session]]
 
 
 class Place(NamedTuple):
@@ -20,12 +24,6 @@ class Place(NamedTuple):
 
     url: str
     prepare: Callable[[Any], None]
-
-    def engine(self, **options: Any) -> sa.Engine:
-        """Return an engine that is prepared."""
-        engine = sa.create_engine(self.url, **options)
-        self.prepare(engine)
-        return engine
 
 
 @pytest.fixture(params=["sqlite", "mariadb"])
@@ -36,3 +34,23 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     server = request.getfixturevalue("mariadb")
     with server.database() as name:
         yield Place(server.url(name), sqlaqueue.mariadb.prepare)
+
+
+@pytest.fixture
+def engine(place: Place) -> Iterator[sa.Engine]:
+    """An engine that is prepared."""
+    engine = sa.create_engine(place.url)
+    place.prepare(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def sessions(engine: sa.Engine) -> Sessions:
+    """A function: create the tables of a class, and return a maker of sessions on them."""
+
+    def create(model: Any) -> sessionmaker[Session]:
+        model.metadata.create_all(engine)
+        return sessionmaker(engine)
+
+    return create

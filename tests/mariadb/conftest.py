@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
-from tests.mariadb.models import Base
-from tests.mariadb.unique_models import Base as UniqueBase
+from tests.mariadb.models import Base, UniqueBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Consumers on MariaDB, in one process and in several, some of which are killed."""
+"""Consumers on MariaDB, in one process and in several, some of which are killed; and the command line."""
 
 from __future__ import annotations
 
@@ -9,32 +9,28 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from click.testing import CliRunner
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
-from sqlaqueue import AsyncConsumer, Consumer, Retry
+from sqlaqueue import AsyncConsumer, Consumer, Retry, admin, async_wait, cancel
+from sqlaqueue.cli import main
+from sqlaqueue.consumer import pace
 from tests.faults.checker import Row, Tables, violations
 from tests.faults.history import HistoryReader, Recorder
 from tests.mariadb.models import Base, Effect, Job
 from tests.mariadb.server import MariaDBServer
+from tests.programs import DEADLINE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-DEADLINE = 60.0
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.02)
 
 
 def test_a_drain(engine: sa.Engine, sessions: sessionmaker[Session]) -> None:
@@ -290,3 +286,104 @@ def test_a_job_that_cannot_be_claimed_leaves_the_others_alone(
     finally:
         with engine.begin() as connection:
             connection.exec_driver_sql("DROP TRIGGER IF EXISTS refuse")
+
+
+# -- maintenance and operators -----------------------------------------------------------------------------------------
+
+
+def test_a_cancellation_is_announced_within_the_process(
+    url: Callable[[str], str], engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the announcement, the Consumer would look for requests after the deadline of the test."""
+    for interval in ("HEARTBEAT", "RESCUE"):
+        monkeypatch.setattr(pace, interval, 10 * DEADLINE)
+
+    async def check() -> None:
+        begun = asyncio.Event()
+
+        async def handle(_: AsyncSession, __: Job) -> None:
+            begun.set()
+            await asyncio.sleep(10 * DEADLINE)
+
+        own = create_async_engine(url("mariadb+asyncmy"))
+        sqlaqueue.mariadb.prepare(own)
+        sessions = async_sessionmaker(own)
+        consumer = AsyncConsumer(Job, handle, sessions, lease=30 * DEADLINE, poll_interval=10 * DEADLINE)
+        run = asyncio.create_task(consumer.run())
+        async with sessions() as session:
+            session.add(Job(id=1))
+            await session.commit()
+            await asyncio.wait_for(begun.wait(), DEADLINE)
+            await session.execute(cancel(sa.select(Job).where(Job.id == 1)))
+            await session.commit()
+        result = await async_wait(sessions, Job, 1, timeout=DEADLINE)
+        assert result.state == "cancelled"
+        consumer.stop()
+        await run
+        await own.dispose()
+
+    asyncio.run(check())
+
+
+def test_retention_deletes_what_is_old(
+    engine: sa.Engine, sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing younger, not even by an hour; the next batch begins with what has become old since."""
+    monkeypatch.setattr(pace, "RETENTION", 0.2)
+    with sessions() as session:
+        session.add_all([Job(id=n) for n in range(1, 21)])
+        session.commit()
+        Consumer(Job, lambda *_: None, sessions).drain()
+        becomes_old = timedelta(hours=24) - timedelta(seconds=2)
+        age = sa.case((Job.id > 5, timedelta(hours=25)), (Job.id == 1, becomes_old), else_=timedelta(hours=23))
+        session.execute(sa.update(Job).values(finished_at=sa.func.now() - age))
+        session.commit()
+        with Consumer(Job, lambda *_: None, sessions, poll_interval=0.1):
+            wait_until(lambda: (session.rollback(), session.scalar(sa.select(sa.func.count(Job.id))))[1] == 4)
+        assert session.scalars(sa.select(Job.id)).all() == [2, 3, 4, 5]
+
+
+def test_failures_are_grouped_by_their_kind(engine: sa.Engine, sessions: sessionmaker[Session]) -> None:
+    def handle(_: Session, job: Job) -> None:
+        if job.id % 2:
+            raise ValueError(f"{job.id} is odd")
+
+    with sessions() as session:
+        session.add_all([Job(id=n, max_attempts=1) for n in range(1, 7)])
+        session.commit()
+        Consumer(Job, handle, sessions).drain()
+        assert [(group.kind, group.count) for group in admin.failures(session, Job)] == [("ValueError", 3)]
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+QUEUE = "tests.mariadb.models:Job"
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(main, [*arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("driver", ["mariadb", "mysql+pymysql", "mariadb+asyncmy"])
+def test_what_commands_show_and_change(
+    url: Callable[[str], str], engine: sa.Engine, sessions: sessionmaker[Session], driver: str
+) -> None:
+    with sessions() as session:
+        session.add_all([Job(id=n) for n in range(1, 5)])
+        session.commit()
+    address = ["--url", url(driver)]
+    (shown,) = json.loads(run("stats", QUEUE, "--json", *address))
+    assert shown["due"] == 4
+    assert "pending" in run("jobs", QUEUE, *address)
+    assert "pending" in run("why", QUEUE, "2", *address)
+    run("cancel", QUEUE, "--key", "2", "--yes", *address)
+    with sessions() as session:
+        assert session.get_one(Job, 2).status == "cancelled"
+
+
+def test_an_unknown_driver_is_refused() -> None:
+    result = CliRunner().invoke(main, ["stats", QUEUE, "--url", "mysql+mysqldb://localhost/shop"])
+    assert "the driver 'mysqldb' is not supported; write it as mariadb+pymysql://" in result.output

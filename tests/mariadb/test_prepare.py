@@ -1,22 +1,28 @@
-"""What prepare() changes, what it refuses, and how errors and times are read."""
+"""What prepare() changes, what it refuses, how errors and times are read, and how tables are created."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import threading
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.pool import StaticPool
 
+import sqlaqueue.alembic
 import sqlaqueue.mariadb
-from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, claim
+from sqlaqueue import Consumer, Fair, Limit, QueueConfig, QueueMixin, Rate, Unique, claim, complete, enqueue
+from sqlaqueue import Order as InOrder
 from sqlaqueue.consumer.core.errors import is_conflict, is_connection_lost, is_lock_or_timeout
 from sqlaqueue.engines.notifications import database_of, subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
@@ -27,10 +33,10 @@ from tests.mariadb.models import Base, ByUuid, Child, Job
 from tests.mariadb.server import MariaDBServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
-# -- without a server -----------------------------------------------------------------------------------------
+# -- without a server --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "postgresql+psycopg://", "mysql+mysqlconnector://"])
@@ -58,7 +64,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     'strategy "delete_returning"': {"strategy": "delete_returning"},
     "limits": {"limits": (Limit(2, per="customer"),)},
     "rates": {"rates": (Rate(10, every=timedelta(seconds=1)),)},
-    "order": {"order": Order("customer"), "columns": {"started_at": "started_at"}},
+    "order": {"order": InOrder("customer"), "columns": {"started_at": "started_at"}},
     "fair": {"fair": Fair("customer")},
 }
 
@@ -83,7 +89,7 @@ def test_what_the_database_cannot_carry_is_refused_by_name(engine: sa.Engine, op
             use()
 
 
-# -- with one --------------------------------------------------------------------------------------------------
+# -- with one ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_engine_with_connections_is_refused(url: Callable[[str], str], engine: sa.Engine) -> None:
@@ -352,4 +358,162 @@ def test_settings_of_the_server_that_would_stop_the_library(url: Callable[[str],
         session.flush()
         assert len(session.scalars(claim(Job, 2)).all()) == 2
         session.execute(sa.delete(Job).where(Job.payload == "a"))
+    engine.dispose()
+
+
+# -- tables of old servers: in another character set, or of another storage engine -------------------------------------
+
+
+class OldBase(DeclarativeBase):
+    pass
+
+
+class Purchase(QueueMixin, OldBase):
+    __tablename__ = "orders"
+    __queue__ = QueueConfig(unique=Unique("customer"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer: Mapped[str] = mapped_column(sa.String(50))
+
+
+class File(QueueMixin, OldBase):
+    __tablename__ = "file"
+    __queue__ = QueueConfig(strategy="update_status")
+
+    path: Mapped[str] = mapped_column(sa.String(50), primary_key=True)
+
+
+@pytest.fixture(params=["latin1", "utf8mb3"])
+def old_engine(request: pytest.FixtureRequest, mariadb: MariaDBServer) -> Iterator[sa.Engine]:
+    with mariadb.database() as name:
+        old_engine = sa.create_engine(mariadb.url(name))
+        sqlaqueue.mariadb.prepare(old_engine)
+        with old_engine.begin() as connection:
+            connection.execute(sa.text(f"ALTER DATABASE {name} CHARACTER SET {request.param}"))
+        OldBase.metadata.create_all(old_engine)
+        yield old_engine
+        old_engine.dispose()
+
+
+@pytest.mark.once
+def test_texts_are_compared_as_elsewhere(old_engine: sa.Engine) -> None:
+    with Session(old_engine) as session:
+        assert [enqueue(session, Purchase(customer=name))[0].created for name in ("é", "É", "é", "e")] == [
+            True,
+            True,
+            False,
+            True,
+        ]
+        session.commit()
+        jobs = session.scalars(claim(Purchase, 5)).all()
+        assert [job.customer for job in jobs] == ["é", "É", "e"]
+        session.execute(complete(jobs))
+        session.commit()
+
+
+@pytest.mark.once
+def test_a_key_of_another_character_set_is_refused(old_engine: sa.Engine) -> None:
+    consumer = Consumer(File, lambda *_: None, sessionmaker(old_engine))
+    with pytest.raises(DatabaseNotReadyError, match=r"File\.path: .*ALTER TABLE file CONVERT TO CHARACTER SET utf8mb4"):
+        consumer.drain()
+    with old_engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE file CONVERT TO CHARACTER SET utf8mb4"))
+    with Session(old_engine) as session:
+        session.add(File(path="\N{SNOWMAN}"))
+        session.commit()
+    assert consumer.drain() == 1
+
+
+@pytest.mark.once
+def test_a_table_without_transactions_is_refused(old_engine: sa.Engine) -> None:
+    """A claim locks no row there, and a rollback undoes nothing."""
+    with old_engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE file ENGINE = Aria TRANSACTIONAL = 0"))
+    with pytest.raises(DatabaseNotReadyError, match=r"File: .*table file is Aria.*ALTER TABLE file ENGINE = InnoDB"):
+        Consumer(File, lambda *_: None, sessionmaker(old_engine)).drain()
+
+
+# -- migrations --------------------------------------------------------------------------------------------------------
+
+
+ENV = """
+import contextlib
+
+import sqlalchemy as sa
+from alembic import context
+
+import sqlaqueue.mariadb
+from tests.mariadb.models import Base, ByUuid, Job, Pair, Report
+
+QUEUES = {model.__tablename__ for model in (ByUuid, Job, Pair, Report)}
+
+
+def include_object(object_, name, type_, reflected, compare_to):
+    return type_ != "table" or (name not in QUEUES and not name.startswith("sqlaqueue_"))
+
+
+excluding = context.config.attributes["excluding"]
+engine = sa.create_engine(context.config.attributes["url"])
+sqlaqueue.mariadb.prepare(engine)
+with contextlib.ExitStack() as stack:
+    stack.callback(engine.dispose)
+    connection = stack.enter_context(engine.connect())
+    options = {"include_object": include_object} if excluding else {}
+    metadata = [sa.MetaData(), Base.metadata] if context.config.attributes["several"] else Base.metadata
+    context.configure(connection=connection, target_metadata=metadata, **options)
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+CREATE = """
+    from tests.mariadb.models import Base, ByUuid, Job, Pair, Report
+    tables = [model.__table__ for model in (ByUuid, Job, Pair, Report)]
+    Base.metadata.create_all(op.get_bind(), tables=tables)
+"""
+
+
+@pytest.fixture
+def database(mariadb: MariaDBServer) -> Iterator[str]:
+    with mariadb.database() as name:
+        yield name
+
+
+@pytest.fixture(params=["mariadb+pymysql", "mysql+pymysql"])
+def project(mariadb: MariaDBServer, database: str, tmp_path: Path, request: pytest.FixtureRequest) -> Config:
+    config = Config(tmp_path / "alembic.ini", stdout=io.StringIO())
+    config.set_main_option("script_location", str(tmp_path / "migrations"))
+    config.attributes |= {"url": mariadb.url(database, request.param), "excluding": True, "several": False}
+    command.init(config, str(tmp_path / "migrations"))
+    (tmp_path / "migrations" / "env.py").write_text(ENV)
+    return config
+
+
+def revise(project: Config, name: str, *, autogenerate: bool = True) -> Path:
+    script: Any = command.revision(project, name, autogenerate=autogenerate)
+    return Path(script.path)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
+def test_queues_are_refused(project: Config, *, several: bool) -> None:
+    project.attributes |= {"excluding": False, "several": several}
+    said = r"the tables of queues on MariaDB \(by_uuid, job, .*sqlaqueue_attempt.*\); exclude them by include_object"
+    with pytest.raises(ConfigurationError, match=said):
+        revise(project, "create")
+
+
+@pytest.mark.once
+def test_what_is_done_instead(project: Config, mariadb: MariaDBServer, database: str) -> None:
+    path = revise(project, "queues", autogenerate=False)
+    path.write_text(path.read_text().replace("    pass\n", CREATE, 1))
+    command.upgrade(project, "head")
+    rest = revise(project, "rest").read_text()
+    assert [name for name in Base.metadata.tables if f"create_table('{name}'" in rest] == ["child", "effect"]
+    command.upgrade(project, "head")
+    assert revise(project, "nothing").read_text().count("    pass\n") == 2
+    engine = sa.create_engine(mariadb.url(database))
+    sqlaqueue.mariadb.prepare(engine)
+    with Session(engine) as session:
+        session.add(Job(id=1))
+        session.commit()
+        assert [job.id for job in session.scalars(claim(Job, 1))] == [1]
     engine.dispose()

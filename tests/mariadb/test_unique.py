@@ -1,7 +1,11 @@
-"""Unique jobs: a generated column and its index keep twins out, whichever way they are written."""
+"""Unique jobs: a generated column and its index keep twins out. ``tests/engines`` has what holds on each engine."""
 
 from __future__ import annotations
 
+import asyncio
+import random
+import threading
+import time
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -9,23 +13,26 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import sqlaqueue.mariadb
-from sqlaqueue import (
-    JobExists,
-    QueueConfig,
-    QueueMixin,
-    Unique,
-    claim,
-    complete,
-    enqueue,
-)
-from sqlaqueue.exc import ConfigurationError
-from tests.mariadb.unique_models import Color, Customer, Mail, Order, Report, Single, Typed
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Retry, Unique, async_enqueue, claim, enqueue, extend
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.core.errors import is_conflict
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
+from sqlaqueue.testing import wait_until
+from tests.mariadb.models import Color, Customer, Mail, Order, Periodical, Single, Typed
+from tests.unique.models import create, make_job
+from tests.unique.random_process import CONFIGURATIONS
+from tests.unique.test_killed_processes import Processes, check_nothing_is_lost, check_twins, drain
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.mariadb.server import MariaDBServer
 
 pytestmark = pytest.mark.once
@@ -36,36 +43,17 @@ def count(unique_engine: sa.Engine, model: Any) -> int:
         return connection.scalar(sa.select(sa.func.count()).select_from(model.__table__)) or 0
 
 
+def states(session: Session, model: Any) -> dict[int, str]:
+    rows = session.execute(sa.select(model.__table__.c.id, model.__table__.c.status)).all()
+    session.rollback()
+    return {row[0]: row[1] for row in rows}
+
+
 def created(session: Session, jobs: Any, **options: Any) -> list[bool]:
     return [each.created for each in enqueue(session, jobs, **options)]
 
 
 # -- enqueue() ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_job_is_created_once(unique_engine: sa.Engine) -> None:
-    with Session(unique_engine) as session:
-        first = Order(key="a", note="first")
-        assert enqueue(session, first) == [(first, True)]
-        assert first.id is not None
-        assert first.attempts == 0
-        session.commit()
-        assert enqueue(session, Order(key="a")) == [(first, False)]
-        session.commit()
-    assert count(unique_engine, Order) == 1
-
-
-def test_the_answers_are_in_order(unique_engine: sa.Engine) -> None:
-    with Session(unique_engine) as session:
-        session.add(Order(id=7, key="c"))
-        session.commit()
-        jobs = [Order(key=key) for key in "bcabza"]
-        result = enqueue(session, jobs)
-        assert [each.created for each in result] == [True, False, True, False, True, False]
-        assert result[1].job.id == 7
-        assert result[3].job is jobs[0]
-        assert result[5].job is jobs[2]
-        session.commit()
 
 
 def test_texts_are_compared_byte_by_byte(unique_engine: sa.Engine) -> None:
@@ -79,30 +67,6 @@ def test_texts_are_compared_byte_by_byte(unique_engine: sa.Engine) -> None:
         session.add(Order(key="x" * 5000))
         with pytest.raises(IntegrityError, match="ix_orders_queue_unique"):
             session.flush()
-
-
-def test_on_twin_raise_inserts_nothing(unique_engine: sa.Engine) -> None:
-    with Session(unique_engine) as session:
-        [(existing, _)] = enqueue(session, Order(key="b"), on_twin="raise")
-        jobs = [Order(key="a"), Order(key="b")]
-        with pytest.raises(JobExists, match=r"a Order with key='b' exists") as raised:
-            enqueue(session, jobs, on_twin="raise")
-        assert (raised.value.job, raised.value.twin) == (jobs[1], existing)
-        session.commit()
-    assert count(unique_engine, Order) == 1
-
-
-def test_on_twin_replace(unique_engine: sa.Engine) -> None:
-    later = datetime.now(UTC) + timedelta(hours=1)
-    with Session(unique_engine) as session:
-        [(first, _)] = enqueue(session, Order(key="a", note="first", priority=5))
-        session.commit()
-        assert enqueue(session, Order(key="a", note="second", run_at=later), on_twin="replace") == [(first, False)]
-        session.commit()
-        assert (first.note, first.priority, first.run_at) == ("second", 0, later)
-        enqueue(session, Order(key="a", note="third", run_at=None), on_twin="replace_keep_time")
-        session.commit()
-        assert (first.note, first.run_at) == ("third", later)
 
 
 def test_replacing_locks_the_twins_only(unique_engine: sa.Engine) -> None:
@@ -157,7 +121,7 @@ def test_errors_of_other_constraints_are_raised(unique_engine: sa.Engine) -> Non
             enqueue(session, Order(id=5, key="b"))
         session.rollback()
         with pytest.raises(IntegrityError, match="foreign key"):
-            enqueue(session, Report(site="x", number=1, customer_id=99))
+            enqueue(session, Periodical(site="x", number=1, customer_id=99))
         session.rollback()
         with pytest.raises(sa.exc.DataError):
             enqueue(session, [Order(key="c", note="n" * 51)])
@@ -198,13 +162,6 @@ def test_a_twin_that_the_snapshot_does_not_have(
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def test_null_keys_have_no_twins(unique_engine: sa.Engine) -> None:
-    with Session(unique_engine) as session:
-        assert created(session, [Order(), Order(), Order(key="a")]) == [True] * 3
-        session.commit()
-        assert created(session, Order()) == [True]
-
-
 def test_null_keys_are_twins_if_configured(unique_engine: sa.Engine) -> None:
     with Session(unique_engine) as session:
         session.add(Customer(id=1))
@@ -212,19 +169,19 @@ def test_null_keys_are_twins_if_configured(unique_engine: sa.Engine) -> None:
         noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
         pairs = [(None, None), (1, None), (None, "a"), (1, "a"), (None, None), (1, None)]
         jobs = [
-            Report(site="x", number=number, customer_id=customer, kind=kind, created_at=noon)
+            Periodical(site="x", number=number, customer_id=customer, kind=kind, created_at=noon)
             for number, (customer, kind) in enumerate(pairs)
         ]
         assert created(session, jobs) == [True] * 4 + [False] * 2
         session.commit()
-        session.add(Report(site="y", number=1, created_at=noon))
-        with pytest.raises(IntegrityError, match="ix_report_queue_unique"):
+        session.add(Periodical(site="y", number=1, created_at=noon))
+        with pytest.raises(IntegrityError, match="ix_periodical_queue_unique"):
             session.flush()
         session.rollback()
         # A cascade reaches the column too.
         session.execute(sa.delete(Customer))
         session.commit()
-        assert session.scalar(sa.select(sa.func.count()).select_from(Report)) == 2
+        assert session.scalar(sa.select(sa.func.count()).select_from(Periodical)) == 2
 
 
 def test_a_period(unique_engine: sa.Engine) -> None:
@@ -234,27 +191,13 @@ def test_a_period(unique_engine: sa.Engine) -> None:
         for number, start in enumerate((noon, long_ago)):
             minutes = (0, 59, 60, -1, 61, -60)
             jobs = [
-                Report(site=str(number), number=place, kind="a", created_at=start + timedelta(minutes=minute))
+                Periodical(site=str(number), number=place, kind="a", created_at=start + timedelta(minutes=minute))
                 for place, minute in enumerate(minutes)
             ]
             assert created(session, jobs) == [True, False, True, True, False, False]
-        now = [Report(site="now", number=number, kind="a") for number in range(2)]
+        now = [Periodical(site="now", number=number, kind="a") for number in range(2)]
         assert created(session, now) == [True, False]
         session.commit()
-
-
-def test_a_finished_job_counts_if_configured(unique_engine: sa.Engine) -> None:
-    with Session(unique_engine) as session:
-        for model, counts in ((Order, False), (Report, True)):
-            key: dict[str, Any] = {"key": "a"} if model is Order else {"kind": "a"}
-            numbers = iter(range(5))
-            made: Any = lambda: model(**key, **({} if model is Order else {"site": "x", "number": next(numbers)}))  # noqa: B023, E731 - called within the round
-            enqueue(session, made())
-            session.commit()
-            session.execute(complete(session.scalars(claim(model, 1)).all()))
-            session.commit()
-            assert created(session, made()) == [not counts]
-            session.commit()
 
 
 OTHER_VALUES: dict[str, Any] = {
@@ -314,3 +257,229 @@ def test_other_types_are_refused(unique_engine: sa.Engine, type_: Any) -> None:
 
     with pytest.raises(ConfigurationError, match=r"Job: Unique\('value'\)"):
         define().metadata.create_all(unique_engine)
+
+
+# -- two transactions --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("finished_before", [True, False])
+def test_enqueue_waits_for_a_twin_that_is_not_committed(
+    unique_engine: sa.Engine, commits: Any, finished_before: Any
+) -> None:
+    result: list[Any] = []
+
+    def enqueue_twin() -> None:
+        with Session(unique_engine) as session:
+            result.extend((each.job.id, each.created) for each in enqueue(session, [Order(key="b"), Order(key="a")]))
+            session.commit()
+
+    with Session(unique_engine) as session:
+        if finished_before:
+            # The entries of ended jobs are still in the index for a while.
+            for number in range(3):
+                session.add(Order(id=number + 100, key="a"))
+                session.commit()
+                session.execute(sa.text("UPDATE orders SET status = 'completed'"))
+                session.commit()
+        assert enqueue(session, Order(id=1, key="a"))[0].created
+        thread = threading.Thread(target=enqueue_twin)
+        thread.start()
+        waits_for_lock(unique_engine)
+        assert not result
+        session.commit() if commits else session.rollback()
+        thread.join()
+        assert [created for _, created in result] == [True, not commits]
+        assert (result[1][0] == 1) == commits
+
+
+def waits_for_lock(engine: sa.Engine) -> None:
+    """Wait until a transaction waits for a lock."""
+    query = sa.text("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        # The server renews this table at most ten times a second.
+        time.sleep(0.15)
+        with engine.connect() as connection:
+            if connection.scalar(query):
+                return
+    pytest.fail("no transaction waits for a lock")
+
+
+def test_a_deadlock_is_raised_as_such(unique_engine: sa.Engine) -> None:
+    """The server has rolled back the transaction with its savepoints, so that enqueue() has none to return to."""
+    errors: list[BaseException] = []
+
+    def enqueue_crosswise(session: Session, key: str) -> None:
+        try:
+            enqueue(session, Order(key=key))
+        except OperationalError as error:
+            errors.append(error)
+        session.rollback()
+
+    with Session(unique_engine) as first, Session(unique_engine) as second:
+        # Keys that no ended job has, behind whose entries in the index the server would lock others.
+        enqueue(first, Order(key="first"))
+        enqueue(second, Order(key="second"))
+        threads = [
+            threading.Thread(target=enqueue_crosswise, args=each) for each in ((first, "second"), (second, "first"))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # One of the two.
+        assert [is_conflict(error) for error in errors] == [True]
+        assert enqueue(first, Order(key="first"))[0].created
+
+
+# -- Consumers and async sessions --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["retry", "rescue"])
+def test_a_consumer_does_not_wait_for_a_twin_that_is_not_committed(unique_engine: sa.Engine, end: str) -> None:
+    """The server's own limit, of 50 seconds, is longer than a lease; other jobs are settled meanwhile."""
+    sessions = sessionmaker(unique_engine)
+    with Session(unique_engine) as session, Session(unique_engine) as other:
+        session.add_all([Mail(id=1, key="b"), Mail(id=2, key="a")])
+        # InnoDB also locks the entry behind that of a twin, which would be that of the other job.
+        later = datetime.now(UTC) + timedelta(days=1)
+        session.add_all([Mail(id=number, key=f"between {number}", run_at=later) for number in range(10, 60)])
+        session.commit()
+
+        def add_twin() -> None:
+            other.add(Mail(id=3, key="b", run_at=later))
+            other.flush()
+
+        def handle(_: Session, job: Mail) -> None:
+            if job.id == 1 and end == "retry" and not other.in_transaction():
+                add_twin()
+            if job.attempts == 1 and end == "retry":
+                raise Retry(0)
+
+        if end == "rescue":
+            session.execute(extend(session.scalars(claim(Mail, 2)).all(), lease=0))
+            session.commit()
+            add_twin()
+        with Consumer(Mail, handle, sessions, poll_interval=0.1):
+            wait_until(sessions, (Mail, 2), "completed", timeout=30)
+            assert states(session, Mail)[1] == "processing"
+            other.commit()
+            wait_until(sessions, (Mail, 1), "cancelled", timeout=30)
+    with unique_engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar() == 50
+
+
+def test_async_enqueue(mariadb: MariaDBServer, unique_tables: str, unique_engine: sa.Engine) -> None:
+    async def run() -> None:
+        engine = create_async_engine(mariadb.url(unique_tables, "mariadb+asyncmy"))
+        sqlaqueue.mariadb.prepare(engine)
+        async with AsyncSession(engine) as session:
+            jobs = [Order(key="a"), Order(key="b"), Order(key="a"), Order()]
+            first, second, third, fourth = await async_enqueue(session, jobs)
+            assert [first.created, second.created, third.created, fourth.created] == [True, True, False, True]
+            assert [each.attempts for each in jobs[:2]] == [0, 0]
+            await session.commit()
+            [again] = await async_enqueue(session, Order(key="b", note="new"), on_twin="replace")
+            assert (again.job, again.job.note, again.created) == (second.job, "new", False)
+            await session.commit()
+
+            met: list[int] = []
+
+            def insert_twin(_: Any, __: Any, statement: str, *___: Any) -> None:
+                if statement.startswith("/*sqlaqueue unless") and not met:
+                    met.append(1)
+                    with Session(unique_engine) as other:
+                        other.add(Order(key="d"))
+                        other.commit()
+
+            sa.event.listen(engine.sync_engine, "before_cursor_execute", insert_twin)
+            result = await async_enqueue(session, [Order(key=key) for key in "cde"])
+            assert [each.created for each in result] == [True, False, True]
+            await session.commit()
+        await engine.dispose()
+
+    asyncio.run(run())
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_column_is_not_seen_by_programs(unique_engine: sa.Engine) -> None:
+    with unique_engine.connect() as connection:
+        assert "sqlaqueue_unique" not in connection.exec_driver_sql("SELECT * FROM orders").keys()  # noqa: SIM118 - a Result
+        connection.exec_driver_sql("SELECT sqlaqueue_unique FROM orders")
+
+
+def test_a_migration_cannot_create_the_index_without_its_types(unique_engine: sa.Engine) -> None:
+    with unique_engine.connect() as connection:
+        operations = Operations(MigrationContext.configure(connection))
+        with pytest.raises(ConfigurationError, match="ix_mail_queue_unique"):
+            operations.create_index(
+                "ix_mail_queue_unique", "mail", ["key"], unique=True, postgresql_where=sa.text("status = 'pending'")
+            )
+
+
+def test_the_index_is_missing(unique_engine: sa.Engine) -> None:
+    """Jobs would not be unique, so none is enqueued; the index is created for the jobs that are there."""
+    table: Any = Mail.__table__
+    index = next(each for each in table.indexes if each.unique)
+    with Session(unique_engine) as session:
+        session.add(Mail(key="a"))
+        session.commit()
+        index.drop(unique_engine)
+        try:
+            with pytest.raises(DatabaseNotReadyError, match="lacks the index ix_mail_queue_unique"):
+                enqueue(session, Mail(key="b"))
+            session.rollback()
+        finally:
+            index.create(unique_engine)
+        assert [each.created for each in enqueue(session, [Mail(key="a"), Mail(key="b")])] == [False, True]
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+ROLES = ("producer", "producer", "producer", "administrator", "worker", "worker")
+USUAL = ("unfinished", "waiting")
+NAMES = [name for name, (kind, _) in CONFIGURATIONS.items() if kind == "update_status"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.thorough) for name in NAMES]
+)
+def test_no_two_twins_count_and_no_job_is_lost(
+    mariadb: MariaDBServer,
+    tmp_path: Path,
+    name: str,
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind, unique = CONFIGURATIONS[name]
+    job = make_job(kind, unique, max_attempts=4, lease=1)
+    rng = random.Random(pytestconfig.getoption("--seed") or time.time_ns())
+    with mariadb.database() as database:
+        engine = sa.create_engine(mariadb.url(database))
+        sqlaqueue.mariadb.prepare(engine)
+        create(engine, job)
+        processes = Processes(mariadb.url(database), name, tmp_path, rng)
+        observed = 0
+        try:
+            for role in ROLES:
+                processes.start(role)
+            for _ in range(3):
+                before, until = len(processes.enqueued()), time.monotonic() + 60
+                while len(processes.enqueued()) < before + 40:
+                    assert time.monotonic() < until, "nothing is enqueued"
+                    observed += len(check_twins(engine, job, unique.states))
+                    time.sleep(0.02)
+                    processes.replace_dead()
+                processes.kill_one()
+        finally:
+            processes.kill_all()
+        assert observed > 20
+        # Of the jobs that wait for twins with one key, each rescue lets one go on.
+        monkeypatch.setattr(pace, "RESCUE", 0.2)
+        drain(engine, job)
+        check_nothing_is_lost(engine, job, processes.enqueued())
+        engine.dispose()

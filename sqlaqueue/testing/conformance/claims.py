@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import Session, selectinload
+from sqlalchemy.orm import Session, load_only, selectinload
 
 from sqlaqueue import cancel, claim, complete, extend, fail, purge, reconcile, release, requeue, rescue, retry
 from sqlaqueue.mapping.mixin import spec_of
@@ -129,7 +129,7 @@ class ClaimConformance:
             assert numbers_of(queue.claim(session, 2, chosen)) == [3, 4]
             assert numbers_of(queue.claim(another)) == [0, 1, 2, 5]
 
-    @pytest.mark.parametrize("condition", ["join", "exists", "two tables in where"])
+    @pytest.mark.parametrize("condition", ["join", "exists", "two tables in where", "a subquery of jobs"])
     def test_a_filter_may_use_a_second_table(self, queue: QueueUnderTest, condition: str) -> None:
         """The claim returns exactly the jobs that match, in whatever form the filter is written."""
         Job, Owner = queue.Job, queue.Owner  # noqa: N806 - they are classes
@@ -139,6 +139,7 @@ class ClaimConformance:
             "join": queue.of_vips(),
             "exists": sa.select(Job).where(Job.owner.has(Owner.vip)),
             "two tables in where": sa.select(Job).where(Job.owner_id == Owner.id, Owner.vip),
+            "a subquery of jobs": sa.select(Job).where(Job.number.in_(queue.of_vips().with_only_columns(Job.number))),
         }[condition]
         with queue.session() as session, queue.session() as another:
             assert numbers_of(queue.claim(session, 3, chosen)) == [0, 1, 4]
@@ -178,6 +179,16 @@ class ClaimConformance:
             for job in (*first, *second):
                 assert "owner" in job.__dict__
                 assert job.owner.vip
+
+    @needs(rows=True)
+    def test_some_attributes_can_be_left_out_of_the_claim(self, queue: QueueUnderTest) -> None:
+        """They are loaded when they are read."""
+        queue.enqueue(2, payload="text")
+        some = sa.select(queue.Job).options(load_only(queue.Job.payload))
+        with queue.session() as session:
+            jobs = session.scalars(claim(some, 2)).all()
+            assert [("payload" in job.__dict__, "number" in job.__dict__) for job in jobs] == [(True, False)] * 2
+            assert numbers_of(jobs) == [0, 1]
 
     def test_a_pending_job_is_claimed_without_an_attempt_left(self, queue: QueueUnderTest) -> None:
         """The limit is checked when a run ends, not when a job is claimed."""
@@ -460,6 +471,16 @@ class LockConformance:
         with queue.session() as session, queue.impatient() as user:
             session.scalars(claim(queue.Job, 1)).all()
             SHARED_KEYS["a child row's foreign key"](queue, user)
+
+    def test_settlements_do_not_wait_for_each_other(self, queue: QueueUnderTest) -> None:
+        """Also in a table so small that a database would rather read all rows than an index."""
+        queue.enqueue(8)
+        with queue.impatient() as first, queue.impatient() as second:
+            mine, theirs = queue.claim(first, 3), queue.claim(second, 3)
+            left = set(range(8)).difference(numbers_of(mine), numbers_of(theirs))
+            for session, jobs in ((first, mine), (second, theirs)):
+                assert set(session.scalars(complete(jobs))) == queue.keys(*numbers_of(jobs))
+            assert set(numbers_of(queue.claim(second))) == left
 
     @needs(rows=True)
     @pytest.mark.parametrize("verb", SETTLEMENTS)

@@ -85,6 +85,7 @@ class SQLiteUnderTest(EngineUnderTest):
         "test_a_claim_does_not_lock_the_second_table_of_its_filter": _SECOND_TABLE,
         "test_a_claim_does_not_block_child_rows": _SQLITE_CHILD_ROWS,
         "test_settling_does_not_wait_for_child_rows": _SQLITE_CHILD_ROWS,
+        "test_settlements_do_not_wait_for_each_other": _ONE_WRITER,
         "test_cancel_does_not_wait": _ONE_WRITER,
         "test_purge_passes_over_a_locked_job": _ONE_WRITER,
         "test_extend_passes_over_a_locked_job": _ONE_WRITER,

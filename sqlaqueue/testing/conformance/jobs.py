@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from sqlaqueue import cancel, complete, fail, purge, reconcile, release, requeue, rescue, retry
+from sqlaqueue import cancel, complete, fail, pause, purge, reconcile, release, requeue, rescue, resume, retry
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.options import STATES
@@ -374,6 +374,30 @@ class MaintenanceConformance:
             queue.claim(session, of=queue.only(0))
             assert queue.do(cancel(queue.Job)) == queue.keys(1)
             assert queue.do(cancel(queue.Job)) == set()
+
+    def test_a_rolled_back_cancellation_has_no_effect(self, queue: QueueUnderTest) -> None:
+        """Neither on pending jobs nor on one that runs."""
+        queue.enqueue(2)
+        with queue.session() as session, queue.session() as operator:
+            jobs = queue.claim(session, 1)
+            assert operator.scalars(cancel(queue.Job)).all() == [queue.key(1)]
+            operator.rollback()
+            assert session.scalars(complete(jobs)).all() == [queue.key(0)]
+            session.commit()
+        assert queue.claimable() == [1]
+
+    def test_a_paused_queue_gives_no_jobs(self, queue: QueueUnderTest) -> None:
+        """Until it is resumed; jobs that run are settled meanwhile."""
+        queue.enqueue(3)
+        with queue.session() as session:
+            jobs = queue.claim(session, of=queue.only(0))
+            for _ in range(2):
+                queue.execute(pause(queue.Job))
+            assert queue.claimable() == []
+            assert session.scalars(complete(jobs)).all() == [queue.key(0)]
+            session.commit()
+        queue.execute(resume(queue.Job))
+        assert sorted(queue.claimable()) == [1, 2]
 
     def test_requeue_makes_finished_jobs_pending(self, queue: QueueUnderTest) -> None:
         """No other jobs; completed ones only if their rows were kept."""

@@ -502,6 +502,14 @@ class SettlementConformance:
         queue.run(lambda jobs: retry(jobs, error="null \0 and \ud800 alone"), 0)
         assert "and" in queue.stored(0)["last_error"]
 
+    @needs(rows=True)
+    def test_a_long_error_text_is_stored(self, queue: QueueUnderTest) -> None:
+        """Some databases have types of text for 65,535 bytes."""
+        text = "\N{SNOWMAN}" * 70_000
+        queue.enqueue(1)
+        queue.run(lambda jobs: retry(jobs, error=text), 0)
+        assert queue.stored(0)["last_error"] == text
+
     def test_only_a_claimed_job_can_be_settled(self, queue: QueueUnderTest) -> None:
         """An instance that no claim returned is refused before anything is sent."""
         queue.enqueue(1)

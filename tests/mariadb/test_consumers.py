@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
-from sqlaqueue import AsyncConsumer, Consumer, Retry, admin, async_wait, cancel
+from sqlaqueue import AsyncConsumer, Consumer, Retry, async_wait, cancel
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
 from tests.faults.checker import Row, Tables, violations
@@ -341,18 +341,6 @@ def test_retention_deletes_what_is_old(
         with Consumer(Job, lambda *_: None, sessions, poll_interval=0.1):
             wait_until(lambda: (session.rollback(), session.scalar(sa.select(sa.func.count(Job.id))))[1] == 4)
         assert session.scalars(sa.select(Job.id)).all() == [2, 3, 4, 5]
-
-
-def test_failures_are_grouped_by_their_kind(engine: sa.Engine, sessions: sessionmaker[Session]) -> None:
-    def handle(_: Session, job: Job) -> None:
-        if job.id % 2:
-            raise ValueError(f"{job.id} is odd")
-
-    with sessions() as session:
-        session.add_all([Job(id=n, max_attempts=1) for n in range(1, 7)])
-        session.commit()
-        Consumer(Job, handle, sessions).drain()
-        assert [(group.kind, group.count) for group in admin.failures(session, Job)] == [("ValueError", 3)]
 
 
 # -- the command line --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``python -m tests.mariadb.rates`` prints the table of docs/mariadb.md: a queue on plain PyMySQL, and sqlaqueue.
+"""``python -m docs.benchmarks.mariadb`` prints the table of docs/mariadb.md: a queue on plain PyMySQL, and sqlaqueue.
 
 The server writes its log at each commit, as it does by default.
 """
@@ -87,9 +87,6 @@ class VerbsMariaDB(LibraryMariaDB, VerbsSide):
     """The same without a Consumer."""
 
 
-# -- ``python -m tests.mariadb.rates`` prints the table of docs/mariadb.md -----------------------------------------
-
-
 @contextlib.contextmanager
 def emptied(side: Side, engine: sa.Engine) -> Iterator[Parts]:
     """Delete the jobs of the measurement before."""
@@ -119,7 +116,7 @@ def cases(jobs: int, alone: Make, verbs: Make, ours: Make) -> Iterator[tuple[str
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mariadb.rates", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m docs.benchmarks.mariadb", description=__doc__)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()

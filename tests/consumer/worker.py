@@ -170,7 +170,7 @@ async def with_children(io: Any, job: Any) -> None:
             if not pid:
                 if way == "exec":
                     os.execv(sys.executable, [sys.executable, "-c", "import os; os._exit(6)"])  # noqa: S606 - no shell is wanted
-                # Not os._exit(), which coverage extends by a write to a SQLite file: see `tests/sqlite/test_forks.py`.
+                # Not os._exit(), which coverage extends by a write to a SQLite file: see `tests/sqlite/test_processes.py`.
                 posix._exit(5)
             result = _exit_code(pid)
     say(f"child: {job.payload} {result}")

@@ -291,7 +291,7 @@ def test_a_value_is_stored_and_read_as_before(type_: Any, value: object) -> None
 
 def test_statements_about_tables_of_the_library_are_translated() -> None:
     """As its columns have texts in UTC with microseconds, with which ``CURRENT_TIMESTAMP`` does not compare."""
-    from tests.sqlite.features import Email  # noqa: PLC0415 - it has the tables of a file
+    from tests.sqlite.models import Email  # noqa: PLC0415 - it has the tables of a file
 
     _, prepared = dialects("sqlite://")
     email = aliased(Email)

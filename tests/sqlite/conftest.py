@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy.orm import Session, sessionmaker
 
 from tests.consumer.conftest import APIS
 from tests.faults.conftest import rng
 from tests.faults.harness import Harness
-from tests.sqlite.bench import SQLiteBench
+from tests.sqlite.models import SQLiteBench, made
 
 if TYPE_CHECKING:
     import random
@@ -34,6 +35,14 @@ def bench(tmp_path: Path, api: str) -> Iterator[SQLiteBench]:
     bench = SQLiteBench(tmp_path / "jobs.db", api)
     yield bench
     bench.engine.dispose()
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[sessionmaker[Session]]:
+    """Sessions on a new file with the tables of all queues with options."""
+    sessions = made(tmp_path / "jobs.db")
+    yield sessions
+    sessions.kw["bind"].dispose()
 
 
 @pytest.fixture

@@ -1,231 +1,56 @@
-"""Unique jobs, schedules, histories, waiting, and the functions for operators and tests work in a file."""
+"""The features of a queue as far as they differ in a file, and the command line; ``tests/engines`` has the others."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+import logging
+import uuid
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import sqlaqueue.sqlite
-from sqlaqueue import Constant, Consumer, Tick, admin, claim, complete, enqueue, fail, requeue, rescue, tick_of, wait
-from sqlaqueue.exc import ConfigurationError, JobExists
+from sqlaqueue import (
+    Fail,
+    Limit,
+    QueueConfig,
+    QueueMixin,
+    admin,
+    cancel,
+    claim,
+    complete,
+    rescue,
+)
+from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.maintenance.handlers_running import _take
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
-from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
+from sqlaqueue.testing import crash, drain, enqueued, run_job, travel
 from sqlaqueue.web import Access, Dashboard
-from tests.sqlite.features import HOURLY, Email, Hourly, Measured, Order, Waits, do_nothing, made
+from tests.demo.commandline import fill, sqlaqueue
+from tests.programs import wait_until
+from tests.sqlite.models import Email, Hourly, Measured, Order, do_nothing, made
+
+if TYPE_CHECKING:
+    from tests.sqlite.models import SQLiteBench
 
 pytestmark = pytest.mark.once
 
-Sessions = sessionmaker[Session]
 
-
-@pytest.fixture
-def sessions(tmp_path: Path) -> Iterator[Sessions]:
-    sessions = made(tmp_path / "jobs.db")
-    yield sessions
-    sessions.kw["bind"].dispose()
-
-
-def states(sessions: Sessions, model: Any) -> dict[Any, str]:
-    with sessions() as session:
-        rows = session.execute(sa.select(model.id, model.status))
-        return {row.id: row.status for row in rows}
-
-
-# -- unique jobs ---------------------------------------------------------------------------------------------------
-
-
-def test_a_twin_is_returned_and_not_inserted(sessions: Sessions) -> None:
-    with sessions() as session:
-        first, twin, other = enqueue(session, [Order(customer=1), Order(customer=1), Order(customer=2)])
-        session.commit()
-        again = enqueue(session, [Order(customer=1)])
-        assert [each.created for each in (first, twin, other, *again)] == [True, False, True, False]
-        assert again[0].job.id == first.job.id
-        with pytest.raises(JobExists):
-            enqueue(session, [Order(customer=1)], on_twin="raise")
-
-
-def test_a_twin_is_replaced(sessions: Sessions) -> None:
-    with sessions() as session:
-        enqueue(session, [Order(customer=1, priority=5)])
-        session.commit()
-        (replaced,) = enqueue(session, [Order(customer=1, priority=2)], on_twin="replace")
-        session.commit()
-        assert not replaced.created
-        assert session.execute(sa.select(Order.priority, Order.run_at <= sa.func.now())).all() == [(2, True)]
-
-
-def test_the_index_refuses_a_twin_that_is_added(sessions: Sessions) -> None:
-    with sessions() as session:
-        session.add_all([Order(customer=1), Order(customer=1)])
-        with pytest.raises(sa.exc.IntegrityError):
-            session.commit()
-
-
-def test_one_job_in_a_period(sessions: Sessions) -> None:
-    with sessions() as session:
-        noon = datetime(2026, 1, 5, 12, 30, tzinfo=timezone(timedelta(hours=2)))
-        made = [noon, noon + timedelta(minutes=29, seconds=59), noon + timedelta(minutes=30)]
-        jobs = [Hourly(customer=1, created_at=moment) for moment in made]
-        assert [each.created for each in enqueue(session, jobs)] == [True, False, True]
-        session.commit()
-
-
-def test_a_job_that_comes_back_waits_for_its_twin(sessions: Sessions) -> None:
-    ran: list[int] = []
-
-    def handle(_: Session, job: Waits) -> None:
-        ran.append(job.id)
-        if ran == [1]:
-            with sessions() as session:
-                enqueue(session, [Waits(customer=1)])
-                session.commit()
-            raise ValueError("come back")
-
-    with sessions() as session:
-        enqueue(session, [Waits(customer=1)])
-        session.commit()
-    Consumer(Waits, handle, sessions, retry=Constant(0)).drain()
-    # The first waits until a rescue finds that its twin has gone, which may be before the end or at the end.
-    assert states(sessions, Waits) in [{1: state, 2: "completed"} for state in ("processing", "pending", "completed")]
-    with sessions() as session:
-        session.execute(rescue(Waits))
-        session.commit()
-    Consumer(Waits, handle, sessions).drain()
-    assert (ran, states(sessions, Waits)) == ([1, 2, 1], {1: "completed", 2: "completed"})
-
-
-def test_a_finished_job_with_a_twin_is_not_requeued(sessions: Sessions) -> None:
-    with sessions() as session:
-        enqueue(session, [Order(customer=1)])
-        session.commit()
-        session.execute(fail(session.scalars(claim(Order, 1)).all(), error="paper jam"))
-        session.commit()
-        enqueue(session, [Order(customer=1)])
-        session.commit()
-        (row,) = session.execute(requeue(sa.select(Order).where(Order.id == 1))).all()
-        session.commit()
-        assert (row[0], row[1] is not None) == (1, True)
-    assert states(sessions, Order) == {1: "cancelled", 2: "pending"}
-
-
-# -- histories and retention ---------------------------------------------------------------------------------------
-
-
-def test_attempts_are_kept_and_finished_jobs_deleted(sessions: Sessions) -> None:
-    def handle(_: Session, job: Order) -> None:
-        if job.attempts == 1:
-            raise ValueError("not yet")
-
-    with sessions() as session:
-        enqueue(session, [Order(customer=1)])
-        session.commit()
-    Consumer(Order, handle, sessions, retry=Constant(0)).drain()
-    with sessions() as session:
-        attempts = admin.attempts(session, Order, 1)
-        assert [(each.attempt, each.outcome) for each in attempts] == [(2, "completed"), (1, "retried")]
-        travel(session, timedelta(days=2))
-        session.commit()
-    with Consumer(Order, handle, sessions):
-        _until(lambda: not states(sessions, Order))
-
-
-# -- schedules -----------------------------------------------------------------------------------------------------
-
-
-def test_a_schedule_is_fired_once_for_each_tick(sessions: Sessions) -> None:
-    ticks: list[Tick | None] = []
-    with Consumer(Email, lambda session, job: ticks.append(tick_of(session, job)), sessions, schedules=[HOURLY]):
-        _until(lambda: _schedule(sessions) is not None)
-    with sessions() as session:
-        travel(session, timedelta(hours=3))
-        session.commit()
-    with Consumer(Email, lambda session, job: ticks.append(tick_of(session, job)), sessions, schedules=[HOURLY]):
-        _until(lambda: bool(ticks))
-    assert [tick is not None and tick.schedule for tick in ticks] == ["hourly"]
-
-
-def test_schedules_are_changed_by_operators(sessions: Sessions) -> None:
-    with sessions() as session:
-        fire_schedules(session, [HOURLY])
-        session.commit()
-        before = _schedule(sessions)
-        admin.pause_schedule(session, Email, "hourly")
-        session.commit()
-        assert _schedule(sessions).next_tick is None
-        admin.resume_schedule(session, Email, "hourly")
-        admin.edit_schedule(session, Email, "hourly", every=timedelta(minutes=5))
-        session.commit()
-        assert (before.every, _schedule(sessions).every) == (timedelta(hours=1), timedelta(minutes=5))
-        with pytest.raises(sa.exc.IntegrityError):
-            session.execute(sa.text("UPDATE sqlaqueue_schedule SET every = 0.5"))
-
-
-def test_another_program_changes_a_schedule(sessions: Sessions) -> None:
-    """The file has a trigger that records when, without a function of the library."""
-    with sessions() as session:
-        fire_schedules(session, [HOURLY])
-        session.commit()
-    plain = sa.create_engine(sessions.kw["bind"].url)
-    with plain.begin() as connection:
-        connection.execute(sa.text("UPDATE sqlaqueue_schedule SET every = 60"))
-        (edited,) = connection.execute(sa.text("SELECT edited_at IS NOT NULL FROM sqlaqueue_schedule")).one()
-    plain.dispose()
-    assert edited == 1
-
-
-# -- waiting, operators ---------------------------------------------------------------------------------------------
-
-
-def test_a_caller_waits_for_its_job(sessions: Sessions) -> None:
-    with sessions() as session:
-        job = Email()
-        session.add(job)
-        session.commit()
-    with Consumer(Email, do_nothing, sessions):
-        assert wait(sessions, job, timeout=20).state == "completed"
-
-
-def test_operators_see_and_change_jobs(sessions: Sessions) -> None:
-    with sessions() as session:
-        session.add_all(Email(to=str(number)) for number in range(3))
-        session.commit()
-        stats = admin.stats(session, Email)
-        assert (stats.states["pending"], stats.due, stats.missing_indexes) == (3, 3, [])
-        assert [job.state for job in admin.jobs(session, Email)] == ["pending"] * 3
-        assert [reason.code for reason in admin.explain_job(session, Email, 1).reasons] != []
-        admin.pause(session, Email)
-        session.commit()
-        assert session.scalars(claim(Email, 1)).all() == []
-        admin.resume(session, Email)
-        assert admin.cancel(session, Email).cancelled == [1, 2, 3]
-        session.commit()
-
-
-def test_what_reads_the_catalogs_of_postgresql_is_refused(sessions: Sessions) -> None:
+def test_what_reads_the_catalogs_of_postgresql_is_refused(sessions: sessionmaker[Session]) -> None:
     with sessions() as session, pytest.raises(ConfigurationError, match=r"doctor\(\) reads .* not available on SQLite"):
         admin.doctor(session, Email)
     with pytest.raises(ConfigurationError, match="Dashboard reads .* not available on SQLite"):
         Dashboard([Email], sessions, access=lambda _: Access(read=True))
 
 
-# -- tests of an application ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("url", ["sqlite://", "file"])
-def test_an_application_tests_its_jobs(url: str, sessions: Sessions, tmp_path: Path) -> None:
-    """In a transaction that is rolled back, in a file or in memory."""
-    if url == "sqlite://":
-        sessions = made(Path(":memory:"))
+def test_an_application_tests_its_jobs_in_memory() -> None:
+    sessions = made(Path(":memory:"))
     with sessions() as session:
         session.add(Email(id=100, to="before"))
         session.commit()
@@ -239,24 +64,10 @@ def test_an_application_tests_its_jobs(url: str, sessions: Sessions, tmp_path: P
         crash(session, session.scalars(sa.select(Email)).one())
         session.execute(rescue(Email))
         assert session.scalars(sa.select(Email.status)).all() == ["pending"]
-    if url == "sqlite://":
-        sessions.kw["bind"].dispose()
+    sessions.kw["bind"].dispose()
 
 
-def _schedule(sessions: Sessions) -> Any:
-    with sessions() as session:
-        return next(iter(admin.schedules(session, Email)), None)
-
-
-def _until(condition: Any, seconds: float = 20) -> None:
-
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def test_plain_forms_have_the_values_of_each_call(sessions: Sessions) -> None:
+def test_plain_forms_have_the_values_of_each_call(sessions: sessionmaker[Session]) -> None:
     """SQLAlchemy caches a statement by its form for PostgreSQL."""
     with sessions() as session:
         session.add_all(Email() for _ in range(10))
@@ -271,7 +82,7 @@ def test_plain_forms_have_the_values_of_each_call(sessions: Sessions) -> None:
         assert before - after == timedelta(hours=6)
 
 
-def test_an_infinite_number_does_not_block_the_queue(sessions: Sessions) -> None:
+def test_an_infinite_number_does_not_block_the_queue(sessions: sessionmaker[Session]) -> None:
     with sessions() as session:
         session.add(Measured(value=float("inf")))
         session.commit()
@@ -279,7 +90,7 @@ def test_an_infinite_number_does_not_block_the_queue(sessions: Sessions) -> None
         assert job.value == float("inf")
 
 
-def test_an_explicit_lock_is_kept(sessions: Sessions) -> None:
+def test_an_explicit_lock_is_kept(sessions: sessionmaker[Session]) -> None:
     with sessions() as session:
         session.add(Email())
         session.commit()
@@ -295,7 +106,7 @@ def test_an_explicit_lock_is_kept(sessions: Sessions) -> None:
         assert "COMMIT" not in sent
 
 
-def test_comments_before_a_statement(sessions: Sessions) -> None:
+def test_comments_before_a_statement(sessions: sessionmaker[Session]) -> None:
     with sessions() as session:
         session.execute(sa.text("/* of this function */\n-- and why\nBEGIN IMMEDIATE"))
         session.execute(sa.text("/* * / */PRAGMA user_version"))
@@ -317,13 +128,13 @@ def test_a_program_may_commit_each_statement(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_a_programs_any_of_rows_is_not_translated(sessions: Sessions) -> None:
+def test_a_programs_any_of_rows_is_not_translated(sessions: sessionmaker[Session]) -> None:
     """SQLite has no ANY, and refuses it as it always does."""
     with sessions() as session, pytest.raises(sa.exc.OperationalError):
         session.execute(sa.select(Email.id).where(Email.id != sa.all_(sa.select(Email.id).scalar_subquery())))
 
 
-def test_missing_indexes_are_named(sessions: Sessions) -> None:
+def test_missing_indexes_are_named(sessions: sessionmaker[Session]) -> None:
     with sessions() as session:
         connection = session.connection()
         for model in (Order, Hourly):
@@ -370,7 +181,7 @@ class Wrapped(sa.types.TypeDecorator[datetime]):
     cache_ok = True
 
 
-def test_moments_of_an_applications_type_are_calculated_with(sessions: Sessions) -> None:
+def test_moments_of_an_applications_type_are_calculated_with(sessions: sessionmaker[Session]) -> None:
     with sessions() as session:
         session.add(Email())
         session.commit()
@@ -381,7 +192,7 @@ def test_moments_of_an_applications_type_are_calculated_with(sessions: Sessions)
         assert session.scalar(sa.select(sa.extract("epoch", (run_at + hour) - run_at))) == 3600
 
 
-def test_a_span_in_a_column_of_the_program_is_as_sqlalchemy_has_it(sessions: Sessions) -> None:
+def test_a_span_in_a_column_of_the_program_is_as_sqlalchemy_has_it(sessions: sessionmaker[Session]) -> None:
     """The library's own spans are numbers of seconds, and so are those that are added to moments."""
     took = timedelta(minutes=90)
     with sessions() as session:
@@ -397,3 +208,164 @@ def test_a_span_in_a_column_of_the_program_is_as_sqlalchemy_has_it(sessions: Ses
         assert session.scalars(sa.select((Measured.run_at + took) - Measured.run_at).where(mine)).one() == took
         assert session.scalars(sa.select(sa.extract("epoch", Measured.took)).where(mine)).one() == 5400
         assert session.scalars(sa.select(Measured.id).where(Measured.run_at < sa.func.now() - took)).all() == []
+
+
+# -- jobs that are cancelled while they run ----------------------------------------------------------------------------
+
+
+def test_a_running_job_is_cancelled(
+    bench: SQLiteBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its task ends at once; a thread runs on, and its failure is not tried again."""
+    monkeypatch.setattr(pace, "RESCUE", 0.1)
+    caplog.set_level(logging.WARNING, "sqlaqueue")
+    good, bad = bench.enqueue(2)
+    running: set[int] = set()
+
+    async def handle(io: Any, job: Any) -> None:
+        running.add(job.id)
+        if job.id == bad:
+            # In a task this is where it is cancelled.
+            await io.wait_for(lambda: all(one.cancelled for one in server.consumer._context.in_flight.busy()))
+            raise ValueError
+
+    server = bench.consumer(handle, concurrency=2, batch_size=1)
+    with server.running():
+        wait_until(lambda: bad in running, "the handler runs")
+        with bench.sessions.begin() as session:
+            session.execute(cancel(sa.select(bench.Job).where(bench.Job.id == bad)))
+        wait_until(lambda: bench.states() == {"cancelled": 1, "completed": 1}, "the job is cancelled")
+    assert server.told("cancelled") == [bad]
+    assert bench.attempts() == {good: 1, bad: 1}
+    assert bench.execute("SELECT count(*) FROM sqlaqueue_control") == 0
+    assert "OperationalError" not in caplog.text
+
+
+def test_requests_are_taken_by_keys_of_any_type(tmp_path: Path) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(strategy="update_status")
+        tenant = mapped_column(sa.String(10), primary_key=True)
+        id = mapped_column(sa.Uuid(), primary_key=True)
+
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
+    sqlaqueue.sqlite.prepare(engine)
+    Base.metadata.create_all(engine)
+    keys = [("a", uuid.UUID(int=1)), ("a", uuid.UUID(int=2)), ("b", uuid.UUID(int=1))]
+    with Session(engine) as session:
+        session.add_all([Job(tenant=tenant, id=key) for tenant, key in keys])
+        session.commit()
+        assert len(session.scalars(claim(Job, 3)).all()) == 3
+        session.commit()
+        session.execute(cancel(sa.select(Job).where(Job.id == keys[0][1])))
+        session.commit()
+        rows = session.execute(_take(spec_of(Job), keys[:2])).all()
+        assert [tuple(row[:2]) for row in rows] == [keys[0]]
+        assert 0 <= rows[0][2] < 60
+        assert session.execute(_take(spec_of(Job), keys[:2])).all() == []
+        # The request for the job of another Consumer is left.
+        assert [tuple(row[:2]) for row in session.execute(_take(spec_of(Job), keys[2:]))] == [keys[2]]
+        session.commit()
+    engine.dispose()
+
+
+# -- a row that cannot be loaded or changed keeps no other job from running --------------------------------------------
+
+
+def test_a_row_that_cannot_be_loaded(bench: SQLiteBench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.create()
+    bench.enqueue(20)
+    bench.execute("UPDATE job SET created_at = 'yesterday' WHERE id = 5")
+    assert bench.consumer(concurrency=2).drain() == 19
+    assert bench.execute("SELECT group_concat(id) FROM job WHERE status = 'pending'") == "5"
+    assert [r.job_key for r in caplog.records if getattr(r, "event", None) == "job_unclaimable"] == [5]
+
+
+def test_a_row_that_a_trigger_refuses_to_change(bench: SQLiteBench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.create()
+    bench.enqueue(20)
+    bench.execute("CREATE TRIGGER refuse BEFORE UPDATE ON job WHEN OLD.id = 5 BEGIN SELECT RAISE(ABORT, 'no'); END")
+    assert bench.consumer(concurrency=2).drain() == 19
+    assert bench.execute("SELECT group_concat(id) FROM job WHERE status = 'pending'") == "5"
+    assert [r.job_key for r in caplog.records if getattr(r, "event", None) == "job_unclaimable"] == [5]
+
+
+# -- the command line and the demo -------------------------------------------------------------------------------------
+
+
+EMAIL = "tests.sqlite.models:Email"
+
+
+def refuse(_: object, job: Email) -> None:
+    raise Fail("no such address")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Limited(QueueMixin, Base):
+    __tablename__ = "limited"
+    __queue__ = QueueConfig(limits=[Limit(2)])
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    sessions = made(tmp_path / "jobs.db")
+    with sessions() as session:
+        session.add_all(Email() for _ in range(3))
+        session.commit()
+    sessions.kw["bind"].dispose()
+    return f"sqlite:///{tmp_path}/jobs.db"
+
+
+def test_workers_run_jobs_and_operators_look_at_them(url: str) -> None:
+    result = sqlaqueue("worker", EMAIL, "--handler", "tests.sqlite.test_features:refuse", "--url", url, "--drain")
+    assert result.returncode == 0, result.stderr
+    assert "no such address" in sqlaqueue("failed", EMAIL, "--url", url).stdout
+    assert "3" in sqlaqueue("requeue", EMAIL, "--yes", "--url", url).stdout
+    for command in ("stats", "jobs", "health", "pause", "resume", "rescue", "reconcile", "purge"):
+        confirmed = ["--yes"] if command == "purge" else []
+        result = sqlaqueue(command, EMAIL, *confirmed, "--url", url)
+        assert "Traceback" not in result.stderr, command
+        # No worker is there, which `health` reports.
+        assert result.returncode == (1 if command == "health" else 0), (command, result.stdout, result.stderr)
+    assert "pending" in sqlaqueue("why", EMAIL, "1", "--url", url).stdout
+
+
+def test_commands_of_postgresql_are_refused(url: str) -> None:
+    for command in ("doctor", "web"):
+        result = sqlaqueue(command, EMAIL, "--url", url)
+        assert result.returncode != 0
+        assert "not available on SQLite" in result.stderr
+
+
+def test_workers_refuse_an_option_before_they_ask_for_its_table(url: str) -> None:
+    names = [f"tests.sqlite.test_features:{name}" for name in ("Limited", "refuse")]
+    result = sqlaqueue("worker", "=".join(names), "--url", url, "--drain")
+    assert result.returncode != 0
+    assert "Limited: QueueConfig(limits=...) is not available on SQLite" in result.stderr
+
+
+@pytest.mark.parametrize("path", ["nothing.db", ":memory:"])
+def test_a_file_that_does_not_exist_is_refused(path: str, tmp_path: Path) -> None:
+    """SQLite would create it."""
+    result = sqlaqueue("stats", EMAIL, "--url", f"sqlite:///{path}")
+    assert (result.returncode, "there is no file" in result.stderr) == (2, True)
+    assert not Path(path).exists()
+
+
+def test_the_demo_needs_no_server(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    number = fill(files)
+    result = sqlaqueue("demo", "--sqlite", "--path", files, "--workers", "2", "--batch", "8")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{number} files: every one stored exactly once, none lost" in result.stdout
+    refused = sqlaqueue("demo", "--sqlite", "--strategy", "batch_select")
+    assert (refused.returncode, "--strategy update_status" in refused.stderr) == (2, True)

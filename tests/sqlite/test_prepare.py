@@ -1,18 +1,25 @@
-"""What SQLite cannot carry is refused where it is asked for, in one line that says what to do."""
+"""What prepare() sets and refuses, in one line that says what to do; how moments, errors and tables are translated."""
 
 from __future__ import annotations
 
+import io
 import sqlite3
 import sys
-from datetime import timedelta
+import warnings
+from datetime import UTC, date, datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 from sqlalchemy.pool import StaticPool
 
+import sqlaqueue.alembic
 import sqlaqueue.sqlite
 from sqlaqueue import (
     AsyncConsumer,
@@ -30,14 +37,15 @@ from sqlaqueue import (
     rescue,
 )
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.queue.spec import clock
+from sqlaqueue.sql.engine import sqlstate, violated_column, violated_constraint
 from sqlaqueue.testing import async_drain, drain
+from tests.sqlite.models import Base
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-pytestmark = pytest.mark.once
-
+    from tests.sqlite.models import SQLiteBench
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batch_select": ({"strategy": "batch_select"}, r'Job: strategy "batch_select".*SQLite.*update_status'),
     "delete_returning": ({"strategy": "delete_returning"}, r'Job: strategy "delete_returning".*update_status'),
@@ -50,6 +58,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fair": ({"fair": Fair("customer")}, r"Job: QueueConfig\(fair=...\).*SQLite"),
     "nulls": ({"unique": Unique("customer", nulls_distinct=False)}, r"Job: Unique\(nulls_distinct=False\).*SQLite"),
 }
+
+pytestmark = pytest.mark.once
 
 
 def make(**config: Any) -> Any:
@@ -291,3 +301,204 @@ def test_a_key_of_bytes_is_refused(engine: sa.Engine) -> None:
 
     with pytest.raises(ConfigurationError, match=r"Digest\.id: a key of bytes is not available on SQLite"):
         Base.metadata.create_all(engine)
+
+
+# -- moments that were stored before the engine was prepared are read, and stored in the same way ----------------------
+
+
+LOCAL = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=timezone(timedelta(hours=5)))
+PLAIN = LOCAL.replace(tzinfo=None)
+COMPACT = sqlite.DATETIME(
+    storage_format="%(year)04d%(month)02d%(day)02d%(hour)02d%(minute)02d%(second)02d",
+    regexp=r"(\d{4})(\d{2})(\d{2})(\d{2})(\d{2})(\d{2})",
+)
+TYPES: list[tuple[Any, Any]] = [
+    (sa.DateTime(), PLAIN),
+    (sa.DateTime(), LOCAL),
+    (sa.DateTime(), date(2026, 1, 2)),
+    (sa.TIMESTAMP(), LOCAL),
+    (sqlite.DATETIME(truncate_microseconds=True), PLAIN),
+    (COMPACT, PLAIN),
+]
+
+
+@pytest.mark.parametrize(("type_", "value"), TYPES, ids=repr)
+def test_a_moment_of_the_program_is_stored_and_read_as_before(type_: Any, value: Any, tmp_path: Path) -> None:
+    table = sa.Table("note", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("at", type_))
+    engines = [sa.create_engine(f"sqlite:///{tmp_path / 'notes.db'}") for _ in range(2)]
+    sqlaqueue.sqlite.prepare(engines[1])
+    table.create(engines[0])
+    for engine in engines:
+        with engine.begin() as connection:
+            connection.execute(sa.insert(table).values(at=value))
+    for engine in engines:
+        with engine.connect() as connection:
+            stored = connection.exec_driver_sql("SELECT DISTINCT at FROM note").all()
+            assert len(stored) == 1
+            found = connection.scalars(sa.select(table.c.at)).all()
+            assert found[0] == found[1]
+            if isinstance(value, datetime):
+                literal = sa.select(table.c.id).where(table.c.at == value)
+                text = str(literal.compile(engine, compile_kwargs={"literal_binds": True}))
+                assert len(connection.exec_driver_sql(text).all()) == 2
+        engine.dispose()
+
+
+def test_the_distance_to_utc_that_another_program_has_written(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'notes.db'}")
+    sqlaqueue.sqlite.prepare(engine)
+    table = sa.Table("note", sa.MetaData(), sa.Column("at", sa.DateTime(timezone=True)))
+    with engine.begin() as connection:
+        table.create(connection)
+        connection.exec_driver_sql("INSERT INTO note VALUES ('2026-01-02 12:00:00+02:00'), ('2026-01-02 10:00:00')")
+        assert connection.scalars(sa.select(table.c.at)).all() == [datetime(2026, 1, 2, 10, tzinfo=UTC)] * 2
+    engine.dispose()
+
+
+def test_the_clock_of_the_library_in_a_statement_without_tables() -> None:
+    """It has the arithmetic of moments as well, though nothing else tells such a statement from a program's."""
+    engine = sa.create_engine("sqlite://")
+    sqlaqueue.sqlite.prepare(engine)
+    day = timedelta(days=1)
+    query = sa.select(clock(), sa.cast(clock() - day, sa.DateTime(timezone=True)))
+    with engine.connect() as connection:
+        now, before = connection.execute(query).one()
+    assert abs(now - day - before) < timedelta(seconds=1)
+    engine.dispose()
+
+
+# -- errors have the SQLSTATE of PostgreSQL, by which the library classifies them --------------------------------------
+
+
+TABLE = """
+CREATE TABLE thing (
+  id integer PRIMARY KEY, name text UNIQUE, n integer NOT NULL CHECK (n > 0),
+  other integer REFERENCES thing (id) ON DELETE RESTRICT
+)
+"""
+STATES = {
+    "INSERT INTO thing VALUES (1, 'b', 1, NULL)": ("23505", "thing.id", None),
+    "INSERT INTO thing VALUES (2, 'a', 1, NULL)": ("23505", "thing.name", None),
+    "INSERT INTO thing VALUES (2, 'b', NULL, NULL)": ("23502", None, "n"),
+    "INSERT INTO thing VALUES (2, 'b', 0, NULL)": ("23514", "", None),
+    "INSERT INTO thing VALUES (2, 'b', 1, 9)": ("23503", "", None),
+    "DELETE FROM thing WHERE id = 1": ("23503", "", None),
+    "DELETE FROM thing WHERE id = 5": ("23000", None, None),
+    "INSERT INTO missing VALUES (1)": ("42P01", None, None),
+    "SELECT missing FROM thing": ("42703", None, None),
+    "INSERT INTO thing (id, missing) VALUES (2, 1)": ("42703", None, None),
+    "INSERT INTO thing VALUES (3, randomblob(100000), 1, NULL)": ("53100", None, None),
+    "ROLLBACK TO nowhere": ("3B001", None, None),
+}
+
+
+@pytest.mark.parametrize("api", ["sync"])
+@pytest.mark.parametrize("statement", STATES)
+def test_an_error_has_its_state(bench: SQLiteBench, statement: str) -> None:
+    bench.execute(TABLE)
+    bench.execute("INSERT INTO thing VALUES (1, 'a', 1, NULL), (4, 'd', 1, 1), (5, 'e', 1, NULL)")
+    bench.execute(
+        "CREATE TRIGGER kept BEFORE DELETE ON thing WHEN OLD.id = 5 BEGIN SELECT RAISE(ABORT, 'it is kept'); END"
+    )
+    with bench.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA foreign_keys = ON")
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+        # A statement that does nothing, so that a transaction has begun.
+        connection.execute(sa.text("DELETE FROM thing WHERE id = 9"))
+        with pytest.raises(sa.exc.DBAPIError) as raised:
+            connection.execute(sa.text(statement))
+        connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
+        connection.rollback()
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
+    error = raised.value
+    found = sqlstate(error), violated_constraint(error), violated_column(error)
+    assert found == STATES[statement]
+
+
+@pytest.mark.parametrize("url", ["file:{path}?mode=ro&uri=true", "{path}/missing/jobs.db"])
+def test_a_consumer_ends_whose_file_cannot_be_written(bench: SQLiteBench, url: str) -> None:
+    """Trying again would not help."""
+    path = bench.file.path
+    bench.enqueue()
+    bench.engine.dispose()
+    driver = "+aiosqlite" if bench.api == "async" else ""
+    bench.file.url = lambda _="psycopg": f"sqlite{driver}:///{url.format(path=path)}"  # type: ignore[method-assign] # for the Consumer alone
+    with pytest.raises(sa.exc.OperationalError, match="readonly database|unable to open"):
+        bench.consumer().run()
+
+
+# -- migrations --------------------------------------------------------------------------------------------------------
+
+
+ENV = """
+import contextlib
+
+import sqlalchemy as sa
+from alembic import context
+
+import sqlaqueue.sqlite
+from tests.sqlite.models import Base
+
+engine = sa.create_engine(context.config.get_main_option("sqlalchemy.url"))
+if context.config.attributes["prepared"]:
+    sqlaqueue.sqlite.prepare(engine)
+with contextlib.ExitStack() as stack:
+    stack.callback(engine.dispose)
+    connection = stack.enter_context(engine.connect())
+    metadata = [sa.MetaData(), Base.metadata] if context.config.attributes["several"] else Base.metadata
+    context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Config:
+    config = Config(tmp_path / "alembic.ini", stdout=io.StringIO())
+    config.set_main_option("script_location", str(tmp_path / "migrations"))
+    config.set_main_option("sqlalchemy.url", f"sqlite:///{tmp_path}/jobs.db")
+    config.attributes |= {"prepared": True, "several": False}
+    command.init(config, str(tmp_path / "migrations"))
+    (tmp_path / "migrations" / "env.py").write_text(ENV)
+    return config
+
+
+def revise(project: Config, name: str) -> str:
+    with warnings.catch_warnings():
+        # SQLite does not tell what an index of expressions is made of.
+        warnings.filterwarnings("ignore", "autogenerate skipping|Skipped unsupported reflection")
+        script: Any = command.revision(project, name, autogenerate=True)
+    return Path(script.path).read_text()
+
+
+def schema(path: Path) -> set[str]:
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        texts = connection.scalars(sa.text("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")).all()
+    engine.dispose()
+    return {text for text in texts if "INDEX" in text or "TRIGGER" in text}
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
+def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Path, *, several: bool) -> None:
+    project.attributes["several"] = several
+    revise(project, "create")
+    command.upgrade(project, "head")
+    made = sa.create_engine(f"sqlite:///{tmp_path}/made.db")
+    sqlaqueue.sqlite.prepare(made)
+    Base.metadata.create_all(made)
+    made.dispose()
+    assert schema(tmp_path / "jobs.db") == schema(tmp_path / "made.db")
+    again = revise(project, "nothing")
+    assert again.count("    pass\n") == 2
+    command.upgrade(project, "head")
+    command.downgrade(project, "base")
+    assert schema(tmp_path / "jobs.db") == set()
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
+def test_an_engine_that_is_not_prepared_is_refused(project: Config, *, several: bool) -> None:
+    project.attributes |= {"prepared": False, "several": several}
+    with pytest.raises(ConfigurationError, match=r"env.py: .* call sqlaqueue.sqlite.prepare\(engine\)"):
+        revise(project, "create")

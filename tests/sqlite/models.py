@@ -1,15 +1,20 @@
-"""Queues with options, and a file that has them. Their tests are in `test_features.py` and beside it."""
+"""The queues of these tests: some with options, and that of the tests of Consumers and of faults, in a file."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import sqlaqueue.sqlite
 from sqlaqueue import QueueConfig, QueueMixin, Schedule, Unique
+from tests.consumer.bench import Bench
+from tests.consumer.models import models, prepared
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Base(DeclarativeBase):
@@ -75,3 +80,33 @@ def made(path: Path) -> sessionmaker[Session]:
     sqlaqueue.sqlite.prepare(engine)
     Base.metadata.create_all(engine)
     return sessionmaker(engine)
+
+
+class File:
+    """A file in the place of a database of the server."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def url(self, driver: str = "psycopg") -> str:
+        """Return the URL for the driver that stands in the place of a driver for PostgreSQL."""
+        return f"sqlite{'+aiosqlite' if driver == 'asyncpg' else ''}:///{self.path}"
+
+
+class SQLiteBench(Bench):
+    """The queue of ``update_status`` in a file."""
+
+    def __init__(self, path: Path, api: str = "sync") -> None:
+        self.file = File(path)
+        self.database = self.file  # type: ignore[assignment] # a file has the URL alone
+        self.strategy, self.api = "update_status", api
+        self.models = models(self.strategy)
+        self.Job, self.Owner, self.Effect = self.models.job, self.models.owner, self.models.effect
+        self.held, self.has_status = False, True
+        self.engine = prepared(sa.create_engine(self.file.url()))
+        self.sessions = sessionmaker(self.engine)
+        self.create()
+
+    def snapshot(self) -> sa.Connection:
+        """Return a connection: each transaction of SQLite reads from one snapshot."""
+        return self.engine.connect()

@@ -1,11 +1,15 @@
-"""Queues on shards: in a schema on one worker, and in a table that is distributed by a column."""
+"""Queues on shards and on the coordinator: Consumers, verbs, killed nodes, and the conformance suite."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -31,13 +35,24 @@ from sqlaqueue import (
     retry,
 )
 from sqlaqueue.consumer import pace
-from tests.citus.cluster import CitusDatabase
+from sqlaqueue.testing import StrategyConformance
+from tests.citus.cluster import CitusDatabase, Cluster, kill
 from tests.citus.conftest import engine_of, schema_in
-from tests.citus.models import TENANTS, create
-from tests.consumer.models import Models, models
+from tests.citus.models import TENANTS, create, models_for
+from tests.consumer.bench import Bench
+from tests.consumer.models import Models, for_sync, models
+from tests.faults.conftest import rng as rng  # noqa: PLC0414 - a fixture
+from tests.faults.harness import Harness
+from tests.faults.mutants import lose
+from tests.faults.roles import PayloadHandler, pool_size_of, record_events
 from tests.programs import wait_until
 
-pytestmark = pytest.mark.once
+if TYPE_CHECKING:
+    import random
+    from pathlib import Path
+
+    from tests.faults.processes import Actor
+    from tests.servers import Server
 
 SHARDS = Distribution("tenant", range(TENANTS))
 
@@ -76,6 +91,7 @@ def queue(citus_database: CitusDatabase, placement: str) -> Iterator[Queue]:
         yield Queue(engine, placement, own.schema)
 
 
+@pytest.mark.once
 def test_a_consumer_runs_all_jobs(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     queue.enqueue(range(20))
     ran: list[int] = []
@@ -85,6 +101,7 @@ def test_a_consumer_runs_all_jobs(queue: Queue, caplog: pytest.LogCaptureFixture
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
+@pytest.mark.once
 def test_a_failing_job_is_tried_again_and_fails(queue: Queue) -> None:
     queue.enqueue(range(1))
 
@@ -95,6 +112,7 @@ def test_a_failing_job_is_tried_again_and_fails(queue: Queue) -> None:
     assert queue.states() == {"failed": 1}
 
 
+@pytest.mark.once
 def test_verbs_that_name_one_shard(queue: Queue) -> None:
     queue.enqueue(range(1, 12, TENANTS))
     with queue.sessions() as session:
@@ -116,6 +134,7 @@ def test_verbs_that_name_one_shard(queue: Queue) -> None:
         assert len(session.execute(purge(queue.some)).all()) == 2
 
 
+@pytest.mark.once
 def test_verbs_with_instances_of_several_shards(distributed: Queue) -> None:
     """Only those that lock rows before they write need a statement for each shard."""
     distributed.enqueue(range(3 * TENANTS))
@@ -140,6 +159,7 @@ def test_verbs_with_instances_of_several_shards(distributed: Queue) -> None:
             assert "of the column that distributes the table" in caught.value.__notes__[0]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("verb", [lambda job: claim(job, 1), cancel, requeue, purge, rescue])
 def test_the_error_of_a_verb_without_a_shard_has_the_fix(distributed: Queue, verb: Any) -> None:
     with distributed.sessions() as session:
@@ -148,6 +168,7 @@ def test_the_error_of_a_verb_without_a_shard_has_the_fix(distributed: Queue, ver
         assert "select(Task).where(Task.tenant == 1)" in caught.value.__notes__[0]
 
 
+@pytest.mark.once
 def test_a_running_job_is_cancelled(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,6 +199,7 @@ def test_a_running_job_is_cancelled(
     assert "maintenance" not in caplog.text
 
 
+@pytest.mark.once
 def test_the_lease_of_a_running_job_is_extended(queue: Queue) -> None:
     queue.enqueue(range(3))
     claims: list[Any] = []
@@ -189,6 +211,7 @@ def test_the_lease_of_a_running_job_is_extended(queue: Queue) -> None:
     assert len(claims) == 3, "a lease has expired"
 
 
+@pytest.mark.once
 def test_the_jobs_of_a_dead_worker_are_rescued(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "RESCUE", 0.1)
     queue.enqueue(range(1, 12, TENANTS))
@@ -208,6 +231,7 @@ def distributed(schema: CitusDatabase, engine: sa.Engine) -> Queue:
     return Queue(engine, "distributed", schema.schema)
 
 
+@pytest.mark.once
 def test_no_shard_starves(distributed: Queue) -> None:
     """Each claim serves the next value that has jobs, however many the one before has left."""
     claimed = 2
@@ -219,6 +243,7 @@ def test_no_shard_starves(distributed: Queue) -> None:
     assert max(ran.index(tenant) for tenant in range(1, TENANTS)) < claimed + TENANTS - 1
 
 
+@pytest.mark.once
 def test_a_shard_that_is_never_empty_does_not_starve_others(distributed: Queue) -> None:
     distributed.enqueue(range(0, 8, TENANTS))
     key, others = iter(range(100, 10_000, TENANTS)), Counter[int]()
@@ -235,6 +260,7 @@ def test_a_shard_that_is_never_empty_does_not_starve_others(distributed: Queue) 
     assert all(others[tenant] == 1 for tenant in range(1, TENANTS))
 
 
+@pytest.mark.once
 def test_values_may_change_while_it_runs(distributed: Queue) -> None:
     distributed.enqueue(range(4))
     values, ran = [0], list[int]()
@@ -246,6 +272,7 @@ def test_values_may_change_while_it_runs(distributed: Queue) -> None:
     assert distributed.states() == {"completed": 3, "pending": 1}
 
 
+@pytest.mark.once
 def test_a_claim_is_one_task_on_one_shard(distributed: Queue) -> None:
     distributed.enqueue(range(8))
     sent: list[tuple[str, Any]] = []
@@ -265,6 +292,7 @@ def test_a_claim_is_one_task_on_one_shard(distributed: Queue) -> None:
 # -- Consumers of several schemas ------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_one_consumer_for_each_schema(citus_database: CitusDatabase) -> None:
     found: Models = models("update_status", notify=False)
     with (
@@ -294,6 +322,7 @@ def test_one_consumer_for_each_schema(citus_database: CitusDatabase) -> None:
         assert ran == {one.schema: 5, other.schema: 5}
 
 
+@pytest.mark.once
 def test_a_consumer_connected_to_a_worker(queue: Queue, citus_database: CitusDatabase) -> None:
     """Each worker knows where the tables are, so a Consumer can leave out the coordinator."""
     nodes, ran = citus_database.nodes(), Counter[int]()
@@ -307,6 +336,7 @@ def test_a_consumer_connected_to_a_worker(queue: Queue, citus_database: CitusDat
     assert queue.states() == {"completed": 5 * len(nodes)}
 
 
+@pytest.mark.once
 def test_old_jobs_of_a_schema_are_deleted(
     sharded_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -328,3 +358,171 @@ def test_old_jobs_of_a_schema_are_deleted(
     with Consumer(Job, lambda session, job: None, sessions, poll_interval=0.05), sessions() as session:
         wait_until(lambda: session.scalar(count) == 0)
     assert "maintenance" not in caplog.text
+
+
+# -- worker nodes are killed under load and started again: no job is lost, and none has two effects --------------------
+
+
+JOBS, KILLS = 300, 3
+MakeCitusHarness = Callable[[str | None], AbstractContextManager[Harness]]
+
+
+def run_worker(
+    actor: Actor, *, placement: str, strategy: str, api: str, mutant: str | None, url: str, options: dict[str, Any]
+) -> None:
+    """Run a Consumer of tables on shards until a signal stops it."""
+    pace.RESCUE = 0.2
+    lose(mutant)
+    engine = sa.create_engine(url, pool_size=pool_size_of(options))
+    if placement == "distributed":
+        options["distribution"] = Distribution("tenant", range(TENANTS))
+    handler = for_sync(PayloadHandler(actor))
+    consumer = Consumer(models_for(placement).job, handler, sessionmaker(engine), **options)
+    record_events(consumer, actor.recorder, options)
+    consumer.run()
+    engine.dispose()
+
+
+@contextlib.contextmanager
+def harness_of(
+    database: CitusDatabase, path: Path, rng: random.Random, placement: str, mutant: str | None
+) -> Iterator[Harness]:
+    with schema_in(database, sharded=placement == "schema") as own:
+        bench: Any = Bench(own, "update_status", notify=False)  # type: ignore[arg-type] # it has url()
+        create(bench.engine, placement)
+        bench.models = models_for(placement)
+        bench.Job, bench.Owner, bench.Effect = bench.models.job, bench.models.owner, bench.models.effect
+        with Harness(bench, path, rng, mutant=mutant, timeout=60) as harness:
+            harness.worker_role = partial(run_worker, placement=placement)
+            yield harness
+
+
+def kill_and_restart(harness: Harness, servers: Sequence[Server]) -> None:
+    """Kill all processes of some nodes, and start these nodes again after a moment."""
+    for server in servers:
+        harness.record_fault("killed node", node=server.directory.name)
+        kill(server)
+    time.sleep(harness.rng.random())
+    for server in servers:
+        restart(server)
+
+
+def restart(server: Server) -> None:
+    """Start a killed server, as soon as no process of it holds its shared memory any more."""
+    for left in reversed(range(50)):
+        try:
+            server.start()
+        except RuntimeError:
+            if not left:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def work_while_nodes_are_killed(harness: Harness, cluster: Cluster) -> None:
+    for _ in range(2):
+        harness.start_worker(concurrency=3)
+    for _ in range(KILLS):
+        harness.enqueue_random(JOBS // KILLS)
+        harness.wait_for_records(100)
+        # All of them, as the schema is on one.
+        kill_and_restart(harness, cluster.workers)
+    tables = harness.finish()
+    assert len(tables.rows) == JOBS
+
+
+@pytest.fixture
+def make_citus_harness(
+    citus_database: CitusDatabase, tmp_path: Path, rng: random.Random, placement: str
+) -> MakeCitusHarness:
+    """Return a function that makes a harness whose workers run a mutant, or the library itself."""
+    return lambda mutant: harness_of(citus_database, tmp_path, rng, placement, mutant)
+
+
+@pytest.mark.once
+@pytest.mark.thorough
+def test_no_job_is_lost_when_nodes_are_killed(own_cluster: Cluster, make_citus_harness: MakeCitusHarness) -> None:
+    with make_citus_harness(None) as harness:
+        work_while_nodes_are_killed(harness, own_cluster)
+
+
+@pytest.mark.once
+@pytest.mark.thorough
+def test_shards_on_other_nodes_are_served_while_a_node_is_away(
+    own_cluster: Cluster, schema: CitusDatabase, engine: sa.Engine
+) -> None:
+    job, sessions = create(engine, "distributed").job, sessionmaker(engine)
+    with sessions() as session:
+        session.add_all(job(id=key) for key in range(10 * TENANTS))
+        session.commit()
+        place = sa.text(
+            "SELECT nodename FROM citus_shards WHERE shardid = get_shard_id_for_distribution_column('job', :tenant)"
+        )
+        nodes = [session.scalar(place, {"tenant": tenant}) for tenant in range(TENANTS)]
+    away = own_cluster.workers[0]
+    others = {tenant for tenant, node in enumerate(nodes) if node != str(away.directory)}
+    assert 0 < len(others) < TENANTS, "the values are on both workers"
+    ran: list[int] = []
+    consumer = Consumer(
+        job,
+        lambda session, job: ran.append(job.tenant),
+        sessions,
+        batch_size=2,
+        poll_interval=0.05,
+        distribution=Distribution("tenant", range(TENANTS)),
+    )
+    kill(away)
+    try:
+        with consumer:
+            wait_until(lambda: len(ran) >= 10 * len(others))
+            assert set(ran) == others
+            restart(away)
+            wait_until(lambda: len(ran) == 10 * TENANTS)
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            restart(away)
+        raise
+
+
+@pytest.mark.once
+@pytest.mark.thorough
+def test_the_history_shows_effects_that_are_not_committed_with_the_outcome(
+    own_cluster: Cluster, make_citus_harness: MakeCitusHarness
+) -> None:
+    """It tests the test above: a Consumer without this safeguard does not pass it."""
+    with make_citus_harness("commits_effects_before_the_outcome") as harness:
+        with pytest.raises(AssertionError, match="effects_are_committed_exactly_once"):
+            work_while_nodes_are_killed(harness, own_cluster)
+        harness.assert_no_programming_errors()
+
+
+# -- local tables on the coordinator: the conformance suite holds for every strategy -----------------------------------
+
+
+class OnTheCoordinator(StrategyConformance):
+    """Local tables."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, citus_database: CitusDatabase) -> Iterator[sa.Engine]:
+        with schema_in(citus_database, sharded=False) as own, engine_of(own) as engine:
+            yield engine
+
+
+@pytest.mark.once
+@pytest.mark.thorough
+class TestUpdateStatusOnTheCoordinator(OnTheCoordinator):
+    strategy = "update_status"
+
+
+@pytest.mark.once
+@pytest.mark.thorough
+class TestDeleteReturningOnTheCoordinator(OnTheCoordinator):
+    strategy = "delete_returning"
+
+
+@pytest.mark.once
+@pytest.mark.thorough
+class TestBatchSelectOnTheCoordinator(OnTheCoordinator):
+    strategy = "batch_select"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
+import random
 import threading
 import time
+import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,17 @@ import sqlaqueue.mariadb
 from sqlaqueue import AsyncConsumer, Consumer, Retry, async_wait, cancel
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
+from tests.consumer.models import for_async, for_sync
 from tests.faults.checker import Row, Tables, violations
-from tests.faults.history import HistoryReader, Recorder
+from tests.faults.history import with_event
+from tests.faults.processes import Actor, Process, Processes
+from tests.faults.roles import record_events
 from tests.mariadb.models import Base, Effect, Job
 from tests.mariadb.server import MariaDBServer
 from tests.programs import DEADLINE, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -150,14 +152,49 @@ def test_an_idle_async_consumer_of_the_process_is_woken(url: Callable[[str], str
     asyncio.run(use())
 
 
-class Workers:
+def run_worker(actor: Actor, *, url: str) -> None:
+    """Run a Consumer until a signal stops it."""
+    pace.RESCUE = 0.2
+    options = {"concurrency": 4, "poll_interval": 0.05, "lease": 1}
+    recorder = actor.recorder
+
+    async def handle(io: Any, job: Job) -> None:
+        run = uuid.uuid4().hex[:8]
+        recorder.record("start", job.id, run=run)
+        if job.payload == "flaky" and job.attempts == 1:
+            recorder.record("raise", job.id, run=run)
+            raise RuntimeError("the first attempt fails")
+        io.add(Effect(job=job.id, note=run))
+        await io.flush()
+        until = time.monotonic() + 0.01
+        await io.wait_for(lambda: time.monotonic() > until)
+        recorder.record("return", job.id, run=run)
+
+    async def run_async() -> None:
+        engine = create_async_engine(url, pool_size=10)
+        sqlaqueue.mariadb.prepare(engine)
+        consumer = AsyncConsumer(Job, for_async(handle), async_sessionmaker(engine), **options)
+        record_events(consumer, recorder, options)
+        await consumer.run()
+        await engine.dispose()
+
+    if "asyncmy" in url:
+        asyncio.run(run_async())
+        return
+    engine = sa.create_engine(url, pool_size=10)
+    sqlaqueue.mariadb.prepare(engine)
+    consumer = Consumer(Job, for_sync(handle), sessionmaker(engine), **options)
+    record_events(consumer, recorder, options)
+    consumer.run()
+    engine.dispose()
+
+
+class Workers(Processes):
     """Worker processes and the history of what they do."""
 
     def __init__(self, directory: Path, engine: sa.Engine, url: Callable[[str], str]) -> None:
-        self.directory, self.engine, self.url = directory, engine, url
-        self.recorder = Recorder(directory, "test")
-        self.history = HistoryReader(directory)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        super().__init__(directory, random.Random(0))
+        self.engine, self.url = engine, url
 
     def enqueue(self, keys: range, payload: str | None = None) -> None:
         with Session(self.engine) as session:
@@ -168,70 +205,42 @@ class Workers:
         for key in keys:
             self.recorder.record("enqueued", key)
 
-    def start(self, driver: str = "mariadb+pymysql", **order: Any) -> subprocess.Popen[bytes]:
-        order |= {"url": self.url(driver), "directory": str(self.directory)}
-        output = (self.directory / f"output-{len(self.processes)}").open("wb")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.mariadb.worker", json.dumps(order)], stdout=output, stderr=output
-        )
-        output.close()
-        self.processes.append(process)
-        return process
+    def start_workers(self, *drivers: str) -> list[Process]:
+        started = [self.start(run_worker, "worker", url=self.url(driver)) for driver in drivers]
+        self.wait_for(len(started), "ready")
+        return started
 
     def count(self, *events: str) -> int:
-        return sum(record.event in events for record in self.history.records())
+        return len(with_event(self.records(), *events))
 
     def wait_for(self, number: int, *events: str) -> None:
-        wait_until(lambda: self.count(*events) >= number, f"{number} of {events}; {self.output()}")
-
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
-        self.recorder.record("fault", kind="SIGKILL")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        self.wait_until(lambda: self.count(*events) >= number, f"{number} of {events}")
 
     def finish(self) -> dict[str, list[str]]:
         """Wait until all jobs have ended, stop the processes and return the violations of the guarantees."""
         unfinished = sa.select(sa.func.count()).where(Job.status.in_(["pending", "processing"]))
         with Session(self.engine) as session:
-            wait_until(lambda: (session.rollback(), session.scalar(unfinished))[1] == 0, f"the end; {self.output()}")
-        for process in self.processes:
-            process.send_signal(signal.SIGTERM)
-        for process in self.processes:
-            process.wait(DEADLINE)
-        with Session(self.engine) as session:
+            self.wait_until(lambda: (session.rollback(), session.scalar(unfinished))[1] == 0, "the end of all jobs")
+            self.stop()
             found = session.execute(sa.select(Job.id, Job.status, Job.attempts))
             rows = {key: Row(state, attempts) for key, state, attempts in found}
             effects = [(key, note) for key, note in session.execute(sa.select(Effect.job, Effect.note))]
-        return violations(self.history.records(), Tables(rows, effects))
-
-    def output(self) -> str:
-        return "\n".join(path.read_text(errors="replace")[-3000:] for path in self.directory.glob("output-*"))
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        self.recorder.close()
-
-
-@pytest.fixture
-def workers(tmp_path: Path, engine: sa.Engine, url: Callable[[str], str]) -> Iterator[Workers]:
-    group = Workers(tmp_path, engine, url)
-    yield group
-    group.close()
+        return violations(self.records(), Tables(rows, effects))
 
 
 @pytest.mark.parametrize("driver", ["mariadb+pymysql", "mariadb+asyncmy"])
-def test_of_several_processes_one_is_killed(workers: Workers, driver: str) -> None:
-    first, _ = workers.start(driver, seconds=0.01), workers.start(driver, seconds=0.01)
-    workers.wait_for(2, "ready")
-    workers.enqueue(range(1, 121))
-    workers.enqueue(range(121, 131), "flaky")
-    workers.wait_for(30, "return")
-    workers.kill(first)
-    assert not workers.finish()
-    assert workers.count("completed") >= 100
-    assert "ProgrammingError" not in workers.output()
+def test_of_several_processes_one_is_killed(
+    tmp_path: Path, engine: sa.Engine, url: Callable[[str], str], driver: str
+) -> None:
+    with Workers(tmp_path, engine, url) as workers:
+        first, _ = workers.start_workers(driver, driver)
+        workers.enqueue(range(1, 121))
+        workers.enqueue(range(121, 131), "flaky")
+        workers.wait_for(30, "return")
+        first.kill()
+        assert not workers.finish()
+        assert workers.count("completed") >= 100
+        assert not any("ProgrammingError" in process.output for process in workers.processes)
 
 
 def test_the_server_is_killed_under_load(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -240,22 +249,17 @@ def test_the_server_is_killed_under_load(tmp_path: Path, tmp_path_factory: pytes
         engine = sa.create_engine(server.url(name))
         sqlaqueue.mariadb.prepare(engine)
         Base.metadata.create_all(engine)
-        workers = Workers(tmp_path, engine, lambda driver: server.url(name, driver))
-        try:
-            workers.start(seconds=0.01)
-            workers.start("mariadb+asyncmy", seconds=0.01)
-            workers.wait_for(2, "ready")
+        with Workers(tmp_path, engine, lambda driver: server.url(name, driver)) as workers:
+            workers.start_workers("mariadb+pymysql", "mariadb+asyncmy")
             workers.enqueue(range(1, 121))
             for number in (20, 60):
                 workers.wait_for(number, "return")
-                workers.recorder.record("fault", kind="SIGKILL of the server")
+                workers.record_fault("SIGKILL of the server")
                 server.kill()
                 server.start()
                 engine.dispose()
             assert not workers.finish()
-        finally:
-            workers.close()
-            engine.dispose()
+        engine.dispose()
 
 
 BAD_JOBS = {

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
 from tests.mariadb.models import Base, UniqueBase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from tests.mariadb.server import MariaDBServer
+
+Prepared = Callable[..., sa.Engine]
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,29 @@ def tables(mariadb: MariaDBServer) -> Iterator[str]:
 def url(mariadb: MariaDBServer, tables: str) -> Callable[[str], str]:
     """The URL of the database by a driver."""
     return lambda driver: mariadb.url(tables, driver)
+
+
+@pytest.fixture
+def prepared(url: Callable[[str], str]) -> Iterator[Prepared]:
+    """A function: return another engine on the database, with these options."""
+    engines: list[sa.Engine] = []
+
+    def make(**options: Any) -> sa.Engine:
+        engines.append(sa.create_engine(url("mariadb+pymysql"), **options))
+        sqlaqueue.mariadb.prepare(engines[-1])
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.fixture
+async def async_engine(url: Callable[[str], str]) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(url("mariadb+asyncmy"))
+    sqlaqueue.mariadb.prepare(engine)
+    yield engine
+    await engine.dispose()
 
 
 @pytest.fixture

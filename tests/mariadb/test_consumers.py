@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from tests.mariadb.conftest import Prepared
+
 
 def test_a_drain(engine: sa.Engine, sessions: sessionmaker[Session]) -> None:
     seen: list[int] = []
@@ -55,10 +59,9 @@ def test_a_drain(engine: sa.Engine, sessions: sessionmaker[Session]) -> None:
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_handlers_at_a_strict_isolation_level(url: Callable[[str], str], engine: sa.Engine, level: Any) -> None:
+def test_handlers_at_a_strict_isolation_level(prepared: Prepared, engine: sa.Engine, level: Any) -> None:
     """The Consumer's own transactions are at READ COMMITTED nevertheless."""
-    own = sa.create_engine(url("mariadb+pymysql"), isolation_level=level)
-    sqlaqueue.mariadb.prepare(own)
+    own = prepared(isolation_level=level)
     levels = set()
 
     def handle(session: Session, job: Job) -> None:
@@ -72,7 +75,6 @@ def test_handlers_at_a_strict_isolation_level(url: Callable[[str], str], engine:
     assert levels == {level.replace(" ", "-")}
     with Session(engine) as session:
         assert session.execute(sa.select(Job.status, Job.payload).distinct()).all() == [("completed", "changed")]
-    own.dispose()
 
 
 def test_an_async_drain(url: Callable[[str], str], engine: sa.Engine) -> None:
@@ -113,43 +115,36 @@ def test_an_idle_consumer_of_the_process_is_woken(engine: sa.Engine, sessions: s
     assert not thread.is_alive()
 
 
-def test_an_idle_async_consumer_of_the_process_is_woken(url: Callable[[str], str], engine: sa.Engine) -> None:
+async def test_an_idle_async_consumer_of_the_process_is_woken(async_engine: AsyncEngine, engine: sa.Engine) -> None:
     """By a session of asyncmy, and by one of PyMySQL in a thread. Its next poll would be long after the deadline."""
+    done: asyncio.Queue[int] = asyncio.Queue()
 
-    async def use() -> None:
-        own = create_async_engine(url("mariadb+asyncmy"))
-        sqlaqueue.mariadb.prepare(own)
-        done: asyncio.Queue[int] = asyncio.Queue()
+    async def handle(_: Any, job: Job) -> None:
+        done.put_nowait(job.id)
 
-        async def handle(_: Any, job: Job) -> None:
-            done.put_nowait(job.id)
+    async def add_async(key: int) -> None:
+        async with async_sessionmaker(async_engine)() as session:
+            session.add(Job(id=key))
+            await session.commit()
 
-        async def add_async(key: int) -> None:
-            async with async_sessionmaker(own)() as session:
-                session.add(Job(id=key))
-                await session.commit()
+    def add(key: int) -> None:
+        with Session(engine) as session:
+            session.add(Job(id=key))
+            session.commit()
 
-        def add(key: int) -> None:
-            with Session(engine) as session:
-                session.add(Job(id=key))
-                session.commit()
-
-        consumer = AsyncConsumer(Job, handle, async_sessionmaker(own), poll_interval=10 * DEADLINE)
-        await add_async(1)
-        running = asyncio.create_task(consumer.run())
-        assert await asyncio.wait_for(done.get(), DEADLINE) == 1
-        # It polls once more, and finds nothing.
-        await asyncio.sleep(0.5)
-        await add_async(2)
-        assert await asyncio.wait_for(done.get(), DEADLINE) == 2
-        await asyncio.sleep(0.5)
-        await asyncio.to_thread(add, 3)
-        assert await asyncio.wait_for(done.get(), DEADLINE) == 3
-        consumer.stop()
-        await asyncio.wait_for(running, DEADLINE)
-        await own.dispose()
-
-    asyncio.run(use())
+    consumer = AsyncConsumer(Job, handle, async_sessionmaker(async_engine), poll_interval=10 * DEADLINE)
+    await add_async(1)
+    running = asyncio.create_task(consumer.run())
+    assert await asyncio.wait_for(done.get(), DEADLINE) == 1
+    # It polls once more, and finds nothing.
+    await asyncio.sleep(0.5)
+    await add_async(2)
+    assert await asyncio.wait_for(done.get(), DEADLINE) == 2
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(add, 3)
+    assert await asyncio.wait_for(done.get(), DEADLINE) == 3
+    consumer.stop()
+    await asyncio.wait_for(running, DEADLINE)
 
 
 def run_worker(actor: Actor, *, url: str) -> None:
@@ -295,38 +290,32 @@ def test_a_job_that_cannot_be_claimed_leaves_the_others_alone(
 # -- maintenance and operators -----------------------------------------------------------------------------------------
 
 
-def test_a_cancellation_is_announced_within_the_process(
-    url: Callable[[str], str], engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+async def test_a_cancellation_is_announced_within_the_process(
+    async_engine: AsyncEngine, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the announcement, the Consumer would look for requests after the deadline of the test."""
     for interval in ("HEARTBEAT", "RESCUE"):
         monkeypatch.setattr(pace, interval, 10 * DEADLINE)
 
-    async def check() -> None:
-        begun = asyncio.Event()
+    begun = asyncio.Event()
 
-        async def handle(_: AsyncSession, __: Job) -> None:
-            begun.set()
-            await asyncio.sleep(10 * DEADLINE)
+    async def handle(_: AsyncSession, __: Job) -> None:
+        begun.set()
+        await asyncio.sleep(10 * DEADLINE)
 
-        own = create_async_engine(url("mariadb+asyncmy"))
-        sqlaqueue.mariadb.prepare(own)
-        sessions = async_sessionmaker(own)
-        consumer = AsyncConsumer(Job, handle, sessions, lease=30 * DEADLINE, poll_interval=10 * DEADLINE)
-        run = asyncio.create_task(consumer.run())
-        async with sessions() as session:
-            session.add(Job(id=1))
-            await session.commit()
-            await asyncio.wait_for(begun.wait(), DEADLINE)
-            await session.execute(cancel(sa.select(Job).where(Job.id == 1)))
-            await session.commit()
-        result = await async_wait(sessions, Job, 1, timeout=DEADLINE)
-        assert result.state == "cancelled"
-        consumer.stop()
-        await run
-        await own.dispose()
-
-    asyncio.run(check())
+    sessions = async_sessionmaker(async_engine)
+    consumer = AsyncConsumer(Job, handle, sessions, lease=30 * DEADLINE, poll_interval=10 * DEADLINE)
+    run = asyncio.create_task(consumer.run())
+    async with sessions() as session:
+        session.add(Job(id=1))
+        await session.commit()
+        await asyncio.wait_for(begun.wait(), DEADLINE)
+        await session.execute(cancel(sa.select(Job).where(Job.id == 1)))
+        await session.commit()
+    result = await async_wait(sessions, Job, 1, timeout=DEADLINE)
+    assert result.state == "cancelled"
+    consumer.stop()
+    await run
 
 
 def test_retention_deletes_what_is_old(

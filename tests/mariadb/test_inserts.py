@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
@@ -21,6 +19,8 @@ from tests.mariadb.models import Job, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 METADATA = sa.MetaData()
 ITEM = sa.Table(
@@ -140,21 +140,15 @@ def test_a_duplicate_in_another_index_than_the_primary_key(items: sa.Engine) -> 
         assert sqlstate(raised.value) == "23505"
 
 
-def test_async_connections(url: Callable[[str], str], items: sa.Engine) -> None:
-    async def use() -> None:
-        own = create_async_engine(url("mariadb+asyncmy"))
-        sqlaqueue.mariadb.prepare(own)
-        async with own.begin() as connection:
-            given = [{"code": "a", "size": 2}, {"code": "b", "size": 2}]
-            assert (await connection.execute(RETURNING, given)).all() == [("b",)]
-            await connection.execute(IGNORING, given)
-            for statement in (IGNORING, RETURNING):
-                with pytest.raises(DataError) as raised:
-                    await connection.execute(statement, {"code": "longer", "size": 1})
-                assert sqlstate(raised.value) == "22001"
-        await own.dispose()
-
-    asyncio.run(use())
+async def test_async_connections(async_engine: AsyncEngine, items: sa.Engine) -> None:
+    async with async_engine.begin() as connection:
+        given = [{"code": "a", "size": 2}, {"code": "b", "size": 2}]
+        assert (await connection.execute(RETURNING, given)).all() == [("b",)]
+        await connection.execute(IGNORING, given)
+        for statement in (IGNORING, RETURNING):
+            with pytest.raises(DataError) as raised:
+                await connection.execute(statement, {"code": "longer", "size": 1})
+            assert sqlstate(raised.value) == "22001"
     with items.connect() as connection:
         assert codes(connection) == ["a", "b"]
 

@@ -35,6 +35,8 @@ from tests.mariadb.server import MariaDBServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.mariadb.conftest import Prepared
+
 
 # -- without a server --------------------------------------------------------------------------------------------------
 
@@ -125,20 +127,16 @@ def test_other_servers_are_refused(tmp_path_factory: pytest.TempPathFactory, ver
             engine.dispose()
 
 
-def test_a_shared_connection_is_refused(url: Callable[[str], str], engine: sa.Engine) -> None:
-    own = sa.create_engine(url("mariadb+pymysql"), poolclass=StaticPool)
-    sqlaqueue.mariadb.prepare(own)
+def test_a_shared_connection_is_refused(prepared: Prepared, engine: sa.Engine) -> None:
+    own = prepared(poolclass=StaticPool)
     with pytest.raises(ConfigurationError, match="StaticPool does not give each session a connection of its own"):
         Consumer(Job, lambda *_: None, sessionmaker(own)).drain()
-    own.dispose()
 
 
-def test_autocommit_is_refused(url: Callable[[str], str], engine: sa.Engine) -> None:
-    own = sa.create_engine(url("mariadb+pymysql"), isolation_level="AUTOCOMMIT")
-    sqlaqueue.mariadb.prepare(own)
+def test_autocommit_is_refused(prepared: Prepared, engine: sa.Engine) -> None:
+    own = prepared(isolation_level="AUTOCOMMIT")
     with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
         Consumer(Job, lambda *_: None, sessionmaker(own)).drain()
-    own.dispose()
 
 
 def test_missing_tables_are_named(engine: sa.Engine) -> None:
@@ -153,7 +151,7 @@ def test_missing_tables_are_named(engine: sa.Engine) -> None:
         Consumer(Absent, lambda *_: None, sessionmaker(engine)).drain()
 
 
-def test_transactions_begin_at_read_committed(engine: sa.Engine, url: Callable[[str], str]) -> None:
+def test_transactions_begin_at_read_committed(engine: sa.Engine, prepared: Prepared) -> None:
     """The server's default is another one."""
     level = sa.text("SELECT @@tx_isolation")
     with engine.connect() as connection:
@@ -162,11 +160,9 @@ def test_transactions_begin_at_read_committed(engine: sa.Engine, url: Callable[[
         assert connection.scalar(level) == "SERIALIZABLE"
     with engine.connect() as connection:
         assert connection.scalar(level) == "READ-COMMITTED"
-    own = sa.create_engine(url("mariadb+pymysql"), isolation_level="REPEATABLE READ")
-    sqlaqueue.mariadb.prepare(own)
+    own = prepared(isolation_level="REPEATABLE READ")
     with own.connect() as connection:
         assert connection.scalar(level) == "REPEATABLE-READ"
-    own.dispose()
 
 
 @pytest.mark.parametrize("zone", ["SYSTEM", "+00:00", "-08:00", "+12:45"])

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sqlalchemy.engine.default import DefaultExecutionContext
+    from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.orm import sessionmaker
+
+    from tests.mariadb.conftest import Prepared
 
 
 def enqueue(engine: sa.Engine, *jobs: Any) -> None:
@@ -125,22 +128,16 @@ def test_an_update_of_the_program_may_return_rows(engine: sa.Engine) -> None:
     assert rows(engine, Job.id, Job.attempts) == [(1, 1)]
 
 
-def test_async_sessions(url: Callable[[str], str], engine: sa.Engine) -> None:
+async def test_async_sessions(async_engine: AsyncEngine, engine: sa.Engine) -> None:
     enqueue(engine, *(Job(id=n) for n in range(1, 5)))
 
-    async def use() -> None:
-        own = create_async_engine(url("mariadb+asyncmy"))
-        sqlaqueue.mariadb.prepare(own)
-        async with async_sessionmaker(own)() as session:
-            jobs = (await session.scalars(claim(Job, 3))).all()
-            await session.commit()
-            assert (await session.scalars(complete(jobs[0]))).all() == [1]
-            assert (await session.scalars(retry(jobs[1:], delay=1))).all() == [2, 3]
-            assert (await session.scalars(cancel(sa.select(Job).where(Job.id == 4)))).all() == [4]
-            await session.commit()
-        await own.dispose()
-
-    asyncio.run(use())
+    async with async_sessionmaker(async_engine)() as session:
+        jobs = (await session.scalars(claim(Job, 3))).all()
+        await session.commit()
+        assert (await session.scalars(complete(jobs[0]))).all() == [1]
+        assert (await session.scalars(retry(jobs[1:], delay=1))).all() == [2, 3]
+        assert (await session.scalars(cancel(sa.select(Job).where(Job.id == 4)))).all() == [4]
+        await session.commit()
     assert [status for _, status in rows(engine, Job.id, Job.status)] == [
         "completed",
         "pending",
@@ -230,14 +227,13 @@ def states(engine: sa.Engine) -> set[str]:
 
 
 @pytest.mark.parametrize("given_to", ["engine", "options", "statement"])
-def test_autocommit_is_refused(url: Callable[[str], str], engine: sa.Engine, given_to: str) -> None:
+def test_autocommit_is_refused(prepared: Prepared, engine: sa.Engine, given_to: str) -> None:
     enqueue(engine, *(Job(id=n) for n in range(1, 4)), Pair(site="a", number=1))
     with Session(engine, expire_on_commit=False) as session:
         mine = session.scalars(claim(Job, 1)).all()
         session.commit()
     options = {"isolation_level": "AUTOCOMMIT"} if given_to == "engine" else {}
-    own = sa.create_engine(url("mariadb+pymysql"), **options)
-    sqlaqueue.mariadb.prepare(own)
+    own = prepared(**options)
     change = sa.update(Job).values(payload="changed")
     statements = [claim(Job, 1), claim(Pair, 1), complete(mine), extend(mine), rescue(Job), cancel(Job), purge(Job)]
     statements += [change.returning(Job.id), sa.delete(Job).returning(Job.id)]
@@ -251,7 +247,6 @@ def test_autocommit_is_refused(url: Callable[[str], str], engine: sa.Engine, giv
     with Session(own.execution_options(isolation_level="AUTOCOMMIT")) as session:
         # One statement is one also here.
         session.execute(change)
-    own.dispose()
     assert states(engine) == {"pending", "processing"}
 
 
@@ -293,16 +288,12 @@ def test_a_transaction_that_the_program_has_begun_by_itself(engine: sa.Engine) -
     assert states(engine) == {"pending"}
 
 
-def test_the_argument_of_a_driver_does_not_switch_transactions_off(
-    url: Callable[[str], str], engine: sa.Engine
-) -> None:
+def test_the_argument_of_a_driver_does_not_switch_transactions_off(prepared: Prepared, engine: sa.Engine) -> None:
     enqueue(engine, Job(id=1))
-    own = sa.create_engine(url("mariadb+pymysql"), connect_args={"autocommit": True})
-    sqlaqueue.mariadb.prepare(own)
+    own = prepared(connect_args={"autocommit": True})
     with Session(own) as session:
         assert [job.id for job in session.scalars(claim(Job, 1))] == [1]
         session.rollback()
-    own.dispose()
     assert states(engine) == {"pending"}
 
 
@@ -433,28 +424,22 @@ def test_a_queue_whose_columns_get_values_by_themselves(photos: sa.Engine) -> No
         assert {*session.scalars(sa.select(Photo.status))} == {"completed", "cancelled"}
 
 
-def test_the_same_in_async_sessions(url: Callable[[str], str], photos: sa.Engine) -> None:
-    async def use() -> None:
-        own = create_async_engine(url("mariadb+asyncmy"))
-        sqlaqueue.mariadb.prepare(own)
-        async with AsyncSession(own) as session:
-            jobs = (await session.scalars(claim(Photo, 2))).all()
-            assert [(job.id, job.size, job.before) for job in jobs] == [(1, 1, 1), (2, 2, 2)]
-            assert all(has_new_values(job) for job in jobs)
-            await session.commit()
-            assert (await session.scalars(complete(jobs))).all() == [1, 2]
-            await session.commit()
-            third = await session.get_one(Photo, 3)
-            third.title, third.size = "flushed", 30
-            await session.flush()
-            assert (third.larger, third.seven, third.version, third.before) == (130, 7, 2, 3)
-            change = sa.update(PHOTO).where(PHOTO.c.id == sa.bindparam("key")).returning(PHOTO.c.title, PHOTO.c.size)
-            connection = await session.connection()
-            given = {"title": "50%s", "size": 5, "key": 1}
-            assert (await connection.execute(change, given)).all() == [("50%s", 5)]
-        await own.dispose()
-
-    asyncio.run(use())
+async def test_the_same_in_async_sessions(async_engine: AsyncEngine, photos: sa.Engine) -> None:
+    async with AsyncSession(async_engine) as session:
+        jobs = (await session.scalars(claim(Photo, 2))).all()
+        assert [(job.id, job.size, job.before) for job in jobs] == [(1, 1, 1), (2, 2, 2)]
+        assert all(has_new_values(job) for job in jobs)
+        await session.commit()
+        assert (await session.scalars(complete(jobs))).all() == [1, 2]
+        await session.commit()
+        third = await session.get_one(Photo, 3)
+        third.title, third.size = "flushed", 30
+        await session.flush()
+        assert (third.larger, third.seven, third.version, third.before) == (130, 7, 2, 3)
+        change = sa.update(PHOTO).where(PHOTO.c.id == sa.bindparam("key")).returning(PHOTO.c.title, PHOTO.c.size)
+        connection = await session.connection()
+        given = {"title": "50%s", "size": 5, "key": 1}
+        assert (await connection.execute(change, given)).all() == [("50%s", 5)]
 
 
 def test_a_flush_fetches_what_the_server_computes(photos: sa.Engine) -> None:

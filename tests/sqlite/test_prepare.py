@@ -27,7 +27,6 @@ from sqlaqueue import (
     Fair,
     Limit,
     Order,
-    QueueConfig,
     QueueMixin,
     Rate,
     Unique,
@@ -40,6 +39,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.sql.engine import sqlstate, violated_column, violated_constraint
 from sqlaqueue.testing import async_drain, drain
+from tests.models import make_job
 from tests.sqlite.models import Base
 
 if TYPE_CHECKING:
@@ -62,17 +62,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 pytestmark = pytest.mark.once
 
 
-def make(**config: Any) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
-        __tablename__ = "job"
-        __queue__ = QueueConfig(**config)
-        id = mapped_column(sa.Integer(), primary_key=True)
-        customer = mapped_column(sa.Integer())
-
-    return Job
+def make(strategy: str = "update_status", **config: Any) -> Any:
+    return make_job(strategy, {"customer": mapped_column(sa.Integer())}, **config)
 
 
 @pytest.fixture
@@ -344,27 +335,21 @@ def test_a_moment_of_the_program_is_stored_and_read_as_before(type_: Any, value:
         engine.dispose()
 
 
-def test_the_distance_to_utc_that_another_program_has_written(tmp_path: Path) -> None:
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'notes.db'}")
-    sqlaqueue.sqlite.prepare(engine)
+def test_the_distance_to_utc_that_another_program_has_written(engine: sa.Engine) -> None:
     table = sa.Table("note", sa.MetaData(), sa.Column("at", sa.DateTime(timezone=True)))
     with engine.begin() as connection:
         table.create(connection)
         connection.exec_driver_sql("INSERT INTO note VALUES ('2026-01-02 12:00:00+02:00'), ('2026-01-02 10:00:00')")
         assert connection.scalars(sa.select(table.c.at)).all() == [datetime(2026, 1, 2, 10, tzinfo=UTC)] * 2
-    engine.dispose()
 
 
-def test_the_clock_of_the_library_in_a_statement_without_tables() -> None:
+def test_the_clock_of_the_library_in_a_statement_without_tables(engine: sa.Engine) -> None:
     """It has the arithmetic of moments as well, though nothing else tells such a statement from a program's."""
-    engine = sa.create_engine("sqlite://")
-    sqlaqueue.sqlite.prepare(engine)
     day = timedelta(days=1)
     query = sa.select(clock(), sa.cast(clock() - day, sa.DateTime(timezone=True)))
     with engine.connect() as connection:
         now, before = connection.execute(query).one()
     assert abs(now - day - before) < timedelta(seconds=1)
-    engine.dispose()
 
 
 # -- errors have the SQLSTATE of PostgreSQL, by which the library classifies them --------------------------------------

@@ -25,10 +25,9 @@ from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.errors import is_conflict
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.testing import wait_until
+from tests.faults.conftest import rng as rng  # noqa: PLC0414 - a fixture
+from tests.faults.twins import CONFIGURATIONS, Twins, administrate, engine_of, model_of, produce, violations, work
 from tests.mariadb.models import Color, Customer, Mail, Order, Periodical, Single, Typed
-from tests.unique.models import create, make_job
-from tests.unique.random_process import CONFIGURATIONS
-from tests.unique.test_killed_processes import Processes, check_nothing_is_lost, check_twins, drain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -440,7 +439,6 @@ def test_the_index_is_missing(unique_engine: sa.Engine) -> None:
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-ROLES = ("producer", "producer", "producer", "administrator", "worker", "worker")
 USUAL = ("unfinished", "waiting")
 NAMES = [name for name, (kind, _) in CONFIGURATIONS.items() if kind == "update_status"]
 
@@ -449,37 +447,20 @@ NAMES = [name for name, (kind, _) in CONFIGURATIONS.items() if kind == "update_s
     "name", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.thorough) for name in NAMES]
 )
 def test_no_two_twins_count_and_no_job_is_lost(
-    mariadb: MariaDBServer,
-    tmp_path: Path,
-    name: str,
-    pytestconfig: pytest.Config,
-    monkeypatch: pytest.MonkeyPatch,
+    mariadb: MariaDBServer, tmp_path: Path, name: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind, unique = CONFIGURATIONS[name]
-    job = make_job(kind, unique, max_attempts=4, lease=1)
-    rng = random.Random(pytestconfig.getoption("--seed") or time.time_ns())
     with mariadb.database() as database:
-        engine = sa.create_engine(mariadb.url(database))
-        sqlaqueue.mariadb.prepare(engine)
-        create(engine, job)
-        processes = Processes(mariadb.url(database), name, tmp_path, rng)
-        observed = 0
-        try:
-            for role in ROLES:
-                processes.start(role)
-            for _ in range(3):
-                before, until = len(processes.enqueued()), time.monotonic() + 60
-                while len(processes.enqueued()) < before + 40:
-                    assert time.monotonic() < until, "nothing is enqueued"
-                    observed += len(check_twins(engine, job, unique.states))
-                    time.sleep(0.02)
-                    processes.replace_dead()
-                processes.kill_one()
-        finally:
-            processes.kill_all()
-        assert observed > 20
-        # Of the jobs that wait for twins with one key, each rescue lets one go on.
-        monkeypatch.setattr(pace, "RESCUE", 0.2)
-        drain(engine, job)
-        check_nothing_is_lost(engine, job, processes.enqueued())
+        url = mariadb.url(database)
+        engine = engine_of(url)
+        model_of(name).metadata.create_all(engine)
+        with Twins(engine, url, name, tmp_path, rng) as test:
+            test.run((produce, produce, produce, administrate, work, work), jobs=40)
+            # Of the jobs that wait for twins with one key, each rescue lets one go on.
+            monkeypatch.setattr(pace, "RESCUE", 0.2)
+            test.drain()
+            history = test.history()
+            assert violations(history) == {}
+        assert sum(map(len, history.observed)) > 20
+        assert len(history.jobs) > 10
+        assert history.twins or "waiting" not in str(test.unique.states)
         engine.dispose()

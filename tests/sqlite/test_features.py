@@ -32,7 +32,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.testing import crash, drain, enqueued, run_job, travel
 from sqlaqueue.web import Access, Dashboard
-from tests.demo.commandline import fill, sqlaqueue
+from tests.cli.conftest import fill, sqlaqueue
 from tests.programs import wait_until
 from tests.sqlite.models import Email, Hourly, Measured, Order, do_nothing, made
 

@@ -24,7 +24,7 @@ from sqlaqueue.engines import notifications
 from sqlaqueue.engines.notifications import subscribe
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.models import models, prepared
-from tests.consumer.test_forks import ENDS, children_are_ended, test_children_that_exit_in_the_handler_are_left_alone
+from tests.consumer.test_crashes import ENDS, children_are_ended, test_children_that_exit_in_the_handler_are_left_alone
 from tests.faults.history import with_event
 from tests.faults.scenarios import SCENARIOS, attempts, wait_for_handlers
 from tests.programs import wait_until

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 import sqlaqueue.mariadb
 from tests.mariadb.models import Base, UniqueBase
@@ -21,15 +21,19 @@ if TYPE_CHECKING:
 Prepared = Callable[..., sa.Engine]
 
 
-@pytest.fixture(scope="module")
-def tables(mariadb: MariaDBServer) -> Iterator[str]:
-    """A database with the tables of all models, which the tests of a module share."""
+def created(mariadb: MariaDBServer, base: type[DeclarativeBase]) -> Iterator[str]:
+    """Create a database with the tables of some models, which the tests of a module share."""
     with mariadb.database() as name:
         engine = sa.create_engine(mariadb.url(name))
         sqlaqueue.mariadb.prepare(engine)
-        Base.metadata.create_all(engine)
+        base.metadata.create_all(engine)
         engine.dispose()
         yield name
+
+
+@pytest.fixture(scope="module")
+def tables(mariadb: MariaDBServer) -> Iterator[str]:
+    yield from created(mariadb, Base)
 
 
 @pytest.fixture
@@ -79,12 +83,7 @@ def sessions(engine: sa.Engine) -> sessionmaker[Session]:
 
 @pytest.fixture(scope="module")
 def unique_tables(mariadb: MariaDBServer) -> Iterator[str]:
-    with mariadb.database() as name:
-        engine = sa.create_engine(mariadb.url(name))
-        sqlaqueue.mariadb.prepare(engine)
-        UniqueBase.metadata.create_all(engine)
-        engine.dispose()
-        yield name
+    yield from created(mariadb, UniqueBase)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-import sqlaqueue.sqlite
 from sqlaqueue import (
     Fail,
     Limit,
@@ -30,6 +29,7 @@ from sqlaqueue.consumer.maintenance.handlers_running import _take
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
+from sqlaqueue.sqlite import prepare
 from sqlaqueue.testing import crash, drain, enqueued, run_job, travel
 from sqlaqueue.web import Access, Dashboard
 from tests.cli.conftest import fill, sqlaqueue
@@ -120,7 +120,7 @@ def test_comments_before_a_statement(sessions: sessionmaker[Session]) -> None:
 def test_a_program_may_commit_each_statement(tmp_path: Path) -> None:
     made(tmp_path / "jobs.db").kw["bind"].dispose()
     engine = sa.create_engine(f"sqlite:///{tmp_path}/jobs.db", isolation_level="AUTOCOMMIT")
-    sqlaqueue.sqlite.prepare(engine)
+    prepare(engine)
     with engine.connect() as connection:
         connection.execute(sa.insert(Email).values(to="kept"))
     with engine.connect() as connection:
@@ -252,7 +252,7 @@ def test_requests_are_taken_by_keys_of_any_type(tmp_path: Path) -> None:
         id = mapped_column(sa.Uuid(), primary_key=True)
 
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
-    sqlaqueue.sqlite.prepare(engine)
+    prepare(engine)
     Base.metadata.create_all(engine)
     keys = [("a", uuid.UUID(int=1)), ("a", uuid.UUID(int=2)), ("b", uuid.UUID(int=1))]
     with Session(engine) as session:

@@ -14,7 +14,7 @@ import sqlaqueue.sqlite
 from sqlaqueue.testing import StrategyConformance
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 from tests.conformance.__main__ import PAGE, page
-from tests.strategies.conftest import engine
+from tests.strategies.conftest import class_engine as engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

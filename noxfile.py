@@ -27,13 +27,15 @@ LATEST_SQLALCHEMY = SQLALCHEMY[:2]
 
 # The newest versions run all but what is left to `full`. Each other version runs the tests that are marked `everywhere`
 # and a part of the rest, so that one test in sixteen meets other versions than the newest.
-NEWEST = ["-m", "not thorough"]
+NEWEST = ["-m", "not thorough and not browser"]
 ELSEWHERE = ["-m", "not thorough and not once and not browser"]
 SHARES = 16
 
 # Two more than there are cores: many a test waits for a process, or for a lease.
 PROCESSES = min((os.cpu_count() or 1) + 2, 6)
 PYTEST = ["pytest", f"--numprocesses={PROCESSES}"]
+# One a core: each has a browser, whose pages are what takes time.
+BROWSER = ["pytest", f"--numprocesses={os.cpu_count() or 1}", "tests/web/browser"]
 
 
 def find_pythons() -> dict[str, Path]:
@@ -139,8 +141,7 @@ def docs(session: nox.Session) -> None:
 def browser(session: nox.Session) -> None:
     """Test the dashboard in a real browser, which Debian's package chromium installs."""
     session.install("-e.[test]")
-    # One a core: each has a browser, whose pages are what takes time.
-    session.run("pytest", f"--numprocesses={os.cpu_count() or 1}", "tests/web/browser", *session.posargs)
+    session.run(*BROWSER, *session.posargs)
 
 
 @nox.session(python=[*PYTHONS][-1:])
@@ -166,8 +167,11 @@ def tests(session: nox.Session) -> None:
             session.run(*PYTEST, *prepare(session, combination), *ELSEWHERE, part)
     # Last, because the end of the output is what is read.
     if newest["python"] == session.python:
+        options = prepare(session, newest)
+        if not session.posargs:
+            session.run(*BROWSER)
         session.run("coverage", "erase")
-        session.run("coverage", "run", "-m", *PYTEST, *prepare(session, newest), *NEWEST)
+        session.run("coverage", "run", "-m", *PYTEST, *options, *NEWEST)
         session.run("coverage", "combine", "--quiet")
         # A part of the tests, asked for by hand, need not cover everything.
         session.run("coverage", "report", *(["--fail-under=0"] if session.posargs else []))

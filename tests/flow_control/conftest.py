@@ -1,15 +1,15 @@
-"""Each test finds an empty database, or one with the queues of the pairs."""
+"""Each test finds an empty database."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from tests.flow_control.pairs import make_engine
-from tests.servers import Database, Server
+from tests.flow_control.models import HELD
+from tests.servers import Database
 from tests.shared_database import engine, shared
 
 __all__ = ["engine", "shared"]
@@ -23,13 +23,7 @@ def pool(shared: Database, engine: sa.Engine) -> Iterator[sa.Engine]:
     many.dispose()
 
 
-@pytest.fixture(scope="module")
-def pair_engine(server: Server) -> Iterator[sa.Engine]:
-    with server.database() as database, make_engine(database) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def thread() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
+@pytest.fixture(params=HELD)
+def held(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The configuration of a strategy whose transaction holds the jobs."""
+    return HELD[request.param]

@@ -1,38 +1,72 @@
-"""Limits, order, turns and rates under strategies whose transaction holds the jobs."""
+"""Flow control under strategies whose transaction holds the jobs, and changes that are committed during a claim.
+
+A claim does not decide by what it has read before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import (
-    Fair,
-    Limit,
-    Order,
-    QueueConfig,
-    QueueMixin,
-    Rate,
-    admin,
-    claim,
-    complete,
-    fail,
-    release,
-    retry,
-)
+from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, admin, claim, complete, fail, release, retry
 from sqlaqueue.exc import ConfigurationError, StatementError
-from tests.flow_control.models import HELD, claimed, create, customers, ids, insert, make_job, of_customers
+from tests.flow_control.models import HELD, claimed, create, customers, ids, insert, make_job, of_customers, set_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_GATE = 77
+_WAIT = f"PERFORM pg_catalog.pg_advisory_xact_lock({_GATE});"
 
 
-@pytest.fixture(params=HELD)
-def held(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The configuration of a strategy."""
-    return HELD[request.param]
+def pause_before(engine: sa.Engine, function: str, when: str = "true") -> None:
+    """Let a function of a claim wait when it is called.
+
+    :param when: the condition of the calls that wait, with the arguments of the function.
+    """
+    described = sa.text(
+        "SELECT pg_get_function_arguments(oid), pg_get_function_result(oid), pronargs "
+        "FROM pg_catalog.pg_proc WHERE proname = :name"
+    )
+    with engine.begin() as connection:
+        arguments, result, number = connection.execute(described, {"name": function}).one()
+        given = ", ".join(f"${each + 1}" for each in range(number))
+        connection.exec_driver_sql(f"ALTER FUNCTION {function} RENAME TO quick")
+        connection.exec_driver_sql(
+            f"CREATE FUNCTION {function}({arguments}) RETURNS {result} LANGUAGE plpgsql AS "
+            f"$$ BEGIN IF {when} THEN {_WAIT} END IF; RETURN quick({given}); END $$"
+        )
+
+
+def pause_inside(engine: sa.Engine, function: str, before: str) -> None:
+    """Let a function of a claim wait each time it comes to a statement, which its text has once."""
+    defined = sa.text("SELECT pg_get_functiondef(oid) FROM pg_catalog.pg_proc WHERE proname = :name")
+    with engine.begin() as connection:
+        definition: str = connection.execute(defined, {"name": function}).scalar_one()
+        assert definition.count(before) == 1
+        connection.exec_driver_sql(definition.replace(before, f"{_WAIT} {before}").replace("%", "%%"))
+
+
+def claimed_with_change(engine: sa.Engine, model: Any, n: int, change: Callable[[], object]) -> list[int]:
+    """Claim, make a change while the claim waits, and return the keys of the jobs."""
+    waits = f"SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = {_GATE} AND NOT granted"
+    with engine.connect() as gate, Session(engine) as session, ThreadPoolExecutor(1) as pool:
+        gate.exec_driver_sql(f"SELECT pg_advisory_lock({_GATE})")
+        late = pool.submit(claimed, session, model, n)
+        while not gate.exec_driver_sql(waits).first():
+            assert not late.done()
+        change()
+        gate.exec_driver_sql(f"SELECT pg_advisory_unlock({_GATE})")
+        return ids(late.result())
+
+
+# -- limits, order, turns and rates --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -314,3 +348,78 @@ def test_an_order_names_the_job_that_comes_first(engine: sa.Engine, held: Any, s
     insert(engine, job, of_customers(1, 1))
     reasons = {one.code: str(one.text) for one in admin.explain_job(sessions[0], job, 2).reasons}
     assert "Job 1 of customer_id 1 comes first" in reasons["order"]
+
+
+# -- changes while a claim waits in the middle ---------------------------------------------------------------------
+
+
+def change(engine: sa.Engine, job: Any, key: int, **values: Any) -> None:
+    """Change a job by plain SQL."""
+    with engine.begin() as connection:
+        connection.execute(sa.update(job.__table__).where(job.__table__.c.id == key).values(**values))
+
+
+def test_the_count_is_newer_than_the_statement_that_locks_the_key(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1))
+    pause_before(engine, "sqlaqueue_capacity_job_customer_id")
+    assert claimed_with_change(engine, job, 1, lambda: set_status(engine, job, "processing", 2)) == []
+
+
+def test_a_job_whose_key_has_changed_is_left_to_the_next_claim(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, [*of_customers(1), *of_customers(2, status="processing")])
+    pause_before(engine, "sqlaqueue_capacity_job_customer_id")
+    # Customer 1 has room, and customer 2 has none.
+    assert claimed_with_change(engine, job, 9, lambda: change(engine, job, 1, customer_id=2)) == []
+
+
+def test_a_held_job_whose_key_has_changed_is_left_to_the_next_claim(engine: sa.Engine, held: Any) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")], **held)
+    create(engine, job)
+    insert(engine, job, of_customers(1))
+    pause_before(engine, "sqlaqueue_hold_job")
+    assert claimed_with_change(engine, job, 9, lambda: change(engine, job, 1, customer_id=2)) == []
+
+
+def test_a_claim_has_one_job_of_an_order_though_another_one_becomes_the_head(engine: sa.Engine) -> None:
+    job = make_job(order=Order("customer_id", by="document_id"))
+    create(engine, job)
+    insert(engine, job, [{"customer_id": 1, "document_id": number} for number in (5, 6)])
+    # The first job is admitted already, but its row still reads as pending.
+    pause_before(engine, "sqlaqueue_head_job_customer_id", "sqlaqueue_job = '[2]'")
+    assert claimed_with_change(engine, job, 9, lambda: change(engine, job, 2, document_id=1)) == [1]
+
+
+def test_a_held_claim_has_one_job_of_an_order_though_another_one_becomes_the_head(engine: sa.Engine, held: Any) -> None:
+    job = make_job(order=Order("customer_id", by="document_id", on_failure="continue"), **held)
+    create(engine, job)
+    insert(engine, job, [{"customer_id": 1, "document_id": number} for number in (5, 6, 7)])
+
+    def another_head() -> None:
+        change(engine, job, 3, document_id=2)
+        change(engine, job, 2, document_id=1)
+
+    pause_before(engine, "sqlaqueue_hold_job", "sqlaqueue_job = '[2]'")
+    assert claimed_with_change(engine, job, 9, another_head) == [1]
+
+
+def test_a_job_that_has_begun_meanwhile_and_waits_holds_back_the_one_that_was_the_head(
+    engine: sa.Engine, held: Any
+) -> None:
+    job = make_job(order=Order("customer_id", by="document_id", on_failure="continue"), **held)
+    create(engine, job)
+    insert(engine, job, of_customers(1, document_id=5))
+
+    def begin_another() -> None:
+        # As another transaction leaves it that has claimed the job and retries it later.
+        later = sa.func.now() + timedelta(hours=1)
+        with engine.begin() as connection:
+            values = {"customer_id": 1, "document_id": 1, "started_at": sa.func.now(), "run_at": later}
+            connection.execute(sa.insert(job).values(values))
+
+    # Between the first look at the head and the slot of the key.
+    pause_inside(engine, "sqlaqueue_hold_job", "sqlaqueue_slot := ")
+    assert claimed_with_change(engine, job, 9, begin_another) == []

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.flow_control.model.search import search
-from tests.flow_control.model.variants import ALTERNATIVES, BROKEN, HOLDS, HOLDS_DEEP, NOT_PROMISED, Variant
+from tests.flow_control.claim_search import ALTERNATIVES, BROKEN, HOLDS, HOLDS_DEEP, NOT_PROMISED, Variant, search
 
 pytestmark = pytest.mark.once
 

@@ -46,6 +46,14 @@ def create(engine: sa.Engine, model: Any) -> None:
     model.metadata.create_all(engine)
 
 
+def make_queue(engine: sa.Engine, rows: Iterable[dict[str, Any]], **config: Any) -> Any:
+    """Make a class of jobs and its tables, insert jobs, and return the class."""
+    job = make_job(**config)
+    create(engine, job)
+    insert(engine, job, rows)
+    return job
+
+
 def insert(engine: sa.Engine, model: Any, rows: Iterable[dict[str, Any]]) -> None:
     """Insert jobs."""
     with Session(engine) as session, session.begin():

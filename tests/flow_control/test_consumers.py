@@ -33,7 +33,7 @@ from sqlaqueue import (
 from sqlaqueue.consumer import claim
 from sqlaqueue.consumer import held as held_module
 from sqlaqueue.consumer.maintenance import handlers_running
-from tests.flow_control.models import HELD, claimed, create, customers, insert, make_job, of_customers
+from tests.flow_control.models import HELD, claimed, create, customers, insert, make_job, make_queue, of_customers
 from tests.programs import wait_until
 
 if TYPE_CHECKING:
@@ -124,9 +124,7 @@ def looks(engine: sa.Engine) -> Iterator[Looks]:
 
 
 def test_ten_workers_of_one_thread_run_the_ten_jobs_of_a_limit(pool: sa.Engine) -> None:
-    job, handlers = make_job(limits=[Limit(10)]), Handlers(wait=True)
-    create(pool, job)
-    insert(pool, job, of_customers(*range(40)))
+    job, handlers = make_queue(pool, of_customers(*range(40)), limits=[Limit(10)]), Handlers(wait=True)
     with consumers(pool, job, handlers, 10, concurrency=1):
         wait_until(lambda: len(handlers.begun) == 10)
         handlers.let_go()
@@ -172,9 +170,7 @@ def test_jobs_behind_a_handler_that_turns_out_slow_run_elsewhere(
 
 
 def test_a_consumer_claims_no_job_that_has_to_wait_for_a_handler(pool: sa.Engine) -> None:
-    job, counted = make_job(limits=[Limit(50)]), list[int]()
-    create(pool, job)
-    insert(pool, job, of_customers(*range(12)))
+    job, counted = make_queue(pool, of_customers(*range(12)), limits=[Limit(50)]), list[int]()
 
     def handle(session: Session, one: Any) -> None:
         counted.append(session.scalars(sa.select(sa.func.count()).where(job.status == "processing")).one())
@@ -233,9 +229,7 @@ def test_without_notifications_a_consumer_takes_the_places_that_it_frees(pool: s
 
 
 def test_a_run_that_ends_while_a_claim_finds_nothing_is_noticed(pool: sa.Engine) -> None:
-    job, handlers = make_job(limits=[Limit(1)], notify=False), Handlers(wait=True)
-    create(pool, job)
-    insert(pool, job, of_customers(1, 1))
+    job, handlers = make_queue(pool, of_customers(1, 1), limits=[Limit(1)], notify=False), Handlers(wait=True)
 
     def handle(session: Session, one: Any) -> None:
         session.execute(sa.text("SELECT 1"))  # so that its own transaction completes it
@@ -255,9 +249,7 @@ def test_a_run_that_ends_while_a_claim_finds_nothing_is_noticed(pool: sa.Engine)
 
 
 def test_a_consumer_claims_again_when_a_transaction_had_locked_the_key_and_is_rolled_back(pool: sa.Engine) -> None:
-    job, handlers = make_job(limits=[Limit(2, per="customer_id")]), Handlers()
-    create(pool, job)
-    insert(pool, job, of_customers(1, 1))
+    job, handlers = make_queue(pool, of_customers(1, 1), limits=[Limit(2, per="customer_id")]), Handlers()
     with Session(pool) as other, looks(pool) as looked:
         assert len(claimed(other, job, 1)) == 1
         with consumers(pool, job, handlers, 1, concurrency=1, poll_interval=600):
@@ -321,9 +313,7 @@ def test_a_drain_waits_for_a_rate_and_ends_beside_a_failed_head(engine: sa.Engin
 
 
 def test_workers_of_one_thread_run_as_many_jobs_as_the_limit_is(pool: sa.Engine, held: Any) -> None:
-    job, handlers = make_job(limits=[Limit(4)], **held), Handlers(wait=True)
-    create(pool, job)
-    insert(pool, job, of_customers(*range(12)))
+    job, handlers = make_queue(pool, of_customers(*range(12)), limits=[Limit(4)], **held), Handlers(wait=True)
     with consumers(pool, job, handlers, 5, concurrency=1):
         wait_until(lambda: len(handlers.begun) == 4)
         handlers.let_go()
@@ -378,9 +368,7 @@ def test_a_slot_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine, v
 
 
 def test_a_slot_that_a_settlement_frees_is_taken_without_polling(pool: sa.Engine, held: Any) -> None:
-    job, handlers = make_job(limits=[Limit(1)], **held), Handlers()
-    create(pool, job)
-    insert(pool, job, of_customers(1, 2))
+    job, handlers = make_queue(pool, of_customers(1, 2), limits=[Limit(1)], **held), Handlers()
     with Session(pool) as other, looks(pool) as looked:
         mine = claimed(other, job, 1)
         with consumers(pool, job, handlers, 1, concurrency=1, poll_interval=600):
@@ -400,9 +388,7 @@ def test_freed_slots_are_taken_without_polling(pool: sa.Engine, held: Any) -> No
 
 
 def test_a_batch_begins_with_the_jobs_that_the_rate_allows(engine: sa.Engine, held: Any) -> None:
-    job = make_job(rates=[Rate(3, every=3600, burst=3)], **held)
-    create(engine, job)
-    insert(engine, job, of_customers(*range(5)))
+    job = make_queue(engine, of_customers(*range(5)), rates=[Rate(3, every=3600, burst=3)], **held)
     called: list[int] = []
 
     def handle(session: Session, jobs: Any) -> None:
@@ -414,9 +400,7 @@ def test_a_batch_begins_with_the_jobs_that_the_rate_allows(engine: sa.Engine, he
 
 
 def test_a_beginning_stays_used_when_the_transaction_is_rolled_back(engine: sa.Engine, held: Any) -> None:
-    job = make_job(rates=[Rate(2, every=3600, burst=2)], retry=Constant(0), **held)
-    create(engine, job)
-    insert(engine, job, of_customers(1))
+    job = make_queue(engine, of_customers(1), rates=[Rate(2, every=3600, burst=2)], retry=Constant(0), **held)
     called: list[int] = []
 
     def handle(session: Session, one: Any) -> None:
@@ -431,9 +415,7 @@ def test_a_beginning_stays_used_when_the_transaction_is_rolled_back(engine: sa.E
 
 def test_an_attempt_counts_though_the_rate_is_used_up(engine: sa.Engine, held: Any) -> None:
     # The first loss of the connection counts no attempt, and the job runs once more by itself.
-    job = make_job(rates=[Rate(2, every=3600, burst=2)], max_attempts=1, **held)
-    create(engine, job)
-    insert(engine, job, of_customers(1))
+    job = make_queue(engine, of_customers(1), rates=[Rate(2, every=3600, burst=2)], max_attempts=1, **held)
 
     def handle(session: Session, one: Any) -> None:
         session.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
@@ -450,9 +432,7 @@ def test_jobs_are_released_when_another_claim_has_reserved_their_beginnings(
     pool: sa.Engine, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both claims saw the same room."""
-    job, handlers = make_job(rates=[Rate(5, every=3600, burst=5)], **held), Handlers()
-    create(pool, job)
-    insert(pool, job, of_customers(*range(5)))
+    job, handlers = make_queue(pool, of_customers(*range(5)), rates=[Rate(5, every=3600, burst=5)], **held), Handlers()
     reserve, calls = held_module.reserve_rates, list[int]()
 
     def after_another_one(session: Session, context: Any, keys: Any) -> Any:
@@ -534,9 +514,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("control", CONTROLS.values(), ids=CONTROLS)
 def test_a_consumer_needs_no_other_kind_of_control(engine: sa.Engine, strategy: str, control: Any) -> None:
     """It claims quarantined jobs as well, by a statement of its own."""
-    job, begun = make_job(**control, **HELD.get(strategy, {})), list[int]()
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 1, 2, 3))
+    job, begun = make_queue(engine, of_customers(1, 1, 1, 2, 3), **control, **HELD.get(strategy, {})), list[int]()
 
     def handle(_: Session, one: Any) -> None:
         begun.append(one.customer_id)

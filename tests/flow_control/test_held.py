@@ -16,7 +16,18 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, admin, claim, complete, fail, release, retry
 from sqlaqueue.exc import ConfigurationError, StatementError
-from tests.flow_control.models import HELD, claimed, create, customers, ids, insert, make_job, of_customers, set_status
+from tests.flow_control.models import (
+    HELD,
+    claimed,
+    create,
+    customers,
+    ids,
+    insert,
+    make_job,
+    make_queue,
+    of_customers,
+    set_status,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,9 +90,7 @@ def sessions(engine: sa.Engine) -> Iterator[list[Session]]:
 
 
 def test_a_slot_belongs_to_a_transaction(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_job(limits=[Limit(2, per="customer_id")], **held)
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 6, 2))
+    job = make_queue(engine, of_customers(*[1] * 6, 2), limits=[Limit(2, per="customer_id")], **held)
     first, second, third = sessions
     assert customers(claimed(first, job, 2)) == [1, 1]
     assert customers(claimed(second, job, 2)) == [1, 1]
@@ -94,9 +103,7 @@ def test_a_slot_belongs_to_a_transaction(engine: sa.Engine, held: Any, sessions:
 def test_a_claim_of_a_transaction_that_has_a_slot_takes_no_other(
     engine: sa.Engine, held: Any, sessions: list[Session]
 ) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")], **held)
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 1))
+    job = make_queue(engine, of_customers(1, 1, 1), limits=[Limit(1, per="customer_id")], **held)
     first, second, _ = sessions
     (mine,) = claimed(first, job, 1)
     assert claimed(second, job) == []
@@ -110,9 +117,7 @@ def test_a_claim_of_a_transaction_that_has_a_slot_takes_no_other(
 
 
 def test_a_savepoint_that_is_rolled_back_frees_its_slots(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_job(limits=[Limit(1)], **held)
-    create(engine, job)
-    insert(engine, job, of_customers(1, 2))
+    job = make_queue(engine, of_customers(1, 2), limits=[Limit(1)], **held)
     first, second, _ = sessions
     with first.begin_nested() as savepoint:
         assert len(claimed(first, job, 1)) == 1
@@ -133,9 +138,7 @@ def test_several_limits_are_taken_together_or_not_at_all(engine: sa.Engine, held
 
 
 def test_a_job_that_cannot_be_locked_takes_no_slot(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")], **held)
-    create(engine, job)
-    insert(engine, job, of_customers(1, 2, 1))
+    job = make_queue(engine, of_customers(1, 2, 1), limits=[Limit(1, per="customer_id")], **held)
     first, second, third = sessions
     third.execute(sa.select(job.__table__.c.id).where(job.__table__.c.id == 1).with_for_update())
     third.execute(sa.select(job.__table__.c.id).where(job.__table__.c.id == 3).with_for_update())
@@ -227,9 +230,7 @@ def test_a_job_with_a_higher_limit_is_found_behind_one_whose_limit_is_reached(
 
 
 def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, held: Any) -> None:
-    job = make_job(limits=[Limit(1)], **held)
-    create(engine, job)
-    insert(engine, job, of_customers(1))
+    job = make_queue(engine, of_customers(1), limits=[Limit(1)], **held)
     strict = engine.execution_options(isolation_level="REPEATABLE READ")
     with Session(strict) as session, pytest.raises(DBAPIError, match="this transaction is REPEATABLE READ"):
         claimed(session, job)
@@ -251,9 +252,7 @@ def test_one_transaction_runs_the_jobs_of_a_key_in_order(engine: sa.Engine, held
 @pytest.mark.each_value
 @pytest.mark.parametrize("verb", [retry, release])
 def test_a_job_that_has_begun_and_waits_holds_the_others_back(engine: sa.Engine, held: Any, verb: Any) -> None:
-    job = make_job(order=Order("customer_id", on_failure="continue"), **held)
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 2))
+    job = make_queue(engine, of_customers(1, 1, 2), order=Order("customer_id", on_failure="continue"), **held)
     with Session(engine) as session:
         jobs = claimed(session, job, 1)
         session.execute(verb(jobs, delay=100))
@@ -274,9 +273,7 @@ def test_a_job_that_is_not_due_and_has_never_begun_is_passed_over(engine: sa.Eng
 
 @pytest.mark.parametrize("kind", ["batch_select", "delete_returning"])
 def test_a_failed_head_blocks_its_key(engine: sa.Engine, kind: str) -> None:
-    job = make_job(order=Order("customer_id"), **HELD[kind])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1))
+    job = make_queue(engine, of_customers(1, 1), order=Order("customer_id"), **HELD[kind])
     with Session(engine) as session:
         session.execute(fail(claimed(session, job), error="no"))
         session.commit()
@@ -287,9 +284,7 @@ def test_a_failed_head_blocks_its_key(engine: sa.Engine, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["batch_select", "delete_returning"])
 def test_a_failed_head_may_cancel_the_rest(engine: sa.Engine, kind: str) -> None:
-    job = make_job(order=Order("customer_id", on_failure="cancel"), **HELD[kind])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 2))
+    job = make_queue(engine, of_customers(1, 1, 2), order=Order("customer_id", on_failure="cancel"), **HELD[kind])
     with Session(engine) as session:
         session.execute(fail(claimed(session, job, 1), error="no"))
         session.commit()
@@ -297,9 +292,7 @@ def test_a_failed_head_may_cancel_the_rest(engine: sa.Engine, kind: str) -> None
 
 
 def test_keys_take_turns(engine: sa.Engine, held: Any) -> None:
-    job = make_job(fair=Fair("customer_id"), **held)
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 50, *[2] * 3, 3))
+    job = make_queue(engine, of_customers(*[1] * 50, *[2] * 3, 3), fair=Fair("customer_id"), **held)
     taken = []
     for _ in range(6):
         with Session(engine) as session:
@@ -343,9 +336,7 @@ def test_a_limit_says_how_many_transactions_hold_it(engine: sa.Engine, held: Any
 
 
 def test_an_order_names_the_job_that_comes_first(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_job(order=Order("customer_id", on_failure="continue"), **held)
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1))
+    job = make_queue(engine, of_customers(1, 1), order=Order("customer_id", on_failure="continue"), **held)
     reasons = {one.code: str(one.text) for one in admin.explain_job(sessions[0], job, 2).reasons}
     assert "Job 1 of customer_id 1 comes first" in reasons["order"]
 
@@ -360,9 +351,7 @@ def change(engine: sa.Engine, job: Any, key: int, **values: Any) -> None:
 
 
 def test_the_count_is_newer_than_the_statement_that_locks_the_key(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1))
+    job = make_queue(engine, of_customers(1, 1), limits=[Limit(1, per="customer_id")])
     pause_before(engine, "sqlaqueue_capacity_job_customer_id")
     assert claimed_with_change(engine, job, 1, lambda: set_status(engine, job, "processing", 2)) == []
 
@@ -377,9 +366,7 @@ def test_a_job_whose_key_has_changed_is_left_to_the_next_claim(engine: sa.Engine
 
 
 def test_a_held_job_whose_key_has_changed_is_left_to_the_next_claim(engine: sa.Engine, held: Any) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")], **held)
-    create(engine, job)
-    insert(engine, job, of_customers(1))
+    job = make_queue(engine, of_customers(1), limits=[Limit(1, per="customer_id")], **held)
     pause_before(engine, "sqlaqueue_hold_job")
     assert claimed_with_change(engine, job, 9, lambda: change(engine, job, 1, customer_id=2)) == []
 

@@ -16,7 +16,16 @@ from sqlaqueue.cli import main
 from sqlaqueue.exc import NotClaimableError
 from sqlaqueue.testing import drain, run_job
 from tests.flow_control import models
-from tests.flow_control.models import HELD, claim_and_commit, create, insert, make_job, of_customers, set_status
+from tests.flow_control.models import (
+    HELD,
+    claim_and_commit,
+    create,
+    insert,
+    make_job,
+    make_queue,
+    of_customers,
+    set_status,
+)
 
 if TYPE_CHECKING:
     from tests.servers import Database
@@ -29,9 +38,7 @@ def explained(engine: sa.Engine, job: Any, key: int) -> dict[str, str]:
 
 
 def test_a_limit_names_the_jobs_that_hold_it(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(2, per=("customer_id", "kind")), Limit(5)])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 1, 2, None))
+    job = make_queue(engine, of_customers(1, 1, 1, 2, None), limits=[Limit(2, per=("customer_id", "kind")), Limit(5)])
     assert len(claim_and_commit(engine, job, 2)) == 2
     text = explained(engine, job, 3)["limit"]
     assert text.startswith("The limit of 2 jobs of customer_id 1, kind 'a' is reached, held by 1, 2;")
@@ -40,9 +47,7 @@ def test_a_limit_names_the_jobs_that_hold_it(engine: sa.Engine) -> None:
 
 
 def test_a_limit_of_the_queue_and_one_that_lets_nothing_begin(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(1), Limit("most", per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, most=0))
+    job = make_queue(engine, of_customers(1, 1, most=0), limits=[Limit(1), Limit("most", per="customer_id")])
     text = explained(engine, job, 1)["limit"]
     assert text == "The limit of 0 jobs of customer_id 1 is reached; raise it to let jobs begin."
     set_status(engine, job, "processing", 2)
@@ -50,9 +55,7 @@ def test_a_limit_of_the_queue_and_one_that_lets_nothing_begin(engine: sa.Engine)
 
 
 def test_a_rate_says_until_when(engine: sa.Engine) -> None:
-    job = make_job(rates=[Rate(1, every=3600, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 2))
+    job = make_queue(engine, of_customers(1, 1, 2), rates=[Rate(1, every=3600, per="customer_id")])
     claim_and_commit(engine, job, 1)
     assert explained(engine, job, 2)["rate"].startswith("The rate of customer_id 1 is used up; a job may begin in 59 m")
     assert "rate" not in explained(engine, job, 3)
@@ -67,9 +70,7 @@ def test_a_rate_says_until_when(engine: sa.Engine) -> None:
     ],
 )
 def test_an_order_names_the_job_that_comes_first(engine: sa.Engine, status: str, said: str) -> None:
-    job = make_job(order=Order("customer_id"))
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 2))
+    job = make_queue(engine, of_customers(1, 1, 2), order=Order("customer_id"))
     set_status(engine, job, status, 1)
     assert explained(engine, job, 2)["order"] == f"Job 1 of customer_id 1 comes first, {said}."
     assert "order" not in explained(engine, job, 3)
@@ -92,9 +93,7 @@ def test_stats_show_the_keys_at_their_limit(engine: sa.Engine) -> None:
 def test_why_names_the_keys_of_a_queue_that_are_at_their_limit(
     shared: Database, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1))
+    job = make_queue(engine, of_customers(1, 1), limits=[Limit(1, per="customer_id")])
     assert len(claim_and_commit(engine, job)) == 1
     monkeypatch.setattr(models, "Limited", job, raising=False)
     arguments = ["why", f"{models.__name__}:Limited", "--url", shared.url()]

@@ -23,32 +23,27 @@ from tests.flow_control.models import (
     ids,
     insert,
     make_job,
+    make_queue,
     of_customers,
     set_status,
 )
 
 
 def test_a_claim_admits_no_more_than_the_limit_of_each_key(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(2, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 5, *[2] * 3, 3))
+    job = make_queue(engine, of_customers(*[1] * 5, *[2] * 3, 3), limits=[Limit(2, per="customer_id")])
     assert customers(claim_and_commit(engine, job)) == [1, 1, 2, 2, 3]
     assert claim_and_commit(engine, job) == []
 
 
 def test_a_limit_without_a_key_is_for_the_whole_queue(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(3)])
-    create(engine, job)
-    insert(engine, job, of_customers(*range(10)))
+    job = make_queue(engine, of_customers(*range(10)), limits=[Limit(3)])
     assert len(claim_and_commit(engine, job, 2)) == 2
     assert len(claim_and_commit(engine, job)) == 1
     assert claim_and_commit(engine, job) == []
 
 
 def test_the_end_of_a_run_frees_its_place(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 1, 1))
+    job = make_queue(engine, of_customers(1, 1, 1, 1), limits=[Limit(1, per="customer_id")])
     with Session(engine) as session:
         (first,) = claimed(session, job)
         session.execute(complete(first))
@@ -65,9 +60,7 @@ def test_the_end_of_a_run_frees_its_place(engine: sa.Engine) -> None:
 
 
 def test_rows_set_by_plain_sql_and_expired_leases_count_until_they_are_rescued(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 2, 2))
+    job = make_queue(engine, of_customers(1, 1, 2, 2), limits=[Limit(1, per="customer_id")])
     set_status(engine, job, "processing", 1)
     assert ids(claim_and_commit(engine, job)) == [3]
     with engine.begin() as connection:
@@ -87,9 +80,7 @@ def test_a_job_without_a_value_of_the_key_has_no_limit(engine: sa.Engine) -> Non
 
 
 def test_each_job_may_have_its_own_limit_and_null_is_none(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit("most", per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 1, most=2))
+    job = make_queue(engine, of_customers(1, 1, 1, most=2), limits=[Limit("most", per="customer_id")])
     insert(engine, job, of_customers(2, 2, 2, most=None))
     insert(engine, job, of_customers(3, most=0))
     assert ids(claim_and_commit(engine, job)) == [1, 2, 4, 5, 6]
@@ -118,9 +109,7 @@ def test_it_is_found_behind_many_jobs_of_its_key(engine: sa.Engine) -> None:
 
 
 def test_a_function_may_return_a_number(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(lambda model: len(model.__name__) - 1)])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 1))
+    job = make_queue(engine, of_customers(1, 1, 1), limits=[Limit(lambda model: len(model.__name__) - 1)])
     assert ids(claim_and_commit(engine, job)) == [1, 2]
 
 
@@ -179,9 +168,7 @@ def test_keys_at_their_limit_do_not_hold_back_the_jobs_behind_them(engine: sa.En
 
 
 def test_the_next_priority_is_reached_when_the_first_one_is_held_back(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 300, priority=-5))
+    job = make_queue(engine, of_customers(*[1] * 300, priority=-5), limits=[Limit(1, per="customer_id")])
     insert(engine, job, of_customers(1, 2, priority=0))
     insert(engine, job, of_customers(3, priority=7))
     assert ids(claim_and_commit(engine, job, 10)) == [1, 302, 303]
@@ -189,18 +176,14 @@ def test_the_next_priority_is_reached_when_the_first_one_is_held_back(engine: sa
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, level: str) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1))
+    job = make_queue(engine, of_customers(1), limits=[Limit(1, per="customer_id")])
     refused = pytest.raises(DBAPIError, match="needs READ COMMITTED; this transaction is " + level)
     with Session(engine.execution_options(isolation_level=level)) as session, refused:
         claimed(session, job)
 
 
 def test_a_claim_with_a_filter_obeys(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 200))
+    job = make_queue(engine, of_customers(*[1] * 200), limits=[Limit(1, per="customer_id")])
     insert(engine, job, of_customers(1, 1, 2, 2, kind="b"))
     with Session(engine) as session, session.begin():
         found = session.scalars(claim(sa.select(job).where(job.kind == "b"), 10)).all()
@@ -209,9 +192,7 @@ def test_a_claim_with_a_filter_obeys(engine: sa.Engine) -> None:
 
 
 def test_a_key_that_another_claim_has_locked_is_passed_over(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(2, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 1, 2, 2))
+    job = make_queue(engine, of_customers(1, 1, 1, 2, 2), limits=[Limit(2, per="customer_id")])
     with Session(engine) as one, Session(engine) as other:
         assert ids(claimed(one, job, 1)) == [1]
         assert customers(claimed(other, job, 10)) == [2, 2]
@@ -222,9 +203,7 @@ def test_a_key_that_another_claim_has_locked_is_passed_over(engine: sa.Engine) -
 
 
 def test_a_claim_that_has_passed_over_a_locked_key_knows_it(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(2, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1))
+    job = make_queue(engine, of_customers(1, 1), limits=[Limit(2, per="customer_id")])
     flow = flow_control(spec_of(job))
     assert flow is not None
     why = held_back(flow)
@@ -240,9 +219,7 @@ def test_a_claim_that_has_passed_over_a_locked_key_knows_it(engine: sa.Engine) -
 
 
 def test_a_claim_that_is_rolled_back_frees_its_place(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1))
+    job = make_queue(engine, of_customers(1, 1), limits=[Limit(1, per="customer_id")])
     with Session(engine) as session:
         with session.begin_nested() as savepoint:
             assert ids(claimed(session, job)) == [1]
@@ -270,9 +247,7 @@ def test_keys_without_room_are_not_locked(engine: sa.Engine) -> None:
 
 def test_at_most_one_key_without_room_is_locked_after_keys_with_room(engine: sa.Engine) -> None:
     """While keys have room, the next one is locked before it is looked at."""
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(*range(1, 200)))
+    job = make_queue(engine, of_customers(*range(1, 200)), limits=[Limit(1, per="customer_id")])
     set_status(engine, job, "processing")
     insert(engine, job, of_customers(0, *range(1, 200)))
     with Session(engine) as session:
@@ -300,9 +275,7 @@ def test_each_key_is_looked_at_once_while_keys_have_room(engine: sa.Engine, limi
 
 
 def test_a_claim_looks_at_few_jobs_when_the_whole_queue_has_no_room(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(2)])
-    create(engine, job)
-    insert(engine, job, of_customers(*range(1000)))
+    job = make_queue(engine, of_customers(*range(1000)), limits=[Limit(2)])
     set_status(engine, job, "processing", 1, 2)
     with Session(engine) as session:
         # A function is called for each job that the claim looks at.

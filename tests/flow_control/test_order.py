@@ -32,6 +32,7 @@ from tests.flow_control.models import (
     ids,
     insert,
     make_job,
+    make_queue,
     of_customers,
     set_status,
 )
@@ -41,10 +42,7 @@ LATER = timedelta(hours=1)
 
 def ordered(engine: sa.Engine, *customers: int | None, **options: Any) -> Any:
     """Create a queue with jobs of some customers, in their order."""
-    job = make_job(order=Order("customer_id", **options))
-    create(engine, job)
-    insert(engine, job, of_customers(*customers))
-    return job
+    return make_queue(engine, of_customers(*customers), order=Order("customer_id", **options))
 
 
 def end(engine: sa.Engine, job: Any, verb: Any, *keys: int, **options: Any) -> None:
@@ -90,9 +88,7 @@ def test_a_job_that_has_begun_and_waits_holds_the_others_back(
 
 
 def test_a_job_that_is_not_due_and_has_never_begun_is_passed_over(engine: sa.Engine) -> None:
-    job = make_job(order=Order("customer_id"))
-    create(engine, job)
-    insert(engine, job, [{"customer_id": 1, "run_at": datetime.now(UTC) + LATER}])
+    job = make_queue(engine, [{"customer_id": 1, "run_at": datetime.now(UTC) + LATER}], order=Order("customer_id"))
     insert(engine, job, of_customers(1))
     assert ids(claim_and_commit(engine, job)) == [2]
 
@@ -171,9 +167,7 @@ def test_a_head_that_another_transaction_has_locked_is_not_passed_by(engine: sa.
 
 
 def test_a_head_behind_many_others_of_its_key_in_the_claim_order_is_found(engine: sa.Engine) -> None:
-    job = make_job(order=Order("customer_id"))
-    create(engine, job)
-    insert(engine, job, [{"customer_id": 1, "run_at": datetime.now(UTC)}])
+    job = make_queue(engine, [{"customer_id": 1, "run_at": datetime.now(UTC)}], order=Order("customer_id"))
     insert(engine, job, [{"customer_id": 1, "run_at": datetime.now(UTC) - LATER} for _ in range(500)])
     assert ids(claim_and_commit(engine, job, 5)) == [1]
 
@@ -197,9 +191,7 @@ def turns(engine: sa.Engine, job: Any, number: int, n: int = 1) -> list[Any]:
 
 
 def test_keys_take_turns_whatever_the_number_of_their_jobs(engine: sa.Engine) -> None:
-    job = make_job(fair=Fair("customer_id"))
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 1000, *[2] * 3, 3, None))
+    job = make_queue(engine, of_customers(*[1] * 1000, *[2] * 3, 3, None), fair=Fair("customer_id"))
     order = turns(engine, job, 10)
     assert sorted(order[:4], key=str) == [1, 2, 3, None]
     assert sorted(order[4:6]) == [1, 2]
@@ -217,9 +209,7 @@ def test_a_key_that_arrives_waits_for_one_turn_of_each_other_at_most(engine: sa.
 
 
 def test_a_claim_of_several_gives_each_key_a_turn_and_the_rest_to_those_that_have_more(engine: sa.Engine) -> None:
-    job = make_job(fair=Fair("customer_id"))
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 50, *[2] * 50, 3))
+    job = make_queue(engine, of_customers(*[1] * 50, *[2] * 50, 3), fair=Fair("customer_id"))
     first = customers(claim_and_commit(engine, job, 10))
     assert sorted(first[:3]) == [1, 2, 3]
     assert len(first) == 10
@@ -247,9 +237,7 @@ def test_a_turn_has_as_many_jobs_as_the_weight(engine: sa.Engine) -> None:
 
 
 def test_priorities_come_before_turns(engine: sa.Engine) -> None:
-    job = make_job(fair=Fair("customer_id"))
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 20, *[2] * 20, priority=5))
+    job = make_queue(engine, of_customers(*[1] * 20, *[2] * 20, priority=5), fair=Fair("customer_id"))
     insert(engine, job, of_customers(1, 1, 1))
     assert turns(engine, job, 3) == [1, 1, 1]
     assert turns(engine, job, 2) in ([1, 2], [2, 1])
@@ -280,9 +268,7 @@ def test_a_turn_reaches_behind_jobs_that_are_held_back(engine: sa.Engine) -> Non
 
 
 def test_ten_thousand_keys_cost_a_claim_a_bounded_number_of_buffers(engine: sa.Engine) -> None:
-    job = make_job(fair=Fair("customer_id"))
-    create(engine, job)
-    insert(engine, job, of_customers(*range(10_000), *range(10_000)))
+    job = make_queue(engine, of_customers(*range(10_000), *range(10_000)), fair=Fair("customer_id"))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("VACUUM ANALYZE job")
     statements: list[tuple[str, Any]] = []

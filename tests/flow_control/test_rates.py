@@ -16,7 +16,16 @@ from sqlaqueue.flow_control.rates import delete_idle
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.names import RATE
 from sqlaqueue.testing import drain, travel
-from tests.flow_control.models import claim_and_commit, claimed, create, customers, insert, make_job, of_customers
+from tests.flow_control.models import (
+    claim_and_commit,
+    claimed,
+    create,
+    customers,
+    insert,
+    make_job,
+    make_queue,
+    of_customers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,9 +59,7 @@ def test_a_burst_begins_at_once_and_then_one_job_each_interval(engine: sa.Engine
 
 
 def test_a_rate_without_a_key_is_for_the_whole_queue(engine: sa.Engine) -> None:
-    job = make_job(rates=[Rate(2, every=timedelta(hours=1))])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 2, 3))
+    job = make_queue(engine, of_customers(1, 2, 3), rates=[Rate(2, every=timedelta(hours=1))])
     assert customers(claim_and_commit(engine, job)) == [1, 2]
     assert claim_and_commit(engine, job) == []
 
@@ -75,18 +82,14 @@ def test_only_what_is_claimed_uses_the_rate_up(engine: sa.Engine) -> None:
 
 
 def test_exhausted_keys_do_not_hold_back_the_jobs_behind_them(engine: sa.Engine) -> None:
-    job = make_job(rates=[Rate(1, every=3600, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 500, 2))
+    job = make_queue(engine, of_customers(*[1] * 500, 2), rates=[Rate(1, every=3600, per="customer_id")])
     assert customers(claim_and_commit(engine, job, 1)) == [1]
     assert customers(claim_and_commit(engine, job, 1)) == [2]
     assert claim_and_commit(engine, job, 1) == []
 
 
 def test_a_clock_that_is_set_back_holds_a_key_back_for_one_burst_at_most(engine: sa.Engine) -> None:
-    job = make_job(rates=[Rate(3, every=0.3, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 5))
+    job = make_queue(engine, of_customers(*[1] * 5), rates=[Rate(3, every=0.3, per="customer_id")])
     assert len(claim_and_commit(engine, job)) == 3
     pass_time(engine, job, timedelta(days=-1))
     assert claim_and_commit(engine, job) == []
@@ -96,9 +99,7 @@ def test_a_clock_that_is_set_back_holds_a_key_back_for_one_burst_at_most(engine:
 
 def test_claims_do_not_wait_for_each_other_after_a_clock_was_set_back(engine: sa.Engine) -> None:
     """Each corrects only rows of keys that it has locked."""
-    job = make_job(rates=[Rate(3, every=3600, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 2))
+    job = make_queue(engine, of_customers(1, 2), rates=[Rate(3, every=3600, per="customer_id")])
     assert len(claim_and_commit(engine, job)) == 2
     insert(engine, job, of_customers(1, 2))
     pass_time(engine, job, timedelta(days=-1))
@@ -109,9 +110,7 @@ def test_claims_do_not_wait_for_each_other_after_a_clock_was_set_back(engine: sa
 
 
 def test_a_rate_is_exact_over_many_claims(engine: sa.Engine) -> None:
-    job = make_job(rates=[Rate(100, every=1, per="customer_id", burst=5)])
-    create(engine, job)
-    insert(engine, job, of_customers(*[1] * 200))
+    job = make_queue(engine, of_customers(*[1] * 200), rates=[Rate(100, every=1, per="customer_id", burst=5)])
     began, admitted = time.monotonic(), 0
     while time.monotonic() - began < 0.5 or admitted < 10:
         admitted += len(claim_and_commit(engine, job, 10))
@@ -133,9 +132,7 @@ def throttled(engine: sa.Engine, job: Any) -> list[Any]:
 
 @pytest.mark.parametrize("until", [3600, timedelta(hours=1), "datetime"])
 def test_the_key_is_held_back_and_the_attempt_does_not_count(engine: sa.Engine, until: Any) -> None:
-    job = make_job(rates=[PER_CUSTOMER])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1, 2))
+    job = make_queue(engine, of_customers(1, 1, 2), rates=[PER_CUSTOMER])
     called: list[Any] = []
 
     def handle(session: Session, one: Any) -> None:
@@ -176,9 +173,7 @@ def test_all_rates_of_the_key_are_held_back_and_no_others(engine: sa.Engine) -> 
 def test_a_rate_that_the_queue_does_not_have_is_an_error_of_the_handler(
     engine: sa.Engine, rate: str | Sequence[str] | None
 ) -> None:
-    job = make_job(rates=[PER_CUSTOMER], max_attempts=1)
-    create(engine, job)
-    insert(engine, job, of_customers(1))
+    job = make_queue(engine, of_customers(1), rates=[PER_CUSTOMER], max_attempts=1)
 
     def handle(session: Session, one: Any) -> None:
         raise Throttle(600, rate=rate)
@@ -214,9 +209,7 @@ def test_wrong_arguments_are_refused(arguments: Any, message: str) -> None:
 
 
 def test_rows_that_say_nothing_are_deleted(engine: sa.Engine) -> None:
-    job = make_job(rates=[Rate(1, every=0.001, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(*range(10)))
+    job = make_queue(engine, of_customers(*range(10)), rates=[Rate(1, every=0.001, per="customer_id")])
     claim_and_commit(engine, job)
     table = job.metadata.tables[RATE]
     with engine.begin() as connection:

@@ -1,6 +1,6 @@
 """Measure ``enqueue()`` beside other ways to insert 10,000 jobs.
 
-    python -m tests.unique.measure
+    python -m docs.benchmarks.unique_jobs
 
 Each round measures all ways, one after the other; printed are the median of the rounds and its ratio to ``insert()``.
 """
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, mapped_column
 
-from sqlaqueue import copy_in, enqueue
+from sqlaqueue import Unique, copy_in, enqueue
+from tests.models import make_job
 from tests.servers import find_installations, running
-from tests.unique.models import create, make_job
 
 JOBS, ROUNDS = 10_000, 7
 
@@ -43,12 +43,13 @@ def ways(job: Any) -> dict[str, Callable[[Session, list[dict[str, str]]], Any]]:
 
 def main() -> None:
     """Measure and print."""
-    job, version = make_job("update_status"), max(find_installations())
+    job = make_job("update_status", {"key": mapped_column(sa.Text)}, unique=Unique("key"))
+    version = max(find_installations())
     rows = [{"key": str(number)} for number in range(JOBS)]
     seconds: dict[str, list[float]] = {}
     with running([version]) as servers, servers.shared(version).database() as database:
         engine = sa.create_engine(database.url())
-        create(engine, job)
+        job.metadata.create_all(engine)
         for _ in range(ROUNDS):
             for name, way in ways(job).items():
                 with engine.begin() as connection:

@@ -56,7 +56,6 @@ class Harness(Processes):
         return keys
 
     def enqueue_random(self, n: int, payloads: Iterable[str] = ("work", "work", "quiet", "flaky")) -> list[int]:
-        """Enqueue jobs with random payloads."""
         return self.enqueue(*self.rng.choices(list(payloads), k=n))
 
     def start_producer(self, n: int, payloads: Iterable[str] = ("work", "quiet", "flaky")) -> Process:

@@ -117,7 +117,6 @@ def strategy_of(seed: int) -> str:
 
 
 def draw(seed: int) -> Configuration:
-    """Return the configuration of a seed."""
     found = _draw(seed)
     if seed % 2 == 0:
         return found

@@ -45,7 +45,6 @@ def replace(owner: Any, name: str, value: Any) -> None:
 
 
 def mutant(apply: Callable[[], None]) -> Callable[[], None]:
-    """Add a mutant to the list."""
     MUTANTS[apply.__name__] = apply
     return apply
 
@@ -75,7 +74,6 @@ def return_nothing(*_: Any, **__: Any) -> list[Any]:
 
 
 def do_nothing_routine(*_: Any, **__: Any) -> Routine:
-    """Do nothing, as a routine."""
     yield from ()
 
 

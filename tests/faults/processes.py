@@ -149,11 +149,9 @@ class Processes:
         return self.start(process.role, process.name.rstrip("0123456789"), **process.parameters)
 
     def running(self) -> list[Process]:
-        """Return the processes that run."""
         return [one for one in self.processes if not one.has_exited]
 
     def records(self) -> list[Record]:
-        """Return all records so far."""
         return self._reader.records()
 
     def record_fault(self, kind: str, **details: Any) -> None:

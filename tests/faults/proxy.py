@@ -104,7 +104,6 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def url(self, driver: str) -> str:
-        """Return the database URL of the proxy."""
         port = self._server.sockets[0].getsockname()[1]
         return f"postgresql+{driver}://postgres@127.0.0.1:{port}/{self._database.name}"
 
@@ -290,5 +289,4 @@ def ends_transaction(statement: str) -> bool:
 
 
 def is_commit(statement: str) -> bool:
-    """Return whether a statement is COMMIT."""
     return statement.strip().rstrip(";").upper() == "COMMIT"

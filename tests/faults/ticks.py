@@ -121,7 +121,6 @@ def schedule(actor: Actor, *, url: str, program: str) -> None:
 
 
 def schedule_async(actor: Actor, *, url: str, program: str) -> None:
-    """Run an AsyncScheduler."""
     engine = create_async_engine(url, connect_args={"server_settings": {"application_name": actor.name}})
     asyncio.run(AsyncScheduler(async_sessionmaker(engine), schedules(program)).run())
 
@@ -261,7 +260,6 @@ class TickDatabase:
         return self.connection.execute(query, parameters).fetchone()
 
     def number(self, query: str, *parameters: Any) -> int:
-        """Return the number that a query selects."""
         return int(self.one(query, *parameters)[0])
 
     def real_time(self) -> datetime:

@@ -121,7 +121,6 @@ class Model:
 
     @property
     def count_of_keys(self) -> int:
-        """The number of keys."""
         return max(self.scope.keys) + 1
 
 

@@ -195,7 +195,6 @@ def _trace(model: Model, path: list[State], fault: str) -> tuple[str, ...]:
 
 
 def describe(action: Action, before: State, after: State) -> str:
-    """Return a line of a trace."""
     words = [action.name]
     if action.key >= 0:
         words.append(f"of key {action.key + 1}" if action.name == "look" else f"{action.key + 1}")

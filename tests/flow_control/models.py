@@ -42,7 +42,6 @@ def make_job(**config: Any) -> Any:
 
 
 def create(engine: sa.Engine, model: Any) -> None:
-    """Create the tables of a class."""
     model.metadata.create_all(engine)
 
 
@@ -55,7 +54,6 @@ def make_queue(engine: sa.Engine, rows: Iterable[dict[str, Any]], **config: Any)
 
 
 def insert(engine: sa.Engine, model: Any, rows: Iterable[dict[str, Any]]) -> None:
-    """Insert jobs."""
     with Session(engine) as session, session.begin():
         session.execute(sa.insert(model), list(rows))
 
@@ -71,7 +69,6 @@ def claimed(session: Session, model: Any, n: int = 100) -> list[Any]:
 
 
 def claim_and_commit(engine: sa.Engine, model: Any, n: int = 100) -> list[Any]:
-    """Claim and commit, and return the jobs, detached."""
     with Session(engine, expire_on_commit=False) as session:
         jobs = claimed(session, model, n)
         session.commit()
@@ -79,12 +76,10 @@ def claim_and_commit(engine: sa.Engine, model: Any, n: int = 100) -> list[Any]:
 
 
 def customers(jobs: Sequence[Any]) -> list[Any]:
-    """Return the customers of jobs."""
     return [job.customer_id for job in jobs]
 
 
 def ids(jobs: Sequence[Any]) -> list[int]:
-    """Return the keys of jobs."""
     return [job.id for job in jobs]
 
 

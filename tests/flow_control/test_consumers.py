@@ -70,7 +70,6 @@ class Handlers:
             self.running[key] -= 1
 
     def let_go(self) -> None:
-        """Let the handlers end."""
         self._gate.set()
 
 
@@ -100,7 +99,6 @@ class Looks:
         self._last = 0.0
 
     def executed(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        """Count a statement."""
         if statement.startswith("SELECT coalesce(current_setting("):
             self.number, self._last = self.number + 1, time.monotonic()
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 def stored(job: Any) -> sa.Table:
-    """Return the table of the rates."""
     table: sa.Table = job.metadata.tables[RATE]
     return table
 

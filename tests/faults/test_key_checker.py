@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.history import Record
-from tests.faults.key_checker import RULES, violations
+from tests.faults.key_checker import HELD_RULES, RULES, violations
 from tests.faults.key_history import Audit
 from tests.faults.key_queues import Configuration
 
@@ -28,14 +29,16 @@ class Keys:
         self.configuration = Configuration(1, **configuration)
         self.now = 0
         self.jobs: dict[int, dict[str, Any]] = {}
-        self.changes, self.committed, self.effects, self.rates = [], [], [], list[Any]()
+        self.changes, self.committed, self.effects, self.rates, self.marks = [], [], [], list[Any](), list[Any]()
         self.records: list[Record] = []
 
-    def commit(self, *jobs: int, origin: str = "worker0", unseen: int | None = None, **values: Any) -> int:
+    def commit(
+        self, *jobs: int, origin: str = "worker0", unseen: int | None = None, xid: int | None = None, **values: Any
+    ) -> int:
         """Change jobs in a transaction, and return its number; ``unseen`` is one that it does not see."""
         self.now += 1
         seen = f"{self.now}:{self.now}:" if unseen is None else f"{unseen}:{self.now}:{unseen}"
-        row = {"xid": self.now, "seen": seen, "at": float(self.now)}
+        row = {"xid": xid or self.now, "seen": seen, "at": float(self.now)}
         self.committed.append(SimpleNamespace(**row))
         for job in jobs:
             before = self.jobs.get(job)
@@ -79,8 +82,8 @@ class Keys:
         self.records.append(Record(len(self.records), "worker0", event, job, details))
 
     def violations(self) -> dict[str, list[str]]:
-        rows = {"change": self.changes, "committed": self.committed, "effect": self.effects, "mark": []}
-        rows |= {"limit_change": [], "rate_change": self.rates}
+        rows = {"change": self.changes, "committed": self.committed, "effect": self.effects, "mark": self.marks}
+        rows |= {"limit_change": [], "rate_change": self.rates, "letter_change": []}
         rows["job"] = [SimpleNamespace(**job) for job in self.jobs.values()]
         return violations(Audit(self.configuration, rows, {1: 1, 2: 2}, self.records))
 
@@ -197,15 +200,113 @@ VIOLATIONS: list[tuple[Callable[[Keys], None], dict[str, Any], set[str]]] = [
 """What happens to two jobs of one key, under which configuration, and the rules that this violates."""
 
 
-@pytest.mark.parametrize(("violate", "configuration", "expected"), VIOLATIONS)
+# -- strategies whose transaction holds the jobs -----------------------------------------------------------------------
+
+
+class HeldKeys(Keys):
+    """The same for transactions that hold the jobs until they end."""
+
+    def __init__(self, **configuration: Any) -> None:
+        super().__init__(strategy="batch_select", **configuration)
+        self.open: dict[int, int] = {}
+        """The transaction of each job that runs."""
+
+    def begin_held(self, job: int, *, beside: int = 0, admits: bool = True) -> None:
+        """Run a job in a transaction of its own; it sees ``beside`` more of those before it in progress."""
+        self.now += 1
+        progress = range(self.now - beside, self.now + 1)
+        seen = f"{progress[0]}:{self.now + 1}:{','.join(map(str, progress))}"
+        hold = {"job": job, "limits": ["number"], "keys": [1], "most": [1], "before": seen, "after": seen}
+        hold |= dict.fromkeys(("began", "started", "at"), self.now)
+        row = {"job": job, "xid": self.now, "seen": seen, "at": self.now, "transaction_began": self.now}
+        self.marks.append(SimpleNamespace(**row, holds=json.dumps(hold) if admits else "", origin="worker0"))
+        self.open[job] = self.now
+
+    def end_held(self, *jobs: int, status: str = "completed", effects: int = 1) -> None:
+        for job in jobs:
+            xid = self.open.pop(job)
+            self.effects += [SimpleNamespace(job=job, xid=xid)] * effects
+            self.commit(job, xid=xid, status=status)
+
+    def run_held(self, *jobs: int) -> None:
+        for job in jobs:
+            self.begin_held(job)
+            self.end_held(job)
+
+    def reserve(self, beginnings: int) -> None:
+        xid = self.commit()
+        after = {"rate": "/1s", "key": 0, "next_at": moment(xid + beginnings), "throttled_until": None}
+        row = {"seq": len(self.rates), "xid": xid, "at": float(xid), "began": float(xid), "origin": "worker0"}
+        self.rates.append(SimpleNamespace(**row, before=None, after=after))
+
+
+@pytest.mark.parametrize("configuration", [LIMITED, {"order": "block"}, RATED, {"fair": 1}])
+def test_a_valid_history_of_transactions_that_hold_has_no_violations(configuration: dict[str, Any]) -> None:
+    keys = HeldKeys(**configuration)
+    keys.enqueue(1, 2)
+    for job in (1, 2):
+        keys.reserve(1)
+        keys.run_held(job)
+    assert keys.violations() == {}
+
+
+def hold_two(keys: HeldKeys) -> None:
+    keys.begin_held(1)
+    keys.begin_held(2, beside=1)
+    keys.end_held(1, 2)
+
+
+def run_what_was_not_admitted(keys: HeldKeys) -> None:
+    keys.begin_held(1, admits=False)
+    keys.end_held(1)
+
+
+def hold_behind_a_failed_job(keys: HeldKeys) -> None:
+    keys.begin_held(1)
+    keys.end_held(1, status="failed", effects=0)
+    keys.run_held(2)
+
+
+def reserve_too_many(keys: HeldKeys) -> None:
+    keys.reserve(5)
+
+
+def hold_one_key_only(keys: HeldKeys) -> None:
+    keys.enqueue(10, 11, 12, 13)
+    keys.enqueue(20, customer=2)
+    keys.run_held(1, 2, 10, 11, 12, 13)
+
+
+def end_without_an_effect(keys: HeldKeys) -> None:
+    keys.begin_held(1)
+    keys.end_held(1, effects=0)
+
+
+HELD_VIOLATIONS: list[tuple[Callable[[HeldKeys], None], dict[str, Any], set[str]]] = [
+    (hold_two, LIMITED, {"slots", "running"}),
+    (run_what_was_not_admitted, LIMITED, {"admitted"}),
+    (hold_behind_a_failed_job, {"order": "block"}, {"held_order"}),
+    (hold_behind_a_failed_job, {"order": "cancel"}, {"held_cancelled_behind"}),
+    (reserve_too_many, RATED, {"held_rates"}),
+    (end_without_an_effect, RATED, {"reserved", "held_nothing_is_lost"}),
+    (hold_one_key_only, {"fair": 1}, {"held_turns"}),
+    (end_without_an_effect, {}, {"held_nothing_is_lost"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "violate", "configuration", "expected"),
+    [*((Keys, *each) for each in VIOLATIONS), *((HeldKeys, *each) for each in HELD_VIOLATIONS)],
+)
 def test_each_violation_is_reported(
-    violate: Callable[[Keys], None], configuration: dict[str, Any], expected: set[str]
+    make: type[Keys], violate: Callable[[Any], None], configuration: dict[str, Any], expected: set[str]
 ) -> None:
-    keys = Keys(**configuration)
+    keys = make(**configuration)
     keys.enqueue(1, 2)
     violate(keys)
     assert keys.violations().keys() == expected
 
 
 def test_every_rule_is_violated_by_some_history() -> None:
-    assert {rule for *_, rules in VIOLATIONS for rule in rules} == {rule.__name__ for rule in RULES}
+    violated = {rule for *_, rules in [*VIOLATIONS, *HELD_VIOLATIONS] for rule in rules}
+    assert violated == {rule.__name__ for rule in [*RULES, *HELD_RULES]}

@@ -191,6 +191,8 @@ def test_rows_that_are_deleted_with_a_job_do_not_keep_it(leased: Queue) -> None:
 def test_a_job_whose_deletion_fails_is_skipped(leased: Queue, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that refers to it would be deleted with it, and cannot be: only trying shows that."""
     monkeypatch.setattr(state, "BATCH", 16)
+    # The search takes many batches, and between two of them a Consumer pauses for four times as long as one took.
+    monkeypatch.setattr(pace.Intervals, "between_batches", lambda _, took: 0.01)
     jobs = leased.add(40, "completed", 8)
     blocked = {jobs[0], jobs[25], jobs[-1]}
     leased.execute(
@@ -293,7 +295,7 @@ def test_the_oldest_jobs_are_deleted_first(leased: Queue) -> None:
 
 def test_a_batch_is_brief(leased: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that deletes extends leases as well, so it does not wait for a slow trigger."""
-    monkeypatch.setattr(state, "_LONGEST", 0.2)
+    monkeypatch.setattr(state, "_LONGEST", 1.0)
     leased.add(3, "completed", 8)
     leased.execute(
         """

@@ -15,6 +15,7 @@ UNKNOWN = 0.5
 
 FOLDERS = {
     "benchmark": ["benchmarks"],
+    "demo": ["cli"],
     "otel": ["telemetry"],
     "postgresql": ["strategies", "doctor"],
     "queue": ["strategies", "mapping"],

@@ -454,10 +454,16 @@ class Claimer:
         statements, quarantine = self._statements, self.quarantine
         if not statements.marks_rows or not quarantine.may_wait or quarantine.is_running:
             return []
+        # Before the query: of a job that is rescued meanwhile, it sees nothing.
+        quarantine.may_wait = False
         try:
-            return self._claim_quarantined(session, statements)
+            jobs, waits = self._claim_quarantined(session, statements)
         except Exception as error:
+            quarantine.may_wait = True
             raise ClaimFailed(quarantine.at_once, quarantined=True) from error
+        if waits:
+            quarantine.may_wait = True
+        return jobs
 
     @staticmethod
     def _run_alone(jobs: Sequence[Any]) -> None:
@@ -465,24 +471,24 @@ class Claimer:
             if run is not None:
                 run.isolated = True
 
-    def _claim_quarantined(self, session: Session, statements: ConsumerStatements) -> list[Any]:
-        quarantine, jobs, others = self.quarantine, list[Any](), dict[str, Any]()
+    def _claim_quarantined(self, session: Session, statements: ConsumerStatements) -> tuple[list[Any], bool]:
+        """Return the claimed jobs, and whether others may wait."""
+        jobs, others = list[Any](), dict[str, Any]()
         if statements is not self._usual_statements:
             others = {EXCEPT: self._spec.bind_keys(self._excluded())}
         if statements.select_quarantined is not None:
             # A single job is claimed alone: then it is known to be responsible, should its worker die.
             waiting = session.execute(statements.select_quarantined, others, bind_arguments=self._bind)
-            several, parameters = len(waiting.all()) > 1, {LIMIT: quarantine.at_once, **others}
+            several, parameters = len(waiting.all()) > 1, {LIMIT: self.quarantine.at_once, **others}
             jobs = self._execute(session, statements.claim_quarantined_together, parameters) if several else []
         if not jobs:
             jobs = self._execute(session, statements.claim_quarantined, others)
             self._run_alone(jobs)
-        quarantine.may_wait = bool(jobs)
+        waits = bool(jobs)
         if not jobs and statements.quarantined_wait is not None:
             # One that flow control has held back is to be looked for again, when a run has ended.
-            waits = session.execute(statements.quarantined_wait, others, bind_arguments=self._bind).scalar_one()
-            quarantine.may_wait = bool(waits)
-        return jobs
+            waits = bool(session.execute(statements.quarantined_wait, others, bind_arguments=self._bind).scalar_one())
+        return jobs, waits
 
     def began(self, jobs: Sequence[Any]) -> None:
         self.quarantine.begin(tuple(sa.inspect(job).identity) for job in jobs)

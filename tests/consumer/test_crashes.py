@@ -24,6 +24,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.strategies.update_status import several_quarantined_token
 from tests.consumer.bench import Bench, Gate, Server, for_some, listening_connections
+from tests.contexts import make_context
 from tests.programs import wait_until
 
 if TYPE_CHECKING:
@@ -509,3 +510,21 @@ def test_children_that_exit_in_the_handler_are_left_alone(bench: Bench) -> None:
         assert worker.await_end() == 0
     assert bench.effects() == dict.fromkeys(keys, 1)
     assert sorted(worker.said("child:")) == ["_exit 5", "exec 6", "pool [1, 4, 9]", "process 8", "terminate -15"]
+
+
+@pytest.mark.once
+def test_a_job_that_is_rescued_during_a_search_is_searched_for(sync_leased: Bench) -> None:
+    bench = sync_leased
+    context = make_context(bench.Job, session_factory=bench.sessions)
+
+    def rescue(*_: Any) -> None:
+        context.quarantine.may_wait = True
+
+    with bench.sessions() as session:
+        assert context.claimer.claim_quarantined(session) == []
+        assert not context.quarantine.may_wait
+        context.quarantine.may_wait = True
+        sa.event.listen(session.connection(), "after_cursor_execute", rescue)
+        # Its query has not seen the job.
+        assert context.claimer.claim_quarantined(session) == []
+    assert context.quarantine.may_wait

@@ -356,11 +356,13 @@ def rescue_expired(maintenance: Maintenance, now: float) -> Routine:
         keys, maintenance.expired = maintenance.expired, ()
         rescued = yield ExecuteInOwnSession(rescue_jobs, (context, keys), slow=True)
         report_rescued(context, rescued)
-        context.quarantine.may_wait |= bool(rescued)
+        if rescued:
+            context.quarantine.may_wait = True
     if not rescues.is_due:
         return
     rescues.begin(peers.rank)
-    context.quarantine.may_wait |= not peers.listening
+    if not peers.listening:
+        context.quarantine.may_wait = True
     if not maintenance.expired:
         maintenance.expired = yield ExecuteInOwnSession(look_for_expired, (context,), slow=True)
         if maintenance.expired:

@@ -142,7 +142,7 @@ def test_the_readme_and_ci_give_the_same_test_command() -> None:
 # -- the tests that ``nox -s quick`` chooses -----------------------------------------------------------------------
 CHANGED = "tests/unique/test_enqueue.py"
 IMPORTING = "tests/unique/test_config.py::test_a[1]"
-BESIDE = "tests/unique/test_async.py::test_b"
+BESIDE = "tests/unique/test_mappings.py::test_b"
 OTHER = "tests/web/test_live.py::test_c"
 
 

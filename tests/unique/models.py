@@ -9,12 +9,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, Unique
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-from tests.models import shared
+from tests.models import KEEPING_ROWS, KINDS, TEXT, shared
 
-KINDS = ("update_status", "batch_select", "delete_returning", "existing_messages", "rows_are_messages")
-KEEPING_ROWS = KINDS[:-1]
+__all__ = ["KEEPING_ROWS", "KINDS", "TEXT", "create", "make_job"]
+
 BY_KEY = Unique("key")
-TEXT = sa.String().with_variant(sa.String(50), "mariadb")
 
 
 @shared
@@ -49,13 +48,7 @@ def make_job(kind: str, unique: Unique | None = BY_KEY, **options: Any) -> Any:
     return Job
 
 
-def create(engine: sa.Engine, job: Any) -> None:
-    """Create the tables of a class."""
+def create(engine: sa.Engine, job: Any) -> Any:
+    """Create the tables of a class, and return it."""
     job.metadata.create_all(engine)
-
-
-def status_of(engine: sa.Engine, job: Any) -> dict[int, str]:
-    """Return the state of each row by its key."""
-    with engine.connect() as connection:
-        rows = connection.execute(sa.select(job.__table__.c.id, job.__table__.c.status)).all()
-    return {row[0]: row[1] for row in rows}
+    return job

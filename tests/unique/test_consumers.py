@@ -1,29 +1,48 @@
-"""Consumers of queues whose jobs are unique only while they wait: runs that end beside a twin."""
+"""What happens to runs and failed jobs that come back beside a twin: in Consumers, by verbs and by functions."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Consumer, JobEvent, Retry, Snooze, Unique, admin, claim, enqueue, extend, fail, retry
+from sqlaqueue import (
+    Consumer,
+    JobEvent,
+    Retry,
+    Snooze,
+    Unique,
+    admin,
+    cancel,
+    claim,
+    complete,
+    enqueue,
+    extend,
+    fail,
+    release,
+    requeue,
+    rescue,
+    retry,
+)
 from sqlaqueue.consumer.maintenance import leases as rescue_task
 from sqlaqueue.consumer.settle import LOCK_TIMEOUT
-from tests.unique.models import KINDS, create, make_job, status_of
+from tests.models import insert, read
+from tests.programs import wait_until
+from tests.unique.models import KEEPING_ROWS, KINDS, create, make_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
 def job(engine: sa.Engine) -> Any:
-    made = make_job("update_status", Unique("key", states=("pending",)))
-    create(engine, made)
-    return made
+    return create(engine, make_job("update_status", Unique("key", states=("pending",))))
 
 
 @pytest.fixture
@@ -40,13 +59,6 @@ def insert_twin(connection: sa.Connection, job: Any, number: int, key: str, dela
     connection.execute(sa.insert(job.__table__).values(id=number, key=key, run_at=run_at))
 
 
-def eventually(condition: Callable[[], Any], timeout: float = 15) -> None:
-    until = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("signal", [Retry(0), Snooze(0), ValueError("again")])
 def test_a_retry_beside_a_twin_is_cancelled(engine: sa.Engine, job: Any, signal: Exception) -> None:
     events: list[JobEvent] = []
@@ -59,13 +71,11 @@ def test_a_retry_beside_a_twin_is_cancelled(engine: sa.Engine, job: Any, signal:
                 insert_twin(connection, job, each.id + 10, each.key)
             raise signal
 
-    with Session(engine) as session:
-        session.add_all([job(id=number, key=str(number)) for number in (1, 2, 3)])
-        session.commit()
+    insert(engine, job, [{"id": number, "key": str(number)} for number in (1, 2, 3)])
     consumer = Consumer(job, handle, sessionmaker(engine), batch_size=3)
     consumer.on("cancelled", events.append)
     consumer.drain()
-    assert status_of(engine, job) == {1: "cancelled", 2: "cancelled", 3: "completed", 11: "completed", 12: "completed"}
+    assert read(engine, job) == {1: "cancelled", 2: "cancelled", 3: "completed", 11: "completed", 12: "completed"}
     assert sorted(seen) == [1, 2, 3, 11, 12]
     assert {each.key: str(each.error) for each in events} == {(1,): "twin: 11", (2,): "twin: 12"}
 
@@ -85,18 +95,16 @@ def test_a_retry_waits_for_a_twin_that_is_not_committed(
         if each.id == 2 and each.attempts == 1:
             raise Retry(3600)
 
-    with Session(engine) as session:
-        session.add_all([job(id=number, key=str(number)) for number in (1, 2, 3)])
-        session.commit()
+    insert(engine, job, [{"id": number, "key": str(number)} for number in (1, 2, 3)])
     with Consumer(job, handle, sessionmaker(engine), batch_size=3, lease=2, poll_interval=0.1):
         begun.wait(10)
-        eventually(lambda: status_of(engine, job)[2] == "pending")
-        eventually(lambda: status_of(engine, job)[3] == "completed")
+        wait_until(lambda: read(engine, job)[2] == "pending")
+        wait_until(lambda: read(engine, job)[3] == "completed")
         # Longer than the lease.
         time.sleep(3)
-        assert status_of(engine, job)[1] == "processing"
+        assert read(engine, job)[1] == "processing"
         other.commit() if commits else other.rollback()
-        eventually(lambda: status_of(engine, job)[1] == ("cancelled" if commits else "pending"))
+        wait_until(lambda: read(engine, job)[1] == ("cancelled" if commits else "pending"))
     with engine.connect() as connection:
         assert connection.scalar(sa.select(job.attempts).where(job.id == 1)) == 1
     assert "LockNotAvailable" not in caplog.text
@@ -115,16 +123,15 @@ def test_a_rescue_does_not_wait_for_a_twin_that_is_not_committed(
     done: list[int] = []
     consumer = Consumer(job, lambda session, each: done.append(each.id), sessionmaker(engine), poll_interval=0.1)
     with consumer:
-        eventually(lambda: sorted(done) == [1, 3])
-        assert status_of(engine, job)[2] == "processing"
+        wait_until(lambda: sorted(done) == [1, 3])
+        assert read(engine, job)[2] == "processing"
         other.commit() if commits else other.rollback()
-        eventually(lambda: sorted(done) == ([1, 3] if commits else [1, 2, 3]))
-        eventually(lambda: status_of(engine, job)[2] == ("cancelled" if commits else "completed"))
+        wait_until(lambda: sorted(done) == ([1, 3] if commits else [1, 2, 3]))
+        wait_until(lambda: read(engine, job)[2] == ("cancelled" if commits else "completed"))
 
 
 def test_a_job_that_waits_for_its_twin_runs_after_it(engine: sa.Engine) -> None:
-    job = make_job("update_status", Unique("key", states=("pending",), on_return="wait"))
-    create(engine, job)
+    job = create(engine, make_job("update_status", Unique("key", states=("pending",), on_return="wait")))
     order: list[tuple[int, int]] = []
 
     def handle(session: Session, each: Any) -> None:
@@ -134,19 +141,16 @@ def test_a_job_that_waits_for_its_twin_runs_after_it(engine: sa.Engine) -> None:
                 insert_twin(connection, job, 11, "1")
             raise Retry(0)
 
-    with Session(engine) as session:
-        session.add(job(id=1, key="1"))
-        session.commit()
+    insert(engine, job, [{"id": 1, "key": "1"}])
     with Consumer(job, handle, sessionmaker(engine), batch_size=1, poll_interval=0.1):
-        eventually(lambda: order == [(1, 1), (11, 1), (1, 2)])
-        eventually(lambda: status_of(engine, job) == {1: "completed", 11: "completed"})
+        wait_until(lambda: order == [(1, 1), (11, 1), (1, 2)])
+        wait_until(lambda: read(engine, job) == {1: "completed", 11: "completed"})
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_handler_that_enqueues_its_successor(engine: sa.Engine, kind: str) -> None:
     """A running job is its own twin, unless it does not count while it runs, or its row is deleted."""
-    job = make_job(kind)
-    create(engine, job)
+    job = create(engine, make_job(kind))
     created = []
 
     def handle(session: Session, each: Any) -> None:
@@ -165,8 +169,7 @@ def test_a_handler_that_enqueues_its_successor(engine: sa.Engine, kind: str) -> 
 
 def test_a_job_of_a_batch_that_comes_back_beside_a_successor(engine: sa.Engine) -> None:
     """The claim has deleted the rows of a batch, so a handler can enqueue a twin of another job of it."""
-    job = make_job("rows_are_messages")
-    create(engine, job)
+    job = create(engine, make_job("rows_are_messages"))
     with Session(engine) as session:
         session.add_all([job(id=1, key="a"), job(id=2, key="b")])
         session.commit()
@@ -181,8 +184,7 @@ def test_a_job_of_a_batch_that_comes_back_beside_a_successor(engine: sa.Engine) 
 
 
 def test_admin_requeue_names_twins_and_waits_for_none(engine: sa.Engine, other: sa.Connection) -> None:
-    job = make_job("update_status")
-    create(engine, job)
+    job = create(engine, make_job("update_status"))
     with Session(engine) as session:
         for number, key in enumerate("abca", 1):
             session.add(job(id=number, key=key))
@@ -192,11 +194,11 @@ def test_admin_requeue_names_twins_and_waits_for_none(engine: sa.Engine, other: 
         insert_twin(other, job, 12, "b")
         done = admin.requeue(session, job)
         assert (done, done.twins, done.left) == (2, {1: "4"}, [2])
-        assert status_of(engine, job) == {1: "cancelled", 2: "failed", 3: "pending", 4: "pending"}
+        assert read(engine, job) == {1: "cancelled", 2: "failed", 3: "pending", 4: "pending"}
         other.commit()
         done = admin.requeue(session, session.get_one(job, 2))
         assert (done, done.twins, done.left) == (0, {2: "12"}, [])
-        assert status_of(engine, job)[2] == "cancelled"
+        assert read(engine, job)[2] == "cancelled"
 
 
 def test_admin_rescue_waits_for_no_twin(engine: sa.Engine, job: Any, other: sa.Connection) -> None:
@@ -207,10 +209,10 @@ def test_admin_rescue_waits_for_no_twin(engine: sa.Engine, job: Any, other: sa.C
         session.commit()
         insert_twin(other, job, 12, "2", delay=3600)
         assert admin.rescue(session, job) == 1
-        assert status_of(engine, job) == {1: "pending", 2: "processing"}
+        assert read(engine, job) == {1: "pending", 2: "processing"}
         other.commit()
         assert admin.rescue(session, job) == 1
-        assert status_of(engine, job) == {1: "pending", 2: "cancelled", 12: "pending"}
+        assert read(engine, job) == {1: "pending", 2: "cancelled", 12: "pending"}
 
 
 @pytest.mark.parametrize("change", [admin.requeue, admin.rescue])
@@ -228,16 +230,15 @@ def test_a_twin_that_is_committed_while_it_is_waited_for(
         pid = session.scalar(sa.select(sa.func.pg_backend_pid()))
         session.connection()
         call = thread.submit(change, session, job)
-        eventually(lambda: observer.scalar(sa.select(sa.func.cardinality(sa.func.pg_blocking_pids(pid)))))
+        wait_until(lambda: observer.scalar(sa.select(sa.func.cardinality(sa.func.pg_blocking_pids(pid)))))
         other.commit()
         call.result(20)
-    assert status_of(engine, job) == {1: "cancelled", 11: "pending"}
+    assert read(engine, job) == {1: "cancelled", 11: "pending"}
 
 
 def test_a_dead_letter_whose_twin_is_committed_while_it_is_waited_for(engine: sa.Engine, other: sa.Connection) -> None:
     """The statement does not know the twin's key, so it leaves the letter as it is, and so the caller's settings."""
-    job = make_job("rows_are_messages")
-    create(engine, job)
+    job = create(engine, make_job("rows_are_messages"))
     with Session(engine) as session, engine.connect() as observer, ThreadPoolExecutor(1) as thread:
         session.add(job(id=1, key="1"))
         session.commit()
@@ -247,7 +248,7 @@ def test_a_dead_letter_whose_twin_is_committed_while_it_is_waited_for(engine: sa
         pid = session.scalar(sa.select(sa.func.pg_backend_pid()))
         session.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
         call = thread.submit(admin.requeue_some, session, job, admin.JobFilter(), [(1,)])
-        eventually(lambda: observer.scalar(sa.select(sa.func.cardinality(sa.func.pg_blocking_pids(pid)))))
+        wait_until(lambda: observer.scalar(sa.select(sa.func.cardinality(sa.func.pg_blocking_pids(pid)))))
         other.commit()
         done = call.result(20)
         assert (done, done.twins, done.left) == (0, {}, [1])
@@ -274,6 +275,211 @@ def test_rescues_one_by_one_end_after_their_time(
         session.commit()
     insert_twin(other, job, 11, "1")
     with Consumer(job, lambda session, each: None, sessionmaker(engine), poll_interval=0.1):
-        eventually(lambda: len(waits) > 1)
+        wait_until(lambda: len(waits) > 1)
     # Those of one job each wait for less.
     assert set(waits) == {LOCK_TIMEOUT}
+
+
+# -- runs that end beside a twin, where jobs are unique only while they wait: retry, release and rescue ------------
+
+END_RUN: dict[str, Callable[[Session, Any, Any], Any]] = {
+    "retry": lambda session, _, jobs: session.execute(retry(jobs, error="again")).all(),
+    "release": lambda session, _, jobs: session.execute(release(jobs, delay=1)).all(),
+    "rescue": lambda session, returning, jobs: (
+        session.execute(extend(jobs, lease=0)) and session.execute(rescue(returning)).all()
+    ),
+}
+
+
+@pytest.fixture(params=["cancel", "wait"])
+def on_return(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def returning(engine: sa.Engine, on_return: Any) -> Any:
+    return create(engine, make_job("update_status", Unique("key", states=("pending",), on_return=on_return)))
+
+
+@pytest.mark.parametrize("end", END_RUN)
+def test_a_run_ends_beside_a_twin(engine: sa.Engine, returning: Any, on_return: str, end: str) -> None:
+    with Session(engine) as session:
+        session.add_all([returning(id=1, key="a"), returning(id=2, key="b")])
+        session.commit()
+        claimed = session.scalars(claim(returning, 2)).all()
+        session.commit()
+        session.add(returning(id=3, key="a"))
+        session.commit()
+        assert sorted(END_RUN[end](session, returning, claimed)) == [(1, "3"), (2, None)]
+        session.commit()
+        first, second = claimed
+        assert (second.status, second.lease_expires_at) == ("pending", None)
+        if on_return == "cancel":
+            error = "twin: 3\nagain" if end == "retry" else "twin: 3"
+            assert (first.status, first.last_error, first.lease_token) == ("cancelled", error, None)
+            return
+        assert first.status == "processing"
+        assert session.execute(rescue(returning)).all() == []
+        session.commit()
+        (twin,) = session.scalars(claim(sa.select(returning).where(returning.id == 3), 1)).all()
+        session.commit()
+        before = (first.attempts, first.last_error)
+        assert session.execute(rescue(returning)).all() == [(1, None)]
+        session.commit()
+        assert (first.status, first.attempts, first.last_error) == ("pending", *before)
+        assert session.scalars(complete(twin)).all() == [3]
+        session.commit()
+
+
+def test_two_runs_of_twins_that_end_together(engine: sa.Engine, returning: Any, on_return: str) -> None:
+    with Session(engine) as session:
+        runs = []
+        for number in (1, 2, 3):
+            session.add(returning(id=number, key="a"))
+            session.commit()
+            runs += session.scalars(claim(returning, 1)).all()
+            session.commit()
+        assert sorted(session.execute(retry(runs)).all()) == [(1, "3"), (2, "3"), (3, None)]
+        session.commit()
+    left = "cancelled" if on_return == "cancel" else "processing"
+    assert read(engine, returning) == {1: left, 2: left, 3: "pending"}
+
+
+def test_cancel_of_a_job_that_waits_for_its_twin(engine: sa.Engine) -> None:
+    returning = create(engine, make_job("update_status", Unique("key", states=("pending",), on_return="wait")))
+    with Session(engine) as session:
+        session.add(returning(id=1, key="a"))
+        session.commit()
+        claimed = session.scalars(claim(returning, 1)).all()
+        session.commit()
+        session.add(returning(id=2, key="a"))
+        session.commit()
+        session.execute(retry(claimed))
+        session.commit()
+        assert session.scalars(cancel(sa.select(returning).where(returning.id == 1))).all() == [1]
+        session.commit()
+    assert read(engine, returning) == {1: "cancelled", 2: "pending"}
+
+
+def test_a_poisonous_run_fails_beside_a_twin(engine: sa.Engine) -> None:
+    """A run that is rescued for the last time fails, and takes no place from its twin."""
+    returning = create(engine, make_job("update_status", Unique("key", states=("pending",)), max_attempts=1))
+    with Session(engine) as session:
+        for number in (1, 2):
+            session.add(returning(id=number, key="a"))
+            session.commit()
+            session.execute(extend(session.scalars(claim(returning, 1)).all(), lease=0))
+            session.commit()
+        session.execute(sa.update(returning).where(returning.id == 1).values(max_attempts=2))
+        session.commit()
+        assert sorted(session.execute(rescue(returning)).all()) == [(1, None), (2, None)]
+        session.commit()
+    assert read(engine, returning) == {1: "pending", 2: "failed"}
+
+
+def test_a_run_without_attempts_fails_although_it_has_a_twin(engine: sa.Engine, returning: Any) -> None:
+    with Session(engine) as session:
+        session.add(returning(id=1, key="a", max_attempts=1))
+        session.commit()
+        session.execute(extend(session.scalars(claim(returning, 1)).all(), lease=0))
+        session.add(returning(id=2, key="a"))
+        session.commit()
+        assert session.execute(rescue(returning)).all() == [(1, None)]
+        session.commit()
+    assert read(engine, returning) == {1: "failed", 2: "pending"}
+
+
+# -- ``requeue()`` of jobs that have a twin by now -----------------------------------------------------------------
+
+
+def fail_jobs(session: Session, job: Any, *jobs: Any) -> None:
+    """Enqueue each of the jobs and let it fail, one after the other."""
+    for each in jobs:
+        session.add(each)
+        session.flush()
+        if "message" in job.metadata.tables:
+            session.execute(job.metadata.tables["message"].insert().values(job_id=each.id))
+        session.commit()
+        claimed = session.scalars(claim(job, 1)).all()
+        session.execute(fail(claimed, error="failed"))
+        session.commit()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_without_a_twin_comes_back(engine: sa.Engine, kind: str) -> None:
+    job = create(engine, make_job(kind))
+    with Session(engine) as session:
+        fail_jobs(session, job, job(id=1, key="a"))
+        assert session.execute(requeue(job)).all() == [(1, None)]
+        session.commit()
+        assert [each.id for each in session.scalars(claim(job, 9))] == [1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("nulls_distinct", [True, False])
+def test_the_newest_of_failed_twins_comes_back(engine: sa.Engine, kind: str, nulls_distinct: Any) -> None:
+    job = create(engine, make_job(kind, Unique("key", nulls_distinct=nulls_distinct)))
+    with Session(engine) as session:
+        fail_jobs(session, job, job(id=1, key="a"), job(id=2, key="a"), job(id=3, key="b"), job(id=4), job(id=5))
+        found = session.execute(requeue(job)).all()
+        session.commit()
+        last = "5" if not nulls_distinct else None
+        assert sorted(found) == [(1, "2"), (2, None), (3, None), (4, last), (5, None)]
+        assert {each.id for each in session.scalars(claim(job, 9))} == {2, 3, 5} | ({4} if nulls_distinct else set())
+        session.rollback()
+        ended = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
+        assert {(info.key, info.last_error) for info in ended} >= {((1,), "twin: 2\nfailed")}
+        assert session.execute(requeue(sa.select(job).where(job.id == 1))).all() == [(1, "2")]
+
+
+@pytest.mark.parametrize("kind", KEEPING_ROWS)
+def test_a_twin_that_waits_cancels_the_requeued_job(engine: sa.Engine, kind: str) -> None:
+    job = create(engine, make_job(kind))
+    with Session(engine) as session:
+        fail_jobs(session, job, job(id=1, key="a"))
+        session.add_all([job(id=2, key="a"), job(id=3, key="b")])
+        session.commit()
+        older = session.get_one(job, 1)
+        assert session.execute(requeue(older)).all() == [(1, "2")]
+        session.commit()
+        assert (older.status, older.last_error, older.attempts) == ("cancelled", "twin: 2\nfailed", 1)
+        assert older.finished_at is not None
+    assert read(engine, job) == {1: "cancelled", 2: "pending", 3: "pending"}
+
+
+@pytest.mark.parametrize("kind", KEEPING_ROWS)
+def test_on_return_wait_leaves_the_requeued_job_as_it_is(engine: sa.Engine, kind: str) -> None:
+    job = create(engine, make_job(kind, Unique("key", on_return="wait")))
+    with Session(engine) as session:
+        fail_jobs(session, job, job(id=1, key="a"), job(id=2, key="c"))
+        session.add(job(id=3, key="a"))
+        session.commit()
+        version = sa.select(sa.literal_column("xmin::text", sa.Text())).select_from(job).where(job.id == 1)
+        before = session.scalar(version)
+        assert sorted(session.execute(requeue(job)).all()) == [(1, "3"), (2, None)]
+        session.commit()
+        assert session.scalar(version) == before, "the row was written"
+    assert read(engine, job) == {1: "failed", 2: "pending", 3: "pending"}
+
+
+def test_an_error_names_one_twin_however_often_the_job_is_requeued(engine: sa.Engine) -> None:
+    job = create(engine, make_job("update_status"))
+    with Session(engine) as session:
+        fail_jobs(session, job, job(id=1, key="a"))
+        session.add(job(id=2, key="a"))
+        session.commit()
+        for _ in range(2):
+            session.execute(requeue(sa.select(job).where(job.id == 1)))
+            session.commit()
+        assert session.get_one(job, 1).last_error == "twin: 2\nfailed"
+
+
+@pytest.mark.parametrize("kind", KEEPING_ROWS)
+def test_a_completed_job_stays_completed(engine: sa.Engine, kind: str) -> None:
+    job = create(engine, make_job(kind))
+    with Session(engine) as session:
+        session.add_all([job(id=1, key="a", status="completed"), job(id=2, key="a")])
+        session.commit()
+        assert session.execute(requeue(job)).all() == [(1, "2")]
+        session.commit()
+    assert read(engine, job) == {1: "completed", 2: "pending"}

@@ -1,23 +1,31 @@
-"""``enqueue()``: created, or already there."""
+"""``enqueue()``, ``async_enqueue()`` and ``copy_in(on_twin=...)``: a job is created, or is there already."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_criteria
 
-from sqlaqueue import JobExists, Unique, claim, enqueue
+from sqlaqueue import Consumer, JobExists, Retry, Unique, async_copy_in, async_enqueue, claim, copy_in, enqueue, wait
+from sqlaqueue.exc import ConfigurationError, StatementError
 from tests.unique.models import KINDS, create, make_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Database
 
 
 @pytest.fixture(params=KINDS)
 def job(engine: sa.Engine, request: pytest.FixtureRequest) -> Any:
-    made = make_job(request.param)
-    create(engine, made)
-    return made
+    return create(engine, make_job(request.param))
 
 
 def count(engine: sa.Engine, job: Any) -> int:
@@ -102,8 +110,7 @@ def test_null_keys_have_no_twins(engine: sa.Engine, job: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_null_keys_are_twins_if_configured(engine: sa.Engine, kind: str) -> None:
-    job = make_job(kind, Unique("key", nulls_distinct=False))
-    create(engine, job)
+    job = create(engine, make_job(kind, Unique("key", nulls_distinct=False)))
     with Session(engine) as session:
         first, second, third = enqueue(session, [job(), job(key="a"), job()])
         assert [first.created, second.created, third.created] == [True, True, False]
@@ -173,8 +180,7 @@ def test_on_twin_raise_inserts_nothing(engine: sa.Engine, job: Any) -> None:
 
 
 def test_a_finished_job_is_no_twin(engine: sa.Engine) -> None:
-    job = make_job("update_status")
-    create(engine, job)
+    job = create(engine, make_job("update_status"))
     with Session(engine) as session:
         [(first, _)] = enqueue(session, job(key="a"))
         first.status = "completed"
@@ -183,8 +189,7 @@ def test_a_finished_job_is_no_twin(engine: sa.Engine) -> None:
 
 
 def test_a_running_job_is_a_twin_unless_configured(engine: sa.Engine) -> None:
-    job = make_job("update_status", Unique("key", states=("pending",)))
-    create(engine, job)
+    job = create(engine, make_job("update_status", Unique("key", states=("pending",))))
     with Session(engine) as session:
         [(first, _)] = enqueue(session, job(key="a"))
         session.commit()
@@ -198,8 +203,7 @@ def test_a_running_job_is_a_twin_unless_configured(engine: sa.Engine) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_period(engine: sa.Engine, kind: str) -> None:
-    job = make_job(kind, Unique("key", per=timedelta(hours=1)))
-    create(engine, job)
+    job = create(engine, make_job(kind, Unique("key", per=timedelta(hours=1))))
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
     with Session(engine) as session:
         first = job(key="a", created_at=noon)
@@ -216,8 +220,7 @@ def test_a_period(engine: sa.Engine, kind: str) -> None:
 
 
 def test_on_twin_replace(engine: sa.Engine) -> None:
-    job = make_job("update_status")
-    create(engine, job)
+    job = create(engine, make_job("update_status"))
     later = datetime.now(UTC) + timedelta(hours=1)
     with Session(engine) as session:
         [(first, _)] = enqueue(session, job(key="a", note="first", priority=5))
@@ -248,8 +251,7 @@ def test_on_twin_replace(engine: sa.Engine) -> None:
 
 
 def test_a_running_twin_is_never_replaced(engine: sa.Engine) -> None:
-    job = make_job("update_status")
-    create(engine, job)
+    job = create(engine, make_job("update_status"))
     with Session(engine) as session:
         enqueue(session, job(key="a", note="first"))
         session.commit()
@@ -260,8 +262,7 @@ def test_a_running_twin_is_never_replaced(engine: sa.Engine) -> None:
 
 
 def test_ten_thousand_jobs(engine: sa.Engine) -> None:
-    job = make_job("update_status")
-    create(engine, job)
+    job = create(engine, make_job("update_status"))
     statements: list[str] = []
     sa.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
     with Session(engine) as session:
@@ -314,3 +315,353 @@ def test_a_transaction_with_a_snapshot_is_repeated(engine: sa.Engine, job: Any, 
                 assert [each.created for each in enqueue(session, jobs)] == [True, False]
                 session.commit()
     assert count(engine, job) == 2
+
+
+# -- details of ``enqueue()`` that only show under concurrency, with listeners, or under row-level security --------
+
+
+@pytest.fixture
+def plain(engine: sa.Engine) -> Any:
+    return create(engine, make_job("update_status"))
+
+
+def test_rows_are_inserted_in_the_order_of_their_values(engine: sa.Engine, plain: Any) -> None:
+    """Two calls with the same jobs in another order would wait for each other in a circle."""
+    with Session(engine) as session:
+        jobs = [plain(key=key) for key in "dbeac"]
+        enqueue(session, jobs)
+        assert "".join(each.key for each in sorted(jobs, key=lambda each: each.id)) == "abcde"
+
+
+def test_calls_at_the_same_time_create_each_job_once(engine: sa.Engine, plain: Any) -> None:
+    keys, start = "abcdefgh", threading.Barrier(4)
+
+    def call(number: int) -> list[bool]:
+        with Session(engine) as session:
+            start.wait()
+            turned = keys[number:] + keys[:number]
+            result = enqueue(session, [plain(key=key) for key in turned])
+            session.commit()
+            return [each.created for _, each in sorted(zip(turned, result, strict=True))]
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(call, range(4)))
+    assert [sum(created) for created in zip(*answers, strict=True)] == [1] * len(keys)
+
+
+def test_a_twin_that_ends_between_two_statements(engine: sa.Engine, plain: Any) -> None:
+    """It was seen, and is gone when it is to be loaded; or it was not seen, and is gone after the INSERT."""
+    with Session(engine) as session:
+        enqueue(session, plain(key="a"))
+        session.commit()
+    seen = []
+
+    def delete_once(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if statement.startswith("SELECT job.id") and not seen:
+            seen.append(statement)
+            with engine.connect() as other:
+                other.exec_driver_sql("DELETE FROM job")
+                other.commit()
+
+    with Session(engine) as session:
+        sa.event.listen(engine, "before_cursor_execute", delete_once)
+        mine = plain(key="a")
+        assert enqueue(session, mine) == [(mine, True)]
+        session.commit()
+    assert len(seen) == 1
+
+
+@pytest.fixture
+def listener(plain: Any) -> Iterator[None]:
+    def lower(_: Any, __: Any, target: Any) -> None:
+        target.key = target.key.lower()
+
+    sa.event.listen(plain, "before_insert", lower)
+    yield
+    sa.event.remove(plain, "before_insert", lower)
+
+
+@pytest.mark.usefixtures("listener")
+def test_a_listener_that_changes_a_unique_value(engine: sa.Engine, plain: Any) -> None:
+    with Session(engine) as session:
+        first, second = plain(key="A"), plain(key="B")
+        assert all(each.created for each in enqueue(session, [first, second]))
+        assert (first.key, second.key) == ("a", "b")
+        session.commit()
+        assert enqueue(session, [plain(key="A"), plain(key="B")]) == [(first, False), (second, False)]
+
+
+def test_a_twin_that_row_level_security_hides(engine: sa.Engine, plain: Any) -> None:
+    with Session(engine) as session:
+        enqueue(session, plain(key="a"))
+        session.commit()
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE ROLE clerk")
+        connection.exec_driver_sql("GRANT ALL ON SCHEMA public TO clerk")
+        connection.exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO clerk")
+        connection.exec_driver_sql("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO clerk")
+        connection.exec_driver_sql("ALTER TABLE job ENABLE ROW LEVEL SECURITY")
+        connection.exec_driver_sql("CREATE POLICY own ON job USING (note = 'clerk') WITH CHECK (true)")
+        connection.commit()
+    try:
+        with Session(engine) as session:
+            session.execute(sa.text("SET LOCAL ROLE clerk"))
+            with pytest.raises(StatementError, match="a Job has a twin that cannot be seen; does row-level security"):
+                enqueue(session, plain(key="a", note="clerk"))
+    finally:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("DROP OWNED BY clerk; DROP ROLE clerk")
+            connection.commit()
+
+
+def test_wait_returns_a_job_that_was_cancelled_because_of_a_twin(engine: sa.Engine) -> None:
+    plain = create(engine, make_job("update_status", Unique("key", states=("pending",))))
+    with Session(engine, expire_on_commit=False) as session:
+        [(first, _)] = enqueue(session, plain(key="a"))
+        session.commit()
+
+    def handle(session: Session, each: Any) -> None:
+        if each.id == first.id:
+            with Session(engine) as other:
+                enqueue(other, plain(key="a"))
+                other.commit()
+            raise Retry(0)
+
+    with Consumer(plain, handle, sessionmaker(engine)):
+        result = wait(sessionmaker(engine), first, timeout=20)
+    assert result.state == "cancelled"
+    assert str(result.error).startswith("twin: ")
+
+
+def test_a_twin_is_replaced_or_running(engine: sa.Engine, plain: Any) -> None:
+    """A replacement waits for an open claim, and then leaves the running job alone."""
+    with Session(engine) as session, Session(engine) as worker:
+        enqueue(session, plain(key="a", note="first"))
+        session.commit()
+        worker.execute(claim(plain, 1))
+        with ThreadPoolExecutor(1) as thread:
+            call = thread.submit(lambda: enqueue(session, plain(key="a", note="second"), on_twin="replace"))
+            worker.commit()
+            [(twin, created)] = call.result(20)
+        assert (twin.status, twin.note, created) == ("processing", "first", False)
+
+
+def test_a_running_twin_that_is_pending_again_is_replaced(engine: sa.Engine, plain: Any) -> None:
+    """It runs when it is to be locked, and has been retried when it is loaded."""
+    with Session(engine) as session:
+        enqueue(session, plain(key="a", note="first"))
+        session.commit()
+        session.execute(claim(plain, 1))
+        session.commit()
+    retried = []
+
+    def retry_once(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if statement.startswith("SELECT job.id, job.key") and not retried:
+            retried.append(statement)
+            with engine.begin() as other:
+                other.exec_driver_sql("UPDATE job SET status = 'pending', lease_token = NULL")
+
+    with Session(engine) as session:
+        sa.event.listen(engine, "before_cursor_execute", retry_once)
+        [(twin, created)] = enqueue(session, plain(key="a", note="second"), on_twin="replace")
+        assert (twin.status, twin.note, created, len(retried)) == ("pending", "second", False, 1)
+        session.commit()
+
+
+@pytest.mark.parametrize("change", [{"key": None}, {"status": "cancelled"}])
+def test_a_listener_after_which_a_job_has_no_twin(engine: sa.Engine, plain: Any, change: dict[str, Any]) -> None:
+    def clear(_: Any, __: Any, target: Any) -> None:
+        if target.key != "a":
+            for name, value in change.items():
+                setattr(target, name, value)
+
+    sa.event.listen(plain, "before_insert", clear)
+    try:
+        with Session(engine) as session:
+            result = enqueue(session, [plain(key="x"), plain(key="a"), plain(key="y")])
+            assert [each.created for each in result] == [True, True, True]
+            assert len({each.job.id for each in result}) == 3
+            session.commit()
+            assert session.scalar(sa.select(sa.func.count()).select_from(plain)) == 3
+    finally:
+        sa.event.remove(plain, "before_insert", clear)
+
+
+def test_a_trigger_that_changes_a_unique_value(engine: sa.Engine, plain: Any) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION fold() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN NEW.key := lower(NEW.key); RETURN NEW; END $$"
+        )
+        connection.exec_driver_sql("CREATE TRIGGER fold BEFORE INSERT ON job FOR EACH ROW EXECUTE FUNCTION fold()")
+    with Session(engine) as session:
+        with pytest.raises(StatementError, match="was inserted with other unique values than it was given"):
+            enqueue(session, [plain(key="B"), plain(key="c")])
+        session.commit()
+        assert session.scalar(sa.select(sa.func.count()).select_from(plain)) == 0
+
+
+def test_an_after_insert_listener_that_raises(engine: sa.Engine, plain: Any) -> None:
+    def refuse(_: Any, __: Any, target: Any) -> None:
+        raise ValueError(target.key)
+
+    sa.event.listen(plain, "after_insert", refuse)
+    mine = plain(key="a")
+    try:
+        with Session(engine) as session:
+            with pytest.raises(ValueError, match="a"):
+                enqueue(session, mine)
+            assert sa.inspect(mine).transient
+            session.commit()
+            assert session.scalar(sa.select(sa.func.count()).select_from(plain)) == 0
+    finally:
+        sa.event.remove(plain, "after_insert", refuse)
+
+
+def test_autocommit(engine: sa.Engine, plain: Any) -> None:
+    with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+        assert [each.created for each in enqueue(session, [plain(key="a"), plain(key="a")])] == [True, False]
+        with pytest.raises(StatementError, match="it needs a transaction, and the engine has AUTOCOMMIT"):
+            enqueue(session, plain(key="a"), on_twin="raise")
+
+
+# -- ``async_enqueue()``, with asyncpg and psycopg -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+def test_async_enqueue(shared: Database, engine: sa.Engine, driver: Any) -> None:
+    job = create(engine, make_job("update_status", Unique("key", nulls_distinct=False)))
+
+    async def run() -> None:
+        of_driver = create_async_engine(shared.url(driver))
+        async with AsyncSession(of_driver) as session:
+            jobs = [job(key="a"), job(key="b"), job(key="a"), job()]
+            first, second, third, fourth = await async_enqueue(session, jobs)
+            assert [first.created, second.created, third.created, fourth.created] == [True, True, False, True]
+            assert third.job is first.job
+            # No attribute is left to be loaded, which would need an await.
+            assert [each.attempts for each in jobs[:2]] == [0, 0]
+            await session.commit()
+            [again] = await async_enqueue(session, job(key="b", note="new"), on_twin="replace")
+            assert (again.job, again.job.note, again.created) == (second.job, "new", False)
+            same = await async_enqueue(session, [job(key="c"), job(key="c", note="last")], on_twin="replace")
+            assert same[0].job.note == "last"
+            await session.commit()
+        scoped = async_scoped_session(async_sessionmaker(of_driver), asyncio.current_task)
+        assert not (await async_enqueue(scoped, job()))[0].created
+        await scoped.remove()
+        await of_driver.dispose()
+
+    asyncio.run(run())
+
+
+def test_the_wrong_kind_of_session(engine: sa.Engine) -> None:
+    job = make_job("update_status")
+    with pytest.raises(ConfigurationError, match=r"enqueue\(\): this is an AsyncSession; use async_enqueue\(\)"):
+        enqueue(AsyncSession(), job(key="a"))  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(ConfigurationError, match=r"this is an Engine; give a Session"):
+        enqueue(engine, job(key="a"))  # type: ignore[arg-type] # wrong on purpose
+    with Session(engine) as session, pytest.raises(ConfigurationError, match=r"use enqueue\(\)"):
+        asyncio.run(async_enqueue(session, job(key="a")))  # type: ignore[arg-type] # wrong on purpose
+
+
+def test_wrong_jobs(engine: sa.Engine) -> None:
+    job, plain, held = make_job("update_status"), make_job("update_status", None), make_job("batch_select")
+    create(engine, job)
+    with Session(engine) as session, Session(engine) as other:
+        one = job(key="a")
+        with pytest.raises(StatementError, match="the same Job is given twice"):
+            enqueue(session, [one, one])
+        with pytest.raises(StatementError, match="on_twin='update'.*use one of 'skip', 'raise', 'replace'"):
+            enqueue(session, one, on_twin="update")  # type: ignore[arg-type] # wrong on purpose
+        with pytest.raises(StatementError, match="Job is not unique, so its jobs have no twins"):
+            enqueue(session, plain(key="a"), on_twin="replace")
+        with pytest.raises(
+            StatementError, match='under the strategy "batch_select" a running job still reads as pending'
+        ):
+            enqueue(session, held(key="a"), on_twin="replace")
+        other.add(one)
+        with pytest.raises(StatementError, match="was added to another session"):
+            enqueue(session, one)
+        other.expunge(one)
+        enqueue(session, one)
+        with pytest.raises(StatementError, match="is in the database already"):
+            enqueue(session, one)
+        assert [each.created for each in enqueue(session, [plain(key="x"), plain(key="y")])] == [True, True]
+        assert enqueue(session, []) == []
+
+
+def test_a_database_without_the_index(engine: sa.Engine) -> None:
+    job = create(engine, make_job("update_status"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP INDEX ix_job_queue_unique")
+    with (
+        Session(engine) as session,
+        pytest.raises(ConfigurationError, match="lacks the index ix_job_queue_unique.*Run `alembic"),
+    ):
+        enqueue(session, job(key="a"))
+
+
+# -- ``copy_in(on_twin="skip")``: COPY of rows of which some have a twin -------------------------------------------
+
+ROWS = [{"key": "a"}, {"key": None}, {"key": "b"}, {"key": "a"}, {"key": None}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_twins_are_left_out(engine: sa.Engine, kind: str) -> None:
+    job = create(engine, make_job(kind))
+    with Session(engine) as session:
+        session.add(job(key="b"))
+        assert copy_in(session, job, ROWS, on_twin="skip") == 3
+        assert copy_in(session, job, [{"key": "a"}, {"key": "z"}], on_twin="skip") == 1
+        session.commit()
+        assert sorted(str(key) for key in session.scalars(sa.select(job.key))) == ["None", "None", "a", "b", "z"]
+        if kind != "existing_messages":
+            assert len(session.scalars(claim(job, 9)).all()) == 5
+        session.rollback()
+        with pytest.raises(sa.exc.IntegrityError, match="ix_job_queue_unique"):
+            copy_in(session, job, ROWS)
+
+
+@pytest.mark.parametrize("driver", ["psycopg2", "asyncpg"])
+def test_other_drivers(shared: Database, engine: sa.Engine, driver: Any) -> None:
+    job = make_job("update_status")
+    job.metadata.create_all(engine)
+    if driver == "psycopg2":
+        with Session(sa.create_engine(shared.url(driver))) as session:
+            assert copy_in(session, job, ROWS, on_twin="skip") == 4
+            session.rollback()
+        return
+
+    async def copy() -> int:
+        of_driver = create_async_engine(shared.url(driver))
+        async with AsyncSession(of_driver) as session:
+            number = await async_copy_in(session, job, ROWS, on_twin="skip")
+            await session.rollback()
+        await of_driver.dispose()
+        return number
+
+    assert asyncio.run(copy()) == 4
+
+
+def test_a_translated_schema(engine: sa.Engine) -> None:
+    job = make_job("update_status")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA tenant")
+    translated = engine.execution_options(schema_translate_map={None: "tenant"})
+    job.metadata.create_all(translated)
+    with Session(translated) as session:
+        assert copy_in(session, job, ROWS, on_twin="skip") == 4
+        session.commit()
+    with engine.begin() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM tenant.job").scalar() == 4
+        connection.exec_driver_sql("DROP SCHEMA tenant CASCADE")
+
+
+def test_wrong_values(engine: sa.Engine) -> None:
+    plain, job = make_job("update_status", unique=None), make_job("update_status")
+    with Session(engine) as session:
+        with pytest.raises(StatementError, match="use 'raise' or 'skip'"):
+            copy_in(session, job, ROWS, on_twin="replace")  # type: ignore[arg-type] # wrong on purpose
+        with pytest.raises(StatementError, match=r"copy_in\(Job\): on_twin='skip': Job is not unique; set QueueConfig"):
+            copy_in(session, plain, ROWS, on_twin="skip")

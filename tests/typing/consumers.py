@@ -1,4 +1,4 @@
-"""Type checks: Consumers, their handlers, waiting and bulk enqueueing."""
+"""Type checks: Consumers and their handlers, waiting, bulk enqueueing, and the functions for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import assert_type
 
 from sqlalchemy import create_engine, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlmodel import Session as SQLModelSession
+from sqlmodel import select as sql_model_select
+from sqlmodel.ext.asyncio.session import AsyncSession as AsyncSQLModelSession
 
 from sqlaqueue import (
     AsyncConsumer,
@@ -23,10 +26,26 @@ from sqlaqueue import (
     copy_in,
     wait,
 )
-from tests.typing.claiming import Email, User
+from sqlaqueue.testing import (
+    RunResult,
+    async_crash,
+    async_drain,
+    async_enqueued,
+    async_run_job,
+    async_travel,
+    async_wait_until,
+    check_handlers,
+    crash,
+    drain,
+    enqueued,
+    run_job,
+    travel,
+    wait_until,
+)
+from tests.typing.queues import Base, Email, User
 
-make_session = sessionmaker(create_engine("postgresql+psycopg://"))
-make_async_session = async_sessionmaker(create_async_engine("postgresql+asyncpg://"))
+engine, async_engine = create_engine("postgresql+psycopg://"), create_async_engine("postgresql+asyncpg://")
+make_session, make_async_session = sessionmaker(engine), async_sessionmaker(async_engine)
 
 
 def send(session: Session, email: Email) -> None:
@@ -165,3 +184,97 @@ async def copying_async(session: Session, async_session: AsyncSession) -> None:
     """The same for async_copy_in()."""
     assert_type(await async_copy_in(async_session, Email, [{"to": "a"}]), int)
     await async_copy_in(session, Email, [])  # type: ignore[arg-type] # a session of the other kind
+
+
+# -- type checks: handlers for sessions of a subclass of Session or AsyncSession -----------------------------------
+
+make_own = sessionmaker(engine, class_=SQLModelSession)
+make_own_async = async_sessionmaker(async_engine, class_=AsyncSQLModelSession)
+
+
+def plain(session: Session, email: Email) -> None:
+    """A handler that takes any session."""
+
+
+def own(session: SQLModelSession, email: Email) -> None:
+    """A handler for a subclass of the session."""
+    session.exec(sql_model_select(Email)).all()
+
+
+def own_batch(session: SQLModelSession, emails: list[Email]) -> None:
+    """The same for a batch."""
+
+
+async def plain_async(session: AsyncSession, email: Email) -> None:
+    """A handler that takes any session."""
+
+
+async def own_async(session: AsyncSQLModelSession, email: Email) -> None:
+    """A handler for a subclass of the session."""
+
+
+async def own_async_batch(session: AsyncSQLModelSession, emails: list[Email]) -> None:
+    """The same for a batch."""
+
+
+def handlers_take_what_the_factory_makes() -> None:
+    """The class of the sessions is that of the factory."""
+    Consumer(Email, own, make_own)
+    Consumer(Email, own, lambda: SQLModelSession(engine))
+    Consumer(Email, own, scoped_session(make_own))
+    Consumer(Email, own_batch, make_own, batch=True)
+    Consumer(select(Email), own, make_own)
+    Consumer(Email, {Email: own}, make_own)
+    Consumer(Email, plain, make_own)
+    Consumer(Email, own, make_session)  # type: ignore[misc] # it makes sessions of another class
+    Consumer(Email, own_batch, make_session, batch=True)  # type: ignore[call-overload] # the same
+
+
+def async_handlers_take_what_the_factory_makes() -> None:
+    """The same for AsyncConsumer."""
+    AsyncConsumer(Email, own_async, make_own_async)
+    AsyncConsumer(Email, own_async_batch, make_own_async, batch=True)
+    AsyncConsumer(select(Email), own_async, make_own_async)
+    AsyncConsumer(Email, {Email: own_async}, make_own_async)
+    AsyncConsumer(Email, plain_async, make_own_async)
+    AsyncConsumer(Email, own_async, make_async_session)  # type: ignore[misc] # it makes sessions of another class
+
+
+# -- type checks: the functions for tests --------------------------------------------------------------------------
+
+
+def functions_for_tests_have_the_type_of_the_job(
+    session: Session, scoped: scoped_session[Session], email: Email
+) -> None:
+    """Functions of a Session."""
+    assert_type(enqueued(session, Email, to="ada"), list[Email])
+    enqueued(scoped, select(Email))
+    assert_type(run_job(session, email, send), RunResult[Email])
+    run_job(scoped, email, Consumer(Email, send, make_session))
+    run_job(session, email, {Email: send})
+    assert_type(drain(session, Email, send, scheduled=True), int)
+    drain(session, select(Email), send)
+    travel(session, timedelta(hours=1))
+    crash(session, email)
+    assert_type(wait_until(make_session, email, "completed"), JobResult[Email])
+    assert_type(wait_until(make_session, (Email, 5), "failed", timeout=5), JobResult[Email])
+    check_handlers(Base, {Email: send, User: greet})
+
+
+def handlers_are_checked_against_the_job(session: Session, email: Email) -> None:
+    """A handler of another model is a type error."""
+    run_job(session, email, greet)  # type: ignore[arg-type]  # that is the mistake
+    wait_until(make_session, email, "done")  # type: ignore[call-overload]  # that is the mistake
+
+
+async def async_results(session: AsyncSession, email: Email) -> None:
+    """Functions of an AsyncSession."""
+    assert_type(await async_enqueued(session, Email), list[Email])
+    assert_type(await async_run_job(session, email, send_async), RunResult[Email])
+    await async_run_job(session, email, AsyncConsumer(Email, send_async, make_async_session))
+    assert_type(await async_drain(session, Email, send_async), int)
+    await async_travel(session, 60)
+    await async_crash(session, email)
+    assert_type(await async_wait_until(make_async_session, email, "completed"), JobResult[Email])
+    await async_run_job(session, email, send)
+    await async_drain(session, Email, Consumer(Email, send, make_session), check=True, limit=5)

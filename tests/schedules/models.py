@@ -16,9 +16,10 @@ from sqlaqueue.schedules.fire import Fired, fire
 from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import declare
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-from tests.models import shared
+from tests.models import KINDS, execute, shared
 
-KINDS = ("update_status", "batch_select", "delete_returning", "existing_messages", "rows_are_messages")
+__all__ = ["KINDS", "execute"]
+
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
@@ -53,11 +54,6 @@ def make_report(kind: str = "update_status", **options: Any) -> Any:
     return Report
 
 
-def create(engine: sa.Engine, model: Any) -> None:
-    """Create the tables of a class, with those of its schedules if any was declared."""
-    model.metadata.create_all(engine)
-
-
 def hourly(model: Any, name: str = "hourly", **options: Any) -> Schedule[Any]:
     """Return a schedule."""
     options = {"every": HOUR, "values": {"kind": "sales"}, **options}
@@ -71,6 +67,13 @@ def start(engine: sa.Engine, schedules: Sequence[Any], *, reset: bool = False) -
         written, kept, changed = declare(session, group, reset=reset)
     assert not changed
     return written, kept
+
+
+def started(engine: sa.Engine, *schedules: Any) -> list[Any]:
+    """Create the tables of schedules and jobs, do what a process does when it starts, and return the schedules."""
+    schedules[0].model.metadata.create_all(engine)
+    start(engine, schedules)
+    return [*schedules]
 
 
 def fire_due(engine: sa.Engine, schedules: Sequence[Any], **options: Any) -> list[Fired]:
@@ -100,12 +103,6 @@ def pass_time(engine: sa.Engine, span: timedelta) -> None:
                 moved = -span - extra if sign == "-" else extra
                 values = ", ".join(f"{name} = {name} + :moved" for name in columns)
                 connection.execute(sa.text(f"UPDATE {table} SET {values}"), {"moved": moved})
-
-
-def execute(engine: sa.Engine, text: str, **parameters: Any) -> None:
-    """Execute a statement, and commit."""
-    with engine.begin() as connection:
-        connection.execute(sa.text(text), parameters)
 
 
 def stored(engine: sa.Engine, name: str = "hourly") -> dict[str, Any]:

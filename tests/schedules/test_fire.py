@@ -1,42 +1,51 @@
-"""One firing: which jobs it enqueues, which ticks it writes, and when the next one is."""
+"""One firing: which jobs it enqueues, which ticks it writes, when the next one is; also in a test's transaction."""
 
 from __future__ import annotations
 
 import uuid
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Tick, Unique, tick_of
+from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.schedules.fire import jitter_of
+from sqlaqueue.schedules.recurrence import zone
 from sqlaqueue.schedules.schedule import BATCH
+from sqlaqueue.testing import async_fire_schedules, async_travel, drain, enqueued, fire_schedules, travel
 from tests.schedules.models import (
     DAY,
     HOUR,
     KINDS,
     MINUTE,
     count_jobs,
-    create,
     execute,
     fire_due,
     hourly,
     make_report,
     pass_time,
     start,
+    started,
     stored,
     ticks_in,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Database
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_tick_gets_one_job(engine: sa.Engine, kind: str) -> None:
     report = make_report(kind)
     schedules = [hourly(report, values={"kind": "sales", "day": date(2026, 1, 2), "token": uuid.UUID(int=7)})]
-    create(engine, report)
+    report.metadata.create_all(engine)
     assert start(engine, schedules) == (["hourly"], [])
     assert fire_due(engine, schedules) == []
     created = stored(engine)["created_at"].replace(microsecond=0)
@@ -72,9 +81,7 @@ def test_a_function_makes_the_job_of_a_tick(engine: sa.Engine) -> None:
         seen.append(tick)
         return report(kind="made", day=tick.at.date(), run_at=tick.at + DAY)
 
-    schedules = [hourly(report, make=make, values={"token": uuid.UUID(int=1)})]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report, make=make, values={"token": uuid.UUID(int=1)}))
     pass_time(engine, HOUR)
     [fired] = fire_due(engine, schedules)
     [tick] = seen
@@ -87,9 +94,7 @@ def test_a_function_makes_the_job_of_a_tick(engine: sa.Engine) -> None:
 
 def test_the_definition_is_read_at_each_firing(engine: sa.Engine) -> None:
     report = make_report()
-    schedules = [hourly(report)]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report))
     execute(engine, """UPDATE sqlaqueue_schedule SET "values" = '{"kind": "edited"}', every = '30 min'""")
     assert fire_due(engine, schedules) == []
     pass_time(engine, 30 * MINUTE)
@@ -100,9 +105,7 @@ def test_the_definition_is_read_at_each_firing(engine: sa.Engine) -> None:
 
 def test_an_edited_definition_fires_nothing_for_the_time_before(engine: sa.Engine) -> None:
     report = make_report()
-    schedules = [hourly(report, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report, catch_up="all"))
     fire_due(engine, schedules)
     pass_time(engine, 30 * MINUTE)
     execute(engine, "UPDATE sqlaqueue_schedule SET every = '1 min'")
@@ -113,18 +116,14 @@ def test_an_edited_definition_fires_nothing_for_the_time_before(engine: sa.Engin
 
 def test_the_first_look_may_come_late(engine: sa.Engine) -> None:
     report = make_report()
-    schedules = [hourly(report, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report, catch_up="all"))
     pass_time(engine, 3 * HOUR)
     assert len(fire_due(engine, schedules)) == 3
 
 
 def test_a_paused_schedule_passes_over_its_ticks(engine: sa.Engine) -> None:
     report = make_report()
-    schedules = [hourly(report, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report, catch_up="all"))
     fire_due(engine, schedules)
     execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now()")
     pass_time(engine, 2 * HOUR)
@@ -139,9 +138,7 @@ def test_a_paused_schedule_passes_over_its_ticks(engine: sa.Engine) -> None:
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_requested_run_is_fired_beside_the_ticks(engine: sa.Engine, *, paused: bool) -> None:
     report = make_report()
-    schedules = [hourly(report)]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report))
     fire_due(engine, schedules)
     if paused:
         execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now()")
@@ -161,9 +158,7 @@ def test_a_requested_run_is_fired_beside_the_ticks(engine: sa.Engine, *, paused:
 
 def test_a_tick_that_was_fired_is_never_fired_again(engine: sa.Engine) -> None:
     report = make_report()
-    schedules = [hourly(report, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report, catch_up="all"))
     pass_time(engine, 3 * HOUR)
     fired = fire_due(engine, schedules)
     assert len(fired) == 3
@@ -181,9 +176,7 @@ def test_a_tick_that_was_fired_is_never_fired_again(engine: sa.Engine) -> None:
 
 def test_the_key_of_a_tick_is_the_last_resort(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     report = make_report()
-    schedules = [hourly(report, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report, catch_up="all"))
     pass_time(engine, HOUR)
     [fired] = fire_due(engine, schedules)
     execute(engine, "UPDATE sqlaqueue_schedule SET next_tick = :tick, last_tick = NULL", tick=fired.tick)
@@ -197,9 +190,7 @@ def test_the_job_the_tick_and_the_next_tick_are_one_transaction(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = make_report()
-    schedules = [hourly(report)]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report))
     fire_due(engine, schedules)
     pass_time(engine, HOUR)
     before = stored(engine)
@@ -216,9 +207,7 @@ def test_the_job_the_tick_and_the_next_tick_are_one_transaction(
 
 def test_what_another_process_has_locked_is_passed_over(engine: sa.Engine) -> None:
     report = make_report()
-    schedules = [hourly(report), hourly(report, "other")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report), hourly(report, "other"))
     pass_time(engine, HOUR)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE sqlaqueue_schedule SET paused_at = now() WHERE name = 'hourly'"))
@@ -229,9 +218,7 @@ def test_what_another_process_has_locked_is_passed_over(engine: sa.Engine) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_skip_while_the_last_job_is_unfinished(engine: sa.Engine, kind: str) -> None:
     report = make_report(kind)
-    schedules = [hourly(report, skip_unfinished=True, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report, skip_unfinished=True, catch_up="all"))
     pass_time(engine, 3 * HOUR)
     # One for three missed ticks: after it the last job is unfinished.
     [first] = fire_due(engine, schedules)
@@ -249,9 +236,7 @@ def test_skip_while_the_last_job_is_unfinished(engine: sa.Engine, kind: str) -> 
 
 def test_two_schedules_of_a_class_are_unfinished_apart(engine: sa.Engine) -> None:
     report = make_report()
-    schedules = [hourly(report, name, skip_unfinished=True) for name in ("one", "two")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, *(hourly(report, name, skip_unfinished=True) for name in ("one", "two")))
     execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now() WHERE name = 'one'")
     assert [fired.key is None for fired in fire_due(engine, schedules)] == [False]
     execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now()")
@@ -261,9 +246,7 @@ def test_two_schedules_of_a_class_are_unfinished_apart(engine: sa.Engine) -> Non
 
 def test_a_twin_stands_for_the_job_of_a_unique_queue(engine: sa.Engine) -> None:
     report = make_report(unique=Unique("kind"))
-    schedules = [hourly(report, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report, catch_up="all"))
     pass_time(engine, 2 * HOUR)
     first, second = fire_due(engine, schedules)
     assert (first.key is None, second.key is None) == (False, True)
@@ -272,9 +255,7 @@ def test_a_twin_stands_for_the_job_of_a_unique_queue(engine: sa.Engine) -> None:
 
 def test_jitter_moves_the_job_and_not_the_tick(engine: sa.Engine) -> None:
     report = make_report()
-    schedules = [hourly(report, name, jitter=600) for name in ("one", "two")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, *(hourly(report, name, jitter=600) for name in ("one", "two")))
     pass_time(engine, HOUR)
     fired = fire_due(engine, schedules)
     with Session(engine) as session:
@@ -298,7 +279,7 @@ def test_due_times_without_a_time_zone_are_those_of_the_session(engine: sa.Engin
         due: Mapped[datetime] = mapped_column(sa.DateTime(timezone=False), server_default=sa.func.now())
 
     schedules = [Schedule("hourly", Task, every=HOUR)]
-    create(engine, Task)
+    Task.metadata.create_all(engine)
     start(engine, schedules)
     pass_time(engine, HOUR)
     abroad = sa.create_engine(engine.url, connect_args={"options": "-c timezone=America/New_York"})
@@ -311,9 +292,7 @@ def test_due_times_without_a_time_zone_are_those_of_the_session(engine: sa.Engin
 
 def test_the_time_zone_of_the_session_does_not_matter(engine: sa.Engine) -> None:
     report = make_report()
-    schedules = [Schedule("hourly", report, every=DAY, values={"kind": "x"}, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, Schedule("hourly", report, every=DAY, values={"kind": "x"}, catch_up="all"))
     # A week that contains a day of 25 hours there.
     created, now = datetime(2025, 10, 30, 12, tzinfo=UTC), datetime(2025, 11, 6, 12, tzinfo=UTC)
     execute(engine, "UPDATE sqlaqueue_schedule SET created_at = :created", created=created)
@@ -338,9 +317,7 @@ def test_schedules_of_all_classes_of_the_tables_are_fired(engine: sa.Engine) -> 
         __mapper_args__ = {"polymorphic_identity": "reminder"}  # noqa: RUF012 - as SQLAlchemy reads it
         level: Mapped[int | None]
 
-    schedules = [hourly(report), Schedule("remind", Reminder, every=HOUR, values={"level": 3})]
-    create(engine, report)
-    start(engine, schedules)
+    started(engine, hourly(report), Schedule("remind", Reminder, every=HOUR, values={"level": 3}))
     execute(
         engine,
         "INSERT INTO sqlaqueue_schedule (name, queue, every) VALUES ('added', 'invoice', '1 hour')",
@@ -362,9 +339,7 @@ def test_what_a_process_has_not_imported_stays_due(engine: sa.Engine) -> None:
     def make(tick: Tick) -> Any:
         return report(kind="made")
 
-    schedules = [hourly(report), hourly(report, "made", make=make)]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, hourly(report), hourly(report, "made", make=make))
     execute(engine, "INSERT INTO sqlaqueue_schedule (name, queue, every) VALUES ('gone', 'nowhere', '1 hour')")
     pass_time(engine, HOUR)
     assert [fired.schedule for fired in fire_due(engine, [report])] == ["hourly"]
@@ -375,9 +350,7 @@ def test_what_a_process_has_not_imported_stays_due(engine: sa.Engine) -> None:
 def test_one_transaction_fires_many(engine: sa.Engine) -> None:
     report = make_report()
     names = [f"s{number}" for number in range(2 * BATCH + 10)]
-    schedules = [hourly(report, name) for name in names]
-    create(engine, report)
-    start(engine, schedules)
+    schedules = started(engine, *(hourly(report, name) for name in names))
     fire_due(engine, schedules)
     pass_time(engine, HOUR)
     statements: list[str] = []
@@ -385,3 +358,155 @@ def test_one_transaction_fires_many(engine: sa.Engine) -> None:
     assert sorted(fired.schedule for fired in fire_due(engine, schedules)) == sorted(names)
     # For each hundred: limits, lock, ticks, jobs, ticks, schedules; further ones for long INSERTs.
     assert len(statements) <= 3 * 7
+
+
+def test_the_time_zone_of_a_schedule_is_one_of_the_system() -> None:
+    assert zone("Europe/Berlin").key == "Europe/Berlin"
+
+
+# -- the tick of a job ---------------------------------------------------------------------------------------------
+
+
+def test_a_job_of_no_schedule_has_no_tick(engine: sa.Engine) -> None:
+    report = make_report()
+    hourly(report)
+    report.metadata.create_all(engine)
+    with Session(engine) as session:
+        job = report(kind="x")
+        with pytest.raises(StatementError, match="is not in the database"):
+            tick_of(session, job)
+        session.add(job)
+        session.flush()
+        assert tick_of(session, job) is None
+        with pytest.raises(NotAQueueError):
+            tick_of(session, object())
+        with pytest.raises(ConfigurationError, match="an Engine"):
+            tick_of(engine, job)  # type: ignore[arg-type] # the point of the test
+
+
+def test_a_process_that_knows_no_schedule_finds_the_tick(engine: sa.Engine) -> None:
+    scheduled, report = make_report(), make_report()
+    schedules = [hourly(scheduled)]
+    scheduled.metadata.create_all(engine)
+    start(engine, schedules)
+    pass_time(engine, HOUR)
+    fire_due(engine, schedules)
+    with Session(engine) as session:
+        assert isinstance(tick_of(session, session.scalars(sa.select(report)).one()), Tick)
+    assert "sqlaqueue_tick" not in report.metadata.tables
+
+
+def test_a_key_that_is_used_again_has_the_newest_tick(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = started(engine, hourly(report))
+    ticks = []
+    for _ in range(2):
+        pass_time(engine, HOUR)
+        ticks += [fired.tick for fired in fire_due(engine, schedules)]
+        if len(ticks) == 1:
+            execute(engine, "TRUNCATE report RESTART IDENTITY")
+    with Session(engine) as session:
+        tick = tick_of(session, session.scalars(sa.select(report)).one())
+        assert tick is not None
+        assert tick.at == ticks[1]
+
+
+def test_a_key_with_a_moment_is_found_from_any_time_zone(engine: sa.Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Slot(QueueMixin, Base):
+        __tablename__ = "slot"
+        at: Mapped[datetime] = mapped_column(
+            sa.DateTime(timezone=True), primary_key=True, default=lambda: datetime.now(UTC)
+        )
+        part: Mapped[int] = mapped_column(primary_key=True, default=1)
+
+    schedules = [Schedule("hourly", Slot, every=HOUR, skip_unfinished=True)]
+    Slot.metadata.create_all(engine)
+    start(engine, schedules)
+    pass_time(engine, HOUR)
+    fire_due(engine, schedules)
+    abroad = sa.create_engine(engine.url, connect_args={"options": "-c timezone=Asia/Kolkata"})
+    with Session(abroad) as session:
+        assert tick_of(session, session.scalars(sa.select(Slot)).one()) is not None
+    pass_time(engine, HOUR)
+    assert [fired.key for fired in fire_due(abroad, schedules)] == [None]
+    abroad.dispose()
+
+
+# -- fire_schedules() fires in the test's transaction, and travel() lets time pass for schedules -------------------
+
+
+@pytest.fixture(params=["update_status", "delete_returning", "rows_are_messages"])
+def report(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[Any]:
+    assert request.param in KINDS
+    report = make_report(request.param)
+    hourly(report)
+    report.metadata.create_all(engine)
+    yield report
+    with engine.connect() as connection:
+        for table in report.metadata.sorted_tables:
+            assert connection.scalar(sa.select(sa.func.count()).select_from(table)) == 0
+
+
+def test_a_schedule_fires_when_its_time_has_come(engine: sa.Engine, report: Any) -> None:
+    def make(tick: Tick) -> Any:
+        return report(kind="made", day=tick.at.date())
+
+    far = (datetime.now(UTC).hour + 12) % 24
+    schedules = [
+        hourly(report, catch_up="all"),
+        hourly(report, "daily", every=None, cron=f"0 {far} * * *", make=make, values={}),
+    ]
+    with Session(engine) as session:
+        assert fire_schedules(session, schedules) == []
+        travel(session, 59 * timedelta(minutes=1))
+        assert fire_schedules(session, schedules) == []
+        travel(session, 61)
+        [job] = fire_schedules(session, schedules)
+        assert job.kind == "sales"
+        tick = tick_of(session, job)
+        assert tick is not None
+        assert (tick.schedule, tick.late < timedelta(minutes=2)) == ("hourly", True)
+        assert enqueued(session, report) == [job]
+        travel(session, DAY)
+        kinds = [each.kind for each in fire_schedules(session, schedules)]
+        assert sorted(kinds) == ["made"] + ["sales"] * 24
+        assert drain(session, report, lambda own, job: None) == 26
+
+
+def test_settings_of_the_transaction_are_left_alone(engine: sa.Engine, report: Any) -> None:
+    with Session(engine) as session:
+        session.execute(sa.text("SET LOCAL lock_timeout = '77s'"))
+        fire_schedules(session, [hourly(report)])
+        assert session.scalar(sa.text("SHOW lock_timeout")) == "77s"
+        assert session.scalar(sa.text("SHOW idle_in_transaction_session_timeout")) == "0"
+
+
+def test_what_is_stored_is_fired_as_well(engine: sa.Engine, report: Any) -> None:
+    with Session(engine) as session:
+        session.execute(
+            sa.text(
+                "INSERT INTO sqlaqueue_schedule (name, queue, every, values, run_requested_at) "
+                """VALUES ('x', 'report', '1 hour', '{"kind": "stored"}', now())"""
+            )
+        )
+        assert [job.kind for job in fire_schedules(session, [report])] == ["stored"]
+
+
+def test_anything_else_is_refused(engine: sa.Engine, report: Any) -> None:
+    with pytest.raises(ConfigurationError, match="fire_schedules"):
+        fire_schedules(engine, [hourly(report)])  # type: ignore[arg-type] # the point of the test
+    with Session(engine) as session, pytest.raises(ConfigurationError, match="this is no Schedule"):
+        fire_schedules(session, [5])  # type: ignore[list-item] # the point of the test
+
+
+async def test_in_async_code(engine: sa.Engine, shared: Database, report: Any) -> None:
+    own = create_async_engine(shared.url("asyncpg"))
+    async with AsyncSession(own) as session:
+        assert await async_fire_schedules(session, [hourly(report)]) == []
+        await async_travel(session, HOUR)
+        [job] = await async_fire_schedules(session, [hourly(report)])
+        assert job.kind == "sales"
+    await own.dispose()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +23,10 @@ from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.notify_payloads import Heartbeat, Signal
 from sqlaqueue.schedules.schedule import schedule_groups
 from tests.faults.proxy import Proxy
+from tests.programs import wait_until
 from tests.schedules.models import (
     HOUR,
     count_jobs,
-    create,
     execute,
     hourly,
     make_report,
@@ -43,14 +43,6 @@ ADD = """
 INSERT INTO sqlaqueue_schedule (name, queue, cron, values)
 VALUES ('added', 'report', '* * * * * *', '{"kind": "added"}')
 """
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 20) -> Any:
-    until = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
-    return found
 
 
 @contextmanager
@@ -120,7 +112,7 @@ def test_schedules_are_fired_after_all_connections_went_silent(
     monkeypatch.setattr(pace, "LONGEST_WAIT", 2.0)
     report = make_report()
     schedules = [hourly(report, **SECOND)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     with Proxy(shared) as proxy, running(kind, proxy.url(driver), report, schedules, driver):
         wait_until(lambda: count_jobs(engine, report))
         proxy.go_silent()
@@ -132,7 +124,7 @@ def test_schedules_are_fired_after_all_connections_went_silent(
 def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, kind: str, driver: Any) -> None:
     report = make_report()
     schedules = [hourly(report), hourly(report, "seconds", **SECOND)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     with running(kind, shared.url(driver), report, schedules):
         wait_until(lambda: ticks_in(engine, "seconds"))
         execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now() WHERE name = 'seconds'")
@@ -146,7 +138,7 @@ def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, kind: st
             name = "added" if "added" in change else "hourly"
             number, began = len(ticks_in(engine, name)), time.monotonic()
             execute(engine, change)
-            wait_until(lambda name=name, number=number: len(ticks_in(engine, name)) > number, 10)  # type: ignore[misc] # mypy cannot infer it
+            wait_until(lambda name=name, number=number: len(ticks_in(engine, name)) > number)  # type: ignore[misc] # mypy cannot infer it
             assert time.monotonic() - began < 5
         assert len(ticks_in(engine, "seconds")) <= before + 1
         execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = NULL WHERE name = 'seconds'")
@@ -159,7 +151,7 @@ def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, kind: st
 def test_several_processes_fire_each_tick_once(shared: Database, engine: sa.Engine) -> None:
     report = make_report()
     schedules = [hourly(report, f"s{number}", **SECOND) for number in range(20)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     with (
         running("scheduler", shared.url(), report, schedules),
         running("scheduler", shared.url(), report, schedules),
@@ -179,7 +171,7 @@ def test_one_that_cannot_be_fired_does_not_stop_the_others(
         raise ZeroDivisionError
 
     schedules = [hourly(report), hourly(report, "raises", make=make, **SECOND), hourly(report, "null", **SECOND)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     with caplog.at_level(logging.WARNING, "sqlaqueue"), running("scheduler", shared.url(), report, schedules):
         wait_until(lambda: ticks_in(engine, "null"))
         execute(engine, """UPDATE sqlaqueue_schedule SET values = '{"kind": null}' WHERE name = 'null'""")
@@ -202,9 +194,9 @@ def test_overdue_schedules_that_no_process_can_fire_are_reported_once(
     shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     report = make_report()
-    create(engine, report)
+    report.metadata.create_all(engine)
     schedules = [hourly(report), hourly(report, "seconds", **SECOND)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     execute(
         engine,
         "INSERT INTO sqlaqueue_schedule (name, queue, every, next_tick) "
@@ -223,7 +215,7 @@ def test_overdue_schedules_that_no_process_can_fire_are_reported_once(
 def test_missed_ticks_are_logged(shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
     report = make_report()
     schedules = [hourly(report)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     with running("scheduler", shared.url(), report, schedules):
         wait_until(lambda: stored_or_none(engine) and stored(engine)["next_tick"])
     pass_time(engine, 5 * HOUR)
@@ -246,7 +238,7 @@ def test_what_the_database_lacks_is_named(shared: Database, engine: sa.Engine) -
         Scheduler(sessionmaker(engine), schedules).run()
     with pytest.raises(DatabaseNotReadyError, match="the table sqlaqueue_schedule"):
         Consumer(report, lambda session, job: None, sessionmaker(engine), schedules=schedules).run()
-    create(engine, report)
+    report.metadata.create_all(engine)
     autocommit = sa.create_engine(engine.url, isolation_level="AUTOCOMMIT")
     with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
         Scheduler(sessionmaker(autocommit), schedules).run()
@@ -258,7 +250,7 @@ def test_without_the_trigger_there_is_a_warning(
 ) -> None:
     report = make_report()
     schedules = [hourly(report, "seconds", **SECOND)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     execute(engine, "DROP TRIGGER sqlaqueue_schedule_insert ON sqlaqueue_schedule")
     with caplog.at_level(logging.WARNING, "sqlaqueue"), running("scheduler", shared.url(), report, schedules):
         wait_until(lambda: ticks_in(engine, "seconds"))
@@ -269,7 +261,7 @@ def test_without_the_trigger_there_is_a_warning(
 def test_strict_isolation_levels_do_not_matter(shared: Database, engine: sa.Engine, level: Any) -> None:
     report = make_report()
     schedules = [hourly(report, f"s{number}", **SECOND) for number in range(5)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     strict = sa.create_engine(shared.url(), isolation_level=level)
     with Scheduler(sessionmaker(strict), schedules), Scheduler(sessionmaker(strict), schedules):
         wait_until(lambda: len(ticks_in(engine, "s4")) >= 3)
@@ -283,7 +275,7 @@ def test_an_outage_of_the_database_is_survived(
 ) -> None:
     report = make_report()
     schedules = [hourly(report, "seconds", **SECOND)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     with running("scheduler", shared.url(), report, schedules):
         wait_until(lambda: ticks_in(engine, "seconds"))
         execute(
@@ -301,7 +293,7 @@ def test_a_thousand_schedules_cost_a_handful_of_statements(
 ) -> None:
     report = make_report()
     schedules = [hourly(report, f"s{number}") for number in range(1000)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     counted, sleeps = sa.create_engine(shared.url()), []
     statements: list[str] = []
 
@@ -396,7 +388,7 @@ def test_what_fails_is_tried_later_and_later(monkeypatch: pytest.MonkeyPatch) ->
 def test_it_stops_at_once(shared: Database, engine: sa.Engine, kind: str, driver: Any) -> None:
     report = make_report()
     schedules = [hourly(report)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     began = time.monotonic()
     with running(kind, shared.url(driver), report, schedules):
         pass
@@ -408,7 +400,7 @@ def test_it_stops_at_once(shared: Database, engine: sa.Engine, kind: str, driver
 def test_it_runs_once_at_a_time(engine: sa.Engine) -> None:
     report = make_report()
     schedules = [hourly(report)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     scheduler = Scheduler(sessionmaker(engine), schedules)
     scheduler.stop()
     with scheduler, pytest.raises(ConfigurationError, match="is running already"):

@@ -21,11 +21,11 @@ from sqlaqueue.schedules import fire as fire_module
 from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import look
 from sqlaqueue.write_routing import execute as execute_operation
+from tests.programs import wait_until
 from tests.schedules.models import (
     HOUR,
     MINUTE,
     count_jobs,
-    create,
     execute,
     hourly,
     make_report,
@@ -34,7 +34,7 @@ from tests.schedules.models import (
     stored,
     ticks_in,
 )
-from tests.schedules.test_processes import running, wait_until
+from tests.schedules.test_processes import running
 from tests.servers import Database
 
 
@@ -74,6 +74,7 @@ def processes(engine: sa.Engine) -> Any:
     made: list[Process] = []
 
     def make(*schedules: Any) -> Process:
+        schedules[0].model.metadata.create_all(engine)
         made.append(Process(engine, list(schedules)))
         return made[-1]
 
@@ -88,9 +89,7 @@ def test_what_is_wrong_with_one_schedule_costs_the_others_nothing(engine: sa.Eng
     def make(tick: Any) -> Any:
         raise SystemExit(3)
 
-    schedules = [hourly(report, f"s{number}") for number in range(30)] + [hourly(report, "raises", make=make)]
-    create(engine, report)
-    process = processes(*schedules)
+    process = processes(*(hourly(report, f"s{number}") for number in range(30)), hourly(report, "raises", make=make))
     execute(engine, "UPDATE sqlaqueue_schedule SET cron = 'x', every = NULL WHERE name = 's7'")
     pass_time(engine, HOUR)
     process.transactions = 0
@@ -114,7 +113,7 @@ def test_a_database_that_cannot_store_a_text(shared: Database, caplog: pytest.Lo
         connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0".encode())
     engine = sa.create_engine(Database(shared.server, name).url())
     try:
-        create(engine, report)
+        report.metadata.create_all(engine)
         process = Process(engine, schedules)
         pass_time(engine, HOUR)
         process.turn()
@@ -131,9 +130,7 @@ def test_a_database_that_cannot_store_a_text(shared: Database, caplog: pytest.Lo
 
 def test_what_the_server_refuses_is_found_by_halving(engine: sa.Engine, processes: Any) -> None:
     report = make_report()
-    schedules = [hourly(report, f"s{number:02}") for number in range(64)]
-    create(engine, report)
-    process = processes(*schedules)
+    process = processes(*(hourly(report, f"s{number:02}") for number in range(64)))
     execute(engine, """UPDATE sqlaqueue_schedule SET values = '{"kind": null}' WHERE name = 's40'""")
     pass_time(engine, HOUR)
     process.transactions = 0
@@ -151,9 +148,7 @@ def test_a_locked_table_delays_only_its_own_queue(engine: sa.Engine, processes: 
         __tablename__ = "other"
         id: Mapped[int] = mapped_column(primary_key=True)
 
-    schedules = [hourly(report, f"s{number}") for number in range(20)] + [Schedule("other", Other, every=HOUR)]
-    create(engine, report)
-    process = processes(*schedules)
+    process = processes(*(hourly(report, f"s{number}") for number in range(20)), Schedule("other", Other, every=HOUR))
     pass_time(engine, HOUR)
     with engine.begin() as connection:
         connection.execute(sa.text("LOCK report IN ACCESS EXCLUSIVE MODE"))
@@ -177,9 +172,7 @@ def test_what_takes_long_ends_the_transaction(
         return report(kind="slow")
 
     slow = hourly(report, "slow", make=make, values={}, catch_up="all")
-    schedules = [hourly(report, "a"), slow, hourly(report, "z")]
-    create(engine, report)
-    process = processes(*schedules)
+    process = processes(hourly(report, "a"), slow, hourly(report, "z"))
     monkeypatch.setattr(fire_module, "_MOST_SECONDS", 0.1)
     pass_time(engine, 9 * HOUR)
     execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now()")
@@ -200,9 +193,7 @@ def test_what_takes_long_ends_the_transaction(
 
 def test_many_jobs_are_several_transactions(engine: sa.Engine, processes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     report = make_report()
-    schedules = [hourly(report, name, catch_up="all") for name in "abc"]
-    create(engine, report)
-    process = processes(*schedules)
+    process = processes(*(hourly(report, name, catch_up="all") for name in "abc"))
     monkeypatch.setattr(fire_module, "_MOST_JOBS", 10)
     pass_time(engine, 25 * HOUR)
     process.transactions = 0
@@ -215,7 +206,7 @@ def test_many_jobs_are_several_transactions(engine: sa.Engine, processes: Any, m
 def test_an_error_that_only_one_schedule_meets_is_no_outage(engine: sa.Engine, processes: Any, state: str) -> None:
     report = make_report()
     schedules = [hourly(report, "good"), hourly(report, "bad", values={"kind": "bad"})]
-    create(engine, report)
+    report.metadata.create_all(engine)
     execute(
         engine,
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -237,7 +228,7 @@ def test_an_error_that_only_one_schedule_meets_is_no_outage(engine: sa.Engine, p
 def test_a_locked_schedule_is_declared_later(shared: Database, engine: sa.Engine, driver: Any) -> None:
     report = make_report()
     old = [hourly(report, name) for name in "abc"]
-    create(engine, report)
+    report.metadata.create_all(engine)
     start(engine, old)
     new = [hourly(report, name, values={"kind": "new"}) for name in "abc"]
     kind = "scheduler" if driver == "psycopg" else "async scheduler"
@@ -255,7 +246,7 @@ def test_a_locked_schedule_is_declared_later(shared: Database, engine: sa.Engine
 def test_it_stops_while_its_table_is_locked(shared: Database, engine: sa.Engine) -> None:
     report = make_report()
     schedules = [hourly(report)]
-    create(engine, report)
+    report.metadata.create_all(engine)
     with engine.connect() as connection:
         scheduler = Scheduler(sessionmaker(engine), schedules)
         connection.execute(sa.text("LOCK sqlaqueue_schedule IN ACCESS EXCLUSIVE MODE"))
@@ -282,7 +273,7 @@ def test_two_groups_of_schedules_are_apart(engine: sa.Engine, processes: Any) ->
         execute(engine, f"CREATE SCHEMA {schema}")
     schedules = [Schedule("same", model, every=HOUR) for model in models]
     for model in models:
-        create(engine, model)
+        model.metadata.create_all(engine)
     try:
         process = processes(*schedules)
         process.turn()
@@ -316,7 +307,7 @@ def test_two_groups_of_schedules_are_apart(engine: sa.Engine, processes: Any) ->
 def test_a_schedule_of_no_class_is_reported_before_it_is_planned(engine: sa.Engine) -> None:
     report = make_report()
     [group] = schedule_groups([hourly(report)], "x")
-    create(engine, report)
+    report.metadata.create_all(engine)
     execute(engine, "INSERT INTO sqlaqueue_schedule (name, queue, every) VALUES ('gone', 'reprot', '1 hour')")
     with Session(engine) as session:
         assert look(session, group).unknown == []
@@ -326,9 +317,7 @@ def test_a_schedule_of_no_class_is_reported_before_it_is_planned(engine: sa.Engi
 
 def test_a_look_does_not_wait_for_long(engine: sa.Engine, processes: Any, caplog: pytest.LogCaptureFixture) -> None:
     report = make_report()
-    schedules = [hourly(report)]
-    create(engine, report)
-    process = processes(*schedules)
+    process = processes(hourly(report))
     with engine.begin() as connection:
         connection.execute(sa.text("LOCK sqlaqueue_schedule IN ACCESS EXCLUSIVE MODE"))
         began = time.monotonic()
@@ -342,9 +331,7 @@ def test_a_schedule_that_was_repaired_is_reported_again(
     engine: sa.Engine, processes: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     report = make_report()
-    schedules = [hourly(report)]
-    create(engine, report)
-    process = processes(*schedules)
+    process = processes(hourly(report))
     [state] = process.process.states
     for times in (1, 2):
         execute(engine, "UPDATE sqlaqueue_schedule SET every = NULL, cron = 'x'")
@@ -367,9 +354,7 @@ def test_a_slow_function_that_raises_is_called_once(
         time.sleep(0.05)
         raise TimeoutError
 
-    schedules = [hourly(report, name) for name in "abcdefgh"] + [hourly(report, "slow", make=make)]
-    create(engine, report)
-    process = processes(*schedules)
+    process = processes(*(hourly(report, name) for name in "abcdefgh"), hourly(report, "slow", make=make))
     # As if the server had ended the transaction, which has stood still for so long.
     monkeypatch.setattr(fire_module, "_TOO_SLOW", 0.04)
     pass_time(engine, HOUR)

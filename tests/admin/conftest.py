@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from tests.admin.models import Setup
 from tests.shared_database import engine, shared
 from tests.unique.models import KINDS
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
 
 __all__ = ["engine", "setup", "shared"]
 
@@ -19,3 +18,9 @@ __all__ = ["engine", "setup", "shared"]
 @pytest.fixture(params=KINDS)
 def setup(engine: sa.Engine, request: pytest.FixtureRequest) -> Setup:
     return Setup.of(engine, request.param)
+
+
+@pytest.fixture
+def session(engine: sa.Engine) -> Iterator[Session]:
+    with Session(engine) as session:
+        yield session

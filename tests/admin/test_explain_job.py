@@ -256,7 +256,7 @@ def test_an_unknown_status(engine: sa.Engine, kind: str) -> None:
     assert "Its status is 'odd', which is no status value" in setup.text("unknown_status")
 
 
-def test_an_unknown_class(engine: sa.Engine) -> None:
+def test_an_unknown_class(engine: sa.Engine, session: Session) -> None:
     animal, dog = make_animals()
     setup = Setup(engine, animal)
     setup.add(animal(id=1), dog(id=2))
@@ -268,9 +268,8 @@ def test_an_unknown_class(engine: sa.Engine) -> None:
     assert "Its kind is 'cat', which is none of the classes mapped" in setup.text("unknown_class")
     setup.execute("UPDATE animal SET kind = NULL WHERE id = 1")
     assert setup.codes(1) == ["ready"]
-    with Session(engine) as session:
-        # The job of a subclass, by the instance.
-        assert admin.explain_job(session, session.get_one(animal, 2)).state == "pending"
+    # The job of a subclass, by the instance.
+    assert admin.explain_job(session, session.get_one(animal, 2)).state == "pending"
 
 
 def test_a_composite_key(engine: sa.Engine) -> None:
@@ -296,30 +295,28 @@ def test_the_reasons_are_in_order(engine: sa.Engine) -> None:
     assert setup.codes() == ["no_message", "paused", "not_due", "no_consumer"]
 
 
-def test_the_session_is_not_flushed(engine: sa.Engine) -> None:
+def test_the_session_is_not_flushed(engine: sa.Engine, session: Session) -> None:
     setup = Setup.of(engine, "update_status").with_job()
-    with Session(engine) as session:
-        job = session.get_one(setup.model, 1)
-        job.note = "new"
-        session.add(setup.model(id=2))
+    job = session.get_one(setup.model, 1)
+    job.note = "new"
+    session.add(setup.model(id=2))
+    admin.explain_job(session, job)
+    assert session.dirty
+    assert session.new
+
+
+def test_wrong_arguments(engine: sa.Engine, session: Session) -> None:
+    setup = Setup.of(engine, "update_status").with_job()
+    with pytest.raises(StatementError, match=r"explain_job\(Job\): give the key of the job as well"):
+        admin.explain_job(session, setup.model)
+    with pytest.raises(StatementError, match=r"explain_job\(Job\(...\), key=1\): an instance has its key"):
+        admin.explain_job(session, session.get_one(setup.model, 1), 1)
+    with pytest.raises(NotAQueueError, match="is not a mapped class"):
+        admin.explain_job(session, "job", 1)
+    job = setup.model(id=2)
+    session.add(job)
+    with pytest.raises(StatementError, match="this Job waits in a session to be inserted; flush"):
         admin.explain_job(session, job)
-        assert session.dirty
-        assert session.new
-
-
-def test_wrong_arguments(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "update_status").with_job()
-    with Session(engine) as session:
-        with pytest.raises(StatementError, match=r"explain_job\(Job\): give the key of the job as well"):
-            admin.explain_job(session, setup.model)
-        with pytest.raises(StatementError, match=r"explain_job\(Job\(...\), key=1\): an instance has its key"):
-            admin.explain_job(session, session.get_one(setup.model, 1), 1)
-        with pytest.raises(NotAQueueError, match="is not a mapped class"):
-            admin.explain_job(session, "job", 1)
-        job = setup.model(id=2)
-        session.add(job)
-        with pytest.raises(StatementError, match="this Job waits in a session to be inserted; flush"):
-            admin.explain_job(session, job)
 
 
 async def test_the_async_version(shared: Database, engine: sa.Engine) -> None:
@@ -449,7 +446,7 @@ def explain_new(setup: Setup, job: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_twin(engine: sa.Engine, kind: str) -> None:
+def test_a_twin(engine: sa.Engine, session: Session, kind: str) -> None:
     setup = Setup.of(engine, kind)
     setup.add(setup.model(id=5, key="a"))
     code, text = explain_new(setup, setup.model(key="a"))
@@ -462,9 +459,8 @@ def test_a_twin(engine: sa.Engine, kind: str) -> None:
     code, text = explain_new(setup, setup.model(key=None))
     assert code == "ready"
     assert "a None in key=None" in text
-    with Session(engine) as session:
-        # What it says is so.
-        assert [one.created for one in enqueue(session, [setup.model(key="a"), setup.model(key="b")])] == [False, True]
+    # What it says is so.
+    assert [one.created for one in enqueue(session, [setup.model(key="a"), setup.model(key="b")])] == [False, True]
 
 
 def test_a_running_twin(engine: sa.Engine) -> None:
@@ -502,7 +498,7 @@ def test_a_queue_without_unique_jobs(engine: sa.Engine) -> None:
     assert "has no QueueConfig(unique=...)" in text
 
 
-def test_defaults_and_relationships_count(engine: sa.Engine) -> None:
+def test_defaults_and_relationships_count(engine: sa.Engine, session: Session) -> None:
     class Base(DeclarativeBase):
         pass
 
@@ -519,15 +515,14 @@ def test_defaults_and_relationships_count(engine: sa.Engine) -> None:
         customer: Mapped[Customer] = relationship()
 
     Base.metadata.create_all(engine)
-    with Session(engine) as session:
-        customer = Customer(id=7)
-        session.add(customer)
-        session.flush()
-        session.add(Reminder(id=3, customer_id=7))
-        session.commit()
-        job = Reminder(customer=customer)
-        [reason] = admin.explain_job(session, job).reasons
-        assert reason.code == "twin"
-        assert "Job 3 has customer_id=7, kind='invoice' as well" in reason.text
-        assert "kind" not in job.__dict__
-        assert list(session.new) == []
+    customer = Customer(id=7)
+    session.add(customer)
+    session.flush()
+    session.add(Reminder(id=3, customer_id=7))
+    session.commit()
+    job = Reminder(customer=customer)
+    [reason] = admin.explain_job(session, job).reasons
+    assert reason.code == "twin"
+    assert "Job 3 has customer_id=7, kind='invoice' as well" in reason.text
+    assert "kind" not in job.__dict__
+    assert list(session.new) == []

@@ -26,7 +26,6 @@ from tests.schedules.models import (
     execute,
     fire_due,
     hourly,
-    make_report,
     pass_time,
     start,
     started,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from tests.servers import Database
 
 
-def test_a_definition_is_written_once(engine: sa.Engine) -> None:
+def test_a_definition_is_written_once(engine: sa.Engine, session: Session) -> None:
     Base.metadata.create_all(engine)
     values = {name: value for name, value in VALUES.items() if name != "customer_id"}
     schedules = [
@@ -54,12 +53,10 @@ def test_a_definition_is_written_once(engine: sa.Engine) -> None:
     assert start(engine, schedules) == ([], [])
     assert start(engine, schedules, reset=True) == ([], [])
     assert stored(engine, "all") == before
-    with Session(engine) as session:
-        assert {info.origin for info in admin.schedules(session, Export)} == {"program"}
+    assert {info.origin for info in admin.schedules(session, Export)} == {"program"}
 
 
-def test_a_changed_program_is_written_and_keeps_the_next_tick(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_changed_program_is_written_and_keeps_the_next_tick(engine: sa.Engine, report: Any) -> None:
     first = hourly(report)
     report.metadata.create_all(engine)
     start(engine, [first])
@@ -77,8 +74,7 @@ def test_a_changed_program_is_written_and_keeps_the_next_tick(engine: sa.Engine)
     assert stored(engine)["next_tick"] < next_tick
 
 
-def test_what_was_changed_at_run_time_is_kept(engine: sa.Engine) -> None:
-    report = make_report()
+def test_what_was_changed_at_run_time_is_kept(engine: sa.Engine, report: Any) -> None:
     report.metadata.create_all(engine)
     first, second = hourly(report), hourly(report, values={"kind": "new"})
     report.metadata.create_all(engine)
@@ -100,8 +96,7 @@ def test_what_was_changed_at_run_time_is_kept(engine: sa.Engine) -> None:
     assert stored(engine)["every"] == HOUR
 
 
-def test_a_change_that_was_taken_over_into_the_program_is_no_longer_one(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_change_that_was_taken_over_into_the_program_is_no_longer_one(engine: sa.Engine, report: Any) -> None:
     first, second = hourly(report), hourly(report, every=5 * MINUTE)
     report.metadata.create_all(engine)
     start(engine, [first])
@@ -110,8 +105,7 @@ def test_a_change_that_was_taken_over_into_the_program_is_no_longer_one(engine: 
     assert start(engine, [first]) == (["hourly"], [])
 
 
-def test_a_schedule_that_was_added_at_run_time_is_kept(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_schedule_that_was_added_at_run_time_is_kept(engine: sa.Engine, report: Any) -> None:
     schedule = hourly(report)
     report.metadata.create_all(engine)
     execute(engine, "INSERT INTO sqlaqueue_schedule (name, queue, cron) VALUES ('hourly', 'report', '0 0 * * *')")
@@ -119,8 +113,7 @@ def test_a_schedule_that_was_added_at_run_time_is_kept(engine: sa.Engine) -> Non
     assert stored(engine)["cron"] == "0 0 * * *"
 
 
-def test_a_program_deletes_no_schedule_and_no_pause(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_program_deletes_no_schedule_and_no_pause(engine: sa.Engine, report: Any) -> None:
     first, other = hourly(report), hourly(report, "other")
     report.metadata.create_all(engine)
     start(engine, [first, other])
@@ -130,8 +123,7 @@ def test_a_program_deletes_no_schedule_and_no_pause(engine: sa.Engine) -> None:
     assert stored(engine, "other")["paused_at"] is not None
 
 
-def test_two_processes_that_start_together(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = make_report()
+def test_two_processes_that_start_together(engine: sa.Engine, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = hourly(report), hourly(report, values={"kind": "new"})
     report.metadata.create_all(engine)
     start(engine, [old])
@@ -153,8 +145,9 @@ def test_two_processes_that_start_together(engine: sa.Engine, monkeypatch: pytes
     assert stored(engine)["values"] == {"kind": "sales"}
 
 
-def test_ticks_that_an_upgrade_moves_are_reported(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = make_report()
+def test_ticks_that_an_upgrade_moves_are_reported(
+    engine: sa.Engine, report: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schedules = started(
         engine,
         hourly(report, "kept", every=None, cron="0 * * * *"),
@@ -178,8 +171,7 @@ def test_ticks_that_an_upgrade_moves_are_reported(engine: sa.Engine, monkeypatch
     assert moved.next_tick == before + 7 * MINUTE
 
 
-def test_old_ticks_are_deleted_and_the_newest_never(engine: sa.Engine) -> None:
-    report = make_report()
+def test_old_ticks_are_deleted_and_the_newest_never(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report, catch_up="all"), hourly(report, "rare", every=100 * DAY))
     pass_time(engine, 150 * HOUR)
     fire_due(engine, schedules)
@@ -204,8 +196,7 @@ def test_old_ticks_are_deleted_and_the_newest_never(engine: sa.Engine) -> None:
     assert len(ticks_in(engine, "gone")) == 1
 
 
-def test_a_failure_is_recorded_once_and_cleared_by_a_firing(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_failure_is_recorded_once_and_cleared_by_a_firing(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report))
     [group] = schedule_groups(schedules, "x")
     with Session(engine) as session:
@@ -227,8 +218,9 @@ def test_a_failure_is_recorded_once_and_cleared_by_a_firing(engine: sa.Engine) -
         (["every = '1 day', timezone = 'Europe/Rome'"], 0),
     ],
 )
-def test_no_tick_between_a_change_and_its_notice_is_lost(engine: sa.Engine, edits: list[str], ticks: int) -> None:
-    report = make_report()
+def test_no_tick_between_a_change_and_its_notice_is_lost(
+    engine: sa.Engine, report: Any, edits: list[str], ticks: int
+) -> None:
     schedules = started(engine, hourly(report, catch_up="all"))
     fire_due(engine, schedules)
     for edit in edits:
@@ -237,8 +229,7 @@ def test_no_tick_between_a_change_and_its_notice_is_lost(engine: sa.Engine, edit
     assert len(fire_due(engine, schedules)) == ticks
 
 
-def test_a_tick_that_was_due_before_the_change_is_fired(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_tick_that_was_due_before_the_change_is_fired(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report))
     fire_due(engine, schedules)
     pass_time(engine, HOUR)
@@ -255,8 +246,7 @@ def test_a_tick_that_was_due_before_the_change_is_fired(engine: sa.Engine) -> No
     assert fire_due(engine, schedules) == []
 
 
-def test_a_change_and_its_reversal_are_noticed(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_change_and_its_reversal_are_noticed(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report, catch_up="all"))
     fire_due(engine, schedules)
     execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now()")
@@ -266,8 +256,7 @@ def test_a_change_and_its_reversal_are_noticed(engine: sa.Engine) -> None:
     assert stored(engine)["next_tick"] > datetime.now(UTC)
 
 
-def test_without_the_trigger_a_change_counts_from_its_notice(engine: sa.Engine) -> None:
-    report = make_report()
+def test_without_the_trigger_a_change_counts_from_its_notice(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report, catch_up="all"))
     fire_due(engine, schedules)
     execute(engine, "ALTER TABLE sqlaqueue_schedule DISABLE TRIGGER USER")
@@ -277,8 +266,7 @@ def test_without_the_trigger_a_change_counts_from_its_notice(engine: sa.Engine) 
     assert stored(engine)["edited_at"] is None
 
 
-def test_a_next_tick_that_was_deleted_is_computed_again(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_next_tick_that_was_deleted_is_computed_again(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report))
     fire_due(engine, schedules)
     execute(engine, "UPDATE sqlaqueue_schedule SET next_tick = NULL")
@@ -286,8 +274,7 @@ def test_a_next_tick_that_was_deleted_is_computed_again(engine: sa.Engine) -> No
     assert stored(engine)["next_tick"] > datetime.now(UTC)
 
 
-def test_a_clock_that_was_far_ahead(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_clock_that_was_far_ahead(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report))
     pass_time(engine, HOUR)
     [first] = fire_due(engine, schedules)
@@ -323,15 +310,13 @@ def test_a_clock_that_was_far_ahead(engine: sa.Engine) -> None:
         "every = NULL",
     ],
 )
-def test_the_server_refuses_what_no_process_could_read(engine: sa.Engine, change: str) -> None:
-    report = make_report()
+def test_the_server_refuses_what_no_process_could_read(engine: sa.Engine, report: Any, change: str) -> None:
     started(engine, hourly(report))
     with pytest.raises(IntegrityError, match="ck_sqlaqueue_schedule_"):
         execute(engine, f"UPDATE sqlaqueue_schedule SET {change}")
 
 
-def test_a_requested_run_is_fired_whatever_its_time(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_requested_run_is_fired_whatever_its_time(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report, jitter=1000, skip_unfinished=True))
     pass_time(engine, HOUR)
     [first] = fire_due(engine, schedules)
@@ -348,17 +333,14 @@ def test_a_requested_run_is_fired_whatever_its_time(engine: sa.Engine) -> None:
         assert (fired.key is not None) is enqueued
 
 
-def test_a_requested_run_is_due_at_once(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_requested_run_is_due_at_once(engine: sa.Engine, report: Any, session: Session) -> None:
     schedules = started(engine, hourly(report, jitter=10**6))
     execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now()")
     fire_due(engine, schedules)
-    with Session(engine) as session:
-        assert session.scalars(sa.select(report.run_at)).one() < datetime.now(UTC)
+    assert session.scalars(sa.select(report.run_at)).one() < datetime.now(UTC)
 
 
-def test_a_job_may_run_for_longer_than_its_tick_is_kept(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_job_may_run_for_longer_than_its_tick_is_kept(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report, skip_unfinished=True, every=MINUTE, grace=DAY))
     pass_time(engine, MINUTE)
     [first] = fire_due(engine, schedules)
@@ -375,8 +357,7 @@ def test_a_job_may_run_for_longer_than_its_tick_is_kept(engine: sa.Engine) -> No
     assert [fired.key for fired in fire_due(engine, schedules)] == [None]
 
 
-def test_a_schedule_that_was_wrong_from_the_beginning(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_schedule_that_was_wrong_from_the_beginning(engine: sa.Engine, report: Any) -> None:
     [group] = schedule_groups([hourly(report)], "x")
     report.metadata.create_all(engine)
     execute(
@@ -400,8 +381,7 @@ admin_schedules = sys.modules["sqlaqueue.admin.schedules"]
 """The module; the package has a function of the same name."""
 
 
-def test_an_edit_writes_what_it_changes(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = make_report()
+def test_an_edit_writes_what_it_changes(engine: sa.Engine, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     started(engine, hourly(report, "x", every=None, cron="@daily", timezone="Europe/Berlin"))
     read = admin_schedules._row
 

@@ -74,7 +74,7 @@ def test_each_tick_gets_one_job(engine: sa.Engine, kind: str) -> None:
     assert [(each, tick and tick.at) for each, tick in ran] == [("sales", created)]
 
 
-def test_a_function_makes_the_job_of_a_tick(engine: sa.Engine) -> None:
+def test_a_function_makes_the_job_of_a_tick(engine: sa.Engine, session: Session) -> None:
     report, seen = make_report(), []
 
     def make(tick: Tick) -> Any:
@@ -86,25 +86,21 @@ def test_a_function_makes_the_job_of_a_tick(engine: sa.Engine) -> None:
     [fired] = fire_due(engine, schedules)
     [tick] = seen
     assert (tick.schedule, tick.at, tick.late) == ("hourly", fired.tick, fired.late)
-    with Session(engine) as session:
-        job = session.scalars(sa.select(report)).one()
-        assert (job.kind, job.day, job.token) == ("made", fired.tick.date(), uuid.UUID(int=1))
-        assert job.run_at == fired.tick + DAY
+    job = session.scalars(sa.select(report)).one()
+    assert (job.kind, job.day, job.token) == ("made", fired.tick.date(), uuid.UUID(int=1))
+    assert job.run_at == fired.tick + DAY
 
 
-def test_the_definition_is_read_at_each_firing(engine: sa.Engine) -> None:
-    report = make_report()
+def test_the_definition_is_read_at_each_firing(engine: sa.Engine, report: Any, session: Session) -> None:
     schedules = started(engine, hourly(report))
     execute(engine, """UPDATE sqlaqueue_schedule SET "values" = '{"kind": "edited"}', every = '30 min'""")
     assert fire_due(engine, schedules) == []
     pass_time(engine, 30 * MINUTE)
     assert len(fire_due(engine, schedules)) == 1
-    with Session(engine) as session:
-        assert session.scalars(sa.select(report.kind)).one() == "edited"
+    assert session.scalars(sa.select(report.kind)).one() == "edited"
 
 
-def test_an_edited_definition_fires_nothing_for_the_time_before(engine: sa.Engine) -> None:
-    report = make_report()
+def test_an_edited_definition_fires_nothing_for_the_time_before(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report, catch_up="all"))
     fire_due(engine, schedules)
     pass_time(engine, 30 * MINUTE)
@@ -114,15 +110,13 @@ def test_an_edited_definition_fires_nothing_for_the_time_before(engine: sa.Engin
     assert timedelta(0) < row["next_tick"] - datetime.now(UTC) <= MINUTE
 
 
-def test_the_first_look_may_come_late(engine: sa.Engine) -> None:
-    report = make_report()
+def test_the_first_look_may_come_late(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report, catch_up="all"))
     pass_time(engine, 3 * HOUR)
     assert len(fire_due(engine, schedules)) == 3
 
 
-def test_a_paused_schedule_passes_over_its_ticks(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_paused_schedule_passes_over_its_ticks(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report, catch_up="all"))
     fire_due(engine, schedules)
     execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now()")
@@ -136,8 +130,7 @@ def test_a_paused_schedule_passes_over_its_ticks(engine: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_requested_run_is_fired_beside_the_ticks(engine: sa.Engine, *, paused: bool) -> None:
-    report = make_report()
+def test_a_requested_run_is_fired_beside_the_ticks(engine: sa.Engine, report: Any, *, paused: bool) -> None:
     schedules = started(engine, hourly(report))
     fire_due(engine, schedules)
     if paused:
@@ -156,8 +149,7 @@ def test_a_requested_run_is_fired_beside_the_ticks(engine: sa.Engine, *, paused:
     assert count_jobs(engine, report) == 1
 
 
-def test_a_tick_that_was_fired_is_never_fired_again(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_tick_that_was_fired_is_never_fired_again(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report, catch_up="all"))
     pass_time(engine, 3 * HOUR)
     fired = fire_due(engine, schedules)
@@ -174,8 +166,7 @@ def test_a_tick_that_was_fired_is_never_fired_again(engine: sa.Engine) -> None:
     assert count_jobs(engine, report) == 3
 
 
-def test_the_key_of_a_tick_is_the_last_resort(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = make_report()
+def test_the_key_of_a_tick_is_the_last_resort(engine: sa.Engine, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     schedules = started(engine, hourly(report, catch_up="all"))
     pass_time(engine, HOUR)
     [fired] = fire_due(engine, schedules)
@@ -187,9 +178,8 @@ def test_the_key_of_a_tick_is_the_last_resort(engine: sa.Engine, monkeypatch: py
 
 
 def test_the_job_the_tick_and_the_next_tick_are_one_transaction(
-    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine, report: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = make_report()
     schedules = started(engine, hourly(report))
     fire_due(engine, schedules)
     pass_time(engine, HOUR)
@@ -205,8 +195,7 @@ def test_the_job_the_tick_and_the_next_tick_are_one_transaction(
     assert len(fire_due(engine, schedules)) == 1
 
 
-def test_what_another_process_has_locked_is_passed_over(engine: sa.Engine) -> None:
-    report = make_report()
+def test_what_another_process_has_locked_is_passed_over(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report), hourly(report, "other"))
     pass_time(engine, HOUR)
     with engine.begin() as connection:
@@ -234,8 +223,7 @@ def test_skip_while_the_last_job_is_unfinished(engine: sa.Engine, kind: str) -> 
     assert count_jobs(engine, report) == (1 if kind == "rows_are_messages" else 2)
 
 
-def test_two_schedules_of_a_class_are_unfinished_apart(engine: sa.Engine) -> None:
-    report = make_report()
+def test_two_schedules_of_a_class_are_unfinished_apart(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, *(hourly(report, name, skip_unfinished=True) for name in ("one", "two")))
     execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now() WHERE name = 'one'")
     assert [fired.key is None for fired in fire_due(engine, schedules)] == [False]
@@ -253,8 +241,7 @@ def test_a_twin_stands_for_the_job_of_a_unique_queue(engine: sa.Engine) -> None:
     assert count_jobs(engine, report) == 1
 
 
-def test_jitter_moves_the_job_and_not_the_tick(engine: sa.Engine) -> None:
-    report = make_report()
+def test_jitter_moves_the_job_and_not_the_tick(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, *(hourly(report, name, jitter=600) for name in ("one", "two")))
     pass_time(engine, HOUR)
     fired = fire_due(engine, schedules)
@@ -290,8 +277,7 @@ def test_due_times_without_a_time_zone_are_those_of_the_session(engine: sa.Engin
     assert due == fired.tick
 
 
-def test_the_time_zone_of_the_session_does_not_matter(engine: sa.Engine) -> None:
-    report = make_report()
+def test_the_time_zone_of_the_session_does_not_matter(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, Schedule("hourly", report, every=DAY, values={"kind": "x"}, catch_up="all"))
     # A week that contains a day of 25 hours there.
     created, now = datetime(2025, 10, 30, 12, tzinfo=UTC), datetime(2025, 11, 6, 12, tzinfo=UTC)
@@ -303,9 +289,7 @@ def test_the_time_zone_of_the_session_does_not_matter(engine: sa.Engine) -> None
     assert fired[6].tick == now
 
 
-def test_schedules_of_all_classes_of_the_tables_are_fired(engine: sa.Engine) -> None:
-    report = make_report()
-
+def test_schedules_of_all_classes_of_the_tables_are_fired(engine: sa.Engine, report: Any, session: Session) -> None:
     class Invoice(QueueMixin, report.__bases__[1]):  # type: ignore[misc, name-defined] # the base of the test's own class
         __tablename__ = "invoice"
         id: Mapped[str] = mapped_column(primary_key=True, default=lambda: uuid.uuid4().hex)
@@ -325,17 +309,14 @@ def test_schedules_of_all_classes_of_the_tables_are_fired(engine: sa.Engine) -> 
     pass_time(engine, HOUR)
     found = {fired.schedule: fired for fired in fire_due(engine, [report])}
     assert found.keys() == {"hourly", "remind", "added"}
-    with Session(engine) as session:
-        assert session.get_one(Reminder, found["remind"].key).level == 3
-        assert type(session.get_one(Invoice, found["added"].key)) is Invoice
-        tick = tick_of(session, session.get_one(Invoice, found["added"].key))
-        assert tick is not None
-        assert tick.schedule == "added"
+    assert session.get_one(Reminder, found["remind"].key).level == 3
+    assert type(session.get_one(Invoice, found["added"].key)) is Invoice
+    tick = tick_of(session, session.get_one(Invoice, found["added"].key))
+    assert tick is not None
+    assert tick.schedule == "added"
 
 
-def test_what_a_process_has_not_imported_stays_due(engine: sa.Engine) -> None:
-    report = make_report()
-
+def test_what_a_process_has_not_imported_stays_due(engine: sa.Engine, report: Any) -> None:
     def make(tick: Tick) -> Any:
         return report(kind="made")
 
@@ -347,8 +328,7 @@ def test_what_a_process_has_not_imported_stays_due(engine: sa.Engine) -> None:
     assert stored(engine, "gone")["next_tick"] is None
 
 
-def test_one_transaction_fires_many(engine: sa.Engine) -> None:
-    report = make_report()
+def test_one_transaction_fires_many(engine: sa.Engine, report: Any) -> None:
     names = [f"s{number}" for number in range(2 * BATCH + 10)]
     schedules = started(engine, *(hourly(report, name) for name in names))
     fire_due(engine, schedules)
@@ -367,21 +347,19 @@ def test_the_time_zone_of_a_schedule_is_one_of_the_system() -> None:
 # -- the tick of a job ---------------------------------------------------------------------------------------------
 
 
-def test_a_job_of_no_schedule_has_no_tick(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_job_of_no_schedule_has_no_tick(engine: sa.Engine, report: Any, session: Session) -> None:
     hourly(report)
     report.metadata.create_all(engine)
-    with Session(engine) as session:
-        job = report(kind="x")
-        with pytest.raises(StatementError, match="is not in the database"):
-            tick_of(session, job)
-        session.add(job)
-        session.flush()
-        assert tick_of(session, job) is None
-        with pytest.raises(NotAQueueError):
-            tick_of(session, object())
-        with pytest.raises(ConfigurationError, match="an Engine"):
-            tick_of(engine, job)  # type: ignore[arg-type] # the point of the test
+    job = report(kind="x")
+    with pytest.raises(StatementError, match="is not in the database"):
+        tick_of(session, job)
+    session.add(job)
+    session.flush()
+    assert tick_of(session, job) is None
+    with pytest.raises(NotAQueueError):
+        tick_of(session, object())
+    with pytest.raises(ConfigurationError, match="an Engine"):
+        tick_of(engine, job)  # type: ignore[arg-type] # the point of the test
 
 
 def test_a_process_that_knows_no_schedule_finds_the_tick(engine: sa.Engine) -> None:
@@ -396,8 +374,7 @@ def test_a_process_that_knows_no_schedule_finds_the_tick(engine: sa.Engine) -> N
     assert "sqlaqueue_tick" not in report.metadata.tables
 
 
-def test_a_key_that_is_used_again_has_the_newest_tick(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_key_that_is_used_again_has_the_newest_tick(engine: sa.Engine, report: Any, session: Session) -> None:
     schedules = started(engine, hourly(report))
     ticks = []
     for _ in range(2):
@@ -405,10 +382,9 @@ def test_a_key_that_is_used_again_has_the_newest_tick(engine: sa.Engine) -> None
         ticks += [fired.tick for fired in fire_due(engine, schedules)]
         if len(ticks) == 1:
             execute(engine, "TRUNCATE report RESTART IDENTITY")
-    with Session(engine) as session:
-        tick = tick_of(session, session.scalars(sa.select(report)).one())
-        assert tick is not None
-        assert tick.at == ticks[1]
+    tick = tick_of(session, session.scalars(sa.select(report)).one())
+    assert tick is not None
+    assert tick.at == ticks[1]
 
 
 def test_a_key_with_a_moment_is_found_from_any_time_zone(engine: sa.Engine) -> None:
@@ -439,52 +415,50 @@ def test_a_key_with_a_moment_is_found_from_any_time_zone(engine: sa.Engine) -> N
 
 
 @pytest.fixture(params=["update_status", "delete_returning", "rows_are_messages"])
-def report(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[Any]:
+def queue(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[Any]:
     assert request.param in KINDS
-    report = make_report(request.param)
-    hourly(report)
-    report.metadata.create_all(engine)
-    yield report
+    queue = make_report(request.param)
+    hourly(queue)
+    queue.metadata.create_all(engine)
+    yield queue
     with engine.connect() as connection:
-        for table in report.metadata.sorted_tables:
+        for table in queue.metadata.sorted_tables:
             assert connection.scalar(sa.select(sa.func.count()).select_from(table)) == 0
 
 
-def test_a_schedule_fires_when_its_time_has_come(engine: sa.Engine, report: Any) -> None:
+def test_a_schedule_fires_when_its_time_has_come(session: Session, queue: Any) -> None:
     def make(tick: Tick) -> Any:
-        return report(kind="made", day=tick.at.date())
+        return queue(kind="made", day=tick.at.date())
 
     far = (datetime.now(UTC).hour + 12) % 24
     schedules = [
-        hourly(report, catch_up="all"),
-        hourly(report, "daily", every=None, cron=f"0 {far} * * *", make=make, values={}),
+        hourly(queue, catch_up="all"),
+        hourly(queue, "daily", every=None, cron=f"0 {far} * * *", make=make, values={}),
     ]
-    with Session(engine) as session:
-        assert fire_schedules(session, schedules) == []
-        travel(session, 59 * timedelta(minutes=1))
-        assert fire_schedules(session, schedules) == []
-        travel(session, 61)
-        [job] = fire_schedules(session, schedules)
-        assert job.kind == "sales"
-        tick = tick_of(session, job)
-        assert tick is not None
-        assert (tick.schedule, tick.late < timedelta(minutes=2)) == ("hourly", True)
-        assert enqueued(session, report) == [job]
-        travel(session, DAY)
-        kinds = [each.kind for each in fire_schedules(session, schedules)]
-        assert sorted(kinds) == ["made"] + ["sales"] * 24
-        assert drain(session, report, lambda own, job: None) == 26
+    assert fire_schedules(session, schedules) == []
+    travel(session, 59 * timedelta(minutes=1))
+    assert fire_schedules(session, schedules) == []
+    travel(session, 61)
+    [job] = fire_schedules(session, schedules)
+    assert job.kind == "sales"
+    tick = tick_of(session, job)
+    assert tick is not None
+    assert (tick.schedule, tick.late < timedelta(minutes=2)) == ("hourly", True)
+    assert enqueued(session, queue) == [job]
+    travel(session, DAY)
+    kinds = [each.kind for each in fire_schedules(session, schedules)]
+    assert sorted(kinds) == ["made"] + ["sales"] * 24
+    assert drain(session, queue, lambda own, job: None) == 26
 
 
-def test_settings_of_the_transaction_are_left_alone(engine: sa.Engine, report: Any) -> None:
-    with Session(engine) as session:
-        session.execute(sa.text("SET LOCAL lock_timeout = '77s'"))
-        fire_schedules(session, [hourly(report)])
-        assert session.scalar(sa.text("SHOW lock_timeout")) == "77s"
-        assert session.scalar(sa.text("SHOW idle_in_transaction_session_timeout")) == "0"
+def test_settings_of_the_transaction_are_left_alone(session: Session, queue: Any) -> None:
+    session.execute(sa.text("SET LOCAL lock_timeout = '77s'"))
+    fire_schedules(session, [hourly(queue)])
+    assert session.scalar(sa.text("SHOW lock_timeout")) == "77s"
+    assert session.scalar(sa.text("SHOW idle_in_transaction_session_timeout")) == "0"
 
 
-def test_what_is_stored_is_fired_as_well(engine: sa.Engine, report: Any) -> None:
+def test_what_is_stored_is_fired_as_well(engine: sa.Engine, queue: Any) -> None:
     with Session(engine) as session:
         session.execute(
             sa.text(
@@ -492,21 +466,21 @@ def test_what_is_stored_is_fired_as_well(engine: sa.Engine, report: Any) -> None
                 """VALUES ('x', 'report', '1 hour', '{"kind": "stored"}', now())"""
             )
         )
-        assert [job.kind for job in fire_schedules(session, [report])] == ["stored"]
+        assert [job.kind for job in fire_schedules(session, [queue])] == ["stored"]
 
 
-def test_anything_else_is_refused(engine: sa.Engine, report: Any) -> None:
+def test_anything_else_is_refused(engine: sa.Engine, queue: Any) -> None:
     with pytest.raises(ConfigurationError, match="fire_schedules"):
-        fire_schedules(engine, [hourly(report)])  # type: ignore[arg-type] # the point of the test
+        fire_schedules(engine, [hourly(queue)])  # type: ignore[arg-type] # the point of the test
     with Session(engine) as session, pytest.raises(ConfigurationError, match="this is no Schedule"):
         fire_schedules(session, [5])  # type: ignore[list-item] # the point of the test
 
 
-async def test_in_async_code(engine: sa.Engine, shared: Database, report: Any) -> None:
+async def test_in_async_code(engine: sa.Engine, shared: Database, queue: Any) -> None:
     own = create_async_engine(shared.url("asyncpg"))
     async with AsyncSession(own) as session:
-        assert await async_fire_schedules(session, [hourly(report)]) == []
+        assert await async_fire_schedules(session, [hourly(queue)]) == []
         await async_travel(session, HOUR)
-        [job] = await async_fire_schedules(session, [hourly(report)])
+        [job] = await async_fire_schedules(session, [hourly(queue)])
         assert job.kind == "sales"
     await own.dispose()

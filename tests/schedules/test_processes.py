@@ -121,8 +121,7 @@ def test_schedules_are_fired_after_all_connections_went_silent(
 
 
 @pytest.mark.parametrize(("kind", "driver"), WAYS)
-def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, kind: str, driver: Any) -> None:
-    report = make_report()
+def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, report: Any, kind: str, driver: Any) -> None:
     schedules = [hourly(report), hourly(report, "seconds", **SECOND)]
     report.metadata.create_all(engine)
     with running(kind, shared.url(driver), report, schedules):
@@ -148,8 +147,7 @@ def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, kind: st
             assert admin.stats(session, report).states["completed"] > 0
 
 
-def test_several_processes_fire_each_tick_once(shared: Database, engine: sa.Engine) -> None:
-    report = make_report()
+def test_several_processes_fire_each_tick_once(shared: Database, engine: sa.Engine, report: Any) -> None:
     schedules = [hourly(report, f"s{number}", **SECOND) for number in range(20)]
     report.metadata.create_all(engine)
     with (
@@ -163,10 +161,8 @@ def test_several_processes_fire_each_tick_once(shared: Database, engine: sa.Engi
 
 
 def test_one_that_cannot_be_fired_does_not_stop_the_others(
-    shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+    shared: Database, engine: sa.Engine, report: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    report = make_report()
-
     def make(tick: Any) -> Any:
         raise ZeroDivisionError
 
@@ -191,9 +187,8 @@ def test_one_that_cannot_be_fired_does_not_stop_the_others(
 
 
 def test_overdue_schedules_that_no_process_can_fire_are_reported_once(
-    shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+    shared: Database, engine: sa.Engine, report: Any, session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
-    report = make_report()
     report.metadata.create_all(engine)
     schedules = [hourly(report), hourly(report, "seconds", **SECOND)]
     report.metadata.create_all(engine)
@@ -206,14 +201,14 @@ def test_overdue_schedules_that_no_process_can_fire_are_reported_once(
         wait_until(lambda: len(ticks_in(engine, "seconds")) >= 3)
     [record] = [record for record in caplog.records if record.event == "schedule_unknown"]  # type: ignore[attr-defined] # an extra
     assert record.schedule == "gone"  # type: ignore[attr-defined] # an extra
-    with Session(engine) as session:
-        late = {info.name: info.late for info in admin.schedules(session, report)}
-        assert late["gone"] is not None
-        assert late["hourly"] is None
+    late = {info.name: info.late for info in admin.schedules(session, report)}
+    assert late["gone"] is not None
+    assert late["hourly"] is None
 
 
-def test_missed_ticks_are_logged(shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
-    report = make_report()
+def test_missed_ticks_are_logged(
+    shared: Database, engine: sa.Engine, report: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     schedules = [hourly(report)]
     report.metadata.create_all(engine)
     with running("scheduler", shared.url(), report, schedules):
@@ -230,8 +225,7 @@ def stored_or_none(engine: sa.Engine) -> Any:
         return connection.scalar(sa.text("SELECT count(*) FROM sqlaqueue_schedule"))
 
 
-def test_what_the_database_lacks_is_named(shared: Database, engine: sa.Engine) -> None:
-    report = make_report()
+def test_what_the_database_lacks_is_named(shared: Database, engine: sa.Engine, report: Any) -> None:
     report.metadata.create_all(engine)
     schedules = [hourly(report)]
     with pytest.raises(DatabaseNotReadyError, match=r"a process that fires schedules needs: the table sqlaqueue_sche"):
@@ -246,9 +240,8 @@ def test_what_the_database_lacks_is_named(shared: Database, engine: sa.Engine) -
 
 
 def test_without_the_trigger_there_is_a_warning(
-    shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+    shared: Database, engine: sa.Engine, report: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    report = make_report()
     schedules = [hourly(report, "seconds", **SECOND)]
     report.metadata.create_all(engine)
     execute(engine, "DROP TRIGGER sqlaqueue_schedule_insert ON sqlaqueue_schedule")
@@ -258,8 +251,7 @@ def test_without_the_trigger_there_is_a_warning(
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_strict_isolation_levels_do_not_matter(shared: Database, engine: sa.Engine, level: Any) -> None:
-    report = make_report()
+def test_strict_isolation_levels_do_not_matter(shared: Database, engine: sa.Engine, report: Any, level: Any) -> None:
     schedules = [hourly(report, f"s{number}", **SECOND) for number in range(5)]
     report.metadata.create_all(engine)
     strict = sa.create_engine(shared.url(), isolation_level=level)
@@ -271,9 +263,8 @@ def test_strict_isolation_levels_do_not_matter(shared: Database, engine: sa.Engi
 
 
 def test_an_outage_of_the_database_is_survived(
-    shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+    shared: Database, engine: sa.Engine, report: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    report = make_report()
     schedules = [hourly(report, "seconds", **SECOND)]
     report.metadata.create_all(engine)
     with running("scheduler", shared.url(), report, schedules):
@@ -289,9 +280,8 @@ def test_an_outage_of_the_database_is_survived(
 
 
 def test_a_thousand_schedules_cost_a_handful_of_statements(
-    shared: Database, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+    shared: Database, engine: sa.Engine, report: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = make_report()
     schedules = [hourly(report, f"s{number}") for number in range(1000)]
     report.metadata.create_all(engine)
     counted, sleeps = sa.create_engine(shared.url()), []
@@ -385,8 +375,7 @@ def test_what_fails_is_tried_later_and_later(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("kind", "driver"), WAYS)
-def test_it_stops_at_once(shared: Database, engine: sa.Engine, kind: str, driver: Any) -> None:
-    report = make_report()
+def test_it_stops_at_once(shared: Database, engine: sa.Engine, report: Any, kind: str, driver: Any) -> None:
     schedules = [hourly(report)]
     report.metadata.create_all(engine)
     began = time.monotonic()
@@ -397,8 +386,7 @@ def test_it_stops_at_once(shared: Database, engine: sa.Engine, kind: str, driver
     assert not [name for name in names if "schedul" in name]
 
 
-def test_it_runs_once_at_a_time(engine: sa.Engine) -> None:
-    report = make_report()
+def test_it_runs_once_at_a_time(engine: sa.Engine, report: Any) -> None:
     schedules = [hourly(report)]
     report.metadata.create_all(engine)
     scheduler = Scheduler(sessionmaker(engine), schedules)
@@ -408,9 +396,8 @@ def test_it_runs_once_at_a_time(engine: sa.Engine) -> None:
 
 
 def test_an_error_in_the_background_is_raised_at_the_end(
-    shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+    shared: Database, engine: sa.Engine, report: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    report = make_report()
     schedules = [Schedule("x", report, every=5, values={"kind": "x"})]
     for kind, driver in (("scheduler", "psycopg"), ("async scheduler", "asyncpg")):
         with (

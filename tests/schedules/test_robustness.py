@@ -83,9 +83,9 @@ def processes(engine: sa.Engine) -> Any:
         process.engine.dispose()
 
 
-def test_what_is_wrong_with_one_schedule_costs_the_others_nothing(engine: sa.Engine, processes: Any) -> None:
-    report = make_report()
-
+def test_what_is_wrong_with_one_schedule_costs_the_others_nothing(
+    engine: sa.Engine, report: Any, processes: Any
+) -> None:
     def make(tick: Any) -> Any:
         raise SystemExit(3)
 
@@ -128,8 +128,7 @@ def test_a_database_that_cannot_store_a_text(shared: Database, caplog: pytest.Lo
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-def test_what_the_server_refuses_is_found_by_halving(engine: sa.Engine, processes: Any) -> None:
-    report = make_report()
+def test_what_the_server_refuses_is_found_by_halving(engine: sa.Engine, report: Any, processes: Any) -> None:
     process = processes(*(hourly(report, f"s{number:02}") for number in range(64)))
     execute(engine, """UPDATE sqlaqueue_schedule SET values = '{"kind": null}' WHERE name = 's40'""")
     pass_time(engine, HOUR)
@@ -141,9 +140,7 @@ def test_what_the_server_refuses_is_found_by_halving(engine: sa.Engine, processe
     assert 20 < process.process.states[0].until_retry() <= 30
 
 
-def test_a_locked_table_delays_only_its_own_queue(engine: sa.Engine, processes: Any) -> None:
-    report = make_report()
-
+def test_a_locked_table_delays_only_its_own_queue(engine: sa.Engine, report: Any, processes: Any) -> None:
     class Other(QueueMixin, report.__bases__[1]):  # type: ignore[misc, name-defined] # the base of the test's own class
         __tablename__ = "other"
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -163,10 +160,8 @@ def test_a_locked_table_delays_only_its_own_queue(engine: sa.Engine, processes: 
 
 
 def test_what_takes_long_ends_the_transaction(
-    engine: sa.Engine, processes: Any, monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine, report: Any, processes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = make_report()
-
     def make(tick: Any) -> Any:
         time.sleep(0.05)
         return report(kind="slow")
@@ -191,8 +186,9 @@ def test_what_takes_long_ends_the_transaction(
     assert "make= took" in stored(engine, "slow")["last_error"]
 
 
-def test_many_jobs_are_several_transactions(engine: sa.Engine, processes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = make_report()
+def test_many_jobs_are_several_transactions(
+    engine: sa.Engine, report: Any, processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = processes(*(hourly(report, name, catch_up="all") for name in "abc"))
     monkeypatch.setattr(fire_module, "_MOST_JOBS", 10)
     pass_time(engine, 25 * HOUR)
@@ -203,8 +199,9 @@ def test_many_jobs_are_several_transactions(engine: sa.Engine, processes: Any, m
 
 
 @pytest.mark.parametrize("state", ["58P01", "40001", "57014", "23514", "53400"])
-def test_an_error_that_only_one_schedule_meets_is_no_outage(engine: sa.Engine, processes: Any, state: str) -> None:
-    report = make_report()
+def test_an_error_that_only_one_schedule_meets_is_no_outage(
+    engine: sa.Engine, report: Any, processes: Any, state: str
+) -> None:
     schedules = [hourly(report, "good"), hourly(report, "bad", values={"kind": "bad"})]
     report.metadata.create_all(engine)
     execute(
@@ -225,8 +222,7 @@ def test_an_error_that_only_one_schedule_meets_is_no_outage(engine: sa.Engine, p
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_a_locked_schedule_is_declared_later(shared: Database, engine: sa.Engine, driver: Any) -> None:
-    report = make_report()
+def test_a_locked_schedule_is_declared_later(shared: Database, engine: sa.Engine, report: Any, driver: Any) -> None:
     old = [hourly(report, name) for name in "abc"]
     report.metadata.create_all(engine)
     start(engine, old)
@@ -243,8 +239,7 @@ def test_a_locked_schedule_is_declared_later(shared: Database, engine: sa.Engine
             wait_until(lambda: stored(engine, "b")["values"] == {"kind": "new"})
 
 
-def test_it_stops_while_its_table_is_locked(shared: Database, engine: sa.Engine) -> None:
-    report = make_report()
+def test_it_stops_while_its_table_is_locked(shared: Database, engine: sa.Engine, report: Any) -> None:
     schedules = [hourly(report)]
     report.metadata.create_all(engine)
     with engine.connect() as connection:
@@ -304,19 +299,20 @@ def test_two_groups_of_schedules_are_apart(engine: sa.Engine, processes: Any) ->
         execute(engine, "DROP SCHEMA one CASCADE; DROP SCHEMA two CASCADE")
 
 
-def test_a_schedule_of_no_class_is_reported_before_it_is_planned(engine: sa.Engine) -> None:
-    report = make_report()
+def test_a_schedule_of_no_class_is_reported_before_it_is_planned(
+    engine: sa.Engine, report: Any, session: Session
+) -> None:
     [group] = schedule_groups([hourly(report)], "x")
     report.metadata.create_all(engine)
     execute(engine, "INSERT INTO sqlaqueue_schedule (name, queue, every) VALUES ('gone', 'reprot', '1 hour')")
-    with Session(engine) as session:
-        assert look(session, group).unknown == []
-        pass_time(engine, 2 * MINUTE)
-        assert look(session, group).unknown == ["gone"]
+    assert look(session, group).unknown == []
+    pass_time(engine, 2 * MINUTE)
+    assert look(session, group).unknown == ["gone"]
 
 
-def test_a_look_does_not_wait_for_long(engine: sa.Engine, processes: Any, caplog: pytest.LogCaptureFixture) -> None:
-    report = make_report()
+def test_a_look_does_not_wait_for_long(
+    engine: sa.Engine, report: Any, processes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     process = processes(hourly(report))
     with engine.begin() as connection:
         connection.execute(sa.text("LOCK sqlaqueue_schedule IN ACCESS EXCLUSIVE MODE"))
@@ -328,9 +324,8 @@ def test_a_look_does_not_wait_for_long(engine: sa.Engine, processes: Any, caplog
 
 
 def test_a_schedule_that_was_repaired_is_reported_again(
-    engine: sa.Engine, processes: Any, caplog: pytest.LogCaptureFixture
+    engine: sa.Engine, report: Any, processes: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    report = make_report()
     process = processes(hourly(report))
     [state] = process.process.states
     for times in (1, 2):

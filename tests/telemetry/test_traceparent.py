@@ -77,6 +77,12 @@ def engine(database: Database) -> Iterator[sa.Engine]:
 
 
 @pytest.fixture
+def session(engine: sa.Engine) -> Iterator[Session]:
+    with Session(engine) as session:
+        yield session
+
+
+@pytest.fixture
 def span() -> Iterator[str]:
     with TracerProvider().get_tracer("test").start_as_current_span("request") as span:
         context = span.get_span_context()
@@ -106,55 +112,50 @@ INSERTS: dict[str, Callable[[Session], object]] = {
 
 
 @pytest.mark.parametrize("insert", INSERTS)
-def test_it_is_the_current_span(engine: sa.Engine, insert: str, span: str) -> None:
-    with Session(engine) as session:
-        INSERTS[insert](session)
-        session.flush()
-        assert _stored(session) == {span}
+def test_it_is_the_current_span(session: Session, insert: str, span: str) -> None:
+    INSERTS[insert](session)
+    session.flush()
+    assert _stored(session) == {span}
 
 
 @pytest.mark.parametrize("insert", INSERTS)
-def test_it_is_the_setting_without_a_span(engine: sa.Engine, insert: str) -> None:
-    with Session(engine) as session:
-        session.execute(sa.text(f"SET LOCAL sqlaqueue.traceparent = '{GIVEN}'"))
-        INSERTS[insert](session)
-        session.flush()
-        assert _stored(session) == {GIVEN}
+def test_it_is_the_setting_without_a_span(session: Session, insert: str) -> None:
+    session.execute(sa.text(f"SET LOCAL sqlaqueue.traceparent = '{GIVEN}'"))
+    INSERTS[insert](session)
+    session.flush()
+    assert _stored(session) == {GIVEN}
 
 
 @pytest.mark.parametrize("insert", INSERTS)
-def test_it_is_null_without_either(engine: sa.Engine, insert: str) -> None:
+def test_it_is_null_without_either(session: Session, insert: str) -> None:
     """Also after a transaction with a setting, when the setting of the session is an empty text."""
-    with Session(engine) as session:
-        session.execute(sa.text(f"SET LOCAL sqlaqueue.traceparent = '{GIVEN}'"))
-        session.rollback()
-        INSERTS[insert](session)
-        session.flush()
-        assert _stored(session) == {None}
+    session.execute(sa.text(f"SET LOCAL sqlaqueue.traceparent = '{GIVEN}'"))
+    session.rollback()
+    INSERTS[insert](session)
+    session.flush()
+    assert _stored(session) == {None}
 
 
-def test_each_execution_has_its_own(engine: sa.Engine) -> None:
+def test_each_execution_has_its_own(session: Session) -> None:
     """The statement is cached with its function, not with the value of the first execution."""
     tracer, expected = TracerProvider().get_tracer("test"), set()
-    with Session(engine) as session:
-        for number in range(3):
-            with tracer.start_as_current_span("request"):
-                expected.add(current_traceparent())
-                session.add(Email(to=f"{number}"))
-                session.flush()
-        assert len(expected) == 3
-        assert _stored(session) == expected
+    for number in range(3):
+        with tracer.start_as_current_span("request"):
+            expected.add(current_traceparent())
+            session.add(Email(to=f"{number}"))
+            session.flush()
+    assert len(expected) == 3
+    assert _stored(session) == expected
 
 
-def test_plain_sql_and_copy_take_the_setting(database: Database, engine: sa.Engine) -> None:
+def test_plain_sql_and_copy_take_the_setting(database: Database, session: Session) -> None:
     with psycopg.connect(database.dsn) as connection, connection.transaction():
         connection.execute(f"SET LOCAL sqlaqueue.traceparent = '{GIVEN}'")
         connection.execute("INSERT INTO email (\"to\") VALUES ('a'), ('b')")
         with connection.cursor().copy('COPY email ("to") FROM STDIN') as copy:
             copy.write_row(["c"])
-    with Session(engine) as session:
-        assert _stored(session) == {GIVEN}
-        assert session.scalar(sa.select(sa.func.count()).select_from(Email)) == 3
+    assert _stored(session) == {GIVEN}
+    assert session.scalar(sa.select(sa.func.count()).select_from(Email)) == 3
 
 
 async def test_async_sessions(database: Database, engine: sa.Engine, span: str) -> None:
@@ -166,26 +167,23 @@ async def test_async_sessions(database: Database, engine: sa.Engine, span: str) 
     await async_engine.dispose()
 
 
-def test_dataclasses(engine: sa.Engine, span: str) -> None:
+def test_dataclasses(session: Session, span: str) -> None:
     assert "traceparent" in {field.name for field in dataclasses.fields(AsField)}
-    with Session(engine) as session:
-        session.add_all([AsField(to="a"), AsField(to="b", traceparent=GIVEN)])
-        session.flush()
-        assert _stored(session, AsField) == {span, GIVEN}
+    session.add_all([AsField(to="a"), AsField(to="b", traceparent=GIVEN)])
+    session.flush()
+    assert _stored(session, AsField) == {span, GIVEN}
 
 
-def test_a_given_value_is_kept(engine: sa.Engine, span: str) -> None:
-    with Session(engine) as session:
-        session.add(Email(to="a", traceparent=GIVEN))
-        session.flush()
-        assert _stored(session) == {GIVEN}
+def test_a_given_value_is_kept(session: Session, span: str) -> None:
+    session.add(Email(to="a", traceparent=GIVEN))
+    session.flush()
+    assert _stored(session) == {GIVEN}
 
 
-def test_copy_in_keeps_a_default_of_its_own(engine: sa.Engine, span: str) -> None:
-    with Session(engine) as session:
-        copy_in(session, Own, [{}, {}])
-        copy_in(session, Own, [{"trace": span}])
-        assert sorted(session.scalars(sa.select(Own.trace))) == sorted([GIVEN, GIVEN, span])
+def test_copy_in_keeps_a_default_of_its_own(session: Session, span: str) -> None:
+    copy_in(session, Own, [{}, {}])
+    copy_in(session, Own, [{"trace": span}])
+    assert sorted(session.scalars(sa.select(Own.trace))) == sorted([GIVEN, GIVEN, span])
 
 
 def test_the_run_has_it_and_retries_keep_it(engine: sa.Engine, span: str) -> None:
@@ -202,20 +200,18 @@ def test_the_run_has_it_and_retries_keep_it(engine: sa.Engine, span: str) -> Non
             session.rollback()
 
 
-def test_a_requeued_job_keeps_it(engine: sa.Engine, span: str) -> None:
-    with Session(engine) as session:
-        session.add(Email(to="a", status="failed"))
-        session.flush()
-        session.execute(requeue(sa.select(Email)))
-        assert _stored(session) == {span}
+def test_a_requeued_job_keeps_it(session: Session, span: str) -> None:
+    session.add(Email(to="a", status="failed"))
+    session.flush()
+    session.execute(requeue(sa.select(Email)))
+    assert _stored(session) == {span}
 
 
-def test_a_replaced_job_keeps_its_trace(engine: sa.Engine, span: str) -> None:
-    with Session(engine) as session:
-        enqueue(session, Email(to="a"))
-        with trace.use_span(trace.INVALID_SPAN):
-            enqueue(session, Email(to="a"), on_twin="replace")
-        assert _stored(session) == {span}
+def test_a_replaced_job_keeps_its_trace(session: Session, span: str) -> None:
+    enqueue(session, Email(to="a"))
+    with trace.use_span(trace.INVALID_SPAN):
+        enqueue(session, Email(to="a"), on_twin="replace")
+    assert _stored(session) == {span}
 
 
 @pytest.mark.everywhere

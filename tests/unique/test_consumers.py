@@ -167,52 +167,51 @@ def test_a_handler_that_enqueues_its_successor(engine: sa.Engine, kind: str) -> 
     assert created == [kind == "rows_are_messages"]
 
 
-def test_a_job_of_a_batch_that_comes_back_beside_a_successor(engine: sa.Engine) -> None:
+def test_a_job_of_a_batch_that_comes_back_beside_a_successor(engine: sa.Engine, session: Session) -> None:
     """The claim has deleted the rows of a batch, so a handler can enqueue a twin of another job of it."""
     job = create(engine, make_job("rows_are_messages"))
-    with Session(engine) as session:
-        session.add_all([job(id=1, key="a"), job(id=2, key="b")])
-        session.commit()
-        jobs = session.scalars(claim(job, 2)).all()
-        [(twin, created)] = enqueue(session, job(id=9, key="b", note="twin"))
-        assert created
-        assert sorted(session.execute(retry(jobs)).all()) == [(1, None), (2, str(twin.id))]
-        session.commit()
-        assert sorted(session.scalars(sa.select(job.id))) == [1, twin.id]
-        (letter,) = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
-        assert (letter.key, letter.last_error) == ((2,), f"twin: {twin.id}")
+    session.add_all([job(id=1, key="a"), job(id=2, key="b")])
+    session.commit()
+    jobs = session.scalars(claim(job, 2)).all()
+    [(twin, created)] = enqueue(session, job(id=9, key="b", note="twin"))
+    assert created
+    assert sorted(session.execute(retry(jobs)).all()) == [(1, None), (2, str(twin.id))]
+    session.commit()
+    assert sorted(session.scalars(sa.select(job.id))) == [1, twin.id]
+    (letter,) = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
+    assert (letter.key, letter.last_error) == ((2,), f"twin: {twin.id}")
 
 
-def test_admin_requeue_names_twins_and_waits_for_none(engine: sa.Engine, other: sa.Connection) -> None:
+def test_admin_requeue_names_twins_and_waits_for_none(
+    engine: sa.Engine, session: Session, other: sa.Connection
+) -> None:
     job = create(engine, make_job("update_status"))
-    with Session(engine) as session:
-        for number, key in enumerate("abca", 1):
-            session.add(job(id=number, key=key))
-            session.commit()
-            session.execute(fail(session.scalars(claim(job, 1)).all(), error="failed"))
-            session.commit()
-        insert_twin(other, job, 12, "b")
-        done = admin.requeue(session, job)
-        assert (done, done.twins, done.left) == (2, {1: "4"}, [2])
-        assert read(engine, job) == {1: "cancelled", 2: "failed", 3: "pending", 4: "pending"}
-        other.commit()
-        done = admin.requeue(session, session.get_one(job, 2))
-        assert (done, done.twins, done.left) == (0, {2: "12"}, [])
-        assert read(engine, job)[2] == "cancelled"
+    for number, key in enumerate("abca", 1):
+        session.add(job(id=number, key=key))
+        session.commit()
+        session.execute(fail(session.scalars(claim(job, 1)).all(), error="failed"))
+        session.commit()
+    insert_twin(other, job, 12, "b")
+    done = admin.requeue(session, job)
+    assert (done, done.twins, done.left) == (2, {1: "4"}, [2])
+    assert read(engine, job) == {1: "cancelled", 2: "failed", 3: "pending", 4: "pending"}
+    other.commit()
+    done = admin.requeue(session, session.get_one(job, 2))
+    assert (done, done.twins, done.left) == (0, {2: "12"}, [])
+    assert read(engine, job)[2] == "cancelled"
 
 
-def test_admin_rescue_waits_for_no_twin(engine: sa.Engine, job: Any, other: sa.Connection) -> None:
-    with Session(engine) as session:
-        session.add_all([job(id=number, key=str(number)) for number in (1, 2)])
-        session.commit()
-        session.execute(extend(session.scalars(claim(job, 3)).all(), lease=0))
-        session.commit()
-        insert_twin(other, job, 12, "2", delay=3600)
-        assert admin.rescue(session, job) == 1
-        assert read(engine, job) == {1: "pending", 2: "processing"}
-        other.commit()
-        assert admin.rescue(session, job) == 1
-        assert read(engine, job) == {1: "pending", 2: "cancelled", 12: "pending"}
+def test_admin_rescue_waits_for_no_twin(engine: sa.Engine, session: Session, job: Any, other: sa.Connection) -> None:
+    session.add_all([job(id=number, key=str(number)) for number in (1, 2)])
+    session.commit()
+    session.execute(extend(session.scalars(claim(job, 3)).all(), lease=0))
+    session.commit()
+    insert_twin(other, job, 12, "2", delay=3600)
+    assert admin.rescue(session, job) == 1
+    assert read(engine, job) == {1: "pending", 2: "processing"}
+    other.commit()
+    assert admin.rescue(session, job) == 1
+    assert read(engine, job) == {1: "pending", 2: "cancelled", 12: "pending"}
 
 
 @pytest.mark.parametrize("change", [admin.requeue, admin.rescue])
@@ -302,33 +301,32 @@ def returning(engine: sa.Engine, on_return: Any) -> Any:
 
 
 @pytest.mark.parametrize("end", END_RUN)
-def test_a_run_ends_beside_a_twin(engine: sa.Engine, returning: Any, on_return: str, end: str) -> None:
-    with Session(engine) as session:
-        session.add_all([returning(id=1, key="a"), returning(id=2, key="b")])
-        session.commit()
-        claimed = session.scalars(claim(returning, 2)).all()
-        session.commit()
-        session.add(returning(id=3, key="a"))
-        session.commit()
-        assert sorted(END_RUN[end](session, returning, claimed)) == [(1, "3"), (2, None)]
-        session.commit()
-        first, second = claimed
-        assert (second.status, second.lease_expires_at) == ("pending", None)
-        if on_return == "cancel":
-            error = "twin: 3\nagain" if end == "retry" else "twin: 3"
-            assert (first.status, first.last_error, first.lease_token) == ("cancelled", error, None)
-            return
-        assert first.status == "processing"
-        assert session.execute(rescue(returning)).all() == []
-        session.commit()
-        (twin,) = session.scalars(claim(sa.select(returning).where(returning.id == 3), 1)).all()
-        session.commit()
-        before = (first.attempts, first.last_error)
-        assert session.execute(rescue(returning)).all() == [(1, None)]
-        session.commit()
-        assert (first.status, first.attempts, first.last_error) == ("pending", *before)
-        assert session.scalars(complete(twin)).all() == [3]
-        session.commit()
+def test_a_run_ends_beside_a_twin(session: Session, returning: Any, on_return: str, end: str) -> None:
+    session.add_all([returning(id=1, key="a"), returning(id=2, key="b")])
+    session.commit()
+    claimed = session.scalars(claim(returning, 2)).all()
+    session.commit()
+    session.add(returning(id=3, key="a"))
+    session.commit()
+    assert sorted(END_RUN[end](session, returning, claimed)) == [(1, "3"), (2, None)]
+    session.commit()
+    first, second = claimed
+    assert (second.status, second.lease_expires_at) == ("pending", None)
+    if on_return == "cancel":
+        error = "twin: 3\nagain" if end == "retry" else "twin: 3"
+        assert (first.status, first.last_error, first.lease_token) == ("cancelled", error, None)
+        return
+    assert first.status == "processing"
+    assert session.execute(rescue(returning)).all() == []
+    session.commit()
+    (twin,) = session.scalars(claim(sa.select(returning).where(returning.id == 3), 1)).all()
+    session.commit()
+    before = (first.attempts, first.last_error)
+    assert session.execute(rescue(returning)).all() == [(1, None)]
+    session.commit()
+    assert (first.status, first.attempts, first.last_error) == ("pending", *before)
+    assert session.scalars(complete(twin)).all() == [3]
+    session.commit()
 
 
 def test_two_runs_of_twins_that_end_together(engine: sa.Engine, returning: Any, on_return: str) -> None:
@@ -406,30 +404,30 @@ def fail_jobs(session: Session, job: Any, *jobs: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_without_a_twin_comes_back(engine: sa.Engine, kind: str) -> None:
+def test_a_job_without_a_twin_comes_back(engine: sa.Engine, session: Session, kind: str) -> None:
     job = create(engine, make_job(kind))
-    with Session(engine) as session:
-        fail_jobs(session, job, job(id=1, key="a"))
-        assert session.execute(requeue(job)).all() == [(1, None)]
-        session.commit()
-        assert [each.id for each in session.scalars(claim(job, 9))] == [1]
+    fail_jobs(session, job, job(id=1, key="a"))
+    assert session.execute(requeue(job)).all() == [(1, None)]
+    session.commit()
+    assert [each.id for each in session.scalars(claim(job, 9))] == [1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("nulls_distinct", [True, False])
-def test_the_newest_of_failed_twins_comes_back(engine: sa.Engine, kind: str, nulls_distinct: Any) -> None:
+def test_the_newest_of_failed_twins_comes_back(
+    engine: sa.Engine, session: Session, kind: str, nulls_distinct: Any
+) -> None:
     job = create(engine, make_job(kind, Unique("key", nulls_distinct=nulls_distinct)))
-    with Session(engine) as session:
-        fail_jobs(session, job, job(id=1, key="a"), job(id=2, key="a"), job(id=3, key="b"), job(id=4), job(id=5))
-        found = session.execute(requeue(job)).all()
-        session.commit()
-        last = "5" if not nulls_distinct else None
-        assert sorted(found) == [(1, "2"), (2, None), (3, None), (4, last), (5, None)]
-        assert {each.id for each in session.scalars(claim(job, 9))} == {2, 3, 5} | ({4} if nulls_distinct else set())
-        session.rollback()
-        ended = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
-        assert {(info.key, info.last_error) for info in ended} >= {((1,), "twin: 2\nfailed")}
-        assert session.execute(requeue(sa.select(job).where(job.id == 1))).all() == [(1, "2")]
+    fail_jobs(session, job, job(id=1, key="a"), job(id=2, key="a"), job(id=3, key="b"), job(id=4), job(id=5))
+    found = session.execute(requeue(job)).all()
+    session.commit()
+    last = "5" if not nulls_distinct else None
+    assert sorted(found) == [(1, "2"), (2, None), (3, None), (4, last), (5, None)]
+    assert {each.id for each in session.scalars(claim(job, 9))} == {2, 3, 5} | ({4} if nulls_distinct else set())
+    session.rollback()
+    ended = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
+    assert {(info.key, info.last_error) for info in ended} >= {((1,), "twin: 2\nfailed")}
+    assert session.execute(requeue(sa.select(job).where(job.id == 1))).all() == [(1, "2")]
 
 
 @pytest.mark.parametrize("kind", KEEPING_ROWS)
@@ -462,16 +460,15 @@ def test_on_return_wait_leaves_the_requeued_job_as_it_is(engine: sa.Engine, kind
     assert read(engine, job) == {1: "failed", 2: "pending", 3: "pending"}
 
 
-def test_an_error_names_one_twin_however_often_the_job_is_requeued(engine: sa.Engine) -> None:
+def test_an_error_names_one_twin_however_often_the_job_is_requeued(engine: sa.Engine, session: Session) -> None:
     job = create(engine, make_job("update_status"))
-    with Session(engine) as session:
-        fail_jobs(session, job, job(id=1, key="a"))
-        session.add(job(id=2, key="a"))
+    fail_jobs(session, job, job(id=1, key="a"))
+    session.add(job(id=2, key="a"))
+    session.commit()
+    for _ in range(2):
+        session.execute(requeue(sa.select(job).where(job.id == 1)))
         session.commit()
-        for _ in range(2):
-            session.execute(requeue(sa.select(job).where(job.id == 1)))
-            session.commit()
-        assert session.get_one(job, 1).last_error == "twin: 2\nfailed"
+    assert session.get_one(job, 1).last_error == "twin: 2\nfailed"
 
 
 @pytest.mark.parametrize("kind", KEEPING_ROWS)

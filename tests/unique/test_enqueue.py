@@ -73,30 +73,28 @@ def test_a_job_that_a_condition_on_all_statements_hides_exists(engine: sa.Engine
     assert count(engine, job) == 1
 
 
-def test_the_answers_are_in_order(engine: sa.Engine, job: Any) -> None:
-    with Session(engine) as session:
-        session.add(job(id=7, key="c"))
-        session.commit()
-        jobs = [job(key=key) for key in "bcabza"]
-        result = enqueue(session, jobs)
-        assert [each.created for each in result] == [True, False, True, False, True, False]
-        assert result[1].job.id == 7
-        assert result[3].job is jobs[0]
-        assert result[5].job is jobs[2]
-        session.commit()
-        assert sorted(session.scalars(sa.select(job.key))) == ["a", "b", "c", "z"]
+def test_the_answers_are_in_order(session: Session, job: Any) -> None:
+    session.add(job(id=7, key="c"))
+    session.commit()
+    jobs = [job(key=key) for key in "bcabza"]
+    result = enqueue(session, jobs)
+    assert [each.created for each in result] == [True, False, True, False, True, False]
+    assert result[1].job.id == 7
+    assert result[3].job is jobs[0]
+    assert result[5].job is jobs[2]
+    session.commit()
+    assert sorted(session.scalars(sa.select(job.key))) == ["a", "b", "c", "z"]
 
 
-def test_attributes_are_loaded_as_after_a_flush(engine: sa.Engine, job: Any) -> None:
-    with Session(engine) as session:
-        statements: list[str] = []
-        mine, other = job(key="a"), job(key="b")
-        enqueue(session, [mine, other])
-        sa.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
-        assert mine.run_at.tzinfo is not None
-        assert (mine.attempts, other.note, mine.id != other.id) == (0, None, True)
-        session.flush()
-        assert not statements
+def test_attributes_are_loaded_as_after_a_flush(engine: sa.Engine, session: Session, job: Any) -> None:
+    statements: list[str] = []
+    mine, other = job(key="a"), job(key="b")
+    enqueue(session, [mine, other])
+    sa.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    assert mine.run_at.tzinfo is not None
+    assert (mine.attempts, other.note, mine.id != other.id) == (0, None, True)
+    session.flush()
+    assert not statements
 
 
 def test_null_keys_have_no_twins(engine: sa.Engine, job: Any) -> None:
@@ -109,17 +107,16 @@ def test_null_keys_have_no_twins(engine: sa.Engine, job: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_null_keys_are_twins_if_configured(engine: sa.Engine, kind: str) -> None:
+def test_null_keys_are_twins_if_configured(engine: sa.Engine, session: Session, kind: str) -> None:
     job = create(engine, make_job(kind, Unique("key", nulls_distinct=False)))
-    with Session(engine) as session:
-        first, second, third = enqueue(session, [job(), job(key="a"), job()])
-        assert [first.created, second.created, third.created] == [True, True, False]
-        assert third.job is first.job
-        assert enqueue(session, job())[0].job is first.job
-        session.commit()
-        with pytest.raises(sa.exc.IntegrityError, match="ix_job_queue_unique"):
-            session.add(job())
-            session.flush()
+    first, second, third = enqueue(session, [job(), job(key="a"), job()])
+    assert [first.created, second.created, third.created] == [True, True, False]
+    assert third.job is first.job
+    assert enqueue(session, job())[0].job is first.job
+    session.commit()
+    with pytest.raises(sa.exc.IntegrityError, match="ix_job_queue_unique"):
+        session.add(job())
+        session.flush()
 
 
 def test_a_rollback_makes_the_instances_new_again(engine: sa.Engine, job: Any) -> None:
@@ -154,16 +151,15 @@ def test_jobs_that_the_session_has_not_flushed_are_twins(engine: sa.Engine, job:
         assert enqueue(session, job(key="a")) == [(first, False)]
 
 
-def test_a_job_that_was_added_to_the_session(engine: sa.Engine, job: Any) -> None:
-    with Session(engine) as session:
-        enqueue(session, job(key="a"))
-        mine = job(key="a")
-        session.add(mine)
-        [(existing, created)] = enqueue(session, mine)
-        assert not created
-        assert mine not in session
-        session.commit()
-        assert existing.key == "a"
+def test_a_job_that_was_added_to_the_session(session: Session, job: Any) -> None:
+    enqueue(session, job(key="a"))
+    mine = job(key="a")
+    session.add(mine)
+    [(existing, created)] = enqueue(session, mine)
+    assert not created
+    assert mine not in session
+    session.commit()
+    assert existing.key == "a"
 
 
 def test_on_twin_raise_inserts_nothing(engine: sa.Engine, job: Any) -> None:
@@ -179,86 +175,81 @@ def test_on_twin_raise_inserts_nothing(engine: sa.Engine, job: Any) -> None:
     assert count(engine, job) == 1
 
 
-def test_a_finished_job_is_no_twin(engine: sa.Engine) -> None:
+def test_a_finished_job_is_no_twin(engine: sa.Engine, session: Session) -> None:
     job = create(engine, make_job("update_status"))
-    with Session(engine) as session:
-        [(first, _)] = enqueue(session, job(key="a"))
-        first.status = "completed"
-        session.commit()
-        assert enqueue(session, job(key="a"))[0].created
+    [(first, _)] = enqueue(session, job(key="a"))
+    first.status = "completed"
+    session.commit()
+    assert enqueue(session, job(key="a"))[0].created
 
 
-def test_a_running_job_is_a_twin_unless_configured(engine: sa.Engine) -> None:
+def test_a_running_job_is_a_twin_unless_configured(engine: sa.Engine, session: Session) -> None:
     job = create(engine, make_job("update_status", Unique("key", states=("pending",))))
-    with Session(engine) as session:
-        [(first, _)] = enqueue(session, job(key="a"))
-        session.commit()
-        session.execute(claim(job, 1))
-        session.commit()
-        [(second, created)] = enqueue(session, job(key="a"))
-        assert created
-        session.commit()
-        assert (first.status, second.status) == ("processing", "pending")
+    [(first, _)] = enqueue(session, job(key="a"))
+    session.commit()
+    session.execute(claim(job, 1))
+    session.commit()
+    [(second, created)] = enqueue(session, job(key="a"))
+    assert created
+    session.commit()
+    assert (first.status, second.status) == ("processing", "pending")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_period(engine: sa.Engine, kind: str) -> None:
+def test_a_period(engine: sa.Engine, session: Session, kind: str) -> None:
     job = create(engine, make_job(kind, Unique("key", per=timedelta(hours=1))))
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    with Session(engine) as session:
-        first = job(key="a", created_at=noon)
-        second = job(key="a", created_at=noon + timedelta(minutes=59))
-        third = job(key="a", created_at=noon + timedelta(minutes=60))
-        assert [each.created for each in enqueue(session, [first, second, third])] == [True, False, True]
-        assert [each.created for each in enqueue(session, [job(key="a"), job(key="a"), job(key="b")])] == [
-            True,
-            False,
-            True,
-        ]
-        session.commit()
-        assert session.scalars(sa.select(job).where(job.key == "b")).one().created_at is not None
+    first = job(key="a", created_at=noon)
+    second = job(key="a", created_at=noon + timedelta(minutes=59))
+    third = job(key="a", created_at=noon + timedelta(minutes=60))
+    assert [each.created for each in enqueue(session, [first, second, third])] == [True, False, True]
+    assert [each.created for each in enqueue(session, [job(key="a"), job(key="a"), job(key="b")])] == [
+        True,
+        False,
+        True,
+    ]
+    session.commit()
+    assert session.scalars(sa.select(job).where(job.key == "b")).one().created_at is not None
 
 
-def test_on_twin_replace(engine: sa.Engine) -> None:
+def test_on_twin_replace(engine: sa.Engine, session: Session) -> None:
     job = create(engine, make_job("update_status"))
     later = datetime.now(UTC) + timedelta(hours=1)
-    with Session(engine) as session:
-        [(first, _)] = enqueue(session, job(key="a", note="first", priority=5))
-        session.commit()
-        created_at, run_at = first.created_at, first.run_at
-        session.execute(sa.update(job).values(attempts=2, last_error="old"))
-        session.commit()
-        [(same, created)] = enqueue(session, job(key="a", note="second", run_at=later), on_twin="replace")
-        assert (same, created) == (first, False)
-        assert (first.note, first.run_at, first.priority, first.attempts) == ("second", later, 0, 0)
-        assert (first.last_error, first.created_at) == (None, created_at)
-        session.commit()
-        enqueue(session, job(key="a", note="third"), on_twin="replace_keep_time")
-        assert (first.note, first.run_at) == ("third", later)
-        session.commit()
-        enqueue(session, job(key="a"), on_twin="replace")
-        assert first.note is None
-        assert run_at < first.run_at < later
-        session.commit()
-        result = enqueue(
-            session, [job(key="b", note="1"), job(key="b", note="2"), job(key="b", note="3")], on_twin="replace"
-        )
-        assert [each.created for each in result] == [True, False, False]
-        assert {id(each.job) for each in result} == {id(result[0].job)}
-        assert result[0].job.note == "3"
-        session.commit()
-        assert result[0].job.note == "3"
+    [(first, _)] = enqueue(session, job(key="a", note="first", priority=5))
+    session.commit()
+    created_at, run_at = first.created_at, first.run_at
+    session.execute(sa.update(job).values(attempts=2, last_error="old"))
+    session.commit()
+    [(same, created)] = enqueue(session, job(key="a", note="second", run_at=later), on_twin="replace")
+    assert (same, created) == (first, False)
+    assert (first.note, first.run_at, first.priority, first.attempts) == ("second", later, 0, 0)
+    assert (first.last_error, first.created_at) == (None, created_at)
+    session.commit()
+    enqueue(session, job(key="a", note="third"), on_twin="replace_keep_time")
+    assert (first.note, first.run_at) == ("third", later)
+    session.commit()
+    enqueue(session, job(key="a"), on_twin="replace")
+    assert first.note is None
+    assert run_at < first.run_at < later
+    session.commit()
+    result = enqueue(
+        session, [job(key="b", note="1"), job(key="b", note="2"), job(key="b", note="3")], on_twin="replace"
+    )
+    assert [each.created for each in result] == [True, False, False]
+    assert {id(each.job) for each in result} == {id(result[0].job)}
+    assert result[0].job.note == "3"
+    session.commit()
+    assert result[0].job.note == "3"
 
 
-def test_a_running_twin_is_never_replaced(engine: sa.Engine) -> None:
+def test_a_running_twin_is_never_replaced(engine: sa.Engine, session: Session) -> None:
     job = create(engine, make_job("update_status"))
-    with Session(engine) as session:
-        enqueue(session, job(key="a", note="first"))
-        session.commit()
-        session.execute(claim(job, 1))
-        session.commit()
-        [(twin, created)] = enqueue(session, job(key="a", note="second"), on_twin="replace")
-        assert (twin.note, twin.status, created) == ("first", "processing", False)
+    enqueue(session, job(key="a", note="first"))
+    session.commit()
+    session.execute(claim(job, 1))
+    session.commit()
+    [(twin, created)] = enqueue(session, job(key="a", note="second"), on_twin="replace")
+    assert (twin.note, twin.status, created) == ("first", "processing", False)
 
 
 def test_ten_thousand_jobs(engine: sa.Engine) -> None:
@@ -325,12 +316,11 @@ def plain(engine: sa.Engine) -> Any:
     return create(engine, make_job("update_status"))
 
 
-def test_rows_are_inserted_in_the_order_of_their_values(engine: sa.Engine, plain: Any) -> None:
+def test_rows_are_inserted_in_the_order_of_their_values(session: Session, plain: Any) -> None:
     """Two calls with the same jobs in another order would wait for each other in a circle."""
-    with Session(engine) as session:
-        jobs = [plain(key=key) for key in "dbeac"]
-        enqueue(session, jobs)
-        assert "".join(each.key for each in sorted(jobs, key=lambda each: each.id)) == "abcde"
+    jobs = [plain(key=key) for key in "dbeac"]
+    enqueue(session, jobs)
+    assert "".join(each.key for each in sorted(jobs, key=lambda each: each.id)) == "abcde"
 
 
 def test_calls_at_the_same_time_create_each_job_once(engine: sa.Engine, plain: Any) -> None:
@@ -382,13 +372,12 @@ def listener(plain: Any) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listener")
-def test_a_listener_that_changes_a_unique_value(engine: sa.Engine, plain: Any) -> None:
-    with Session(engine) as session:
-        first, second = plain(key="A"), plain(key="B")
-        assert all(each.created for each in enqueue(session, [first, second]))
-        assert (first.key, second.key) == ("a", "b")
-        session.commit()
-        assert enqueue(session, [plain(key="A"), plain(key="B")]) == [(first, False), (second, False)]
+def test_a_listener_that_changes_a_unique_value(session: Session, plain: Any) -> None:
+    first, second = plain(key="A"), plain(key="B")
+    assert all(each.created for each in enqueue(session, [first, second]))
+    assert (first.key, second.key) == ("a", "b")
+    session.commit()
+    assert enqueue(session, [plain(key="A"), plain(key="B")]) == [(first, False), (second, False)]
 
 
 def test_a_twin_that_row_level_security_hides(engine: sa.Engine, plain: Any) -> None:
@@ -487,18 +476,17 @@ def test_a_listener_after_which_a_job_has_no_twin(engine: sa.Engine, plain: Any,
         sa.event.remove(plain, "before_insert", clear)
 
 
-def test_a_trigger_that_changes_a_unique_value(engine: sa.Engine, plain: Any) -> None:
+def test_a_trigger_that_changes_a_unique_value(engine: sa.Engine, session: Session, plain: Any) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "CREATE FUNCTION fold() RETURNS trigger LANGUAGE plpgsql AS "
             "$$ BEGIN NEW.key := lower(NEW.key); RETURN NEW; END $$"
         )
         connection.exec_driver_sql("CREATE TRIGGER fold BEFORE INSERT ON job FOR EACH ROW EXECUTE FUNCTION fold()")
-    with Session(engine) as session:
-        with pytest.raises(StatementError, match="was inserted with other unique values than it was given"):
-            enqueue(session, [plain(key="B"), plain(key="c")])
-        session.commit()
-        assert session.scalar(sa.select(sa.func.count()).select_from(plain)) == 0
+    with pytest.raises(StatementError, match="was inserted with other unique values than it was given"):
+        enqueue(session, [plain(key="B"), plain(key="c")])
+    session.commit()
+    assert session.scalar(sa.select(sa.func.count()).select_from(plain)) == 0
 
 
 def test_an_after_insert_listener_that_raises(engine: sa.Engine, plain: Any) -> None:
@@ -608,19 +596,18 @@ ROWS = [{"key": "a"}, {"key": None}, {"key": "b"}, {"key": "a"}, {"key": None}]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_twins_are_left_out(engine: sa.Engine, kind: str) -> None:
+def test_twins_are_left_out(engine: sa.Engine, session: Session, kind: str) -> None:
     job = create(engine, make_job(kind))
-    with Session(engine) as session:
-        session.add(job(key="b"))
-        assert copy_in(session, job, ROWS, on_twin="skip") == 3
-        assert copy_in(session, job, [{"key": "a"}, {"key": "z"}], on_twin="skip") == 1
-        session.commit()
-        assert sorted(str(key) for key in session.scalars(sa.select(job.key))) == ["None", "None", "a", "b", "z"]
-        if kind != "existing_messages":
-            assert len(session.scalars(claim(job, 9)).all()) == 5
-        session.rollback()
-        with pytest.raises(sa.exc.IntegrityError, match="ix_job_queue_unique"):
-            copy_in(session, job, ROWS)
+    session.add(job(key="b"))
+    assert copy_in(session, job, ROWS, on_twin="skip") == 3
+    assert copy_in(session, job, [{"key": "a"}, {"key": "z"}], on_twin="skip") == 1
+    session.commit()
+    assert sorted(str(key) for key in session.scalars(sa.select(job.key))) == ["None", "None", "a", "b", "z"]
+    if kind != "existing_messages":
+        assert len(session.scalars(claim(job, 9)).all()) == 5
+    session.rollback()
+    with pytest.raises(sa.exc.IntegrityError, match="ix_job_queue_unique"):
+        copy_in(session, job, ROWS)
 
 
 @pytest.mark.parametrize("driver", ["psycopg2", "asyncpg"])
@@ -658,10 +645,9 @@ def test_a_translated_schema(engine: sa.Engine) -> None:
         connection.exec_driver_sql("DROP SCHEMA tenant CASCADE")
 
 
-def test_wrong_values(engine: sa.Engine) -> None:
+def test_wrong_values(session: Session) -> None:
     plain, job = make_job("update_status", unique=None), make_job("update_status")
-    with Session(engine) as session:
-        with pytest.raises(StatementError, match="use 'raise' or 'skip'"):
-            copy_in(session, job, ROWS, on_twin="replace")  # type: ignore[arg-type] # wrong on purpose
-        with pytest.raises(StatementError, match=r"copy_in\(Job\): on_twin='skip': Job is not unique; set QueueConfig"):
-            copy_in(session, plain, ROWS, on_twin="skip")
+    with pytest.raises(StatementError, match="use 'raise' or 'skip'"):
+        copy_in(session, job, ROWS, on_twin="replace")  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(StatementError, match=r"copy_in\(Job\): on_twin='skip': Job is not unique; set QueueConfig"):
+        copy_in(session, plain, ROWS, on_twin="skip")

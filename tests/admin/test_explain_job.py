@@ -57,9 +57,8 @@ def test_a_job_whose_completion_or_retention_deletes_it(engine: sa.Engine) -> No
 def test_a_paused_queue(setup: Setup) -> None:
     setup.add(setup.model(id=1))
     setup.add_consumer()
-    with Session(setup.engine) as session:
+    with Session(setup.engine) as session, session.begin():
         session.execute(pause(setup.model))
-        session.commit()
     assert setup.codes() == ["paused"]
     assert f"The queue job has been paused since {now():%Y-%m-%d %H}" in setup.text("paused")
 
@@ -166,9 +165,8 @@ def test_finished_jobs(engine: sa.Engine, kind: str) -> None:
 
 def test_a_dead_letter(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "rows_are_messages").with_job()
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         session.execute(fail(claimed(session, setup.model), error="ValueError: no"))
-        session.commit()
     assert (setup.explain().state, setup.codes()) == ("failed", ["finished"])
     assert "with the last error 'ValueError: no'" in setup.text("finished")
 
@@ -227,9 +225,8 @@ def test_a_running_job(engine: sa.Engine) -> None:
 
 def test_an_expired_lease(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "update_status").with_job()
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         claimed(session, setup.model)
-        session.commit()
     setup.execute("UPDATE job SET lease_expires_at = now() - interval '5 minutes', claimed_by = 'web:4'")
     assert setup.codes() == ["lease_expired"]
     text = setup.text("lease_expired")
@@ -466,9 +463,8 @@ def test_a_twin(engine: sa.Engine, session: Session, kind: str) -> None:
 def test_a_running_twin(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "update_status")
     setup.add(setup.model(id=5, key="a"))
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         session.scalars(claim(setup.model, 1)).all()
-        session.commit()
     assert "is processing" in explain_new(setup, setup.model(key="a"))[1]
 
 

@@ -19,7 +19,7 @@ from sqlaqueue.admin.doctor.doctor import CHECKS, COMPLETE
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from tests.doctor.conftest import Patient, examining, plain_engine
 from tests.doctor.models import MODELS, SOME, Base, Delivery, Email, Letter, Note, handle
-from tests.models import KINDS, make_job
+from tests.models import KINDS, execute, make_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,8 +132,7 @@ def test_queues_of_two_databases(patient: Patient, server: Server) -> None:
     with server.database() as another:
         engine = plain_engine(another.url())
         Base.metadata.create_all(engine)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DROP INDEX ix_sqlaqueue_message_letter_claim")
+        execute(engine, "DROP INDEX ix_sqlaqueue_message_letter_claim")
         patient.execute("DROP INDEX ix_email_queue_claim")
         with Session(binds={Email: patient.engine, Letter: engine}) as session:
             found = admin.doctor(session, Letter, Email)
@@ -166,12 +165,7 @@ def test_the_worst_comes_first(patient: Patient) -> None:
         "ALTER TABLE email DISABLE TRIGGER sqlaqueue_wake_insert",
     )
     found = [(each.severity, each.queue) for each in patient.findings()]
-    assert found == [
-        ("critical", "email"),
-        ("critical", "letter"),
-        ("warning", "email"),
-        ("warning", "email"),
-    ]
+    assert found == [("critical", "email"), ("critical", "letter"), ("warning", "email"), ("warning", "email")]
 
 
 def test_wrong_input(patient: Patient) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.doctor.conftest import Patient
 
-from tests.doctor.conftest import new_role, plain_engine
+from tests.doctor.conftest import apply, new_role, plain_engine
 from tests.programs import wait_until
 from tests.servers import Server
 
@@ -54,8 +54,7 @@ def test_a_database_without_any_table_may_be_the_wrong_one(patient: Patient, ser
         assert (finding.code, finding.severity) == ("missing_table", "critical")
         assert finding.summary.startswith(f"The database {empty.name} has none of the tables of this queue")
         assert finding.summary.endswith("Is it the right database?")
-        with engine.begin() as connection:
-            connection.exec_driver_sql(finding.fixes[1])
+        apply(empty.dsn, finding.fixes[1])
         with Session(engine) as session:
             assert admin.doctor(session, Email) == []
 

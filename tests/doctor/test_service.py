@@ -354,9 +354,8 @@ def test_a_model_that_no_consumer_can_serve(patient: Patient) -> None:
 
 def test_expired_leases(patient: Patient) -> None:
     patient.add(*(Email(id=number) for number in range(3)))
-    with Session(patient.engine) as session:
+    with Session(patient.engine) as session, session.begin():
         assert len(session.scalars(claim(Email, 3)).all()) == 3
-        session.commit()
     assert patient.findings(Email) == []
     patient.execute("UPDATE email SET lease_expires_at = now() - interval '10 seconds'")
     assert patient.findings(Email) == []

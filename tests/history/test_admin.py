@@ -122,10 +122,9 @@ def test_keys_of_each_type(database: Database, kind: str, driver: str) -> None:
     model, key = KEYS[kind]
     plain = sa.create_engine(database.url(driver), poolclass=sa.NullPool)
     Base.metadata.create_all(plain)
-    with Session(plain) as session:
+    with Session(plain) as session, session.begin():
         names = [column.key for column in sa.inspect(model).primary_key]
         session.add(model(**dict(zip(names, key, strict=True))))
-        session.commit()
     assert Consumer(model, lambda session, job: None, sessionmaker(plain)).drain() == 1
     with Session(plain) as session:
         (attempt,) = admin.attempts(session, model, key)
@@ -274,9 +273,8 @@ def test_the_table_is_created_and_dropped(database: Database, make: Any, strateg
     assert "sqlaqueue_attempt" in text
     assert in_any_order(dump(database)) == in_any_order(wanted(kept, database))
     sql_engine = sa.create_engine(database.url())
-    with Session(sql_engine) as session:
+    with Session(sql_engine) as session, session.begin():
         session.add(kept(article="a"))
-        session.commit()
     Consumer(kept, lambda session, job: None, sessionmaker(sql_engine)).drain()
     with Session(sql_engine) as session:
         assert [one.outcome for one in admin.attempts(session, kept, 1)] == ["completed"]

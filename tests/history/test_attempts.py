@@ -183,10 +183,9 @@ def test_a_twin_cancels(database: Any) -> None:
 
 def test_bare_verbs_write_no_history(leased: HistoryQueue) -> None:
     leased.enqueue(None)
-    with leased.sessions() as session:
+    with leased.sessions.begin() as session:
         jobs = session.scalars(claim(leased.Job, 1)).all()
         session.execute(complete(jobs))
-        session.commit()
     assert leased.history() == []
     assert leased.execute("SELECT status FROM job") == "completed"
 
@@ -278,9 +277,8 @@ def expired(queue: HistoryQueue, number: int = 1, **values: Any) -> list[int]:
 def test_a_rescue_that_gives_the_attempt_back_does_not_count(leased: HistoryQueue) -> None:
     """It is not known which of the jobs killed the worker. The row keeps the error: it says that the job ran twice."""
     keys = leased.enqueue(None, None)
-    with leased.sessions() as session:
+    with leased.sessions.begin() as session:
         session.scalars(claim(leased.Job, 2)).all()
-        session.commit()
     leased.execute(EXPIRE)
     with leased.sessions() as session:
         assert admin.rescue(session, leased.Job) == 2

@@ -27,6 +27,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.prometheus import MetricsApp, metrics_app
 from tests.cli.conftest import MODELS, QUEUES, Shop, shop
 from tests.cli.shop.models import Email, Letter
+from tests.models import execute
 from tests.prometheus.conftest import STATEMENT_TIMEOUT, Values, parse, values
 
 if TYPE_CHECKING:
@@ -154,8 +155,7 @@ def count_waiting(engine: sa.Engine) -> int:
 
 
 async def test_a_sick_queue_does_not_hide_the_other(engine: sa.Engine, two: tuple[Any, Any], sessions: Any) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE first")
+    execute(engine, "DROP TABLE first")
     async with client(make_app(two, sessions)) as http:
         found = parse((await http.get("/metrics")).text)
     assert (found["scrape_success", "first"], found["scrape_success", "second"]) == (0, 1)

@@ -24,6 +24,7 @@ from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.prometheus import QueueCollector, metrics_app, queues
 from sqlaqueue.prometheus.queues import GAUGES
 from tests.admin.models import HELD, Setup
+from tests.models import execute
 from tests.prometheus.conftest import STATEMENT_TIMEOUT, collect, make_two, parse, values
 from tests.schedules.models import hourly, make_report, start
 from tests.sent_statements import sent_statements
@@ -96,9 +97,8 @@ def test_the_limit_is_that_of_all_priorities(engine: sa.Engine) -> None:
 def test_running_jobs_and_expired_leases(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "update_status", unique=None)
     setup.add(*(setup.model() for _ in range(4)))
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         assert len(session.scalars(claim(setup.model, 3)).all()) == 3
-        session.commit()
     setup.execute("UPDATE job SET lease_expires_at = now() - interval '1 s' WHERE id = 2")
     found = collect(engine, setup.model)
     assert found["jobs", "job", "pending"] == 1
@@ -163,9 +163,8 @@ def test_finished_jobs_are_counted_only_if_asked_for(setup: Setup) -> None:
 def test_keys_at_their_limit(engine: sa.Engine) -> None:
     setup = Setup(engine, make_job("update_status", None, limits=[Limit(1, per="key")]))
     setup.add(*(setup.model(key=key) for key in "aabbc"))
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         assert len(session.scalars(claim(sa.select(setup.model).where(setup.model.key != "c"), 10)).all()) == 2
-        session.commit()
     assert collect(engine, setup.model)["keys_at_limit", "job"] == 2
 
 
@@ -181,10 +180,7 @@ def test_schedules(engine: sa.Engine) -> None:
     nightly, weekly = hourly(model, "nightly"), hourly(model, "weekly")
     model.metadata.create_all(engine)
     start(engine, [nightly, weekly])
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "UPDATE sqlaqueue_schedule SET next_tick = now() - interval '2 hours' WHERE name = 'nightly'"
-        )
+    execute(engine, "UPDATE sqlaqueue_schedule SET next_tick = now() - interval '2 hours' WHERE name = 'nightly'")
     with Session(engine) as session:
         admin.pause_schedule(session, model, "weekly")
     found = collect(engine, model)
@@ -262,8 +258,7 @@ def statements(engine: sa.Engine) -> Iterator[list[str]]:
 
 
 def test_a_dropped_table_hides_neither_other_queues_nor_other_gauges(engine: sa.Engine, two: tuple[Any, Any]) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE first")
+    execute(engine, "DROP TABLE first")
     found = collect(engine, *two)
     assert (found["scrape_success", "first"], found["scrape_success", "second"]) == (0, 1)
     assert ("jobs", "first", "pending") not in found
@@ -353,8 +348,7 @@ def test_failure_and_recovery_are_logged_once(
             "ALTER TABLE away RENAME TO first",
             "SELECT 1",
         ):
-            with engine.begin() as connection:
-                connection.exec_driver_sql(statement)
+            execute(engine, statement)
             list(collector.collect())
     assert [record.event for record in caplog.records] == ["scrape_failed", "scrape_recovered"]
 
@@ -364,9 +358,8 @@ def test_a_result_is_served_again(engine: sa.Engine, two: tuple[Any, Any], state
     first = values(collector.collect())
     number = len(statements)
     assert number > 0
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         session.add(two[0]())
-        session.commit()
     statements.clear()
     assert values(collector.collect()) == first
     assert statements == []
@@ -375,9 +368,8 @@ def test_a_result_is_served_again(engine: sa.Engine, two: tuple[Any, Any], state
 def test_without_a_maximum_age_each_scrape_reads(engine: sa.Engine, two: tuple[Any, Any]) -> None:
     collector = QueueCollector(two, sessionmaker(engine), max_age=0, statement_timeout=STATEMENT_TIMEOUT)
     assert values(collector.collect())["jobs", "first", "pending"] == 1
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         session.add(two[0]())
-        session.commit()
     assert values(collector.collect())["jobs", "first", "pending"] == 2
 
 

@@ -109,9 +109,8 @@ class Queue:
             return results[-1].all() if results[-1].returns_rows else None
 
     def enqueue(self, created_at: datetime, *names: str, **values: Any) -> None:
-        with self.sessions() as session:
+        with self.sessions.begin() as session:
             session.add_all(self.Job(name=name, created_at=created_at, **values) for name in names)
-            session.commit()
 
     def states(self) -> Counter[tuple[str, str]]:
         """Return how many jobs of each partition are in which state."""
@@ -200,10 +199,9 @@ def test_rows_that_are_their_own_messages(make_queue: MakeQueue) -> None:
     """A claim deletes them; one that failed comes back to its partition."""
     columns = {"created_at": "created_at", "status": None}
     queue = make_queue("delete_returning", columns=columns, rows_are_messages=True)
-    with queue.sessions() as session:
+    with queue.sessions.begin() as session:
         rows = [{"name": "old", "created_at": OLD}, {"name": "new", "created_at": NEW}]
         assert copy_in(session, queue.Job, rows) == 2
-        session.commit()
     failing = True
 
     def handler(session: Session, job: Any) -> None:
@@ -283,9 +281,8 @@ def unfinished(queue: Queue, partition: str) -> int:
 
 
 def reconcile_messages(queue: Queue) -> None:
-    with queue.sessions() as session:
+    with queue.sessions.begin() as session:
         session.execute(reconcile(queue.Job))
-        session.commit()
 
 
 def test_drop_of_a_partition_while_consumers_run(queue: Queue) -> None:

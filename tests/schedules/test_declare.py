@@ -162,10 +162,7 @@ def test_ticks_that_an_upgrade_moves_are_reported(
         assert moved_ticks(session, group) == []
         before = stored(engine, "moved")["next_tick"]
         # As the old rules would have computed it.
-        execute(
-            engine,
-            "UPDATE sqlaqueue_schedule SET next_tick = next_tick + interval '7 min' WHERE name = 'moved'",
-        )
+        execute(engine, "UPDATE sqlaqueue_schedule SET next_tick = next_tick + interval '7 min' WHERE name = 'moved'")
         [moved] = moved_ticks(session, group)
     assert (moved.schedule, moved.rules, moved.computed) == ("moved", "cronsim 99, tzdata 2099a", before)
     assert moved.next_tick == before + 7 * MINUTE

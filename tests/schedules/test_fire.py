@@ -302,10 +302,7 @@ def test_schedules_of_all_classes_of_the_tables_are_fired(engine: sa.Engine, rep
         level: Mapped[int | None]
 
     started(engine, hourly(report), Schedule("remind", Reminder, every=HOUR, values={"level": 3}))
-    execute(
-        engine,
-        "INSERT INTO sqlaqueue_schedule (name, queue, every) VALUES ('added', 'invoice', '1 hour')",
-    )
+    execute(engine, "INSERT INTO sqlaqueue_schedule (name, queue, every) VALUES ('added', 'invoice', '1 hour')")
     pass_time(engine, HOUR)
     found = {fired.schedule: fired for fired in fire_due(engine, [report])}
     assert found.keys() == {"hourly", "remind", "added"}

@@ -24,16 +24,7 @@ from sqlaqueue.notify_payloads import Heartbeat, Signal
 from sqlaqueue.schedules.schedule import schedule_groups
 from tests.faults.proxy import Proxy
 from tests.programs import wait_until
-from tests.schedules.models import (
-    HOUR,
-    count_jobs,
-    execute,
-    hourly,
-    make_report,
-    pass_time,
-    stored,
-    ticks_in,
-)
+from tests.schedules.models import HOUR, count_jobs, execute, hourly, make_report, pass_time, stored, ticks_in
 
 if TYPE_CHECKING:
     from tests.servers import Database

@@ -46,9 +46,8 @@ MODELS: list[Any] = [Leased, Held, Message]
 
 def add(sessions: Any, model: Any, *texts: str | None) -> None:
     """Insert jobs with these texts."""
-    with sessions() as session:
+    with sessions.begin() as session:
         session.add_all([model(text=text) for text in texts])
-        session.commit()
 
 
 def behave(session: Any, job: Any) -> None:

@@ -113,9 +113,8 @@ def test_a_stopping_consumer_is_not_ready(sessions: sessionmaker[Session]) -> No
         began.set()
         release.wait(60)
 
-    with sessions() as session:
+    with sessions.begin() as session:
         session.add(Leased())
-        session.commit()
     consumer = Consumer(Leased, handler, sessions)
     with consumer:
         assert began.wait(60)

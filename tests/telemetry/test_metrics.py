@@ -64,9 +64,8 @@ def test_rescues_and_lost_leases(
     def lose_the_lease(session: Session, job: Any) -> None:
         calls.append(job.id)
         if len(calls) == 1:
-            with sessions() as other:
+            with sessions.begin() as other:
                 other.execute(sa.update(Leased).values(lease_expires_at=sa.func.now()))
-                other.commit()
             wait_until(lambda: status() == "pending")
 
     consumer = Consumer(Leased, lose_the_lease, sessions, concurrency=2)

@@ -108,9 +108,8 @@ def test_claims_have_a_span_of_their_own_and_empty_polls_have_none(
 
 def test_a_batch_has_links_instead_of_a_parent(sessions: sessionmaker[Session], recorded: Recorded) -> None:
     requests = [enqueue(sessions, recorded, Leased) for _ in range(3)]
-    with sessions() as session:
+    with sessions.begin() as session:
         session.add(Leased())
-        session.commit()
     consumer = Consumer(Leased, lambda session, jobs: None, sessions, batch=True, batch_size=10)
     instrumented(consumer, recorded).drain()
     [span] = recorded.spans("process leased")
@@ -122,9 +121,8 @@ def test_a_batch_has_links_instead_of_a_parent(sessions: sessionmaker[Session], 
 
 def test_a_job_without_a_trace_begins_one(sessions: sessionmaker[Session], recorded: Recorded) -> None:
     """Also in a program that starts its Consumer within a span, which would never end otherwise."""
-    with sessions() as session:
+    with sessions.begin() as session:
         session.add_all([Leased(), Leased(traceparent="no trace")])
-        session.commit()
     consumer = instrumented(Consumer(Leased, lambda session, job: None, sessions), recorded)
     with recorded.tracer_provider.get_tracer("application").start_as_current_span("startup") as startup:
         consumer.drain()
@@ -340,9 +338,8 @@ async def test_an_insert_counts_its_rows(
     database: Database, sessions: sessionmaker[Session], recorded: Recorded, statement: str
 ) -> None:
     given, parameters, number = SENT[statement]
-    with sessions() as session:
+    with sessions.begin() as session:
         session.add_all([Leased(id=-1), *(Held() for _ in range(3))])
-        session.commit()
     engine = create_async_engine(database.url("asyncpg"))
     asynchronous = async_sessionmaker(engine)
     for factory in (sessions, asynchronous):

@@ -157,12 +157,11 @@ def test_a_handler_that_enqueues_its_successor(engine: sa.Engine, kind: str) -> 
         if not created:
             created.append(enqueue(session, job(key="a"))[0].created)
 
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         session.add(job(key="a"))
         session.flush()
         if kind == "existing_messages":
             session.execute(job.metadata.tables["message"].insert().values(job_id=1))
-        session.commit()
     Consumer(job, handle, sessionmaker(engine)).drain()
     assert created == [kind == "rows_are_messages"]
 

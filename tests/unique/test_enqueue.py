@@ -15,6 +15,7 @@ from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_c
 
 from sqlaqueue import Consumer, JobExists, Retry, Unique, async_copy_in, async_enqueue, claim, copy_in, enqueue, wait
 from sqlaqueue.exc import ConfigurationError, StatementError
+from tests.models import execute, insert
 from tests.unique.models import KINDS, create, make_job
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ def test_a_job_that_a_condition_on_all_statements_hides_exists(engine: sa.Engine
         visible = job.note.is_distinct_from("hidden")
         state.statement = state.statement.options(with_loader_criteria(job, visible, include_aliases=True))
 
-    with Session(engine) as session:
-        session.add(job(key="a", note="hidden"))
-        session.commit()
+    insert(engine, job, [{"key": "a", "note": "hidden"}])
     with Hiding(engine) as session:
         [(existing, is_new)] = enqueue(session, [job(key="a", note="second")])
         assert (existing.note, is_new) == ("hidden", False)
@@ -98,11 +97,10 @@ def test_attributes_are_loaded_as_after_a_flush(engine: sa.Engine, session: Sess
 
 
 def test_null_keys_have_no_twins(engine: sa.Engine, job: Any) -> None:
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         enqueue(session, job())
         result = enqueue(session, [job(), job(key="a"), job()])
         assert all(each.created for each in result)
-        session.commit()
     assert count(engine, job) == 4
 
 
@@ -256,11 +254,10 @@ def test_ten_thousand_jobs(engine: sa.Engine) -> None:
     job = create(engine, make_job("update_status"))
     statements: list[str] = []
     sa.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         enqueue(session, [job(key=str(number)) for number in range(0, 10_000, 2)])
         statements.clear()
         result = enqueue(session, [job(key=str(number)) for number in range(10_000)])
-        session.commit()
     assert [each.created for each in result] == [False, True] * 5000
     assert len(statements) < 15
     assert count(engine, job) == 10_000
@@ -341,9 +338,8 @@ def test_calls_at_the_same_time_create_each_job_once(engine: sa.Engine, plain: A
 
 def test_a_twin_that_ends_between_two_statements(engine: sa.Engine, plain: Any) -> None:
     """It was seen, and is gone when it is to be loaded; or it was not seen, and is gone after the INSERT."""
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         enqueue(session, plain(key="a"))
-        session.commit()
     seen = []
 
     def delete_once(_: Any, __: Any, statement: str, *___: Any) -> None:
@@ -353,11 +349,10 @@ def test_a_twin_that_ends_between_two_statements(engine: sa.Engine, plain: Any) 
                 other.exec_driver_sql("DELETE FROM job")
                 other.commit()
 
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         sa.event.listen(engine, "before_cursor_execute", delete_once)
         mine = plain(key="a")
         assert enqueue(session, mine) == [(mine, True)]
-        session.commit()
     assert len(seen) == 1
 
 
@@ -381,9 +376,8 @@ def test_a_listener_that_changes_a_unique_value(session: Session, plain: Any) ->
 
 
 def test_a_twin_that_row_level_security_hides(engine: sa.Engine, plain: Any) -> None:
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         enqueue(session, plain(key="a"))
-        session.commit()
     with engine.connect() as connection:
         connection.exec_driver_sql("CREATE ROLE clerk")
         connection.exec_driver_sql("GRANT ALL ON SCHEMA public TO clerk")
@@ -405,15 +399,13 @@ def test_a_twin_that_row_level_security_hides(engine: sa.Engine, plain: Any) -> 
 
 def test_wait_returns_a_job_that_was_cancelled_because_of_a_twin(engine: sa.Engine) -> None:
     plain = create(engine, make_job("update_status", Unique("key", states=("pending",))))
-    with Session(engine, expire_on_commit=False) as session:
+    with Session(engine, expire_on_commit=False) as session, session.begin():
         [(first, _)] = enqueue(session, plain(key="a"))
-        session.commit()
 
     def handle(session: Session, each: Any) -> None:
         if each.id == first.id:
-            with Session(engine) as other:
+            with Session(engine) as other, other.begin():
                 enqueue(other, plain(key="a"))
-                other.commit()
             raise Retry(0)
 
     with Consumer(plain, handle, sessionmaker(engine)):
@@ -447,14 +439,12 @@ def test_a_running_twin_that_is_pending_again_is_replaced(engine: sa.Engine, pla
     def retry_once(_: Any, __: Any, statement: str, *___: Any) -> None:
         if statement.startswith("SELECT job.id, job.key") and not retried:
             retried.append(statement)
-            with engine.begin() as other:
-                other.exec_driver_sql("UPDATE job SET status = 'pending', lease_token = NULL")
+            execute(engine, "UPDATE job SET status = 'pending', lease_token = NULL")
 
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         sa.event.listen(engine, "before_cursor_execute", retry_once)
         [(twin, created)] = enqueue(session, plain(key="a", note="second"), on_twin="replace")
         assert (twin.status, twin.note, created, len(retried)) == ("pending", "second", False, 1)
-        session.commit()
 
 
 @pytest.mark.parametrize("change", [{"key": None}, {"status": "cancelled"}])
@@ -581,8 +571,7 @@ def test_wrong_jobs(engine: sa.Engine) -> None:
 
 def test_a_database_without_the_index(engine: sa.Engine) -> None:
     job = create(engine, make_job("update_status"))
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP INDEX ix_job_queue_unique")
+    execute(engine, "DROP INDEX ix_job_queue_unique")
     with (
         Session(engine) as session,
         pytest.raises(ConfigurationError, match="lacks the index ix_job_queue_unique.*Run `alembic"),
@@ -633,13 +622,11 @@ def test_other_drivers(shared: Database, engine: sa.Engine, driver: Any) -> None
 
 def test_a_translated_schema(engine: sa.Engine) -> None:
     job = make_job("update_status")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE SCHEMA tenant")
+    execute(engine, "CREATE SCHEMA tenant")
     translated = engine.execution_options(schema_translate_map={None: "tenant"})
     job.metadata.create_all(translated)
-    with Session(translated) as session:
+    with Session(translated) as session, session.begin():
         assert copy_in(session, job, ROWS, on_twin="skip") == 4
-        session.commit()
     with engine.begin() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM tenant.job").scalar() == 4
         connection.exec_driver_sql("DROP SCHEMA tenant CASCADE")

@@ -412,12 +412,7 @@ class Great(Grandchild):
 
 
 def test_collections_without_backrefs(session: Session) -> None:
-    job = Job(
-        key="a",
-        tags=[Tag(name="t")],
-        files=[File(name="f", pages=[Page()])],
-        by_name={"n": Named(name="n")},
-    )
+    job = Job(key="a", tags=[Tag(name="t")], files=[File(name="f", pages=[Page()])], by_name={"n": Named(name="n")})
     twin = Job(key="a", tags=[Tag(name="u")], files=[File(name="g")], by_name={"m": Named(name="m")})
     assert enqueue(session, [job, twin]) == [(job, True), (job, False)]
     assert (len(twin.tags), twin.files[0].name, list(twin.by_name)) == (1, "g", ["m"])

@@ -49,34 +49,27 @@ make_session, make_async_session = sessionmaker(engine), async_sessionmaker(asyn
 
 
 def send(session: Session, email: Email) -> None:
-    """Handle one job."""
     if not email.to:
         raise Retry(delay=timedelta(minutes=1))
 
 
-def send_all(session: Session, emails: list[Email]) -> None:
-    """Handle a batch."""
+def send_all(session: Session, emails: list[Email]) -> None: ...
 
 
-def greet(session: Session, user: User) -> None:
-    """Handle jobs of another model."""
+def greet(session: Session, user: User) -> None: ...
 
 
-async def send_async(session: AsyncSession, email: Email) -> None:
-    """Handle one job in an event loop."""
+async def send_async(session: AsyncSession, email: Email) -> None: ...
 
 
-async def send_all_async(session: AsyncSession, emails: list[Email]) -> None:
-    """Handle a batch in an event loop."""
+async def send_all_async(session: AsyncSession, emails: list[Email]) -> None: ...
 
 
 def policy(attempt: int, error: BaseException) -> float | None:
-    """A custom retry policy."""
     return None if isinstance(error, ValueError) else 2.0 * attempt
 
 
 def handlers_are_checked_against_the_model() -> None:
-    """A handler of another model, or for sessions of another kind, is a type error."""
     Consumer(Email, send, make_session, concurrency=4, retry=Exponential(base=1)).run()
     Consumer(Email, send_all, make_session, batch=True, retry=policy).run()
     Consumer(select(Email).where(Email.to != ""), send, make_session).run()
@@ -86,7 +79,6 @@ def handlers_are_checked_against_the_model() -> None:
 
 
 def options_are_checked() -> None:
-    """A misspelt option, or one of another type, is a type error."""
     Consumer(Email, send, make_session, lease=timedelta(minutes=5), timeout=30, grace=5.5, name="a", signals=False)
     Consumer(Email, send, make_session, concurency=4)  # type: ignore[call-overload] # misspelt
     Consumer(Email, send, make_session, batch_size="10")  # type: ignore[call-overload] # no number
@@ -94,15 +86,13 @@ def options_are_checked() -> None:
 
 
 class Newsletter(Email):
-    """A subclass in the same table."""
+    pass
 
 
-def send_newsletter(session: Session, newsletter: Newsletter) -> None:
-    """Handle a job of the subclass."""
+def send_newsletter(session: Session, newsletter: Newsletter) -> None: ...
 
 
 def handlers_by_class() -> None:
-    """One handler for each class of the table."""
     Consumer(Email, {Email: send}, make_session, concurrency=4).run()
     Consumer(Email, {Email: send, Newsletter: send_newsletter}, make_session).run()
     Consumer(Email, {Email: send_all}, make_session, batch=True).run()
@@ -113,7 +103,6 @@ def handlers_by_class() -> None:
 
 
 async def async_handlers_as_well() -> None:
-    """The same for AsyncConsumer."""
     await AsyncConsumer(Email, send_async, make_async_session, timeout=30).run()
     await AsyncConsumer(Email, send_all_async, make_async_session, batch=True).drain()
     await AsyncConsumer(Email, {Email: send_async}, make_async_session).run()
@@ -123,8 +112,6 @@ async def async_handlers_as_well() -> None:
 
 
 async def blocks_give_their_consumer() -> None:
-    """``with`` and ``async with``."""
-
     def send(session: Session, email: Email) -> None: ...
 
     async def send_async(session: AsyncSession, email: Email) -> None: ...
@@ -138,8 +125,6 @@ async def blocks_give_their_consumer() -> None:
 
 
 def events_are_typed(consumer: Consumer[Email]) -> None:
-    """Listeners are called with a JobEvent."""
-
     def count(event: JobEvent) -> None:
         assert_type(event.attempt, int | None)
 
@@ -148,7 +133,6 @@ def events_are_typed(consumer: Consumer[Email]) -> None:
 
 
 def results_have_the_type_of_the_job(email: Email) -> None:
-    """wait() accepts an instance, or a class and a key."""
     result = wait(make_session, email, timeout=timedelta(seconds=10))
     assert_type(result, JobResult[Email])
     assert_type(result.job, Email | None)
@@ -160,20 +144,17 @@ def results_have_the_type_of_the_job(email: Email) -> None:
 
 
 async def async_results_as_well(email: Email) -> None:
-    """The same for async_wait()."""
     assert_type(await async_wait(make_async_session, email, timeout=10), JobResult[Email])
     assert_type(await async_wait(make_async_session, (Email, 5)), JobResult[Email])
     assert_type(await async_wait(make_async_session, Email, 5), JobResult[Email])
 
 
 def a_retention_is_time() -> None:
-    """Durations are seconds or timedelta."""
     QueueConfig(retention={"completed": timedelta(days=7), "failed": 90 * 86400})
     QueueConfig(retention={"completed": "7 days"})  # type: ignore[dict-item] # not a duration
 
 
 def copying(session: Session, async_session: AsyncSession) -> None:
-    """Rows are any iterable of mappings."""
     assert_type(copy_in(session, Email, [{"to": "a"}]), int)
     assert_type(copy_in(session, Email, ({"id": number, "to": "a"} for number in range(5))), int)
     copy_in(session, Email, [Email(to="a")])  # type: ignore[list-item] # instances are for add_all()
@@ -181,7 +162,6 @@ def copying(session: Session, async_session: AsyncSession) -> None:
 
 
 async def copying_async(session: Session, async_session: AsyncSession) -> None:
-    """The same for async_copy_in()."""
     assert_type(await async_copy_in(async_session, Email, [{"to": "a"}]), int)
     await async_copy_in(session, Email, [])  # type: ignore[arg-type] # a session of the other kind
 
@@ -192,33 +172,26 @@ make_own = sessionmaker(engine, class_=SQLModelSession)
 make_own_async = async_sessionmaker(async_engine, class_=AsyncSQLModelSession)
 
 
-def plain(session: Session, email: Email) -> None:
-    """A handler that takes any session."""
+def plain(session: Session, email: Email) -> None: ...
 
 
 def own(session: SQLModelSession, email: Email) -> None:
-    """A handler for a subclass of the session."""
     session.exec(sql_model_select(Email)).all()
 
 
-def own_batch(session: SQLModelSession, emails: list[Email]) -> None:
-    """The same for a batch."""
+def own_batch(session: SQLModelSession, emails: list[Email]) -> None: ...
 
 
-async def plain_async(session: AsyncSession, email: Email) -> None:
-    """A handler that takes any session."""
+async def plain_async(session: AsyncSession, email: Email) -> None: ...
 
 
-async def own_async(session: AsyncSQLModelSession, email: Email) -> None:
-    """A handler for a subclass of the session."""
+async def own_async(session: AsyncSQLModelSession, email: Email) -> None: ...
 
 
-async def own_async_batch(session: AsyncSQLModelSession, emails: list[Email]) -> None:
-    """The same for a batch."""
+async def own_async_batch(session: AsyncSQLModelSession, emails: list[Email]) -> None: ...
 
 
 def handlers_take_what_the_factory_makes() -> None:
-    """The class of the sessions is that of the factory."""
     Consumer(Email, own, make_own)
     Consumer(Email, own, lambda: SQLModelSession(engine))
     Consumer(Email, own, scoped_session(make_own))
@@ -231,7 +204,6 @@ def handlers_take_what_the_factory_makes() -> None:
 
 
 def async_handlers_take_what_the_factory_makes() -> None:
-    """The same for AsyncConsumer."""
     AsyncConsumer(Email, own_async, make_own_async)
     AsyncConsumer(Email, own_async_batch, make_own_async, batch=True)
     AsyncConsumer(select(Email), own_async, make_own_async)
@@ -246,7 +218,6 @@ def async_handlers_take_what_the_factory_makes() -> None:
 def functions_for_tests_have_the_type_of_the_job(
     session: Session, scoped: scoped_session[Session], email: Email
 ) -> None:
-    """Functions of a Session."""
     assert_type(enqueued(session, Email, to="ada"), list[Email])
     enqueued(scoped, select(Email))
     assert_type(run_job(session, email, send), RunResult[Email])
@@ -262,13 +233,11 @@ def functions_for_tests_have_the_type_of_the_job(
 
 
 def handlers_are_checked_against_the_job(session: Session, email: Email) -> None:
-    """A handler of another model is a type error."""
     run_job(session, email, greet)  # type: ignore[arg-type]  # that is the mistake
     wait_until(make_session, email, "done")  # type: ignore[call-overload]  # that is the mistake
 
 
 async def async_results(session: AsyncSession, email: Email) -> None:
-    """Functions of an AsyncSession."""
     assert_type(await async_enqueued(session, Email), list[Email])
     assert_type(await async_run_job(session, email, send_async), RunResult[Email])
     await async_run_job(session, email, AsyncConsumer(Email, send_async, make_async_session))

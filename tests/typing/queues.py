@@ -48,20 +48,16 @@ if TYPE_CHECKING:
 
 
 class Base(DeclarativeBase):
-    """The declarative base."""
+    pass
 
 
 class User(Base):
-    """A table that is not a queue."""
-
     __tablename__ = "user"
 
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
 class Email(QueueMixin, Base):
-    """A queue."""
-
     __tablename__ = "email"
     __queue__ = QueueConfig(strategy="update_status", max_attempts=5, states=States(completed="sent"))
 
@@ -71,32 +67,27 @@ class Email(QueueMixin, Base):
 
 
 def claims_are_of_the_model(session: Session) -> None:
-    """A claim returns instances of the given class."""
     assert_type(session.execute(claim(Email, 10)).scalars().all(), Sequence[Email])
     assert_type(session.scalars(claim(Email, 10)).all(), Sequence[Email])
     assert_type(session.scalars(claim(Email, 1)).one_or_none(), Email | None)
 
 
 def a_select_keeps_its_type(session: Session) -> None:
-    """A claim from a select returns the type of the select."""
     some = select(Email).join(Email.user).where(User.id == 1, Email.to != "")
     assert_type(session.execute(claim(some, 10)).scalars().all(), Sequence[Email])
     assert_type(session.scalars(claim(some, 10).options(selectinload(Email.user))).all(), Sequence[Email])
 
 
 async def claims_are_the_same_when_async(session: AsyncSession) -> None:
-    """An AsyncSession returns the same types."""
     assert_type((await session.execute(claim(Email, 10))).scalars().all(), Sequence[Email])
     assert_type((await session.scalars(claim(select(Email), 10))).all(), Sequence[Email])
 
 
 def a_claim_takes_no_further_conditions() -> None:
-    """A claim has no where(), which would have no effect."""
     claim(Email, 10).where(Email.id == 1)  # type: ignore[attr-defined] # what the test is about
 
 
 def verbs_take_one_or_many(session: Session) -> None:
-    """Verbs accept instances, and durations as options."""
     emails = session.scalars(claim(Email, 10)).all()
     session.execute(complete(emails))
     session.execute(complete(emails[0]))
@@ -116,8 +107,6 @@ def verbs_take_one_or_many(session: Session) -> None:
 
 
 class Reminder(QueueMixin, Base):
-    """A unique queue."""
-
     __tablename__ = "reminder"
     __queue__ = QueueConfig(unique=Unique("to"))
 
@@ -126,7 +115,6 @@ class Reminder(QueueMixin, Base):
 
 
 def enqueueing(session: Session) -> None:
-    """One job and several have the same result."""
     assert_type(enqueue(session, Reminder(to="a")), list[Enqueued[Reminder]])
     assert_type(enqueue(session, [Reminder(to="a")], on_twin="replace"), list[Enqueued[Reminder]])
     assert_type(enqueue(session, (Reminder(to=name) for name in "ab")), list[Enqueued[Reminder]])
@@ -136,7 +124,6 @@ def enqueueing(session: Session) -> None:
 
 
 async def async_enqueueing(session: AsyncSession) -> None:
-    """The same for an AsyncSession."""
     assert_type(await async_enqueue(session, Reminder(to="a")), list[Enqueued[Reminder]])
     [email] = await async_enqueue(session, [Reminder(to="a")])
     assert_type(email.job, Reminder)
@@ -146,18 +133,15 @@ async def async_enqueueing(session: AsyncSession) -> None:
 
 
 class DataclassBase(MappedAsDataclass, DeclarativeBase):
-    """Another declarative base."""
+    pass
 
 
 class Phase(enum.Enum):
-    """The states of an application."""
-
     PENDING = "p"
     COMPLETED = "c"
 
 
 def attributes_are_typed(email: Email) -> None:
-    """Attributes have the type of the role or Any, since a class may adopt a column of another type."""
     assert_type(email.status, str | Any)
     assert_type(email.priority, int | Any)
     assert_type(email.run_at, datetime | Any)
@@ -169,15 +153,12 @@ def attributes_are_typed(email: Email) -> None:
 
 
 def expressions_are_typed(session: Session) -> None:
-    """Class attributes are columns of the type of the role."""
     select(Email).where(Email.status == "failed", Email.priority > 3, Email.run_at.is_(None)).order_by(Email.run_at)
     assert_type(session.scalars(select(Email.status)).one(), str)
     assert_type(session.scalars(select(Email.priority)).one(), int)
 
 
 class Order(QueueMixin, Base):
-    """Roles of attributes with other names."""
-
     __tablename__ = "orders"
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -187,7 +168,6 @@ class Order(QueueMixin, Base):
 
 
 def declared_attributes_are_typed(order: Order) -> None:
-    """A declared attribute has its declared type."""
     assert_type(order.queue_status, str)
     assert_type(order.status, int)
     assert_type(Order.queue_status, InstrumentedAttribute[str])
@@ -196,8 +176,6 @@ def declared_attributes_are_typed(order: Order) -> None:
 
 
 class Parcel(QueueMixin, Base):
-    """An existing table with nullable columns and an Enum."""
-
     __tablename__ = "parcel"
     __queue__ = QueueConfig(adopt={"status": "status", "attempts": "attempts", "run_at": "run_at"})
 
@@ -210,8 +188,6 @@ class Parcel(QueueMixin, Base):
 
 
 class Stated(QueueMixin, Base):
-    """A status stored as an Enum of the application."""
-
     __tablename__ = "stated"
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -219,7 +195,6 @@ class Stated(QueueMixin, Base):
 
 
 def adopted_attributes_are_typed(parcel: Parcel, stated: Stated) -> None:
-    """Adopted attributes have the types that the class declares."""
     assert_type(parcel.status, Phase)
     assert_type(parcel.attempts, int | None)
     assert_type(parcel.run_at, datetime | None)
@@ -229,8 +204,6 @@ def adopted_attributes_are_typed(parcel: Parcel, stated: Stated) -> None:
 
 
 class Letter(QueueMixin, DataclassBase):
-    """A dataclass."""
-
     __tablename__ = "letter"
 
     id: Mapped[int] = mapped_column(primary_key=True, init=False)
@@ -239,22 +212,16 @@ class Letter(QueueMixin, DataclassBase):
 
 
 class Newsletter(Letter):
-    """A subclass in the same table."""
-
     topic: Mapped[str] = mapped_column(default="")
 
 
 class Text(QueueMixin, SQLModel, table=True):
-    """An SQLModel."""
-
     id: int | None = Field(default=None, primary_key=True)
     to: str
     queue_status: str = queue_column("status")
 
 
 class AdoptedText(QueueMixin, SQLModel, table=True):
-    """An SQLModel on an existing table."""
-
     __queue__ = QueueConfig(adopt={"status": "status", "attempts": "attempts"})
 
     id: int | None = Field(default=None, primary_key=True)
@@ -263,7 +230,6 @@ class AdoptedText(QueueMixin, SQLModel, table=True):
 
 
 def constructors_take_the_attributes(moment: datetime) -> None:
-    """Constructors of plain models, dataclasses and SQLModels accept queue attributes."""
     Email(to="a", priority=3, run_at=moment)
     Letter("a", priority=3, run_at=moment, max_attempts=None)
     Newsletter("a", topic="b", priority=3)

@@ -69,10 +69,15 @@ def start(engine: sa.Engine, schedules: Sequence[Any], *, reset: bool = False) -
     return written, kept
 
 
-def started(engine: sa.Engine, *schedules: Any) -> list[Any]:
-    """Create the tables of schedules and jobs, do what a process does when it starts, and return the schedules."""
+def prepared(engine: sa.Engine, *schedules: Any) -> list[Any]:
+    """Create the tables of schedules and their jobs, and return the schedules."""
     schedules[0].model.metadata.create_all(engine)
-    start(engine, schedules)
+    return [*schedules]
+
+
+def started(engine: sa.Engine, *schedules: Any) -> list[Any]:
+    """The same, and do what a process does when it starts."""
+    start(engine, prepared(engine, *schedules))
     return [*schedules]
 
 

@@ -27,6 +27,7 @@ from tests.schedules.models import (
     fire_due,
     hourly,
     pass_time,
+    prepared,
     start,
     started,
     stored,
@@ -58,8 +59,7 @@ def test_a_definition_is_written_once(engine: sa.Engine, session: Session) -> No
 
 def test_a_changed_program_is_written_and_keeps_the_next_tick(engine: sa.Engine, report: Any) -> None:
     first = hourly(report)
-    report.metadata.create_all(engine)
-    start(engine, [first])
+    started(engine, first)
     fire_due(engine, [first])
     next_tick = stored(engine)["next_tick"]
     second = hourly(report, values={"kind": "other"})
@@ -75,10 +75,8 @@ def test_a_changed_program_is_written_and_keeps_the_next_tick(engine: sa.Engine,
 
 
 def test_what_was_changed_at_run_time_is_kept(engine: sa.Engine, report: Any) -> None:
-    report.metadata.create_all(engine)
     first, second = hourly(report), hourly(report, values={"kind": "new"})
-    report.metadata.create_all(engine)
-    start(engine, [first])
+    started(engine, first)
     execute(engine, "UPDATE sqlaqueue_schedule SET every = '5 min'")
     assert start(engine, [first]) == ([], [])
     assert start(engine, [second]) == ([], ["hourly"])
@@ -98,8 +96,7 @@ def test_what_was_changed_at_run_time_is_kept(engine: sa.Engine, report: Any) ->
 
 def test_a_change_that_was_taken_over_into_the_program_is_no_longer_one(engine: sa.Engine, report: Any) -> None:
     first, second = hourly(report), hourly(report, every=5 * MINUTE)
-    report.metadata.create_all(engine)
-    start(engine, [first])
+    started(engine, first)
     execute(engine, "UPDATE sqlaqueue_schedule SET every = '5 min'")
     assert start(engine, [second]) == (["hourly"], [])
     assert start(engine, [first]) == (["hourly"], [])
@@ -115,8 +112,7 @@ def test_a_schedule_that_was_added_at_run_time_is_kept(engine: sa.Engine, report
 
 def test_a_program_deletes_no_schedule_and_no_pause(engine: sa.Engine, report: Any) -> None:
     first, other = hourly(report), hourly(report, "other")
-    report.metadata.create_all(engine)
-    start(engine, [first, other])
+    started(engine, first, other)
     execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now()")
     start(engine, [hourly(report, values={"kind": "new"})], reset=True)
     assert stored(engine)["paused_at"] is not None
@@ -125,8 +121,7 @@ def test_a_program_deletes_no_schedule_and_no_pause(engine: sa.Engine, report: A
 
 def test_two_processes_that_start_together(engine: sa.Engine, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = hourly(report), hourly(report, values={"kind": "new"})
-    report.metadata.create_all(engine)
-    start(engine, [old])
+    started(engine, old)
     [group] = schedule_groups([new], "x")
     edited = False
 
@@ -355,8 +350,7 @@ def test_a_job_may_run_for_longer_than_its_tick_is_kept(engine: sa.Engine, repor
 
 
 def test_a_schedule_that_was_wrong_from_the_beginning(engine: sa.Engine, report: Any) -> None:
-    [group] = schedule_groups([hourly(report)], "x")
-    report.metadata.create_all(engine)
+    [group] = schedule_groups(prepared(engine, hourly(report)), "x")
     execute(
         engine,
         "INSERT INTO sqlaqueue_schedule (name, queue, cron, catch_up, values) "

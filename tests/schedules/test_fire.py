@@ -29,6 +29,7 @@ from tests.schedules.models import (
     hourly,
     make_report,
     pass_time,
+    prepared,
     start,
     started,
     stored,
@@ -44,8 +45,9 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_tick_gets_one_job(engine: sa.Engine, kind: str) -> None:
     report = make_report(kind)
-    schedules = [hourly(report, values={"kind": "sales", "day": date(2026, 1, 2), "token": uuid.UUID(int=7)})]
-    report.metadata.create_all(engine)
+    schedules = prepared(
+        engine, hourly(report, values={"kind": "sales", "day": date(2026, 1, 2), "token": uuid.UUID(int=7)})
+    )
     assert start(engine, schedules) == (["hourly"], [])
     assert fire_due(engine, schedules) == []
     created = stored(engine)["created_at"].replace(microsecond=0)

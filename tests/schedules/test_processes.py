@@ -24,7 +24,7 @@ from sqlaqueue.notify_payloads import Heartbeat, Signal
 from sqlaqueue.schedules.schedule import schedule_groups
 from tests.faults.proxy import Proxy
 from tests.programs import wait_until
-from tests.schedules.models import HOUR, count_jobs, execute, hourly, make_report, pass_time, stored, ticks_in
+from tests.schedules.models import HOUR, count_jobs, execute, hourly, make_report, pass_time, prepared, stored, ticks_in
 
 if TYPE_CHECKING:
     from tests.servers import Database
@@ -102,8 +102,7 @@ def test_schedules_are_fired_after_all_connections_went_silent(
     """As after a failover behind a proxy: a connection without a reply is given up."""
     monkeypatch.setattr(pace, "LONGEST_WAIT", 2.0)
     report = make_report()
-    schedules = [hourly(report, **SECOND)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, hourly(report, **SECOND))
     with Proxy(shared) as proxy, running(kind, proxy.url(driver), report, schedules, driver):
         wait_until(lambda: count_jobs(engine, report))
         proxy.go_silent()
@@ -113,8 +112,7 @@ def test_schedules_are_fired_after_all_connections_went_silent(
 
 @pytest.mark.parametrize(("kind", "driver"), WAYS)
 def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, report: Any, kind: str, driver: Any) -> None:
-    schedules = [hourly(report), hourly(report, "seconds", **SECOND)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, hourly(report), hourly(report, "seconds", **SECOND))
     with running(kind, shared.url(driver), report, schedules):
         wait_until(lambda: ticks_in(engine, "seconds"))
         execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now() WHERE name = 'seconds'")
@@ -139,8 +137,7 @@ def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, report: 
 
 
 def test_several_processes_fire_each_tick_once(shared: Database, engine: sa.Engine, report: Any) -> None:
-    schedules = [hourly(report, f"s{number}", **SECOND) for number in range(20)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, *(hourly(report, f"s{number}", **SECOND) for number in range(20)))
     with (
         running("scheduler", shared.url(), report, schedules),
         running("scheduler", shared.url(), report, schedules),
@@ -157,8 +154,9 @@ def test_one_that_cannot_be_fired_does_not_stop_the_others(
     def make(tick: Any) -> Any:
         raise ZeroDivisionError
 
-    schedules = [hourly(report), hourly(report, "raises", make=make, **SECOND), hourly(report, "null", **SECOND)]
-    report.metadata.create_all(engine)
+    schedules = prepared(
+        engine, hourly(report), hourly(report, "raises", make=make, **SECOND), hourly(report, "null", **SECOND)
+    )
     with caplog.at_level(logging.WARNING, "sqlaqueue"), running("scheduler", shared.url(), report, schedules):
         wait_until(lambda: ticks_in(engine, "null"))
         execute(engine, """UPDATE sqlaqueue_schedule SET values = '{"kind": null}' WHERE name = 'null'""")
@@ -181,8 +179,7 @@ def test_overdue_schedules_that_no_process_can_fire_are_reported_once(
     shared: Database, engine: sa.Engine, report: Any, session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     report.metadata.create_all(engine)
-    schedules = [hourly(report), hourly(report, "seconds", **SECOND)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, hourly(report), hourly(report, "seconds", **SECOND))
     execute(
         engine,
         "INSERT INTO sqlaqueue_schedule (name, queue, every, next_tick) "
@@ -200,8 +197,7 @@ def test_overdue_schedules_that_no_process_can_fire_are_reported_once(
 def test_missed_ticks_are_logged(
     shared: Database, engine: sa.Engine, report: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    schedules = [hourly(report)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, hourly(report))
     with running("scheduler", shared.url(), report, schedules):
         wait_until(lambda: stored_or_none(engine) and stored(engine)["next_tick"])
     pass_time(engine, 5 * HOUR)
@@ -233,8 +229,7 @@ def test_what_the_database_lacks_is_named(shared: Database, engine: sa.Engine, r
 def test_without_the_trigger_there_is_a_warning(
     shared: Database, engine: sa.Engine, report: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    schedules = [hourly(report, "seconds", **SECOND)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, hourly(report, "seconds", **SECOND))
     execute(engine, "DROP TRIGGER sqlaqueue_schedule_insert ON sqlaqueue_schedule")
     with caplog.at_level(logging.WARNING, "sqlaqueue"), running("scheduler", shared.url(), report, schedules):
         wait_until(lambda: ticks_in(engine, "seconds"))
@@ -243,8 +238,7 @@ def test_without_the_trigger_there_is_a_warning(
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_strict_isolation_levels_do_not_matter(shared: Database, engine: sa.Engine, report: Any, level: Any) -> None:
-    schedules = [hourly(report, f"s{number}", **SECOND) for number in range(5)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, *(hourly(report, f"s{number}", **SECOND) for number in range(5)))
     strict = sa.create_engine(shared.url(), isolation_level=level)
     with Scheduler(sessionmaker(strict), schedules), Scheduler(sessionmaker(strict), schedules):
         wait_until(lambda: len(ticks_in(engine, "s4")) >= 3)
@@ -256,8 +250,7 @@ def test_strict_isolation_levels_do_not_matter(shared: Database, engine: sa.Engi
 def test_an_outage_of_the_database_is_survived(
     shared: Database, engine: sa.Engine, report: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    schedules = [hourly(report, "seconds", **SECOND)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, hourly(report, "seconds", **SECOND))
     with running("scheduler", shared.url(), report, schedules):
         wait_until(lambda: ticks_in(engine, "seconds"))
         execute(
@@ -273,8 +266,7 @@ def test_an_outage_of_the_database_is_survived(
 def test_a_thousand_schedules_cost_a_handful_of_statements(
     shared: Database, engine: sa.Engine, report: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedules = [hourly(report, f"s{number}") for number in range(1000)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, *(hourly(report, f"s{number}") for number in range(1000)))
     counted, sleeps = sa.create_engine(shared.url()), []
     statements: list[str] = []
 
@@ -367,8 +359,7 @@ def test_what_fails_is_tried_later_and_later(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("kind", "driver"), WAYS)
 def test_it_stops_at_once(shared: Database, engine: sa.Engine, report: Any, kind: str, driver: Any) -> None:
-    schedules = [hourly(report)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, hourly(report))
     began = time.monotonic()
     with running(kind, shared.url(driver), report, schedules):
         pass
@@ -378,8 +369,7 @@ def test_it_stops_at_once(shared: Database, engine: sa.Engine, report: Any, kind
 
 
 def test_it_runs_once_at_a_time(engine: sa.Engine, report: Any) -> None:
-    schedules = [hourly(report)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, hourly(report))
     scheduler = Scheduler(sessionmaker(engine), schedules)
     scheduler.stop()
     with scheduler, pytest.raises(ConfigurationError, match="is running already"):

@@ -30,6 +30,7 @@ from tests.schedules.models import (
     hourly,
     make_report,
     pass_time,
+    prepared,
     start,
     stored,
     ticks_in,
@@ -202,8 +203,7 @@ def test_many_jobs_are_several_transactions(
 def test_an_error_that_only_one_schedule_meets_is_no_outage(
     engine: sa.Engine, report: Any, processes: Any, state: str
 ) -> None:
-    schedules = [hourly(report, "good"), hourly(report, "bad", values={"kind": "bad"})]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, hourly(report, "good"), hourly(report, "bad", values={"kind": "bad"}))
     execute(
         engine,
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -240,8 +240,7 @@ def test_a_locked_schedule_is_declared_later(shared: Database, engine: sa.Engine
 
 
 def test_it_stops_while_its_table_is_locked(shared: Database, engine: sa.Engine, report: Any) -> None:
-    schedules = [hourly(report)]
-    report.metadata.create_all(engine)
+    schedules = prepared(engine, hourly(report))
     with engine.connect() as connection:
         scheduler = Scheduler(sessionmaker(engine), schedules)
         connection.execute(sa.text("LOCK sqlaqueue_schedule IN ACCESS EXCLUSIVE MODE"))
@@ -302,8 +301,7 @@ def test_two_groups_of_schedules_are_apart(engine: sa.Engine, processes: Any) ->
 def test_a_schedule_of_no_class_is_reported_before_it_is_planned(
     engine: sa.Engine, report: Any, session: Session
 ) -> None:
-    [group] = schedule_groups([hourly(report)], "x")
-    report.metadata.create_all(engine)
+    [group] = schedule_groups(prepared(engine, hourly(report)), "x")
     execute(engine, "INSERT INTO sqlaqueue_schedule (name, queue, every) VALUES ('gone', 'reprot', '1 hour')")
     assert look(session, group).unknown == []
     pass_time(engine, 2 * MINUTE)

@@ -60,9 +60,10 @@ def test_one_statement_for_all_runs_that_are_settled_together(queue: HistoryQueu
     def record(_: Any, __: Any, statement: str, *___: Any) -> None:
         sent.append(statement)
 
-    with queue.sessions.begin() as session:
+    with queue.sessions() as session:
         jobs = claim_all(session, queue)
         assert context.settler.settle(session, finish(context, jobs, *ERRORS)) == []
+        session.commit()
     assert sum(statement.startswith(INSERT) for statement in sent) == 1
     ended = ["completed", "retried", "failed", "cancelled", "released", "completed"]
     assert [row.outcome for row in queue.history()] == ended
@@ -95,10 +96,11 @@ def test_a_handler_whose_commit_fails_has_one_row(queue: HistoryQueue) -> None:
 def test_a_lost_lease_writes_no_row(leased: HistoryQueue) -> None:
     lost, kept = leased.enqueue(None, None)
     context = make_context(leased.Job)
-    with leased.sessions.begin() as session:
+    with leased.sessions() as session:
         jobs = claim_all(session, leased)
         leased.execute(f"UPDATE job SET lease_token = gen_random_uuid() WHERE id = {lost}")
         without = context.settler.settle(session, finish(context, jobs, None, None))
+        session.commit()
     assert [one.run.key for one in without] == [(lost,)]
     assert leased.outcomes(lost) == []
     assert leased.outcomes(kept) == [(1, "completed")]
@@ -108,11 +110,12 @@ def test_a_run_that_was_never_begun_is_no_attempt(queue: HistoryQueue) -> None:
     """As at a shutdown, when jobs are released that have been claimed and wait for a handler."""
     waiting, begun = queue.enqueue(None, None)
     context = make_context(queue.Job)
-    with queue.sessions.begin() as session:
+    with queue.sessions() as session:
         jobs = claim_all(session, queue)
         finished = [FinishedRun(claimed_run(job), RELEASED, job) for job in jobs]
         finished[1].run.handler_started_at = finished[1].run.claimed_at
         assert context.settler.settle(session, finished) == []
+        session.commit()
     assert queue.outcomes(waiting) == []
     assert queue.outcomes(begun) == [(1, "released")]
 
@@ -273,11 +276,12 @@ def test_the_timeout_of_locks_is_that_of_the_transaction_again(leased: HistoryQu
     """A claim may follow in the same transaction."""
     leased.enqueue(None)
     context = make_context(leased.Job)
-    with leased.sessions.begin() as session:
+    with leased.sessions() as session:
         jobs = claim_all(session, leased)
         session.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
         context.settler.settle(session, finish(context, jobs, None))
         assert session.scalar(sa.text("SHOW lock_timeout")) == "7s"
+        session.commit()
     assert leased.outcomes() == [(1, "completed")]
 
 

@@ -362,7 +362,7 @@ def test_a_job_of_no_schedule_has_no_tick(engine: sa.Engine, report: Any, sessio
 
 
 def test_a_process_that_knows_no_schedule_finds_the_tick(engine: sa.Engine) -> None:
-    scheduled, report = make_report(), make_report()
+    scheduled, report = make_report.__wrapped__(), make_report.__wrapped__()
     schedules = [hourly(scheduled)]
     scheduled.metadata.create_all(engine)
     start(engine, schedules)

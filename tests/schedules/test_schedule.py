@@ -81,7 +81,7 @@ def test_values_are_stored_as_json_and_read_as_they_were() -> None:
 
 
 def test_the_tables_belong_to_the_metadata_from_then_on() -> None:
-    report = make_report()
+    report = make_report.__wrapped__()
     assert not [name for name in report.metadata.tables if name in {"sqlaqueue_schedule", "sqlaqueue_tick"}]
     hourly(report)
     hourly(report, "other")
@@ -89,7 +89,7 @@ def test_the_tables_belong_to_the_metadata_from_then_on() -> None:
 
 
 def test_a_queue_class_declares_them_as_well() -> None:
-    report = make_report()
+    report = make_report.__wrapped__()
     Consumer(report, lambda session, job: None, sessionmaker(), schedules=[report])
     assert "sqlaqueue_tick" in report.metadata.tables
 
@@ -197,7 +197,7 @@ def make_one(_: Any) -> Any:
     [
         ("nightly", "give a list of Schedules"),
         ([5], "this is no Schedule, and no queue class"),
-        ([hourly(make_report())] * 2 + [hourly(make_report())], None),
+        ([hourly(make_report.__wrapped__())] * 2 + [hourly(make_report.__wrapped__())], None),
     ],
 )
 def test_what_is_no_list_of_schedules_is_refused(schedules: Any, text: str | None) -> None:

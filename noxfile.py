@@ -31,8 +31,8 @@ NEWEST = ["-m", "not thorough and not browser"]
 ELSEWHERE = ["-m", "not thorough and not once and not browser"]
 SHARES = 16
 
-# Two more than there are cores: many a test waits for a process, or for a lease.
-PROCESSES = min((os.cpu_count() or 1) + 2, 6)
+# Three times as many as there are cores: many a test waits for a process, or for a lease.
+PROCESSES = min(3 * (os.cpu_count() or 1), 8)
 PYTEST = ["pytest", f"--numprocesses={PROCESSES}"]
 # One a core: each has a browser, whose pages are what takes time.
 BROWSER = ["pytest", f"--numprocesses={os.cpu_count() or 1}", "tests/web/browser"]

@@ -281,7 +281,7 @@ class Server:
         self.engine: Any
         self.session: Any
         self.consumer: Any
-        options = {"poll_interval": 0.05, "grace": 20} | options
+        options = {"poll_interval": 0.2, "grace": 20} | options
         given = dict(engine or {})
         if "poolclass" not in given:
             # Named, since before SQLAlchemy 2.0.38 aiosqlite had no pool.
@@ -421,7 +421,7 @@ class Worker:
     """
 
     def __init__(self, database: Database, strategy: str, api: str, handler: str, options: dict[str, Any]) -> None:
-        options = {"poll_interval": 0.05, "grace": 20} | options
+        options = {"poll_interval": 0.2, "grace": 20} | options
         given = {"consumers": 1, "restart": False, "together": False, "rescue": 0.2}
         order = {name: options.pop(name, value) for name, value in given.items()} | {
             "url": database.url("psycopg" if api == "sync" else "asyncpg"),

@@ -156,7 +156,7 @@ def test_the_start_is_logged_with_queue_database_and_mode(mixed: Bench, log: Any
     text = record.getMessage()
     kind = "threads" if mixed.api == "sync" else "tasks"
     assert text.startswith(f"queue job: started, {mixed.strategy}, serves database {mixed.database.name} at ")
-    assert text.endswith(f"with 2 worker {kind}, listening for notifications, polling every 0.05 s")
+    assert text.endswith(f"with 2 worker {kind}, listening for notifications, polling every 0.2 s")
     assert (record.levelno, record.concurrency, record.mode) == (logging.INFO, 2, "listening")
 
 
@@ -170,7 +170,7 @@ def test_without_triggers_the_logged_mode_is_polling(leased: Bench, log: Any) ->
         leased.execute("ALTER TABLE job ENABLE TRIGGER USER")
     [record] = logged(log, "consumer_started")
     assert record.mode == "polling"
-    assert record.getMessage().endswith(", polling every 0.05 s")
+    assert record.getMessage().endswith(", polling every 0.2 s")
     assert "listening" not in record.getMessage()
 
 

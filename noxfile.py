@@ -115,7 +115,7 @@ def quick(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("lint-imports")
-    session.run(*PYTEST, *NEWEST, f"--nearest={PROCESSES * 80}", *session.posargs)
+    session.run(*PYTEST, *NEWEST, f"--nearest={PROCESSES * 55}", *session.posargs)
 
 
 @nox.session

@@ -371,8 +371,9 @@ class SharedStatements(LRUCache[Any, Any]):
             return key
         settings = self._settings.get(dialect)
         if settings is None:
-            # Not its operations such as do_commit(), which are replaced where they are watched.
-            known = sorted((name, value) for name, value in vars(dialect).items() if not name.startswith("do_"))
+            # Not its operations such as do_commit(), which are replaced where they are watched. Another thread may be
+            # its first user at the same time, and change it.
+            known = sorted((name, value) for name, value in dict(vars(dialect)).items() if not name.startswith("do_"))
             settings = type(dialect), *((name, value if is_setting(value) else type(value)) for name, value in known)
             if hasattr(dialect, "server_version_info"):
                 # Those of a dialect that has not been connected yet will change.

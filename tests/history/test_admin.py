@@ -19,8 +19,8 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Snooze, admin
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
-from sqlaqueue.consumer.maintenance.cleanup import delete_batch
 from sqlaqueue.consumer.maintenance import state
+from sqlaqueue.consumer.maintenance.cleanup import delete_batch
 from sqlaqueue.consumer.maintenance.state import BATCH, MAINTAINERS, Walk
 from sqlaqueue.consumer.notifications.polls import Peers
 from sqlaqueue.exc import ConfigurationError, StatementError

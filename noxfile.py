@@ -77,7 +77,7 @@ os.environ["PIP_NO_COMPILE"] = "1"
 def each_version(axes: dict[str, list[str]]) -> list[dict[str, str]]:
     """Combine the versions so that each is met, in as few combinations as can be: first the newest ones.
 
-    A defect of one version shows beside any version of the others, as far as any was seen; `full` runs every pair.
+    A defect of one version shows beside any version of the others, as far as any was seen; `full` runs all of them.
     """
     rows = range(max(map(len, axes.values())))
     return [{name: versions[min(row, len(versions) - 1)] for name, versions in axes.items()} for row in rows]

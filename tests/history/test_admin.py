@@ -46,6 +46,12 @@ if TYPE_CHECKING:
     from tests.servers import Database
 
 
+@pytest.fixture(autouse=True)
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a deletion pause for longer than two seconds, as it does on a loaded machine: the server would end it."""
+    monkeypatch.setattr(state, "_LONGEST", 30.0)
+
+
 def test_the_attempts_of_a_job_newest_first(leased: HistoryQueue) -> None:
     key, other = leased.enqueue("raise", None)
     leased.drain()
@@ -230,9 +236,7 @@ def test_only_the_first_consumers_delete(leased: HistoryQueue, monkeypatch: pyte
     assert left(leased) == [("job", 6)]
 
 
-def test_a_locked_attempt_is_passed_over(leased: HistoryQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The server ends a transaction that pauses for longer, as this one does on a loaded machine.
-    monkeypatch.setattr(state, "_LONGEST", 30.0)
+def test_a_locked_attempt_is_passed_over(leased: HistoryQueue) -> None:
     add(leased, 10, 15)
     with leased.sessions() as other, leased.sessions() as session:
         other.execute(sa.text("SELECT FROM sqlaqueue_attempt WHERE key = '[3]' FOR UPDATE"))

@@ -20,6 +20,7 @@ import warnings
 import weakref
 import zlib
 from collections import Counter
+from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,12 @@ from sqlalchemy.pool import Pool
 from sqlalchemy.util import LRUCache
 
 from sqlaqueue import log as library_log
+from tests.models import KINDS
 from tests.nearest import changed_files, nearest
 from tests.servers import Servers, choose_versions, fast_directory, find_installations, running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from xdist.workermanage import WorkerController  # type: ignore[import-untyped]  # it is typed, but does not say so
 
@@ -142,26 +144,66 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_in(item: pytest.Item) -> bool:
         if item.get_closest_marker("everywhere"):
             return True
-        return zlib.crc32(without_version(item).encode()) % parts == number
+        return number_of(item) % parts == number
 
     chosen = [item for item in items if is_in(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 
 
-@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
-def pytest_leave_out_combinations(items: list[pytest.Item]) -> None:
-    """Leave to `full` what repeats values: of tests marked `each_value`, combinations whose values others have met."""
-    met: dict[str, set[Any]] = {}
-    alike = [item for item in items if item.get_closest_marker("each_value")]
-    # In an order that differs from test to test, so that they do not all meet the same combinations.
-    for item in sorted(alike, key=lambda item: zlib.crc32(without_version(item).encode())):
-        # The same object in each combination; some cannot be hashed.
-        values = {(name, id(value)) for name, value in item.callspec.params.items()}  # type: ignore[attr-defined] # of tests with parameters
-        seen = met.setdefault(item.nodeid.partition("[")[0], set())
-        if values <= seen:
+@pytest.hookimpl(specname="pytest_collection_modifyitems")
+def pytest_leave_out_what_is_alike(items: list[pytest.Item]) -> None:
+    """Leave to `full` what repeats values: by default a test meets each value of each parameter, and two strategies.
+
+    Which ones differs from test to test, so that all tests together meet all strategies. The conformance suite and
+    tests that are marked ``every_combination`` run with all.
+    """
+    variants: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        # After the rules of single folders, which mark some.
+        if hasattr(item, "callspec") and not item.get_closest_marker("thorough"):
+            assert isinstance(item, pytest.Function)
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, alike in variants.items():
+        if name.startswith("tests/conformance/") or alike[0].get_closest_marker("every_combination"):
+            continue
+        values = {item: values_of(item) for item in alike}
+        left, met = strategies_in_turn(name, values), set[Hashable]()
+        while left:
+            best = max(left, key=lambda item: (len(values[item] - met), number_of(item)))
+            met |= values[best]
+            left = [item for item in left if not values[item] <= met]
+            del values[best]
+        for item in values:
             item.add_marker(pytest.mark.thorough)
-        seen |= values
+
+
+def values_of(item: pytest.Function) -> set[Hashable]:
+    """Return the values of each parameter of a test; those that one decorator gives together are one value."""
+    parameters = dict(item.callspec.params)
+    parameters.pop("postgres_version", None)
+    together = [mark.args[0] for mark in item.iter_markers("parametrize") if mark.args]
+    groups = [names.replace(" ", "").split(",") if isinstance(names, str) else [*names] for names in together]
+    grouped = {name for group in groups for name in group}
+    groups += [[name] for name in parameters if name not in grouped]
+    # The same objects in each combination; some cannot be hashed.
+    return {(*group, *(id(parameters.get(name)) for name in group)) for group in groups}
+
+
+def strategies_in_turn(name: str, items: Iterable[pytest.Function]) -> list[pytest.Function]:
+    """Return the items of a test without those of its third strategy and of further ones."""
+    items = [*items]
+    for parameter in items[0].callspec.params:
+        strategies = {str(item.callspec.params.get(parameter)) for item in items}
+        if strategies <= {*KINDS}:
+            chosen = sorted(strategies, key=lambda strategy: zlib.crc32(f"{name} {strategy}".encode()))[:2]
+            items = [item for item in items if item.callspec.params[parameter] in chosen]
+    return items
+
+
+def number_of(item: pytest.Item) -> int:
+    """Return a number that stays the same from run to run, and is another one for most other tests."""
+    return zlib.crc32(without_version(item).encode())
 
 
 def without_version(item: pytest.Item) -> str:

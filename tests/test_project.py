@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections import Counter
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +50,9 @@ def imported(name: str, path: Path) -> Iterator[str]:
         yield from (each for each in names if each in MODULES and each != name)
 
 
-IMPORTS = {name: set(imported(name, path)) for name, path in MODULES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    return {name: set(imported(name, path)) for name, path in MODULES.items()}
 
 
 def lines(path: Path) -> int:
@@ -70,7 +73,7 @@ def test_no_file_is_long() -> None:
 
 @pytest.mark.once
 def test_a_small_file_with_one_importer_has_a_reason() -> None:
-    importers = Counter(target for targets in IMPORTS.values() for target in targets)
+    importers = Counter(target for targets in imports().values() for target in targets)
     small = {
         name
         for name, path in MODULES.items()
@@ -118,7 +121,7 @@ def test_imports_make_no_circle() -> None:
         if name in done:
             return
         open_.add(name)
-        for target in sorted(IMPORTS[name]):
+        for target in sorted(imports()[name]):
             if MODULES[target].name != "__init__.py":
                 visit(target, (*path, name))
         open_.remove(name)

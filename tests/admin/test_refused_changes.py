@@ -43,7 +43,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("model", [Job, Once], ids=["Job", "Once"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("deferred", [False, True])

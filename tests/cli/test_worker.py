@@ -137,7 +137,6 @@ def test_a_running_handler_finishes_after_a_signal(shop: Shop, tmp_path: Path, n
     assert shop.states("email") == {"completed": 1, "pending": 1}
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("processes", [(), ("--processes", "1")])
 @pytest.mark.parametrize("handler", ["send_slowly", "send_stubbornly"])
 def test_jobs_are_released_after_the_grace_period(

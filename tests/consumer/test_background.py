@@ -436,7 +436,6 @@ def test_a_consumer_that_is_stopped_before_it_starts_ends_at_once(mixed: Bench) 
     assert one._context is other._context is None
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_all_consumers(mixed: Bench, number: signal.Signals) -> None:
     mixed.enqueue(3)

@@ -314,7 +314,6 @@ def mark_as_crashed(bench: Bench, keys: list[int], *, times: int = 1) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.each_value
 @pytest.mark.parametrize(("times", "at_once"), [(1, 3), (2, 1)])
 def test_quarantined_jobs_occupy_half_of_the_handlers(bench: Bench, times: int, at_once: int) -> None:
     quarantined = bench.enqueue(7, payload="quarantined")

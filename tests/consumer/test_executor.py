@@ -72,7 +72,6 @@ def test_handlers_that_do_not_use_their_session_share_it(bench: Bench) -> None:
 
 
 @pytest.mark.usefixtures("long_rows")
-@pytest.mark.each_value
 @pytest.mark.parametrize("end", ["commit", "rollback", "close"])
 def test_a_handler_may_end_its_session(leased: Bench, end: str) -> None:
     """The next job is complete, though the session that loaded it has ended, and what is written to it is kept."""

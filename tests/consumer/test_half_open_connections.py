@@ -185,7 +185,6 @@ def test_a_handler_that_waits_for_a_silent_connection_is_named_at_the_stop(lease
         wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("sqlaqueue-job-0")])
 
 
-@pytest.mark.each_value
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("answers_new", [True, False])
 @pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("async", "asyncpg")])

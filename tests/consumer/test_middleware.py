@@ -278,7 +278,6 @@ def seeing(seen: list[Any]) -> Handler:
     return see
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("concurrency", [1, 2])
 @pytest.mark.parametrize("uses_session", [False, True])
 def test_a_handler_sees_what_the_program_has_set_and_nothing_of_other_jobs(

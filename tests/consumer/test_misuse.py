@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tests.consumer.bench import Bench
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("verb", ["commit", "rollback", "close"])
 @pytest.mark.parametrize("batch_size", [1, 10])
 def test_a_handler_that_ends_the_transaction_of_its_batch(supply: Any, api: str, verb: str, batch_size: int) -> None:
@@ -258,7 +257,6 @@ READS: dict[str, Callable[[Session, Any], object]] = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("read", READS)
 def test_a_handler_may_read_its_job_again(bench: Bench, read: str) -> None:
     """It sees what it saw before, and so do the handlers of the other jobs of the batch."""
@@ -275,7 +273,6 @@ def test_a_handler_may_read_its_job_again(bench: Bench, read: str) -> None:
     bench.expect(attempts=1)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("how", "status"),
     [("flush", "pending"), ("flush", "completed"), ("refresh", "completed"), ("statement", "completed")],
@@ -336,7 +333,6 @@ RESULTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_handler_that_returns_what_nobody_runs_has_failed(bench: Bench, result: str, *, batch: bool) -> None:
@@ -408,7 +404,6 @@ COMMITS: dict[str, Callable[[Session], object]] = {
 
 
 @pytest.mark.once
-@pytest.mark.each_value
 @pytest.mark.parametrize("end", COMMITS)
 def test_a_commit_past_the_session(supply: Any, api: str, end: str) -> None:
     """Its job fails, and the other jobs of the batch complete."""

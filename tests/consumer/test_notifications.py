@@ -83,7 +83,6 @@ def by_requeue(bench: Bench) -> None:
 WAYS = [by_the_orm, by_insert, by_insert_select, by_copy, by_plain_sql, by_requeue]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("enqueue", WAYS)
 def test_an_idle_consumer_is_woken(mixed: Bench, enqueue: Callable[[Bench], None]) -> None:
     with idle(mixed).running() as server:

@@ -286,7 +286,6 @@ def test_a_connection_that_cannot_be_made_costs_no_attempt(leased: Bench) -> Non
     leased.expect({"completed": 3}, attempts=dict.fromkeys(keys, 1), effects=keys)
 
 
-@pytest.mark.each_value
 @pytest.mark.once
 @pytest.mark.parametrize("at", ["handler", "commit"])
 def test_a_lost_connection_costs_no_attempt(mixed: Bench, at: str) -> None:

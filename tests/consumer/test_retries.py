@@ -137,7 +137,6 @@ def test_snooze_counts_no_attempt(bench: Bench) -> None:
     bench.expect(effects={})
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("signal", "state", "stored"),
     [

@@ -337,7 +337,6 @@ def check_that_jobs_come_back(bench: Bench, handler: str) -> None:
 
 
 @pytest.mark.usefixtures("frequent_rescues")
-@pytest.mark.each_value
 @pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)])
 def test_a_second_signal_ends_it_at_once_and_loses_nothing(
     mixed: Bench, first: signal.Signals, second: signal.Signals

@@ -188,7 +188,6 @@ REFUSALS = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("refusal", REFUSALS)
 @pytest.mark.parametrize("bad", [1, GOOD + 1])
 def test_a_row_whose_claim_is_refused(rigs: Rigs, api: str, refusal: str, bad: int, log: Any) -> None:
@@ -585,7 +584,6 @@ def test_a_handler_that_closes_the_connection_of_its_batch(rigs: Rigs, strategy:
     assert max(rig.ran.count(key) for key in range(1, 11)) <= 6
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("moment", ["infinity", "-infinity", "20000-01-01"])
 @pytest.mark.parametrize("column", ["run_at", "created_at"])
 def test_operators_read_times_that_python_does_not_know(rigs: Rigs, strategy: str, column: str, moment: str) -> None:

@@ -114,7 +114,6 @@ def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_module.WaitState, "not_settled", no_next_poll)
 
 
-@pytest.mark.each_value
 @pytest.mark.usefixtures("no_polling")
 @pytest.mark.parametrize(
     ("raised", "state"),

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -199,7 +198,7 @@ def rows_of(engine: sa.Engine, model: Any, *attributes: str) -> list[Any]:
 
 # -- a database with all these tables, and each driver -----------------------------------------------------------------
 
-HERE = Path(__file__).parent
+HERE = "tests/copy/"
 DRIVERS = ("psycopg", "psycopg2", "async psycopg", "asyncpg")
 REDUNDANT = ("psycopg2", "async psycopg")
 """Each shares its protocol with one of the others, and sync or async code with the other."""
@@ -211,7 +210,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run redundant combinations only in the thorough session."""
     for item in items:
         parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
-        if HERE in item.path.parents and parameters.get("driver") in REDUNDANT and not item.name.startswith(ON_ALL):
+        if item.nodeid.startswith(HERE) and parameters.get("driver") in REDUNDANT and not item.name.startswith(ON_ALL):
             item.add_marker(pytest.mark.thorough)
 
 

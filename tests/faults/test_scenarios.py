@@ -23,28 +23,20 @@ if TYPE_CHECKING:
 
 
 def combinations() -> Iterator[Any]:
-    """Return the combinations of scenario, strategy and API; all but a few of each scenario are marked ``thorough``.
-
-    Each scenario runs under the strategy with leases and under one that holds a transaction, with one API each. Every
-    third one runs for rows that are their own messages as well. Strategies and APIs alternate from scenario to
-    scenario, so each strategy runs with both APIs.
-    """
+    """Yield scenarios with strategies and APIs; by default each has one of both, in turn, and all in `full`."""
     for row, name in enumerate(SCENARIOS):
         strategies = STRATEGIES_OF.get(name, (*STRATEGIES, "own_message"))
-        left_out = {"delete_returning": row % 2 == 0, "batch_select": row % 2 == 1, "own_message": row % 3 > 0}
         for column, strategy in enumerate(strategies):
-            first, second = APIS if (row + column) % 2 == 0 else APIS[::-1]
-            is_left_out = len(strategies) > 2 and left_out.get(strategy, False)
-            yield pytest.param(name, strategy, first, marks=pytest.mark.thorough if is_left_out else ())
-            if len(strategies) == 1:
-                yield name, strategy, second
+            apis = APIS if (row // len(strategies) + column) % 2 == 0 else APIS[::-1]
             # Rows that are their own messages take the same path as rows with a message, so one API suffices.
-            elif name not in ONE_API and strategy != "own_message":
-                yield pytest.param(name, strategy, second, marks=pytest.mark.thorough)
+            if len(strategies) > 1 and (name in ONE_API or strategy == "own_message"):
+                apis = apis[:1]
+            for api in apis:
+                in_turn = column == row % len(strategies) and api == apis[0]
+                yield pytest.param(name, strategy, api, marks=() if in_turn else pytest.mark.thorough)
 
 
 @pytest.mark.once
-@pytest.mark.each_value
 @pytest.mark.parametrize(("scenario", "strategy", "api"), list(combinations()))
 def test_guarantees_hold_under_faults(make_harness: MakeHarness, scenario: str, strategy: str, api: str) -> None:
     with make_harness(strategy, api, own_server=scenario in CRASHES_SERVER) as harness:

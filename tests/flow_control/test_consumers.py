@@ -507,7 +507,6 @@ CONTROLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("strategy", ["update_status", *HELD])
 @pytest.mark.parametrize("control", CONTROLS.values(), ids=CONTROLS)
 def test_a_consumer_needs_no_other_kind_of_control(engine: sa.Engine, strategy: str, control: Any) -> None:
@@ -523,7 +522,6 @@ def test_a_consumer_needs_no_other_kind_of_control(engine: sa.Engine, strategy: 
         assert sorted(begun[:3]) == [1, 2, 3]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("strategy", ["update_status", *HELD])
 @pytest.mark.parametrize("control", [*CONTROLS, "all"])
 def test_columns_have_other_names_than_their_attributes(engine: sa.Engine, strategy: str, control: str) -> None:

@@ -249,7 +249,6 @@ def test_one_transaction_runs_the_jobs_of_a_key_in_order(engine: sa.Engine, held
     assert ids(claimed(second, job)) == [2]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("verb", [retry, release])
 def test_a_job_that_has_begun_and_waits_holds_the_others_back(engine: sa.Engine, held: Any, verb: Any) -> None:
     job = make_queue(engine, of_customers(1, 1, 2), order=Order("customer_id", on_failure="continue"), **held)

@@ -122,7 +122,6 @@ KEYS = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_keys_of_each_type(database: Database, kind: str, driver: str) -> None:

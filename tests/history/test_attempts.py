@@ -345,7 +345,6 @@ def test_unique_jobs(database: Database, on_return: Any) -> None:
         assert queue.execute(f"SELECT status FROM job WHERE id = {key}") == "pending"
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("unique", [None, Unique("payload", states=("pending",))], ids=["plain", "unique"])
 @pytest.mark.parametrize("fault", ["refused", "locked"])
 def test_a_consumer_rescues_without_a_history_that_cannot_be_written(

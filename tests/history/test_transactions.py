@@ -140,7 +140,6 @@ def test_an_outcome_that_the_database_refuses_has_one_row(leased: HistoryQueue) 
     assert leased.execute("SELECT status FROM job") == "failed"
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("payload", [None, "write", "fail"])
 def test_the_reply_to_a_commit_is_lost(leased: HistoryQueue, payload: str | None) -> None:
     """The settlement is committed, so the attempt is there, and settling it again does not add another one."""

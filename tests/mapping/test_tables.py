@@ -305,7 +305,6 @@ def test_jobs_of_two_queues_in_one_verb_are_refused(queues: Queues, engine: sa.E
             complete(jobs)
 
 
-@pytest.mark.each_value
 def test_one_process_runs_two_queues(queues: Queues, engine: sa.Engine) -> None:
     factory, done = sessionmaker(engine), []
     with factory() as session:

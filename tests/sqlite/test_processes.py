@@ -68,7 +68,6 @@ def test_processes_drain_a_file(make_harness: MakeHarness, processes: int) -> No
 # -- processes that are killed -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     "scenario", ["no_faults", "killed_at_random", "handler_exits_process", "requeued_by_plain_sql"]
 )
@@ -356,7 +355,6 @@ def other_engine(request: pytest.FixtureRequest, bench: SQLiteBench) -> Iterator
     engine.dispose()
 
 
-@pytest.mark.each_value
 def test_idle_workers_begin_at_once(bench: SQLiteBench, other_engine: sa.Engine) -> None:
     """They have claimed once and would poll again after an hour."""
     ran: list[int] = []

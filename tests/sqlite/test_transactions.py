@@ -239,7 +239,10 @@ async def commit_beside(bench: SQLiteBench, io: Any, key: int) -> None:
 
 
 def test_a_handler_that_is_refused_the_lock_runs_again_without_an_attempt(bench: SQLiteBench) -> None:
-    """It reads, another transaction commits, it writes: SQLite refuses that at once, however long the timeout is."""
+    """It reads, another transaction commits, it writes: SQLite refuses that at once, however long the timeout is.
+
+    Another Consumer's heartbeat or the test's own queries may do the same to a later run.
+    """
     [key] = bench.enqueue(max_attempts=1)
     errors: list[str] = []
 
@@ -256,8 +259,8 @@ def test_a_handler_that_is_refused_the_lock_runs_again_without_an_attempt(bench:
     server = bench.consumer(handle)
     with server.running():
         wait_until(lambda: bench.states() == Counter(completed=1), "the job is completed")
-    assert len(errors) == 1
-    assert "database is locked" in errors[0]
+    assert errors
+    assert all("database is locked" in error for error in errors)
     assert bench.attempts() == {key: 1}
     assert bench.effects() == {0: 1, key: 1}
     assert server.told("failed") == []

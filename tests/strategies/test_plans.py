@@ -137,7 +137,6 @@ SIZES = {"empty": (0, 0), "small": (1_000, 0), "idle": (0, 100_000), "large": (1
 """How many jobs wait and are finished."""
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("backlog", QUEUES, indirect=True)
 @pytest.mark.parametrize("size", SIZES)
 class TestPlans:
@@ -215,7 +214,6 @@ SCENES = [ready, more_urgent_ones_later, all_urgencies_later, over, many_priorit
 @pytest.mark.parametrize("size", [*_sizes()])
 @pytest.mark.parametrize("scene", SCENES)
 class TestBacklog:
-    @pytest.mark.each_value
     def test_a_claim_costs_the_same_as_in_a_small_table(
         self, backlog: Backlog, base: dict[int, int], scene: Callable[[Backlog, int], None], size: int
     ) -> None:
@@ -330,7 +328,6 @@ def test_a_large_limit_makes_a_claim_no_slower(engine: sa.Engine) -> None:
         assert len(session.scalars(claim(model, 2**40)).all()) == 2
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select", "delete_returning"])
 @pytest.mark.parametrize(
     ("limit", "from_mark", "kept"),

@@ -98,7 +98,6 @@ def key(job: Any) -> tuple[Any, ...]:
     return job.tenant, job.number
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 @pytest.mark.parametrize("kind", KINDS)
 def test_claims_follow_the_claim_order_from_their_start(engine: sa.Engine, kind: str, order: Order) -> None:

@@ -161,7 +161,6 @@ def collisions(elements: list[Any], table: sa.Table) -> set[str]:
 
 
 @pytest.mark.once
-@pytest.mark.each_value
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_names_of_ctes_aliases_and_columns_have_the_prefix(engine: sa.Engine, strategy: str, features: str) -> None:
@@ -176,7 +175,6 @@ def test_names_of_ctes_aliases_and_columns_have_the_prefix(engine: sa.Engine, st
 
 
 @pytest.mark.once
-@pytest.mark.each_value
 @pytest.mark.parametrize("table", ["claimed", "expired", "new_rows", "é" * 31 + "x"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_table_and_its_columns_may_have_any_name(engine: sa.Engine, strategy: str, table: str) -> None:
@@ -314,7 +312,6 @@ def model(request: pytest.FixtureRequest) -> Any:
     return make_job(request.param)
 
 
-@pytest.mark.each_value
 @pytest.mark.everywhere
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statements_of_a_consumer_are_compiled_once(model: Any, name: str) -> None:
@@ -324,7 +321,6 @@ def test_statements_of_a_consumer_are_compiled_once(model: Any, name: str) -> No
         assert statement._generate_cache_key() == again._generate_cache_key()
 
 
-@pytest.mark.each_value
 @pytest.mark.once  # before 2.1, SQLAlchemy has no key for an INSERT from a SELECT
 @pytest.mark.parametrize("verb", VERBS)
 def test_verbs_are_compiled_once(model: Any, verb: str, engine: sa.Engine) -> None:

@@ -347,7 +347,6 @@ def cells() -> Iterator[Any]:
                 yield pytest.param(kind, strategy, driver, marks=marks, id=f"{kind}-{strategy}-{driver}")
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(("kind", "strategy", "driver"), [*cells()])
 async def test_every_statement(urls: dict[str, str], kind: str, strategy: str, driver: str) -> None:
     model = make_model(kind, strategy)

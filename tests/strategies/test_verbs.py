@@ -162,6 +162,7 @@ def tables(shared: Database, request: pytest.FixtureRequest) -> Iterator[tuple[s
     engine.dispose()
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg-async", "asyncpg"])
 @pytest.mark.parametrize("verb", TABLE)
 async def test_verb(tables: tuple[str, QueueUnderTest], shared: Database, verb: str, driver: str) -> None:
@@ -354,7 +355,6 @@ class Histories(RuleBasedStateMachine):
             assert row.get("status", "pending") == job.state
 
 
-@pytest.mark.each_value
 @pytest.mark.once
 @pytest.mark.parametrize("composite", [False, True], ids=["single-key", "composite-key"])
 @pytest.mark.parametrize("kind", STRATEGIES)

@@ -112,7 +112,6 @@ def broken_after(job: Any) -> Iterator[None]:
         raise RuntimeError("after the handler")
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("manager", [broken_before, contextmanager(broken_before), broken_after])
 @pytest.mark.parametrize("api", ["sync", "async"])
 def test_telemetry_that_raises_costs_no_attempt(

@@ -59,7 +59,6 @@ def test_all_due_jobs_run(app: App) -> None:
     assert app.drain() == 0
 
 
-@pytest.mark.each_value
 def test_scheduled_jobs_run_as_well(app: App) -> None:
     app.add("nobody")
     app.add("later@example.com", run_at=datetime.now(UTC) + timedelta(hours=1))
@@ -87,7 +86,6 @@ def test_some_jobs_of_a_queue(app: App) -> None:
     assert app.sent == ["bob@example.com"]
 
 
-@pytest.mark.each_value
 def test_a_batch(app: App) -> None:
     sizes = []
 
@@ -246,7 +244,6 @@ def test_a_table_of_several_classes_travels_once(engine: sa.Engine) -> None:
         assert (now - one.run_at, now - two.run_at) == (timedelta(minutes=1), timedelta(minutes=1))
 
 
-@pytest.mark.each_value
 def test_a_job_becomes_due(app: App) -> None:
     email = app.add(run_at=datetime.now(UTC) + timedelta(hours=1))
     assert app.drain() == 0
@@ -282,7 +279,6 @@ def test_a_lease_expires(session: Session) -> None:
     assert len(session.scalars(rescue(LeasedEmail)).all()) == 1
 
 
-@pytest.mark.each_value
 def test_finished_jobs_grow_old(app: App) -> None:
     def fail(session: Session, email: object) -> None:
         raise ValueError

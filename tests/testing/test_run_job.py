@@ -40,7 +40,6 @@ from tests.testing.app import (
 )
 
 
-@pytest.mark.each_value
 def test_a_success(app: App) -> None:
     email = app.add()
     result = app.run(email)
@@ -86,7 +85,6 @@ def test_the_last_failure_is_final(app: App) -> None:
     assert app.enqueued() == []
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("raised", "state", "outcome", "delay", "error"),
     [
@@ -170,7 +168,6 @@ def test_the_handler_sees_the_job_as_in_a_consumer(app: App) -> None:
     assert seen == [(1, status, app.model is not OwnMessage, "ada@example.com")]
 
 
-@pytest.mark.each_value
 def test_a_change_of_the_job_is_kept(app: App) -> None:
     def change(session: Session, email: Email) -> None:
         email.to = "bob@example.com"
@@ -218,7 +215,6 @@ def test_a_handler_in_a_held_transaction_may_not_commit(held: App) -> None:
     assert isinstance(result.exception, HandlerMisuseError)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "/* done */ commit and chain"])
 def test_a_statement_that_ends_the_transaction_is_refused(app: App, statement: str) -> None:
     def end(session: Session, email: Email) -> None:
@@ -232,7 +228,6 @@ def test_a_statement_that_ends_the_transaction_is_refused(app: App, statement: s
     assert app.sent == []
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("end", ["commit", "rollback", "close"])
 def test_the_end_of_the_connections_transaction_is_refused(app: App, end: str) -> None:
     def end_connection(session: Session, email: Email) -> None:
@@ -330,7 +325,6 @@ def test_a_timeout_counts(app: App) -> None:
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.each_value
 def test_a_job_that_is_not_due(app: App) -> None:
     email = app.add(run_at=datetime.now(UTC) + timedelta(hours=1))
     with pytest.raises(NotClaimableError, match=r"is not due for .*; travel\(session, \d+\) moves it there"):
@@ -488,7 +482,6 @@ def test_a_held_claim_is_rolled_back_and_the_journal_names_the_job(held: App) ->
     assert held.scalars(sa.select(journal.c["keys"])) == []
 
 
-@pytest.mark.each_value
 def test_a_job_that_always_crashes_fails(app: App) -> None:
     email = app.add()
     app.crash(email)

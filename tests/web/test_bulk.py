@@ -151,7 +151,6 @@ def test_jobs_after_the_preview_are_left_alone(engine: sa.Engine, queues: Queues
     assert done.changed == 1, "no more than the preview has counted"
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("redacted", [(), ("created_at", "finished_at")])
 def test_jobs_after_the_preview_are_left_alone_though_their_times_are_hidden(

@@ -73,7 +73,6 @@ async def test_async_sessions_serve_as_well(queues: Any, shared: Any) -> None:
     await engine.dispose()
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("mount", [in_starlette, in_fastapi, in_litestar])
 @pytest.mark.parametrize("path", ["/ops", "/deep/er/queues"])
 async def test_mounted_links_stay_below_the_path(mount: Any, path: str, dashboard: Any) -> None:

@@ -92,7 +92,6 @@ def test_pages_are_complete_in_both_directions(engine: sa.Engine, rows: Any, sor
         assert keys(reversed(list(back))) == keys(found[:-1]), where
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("window", [40, 17])
 @pytest.mark.parametrize("sort", ["id", "-few", "many"])
 def test_windows_that_end_early_lose_nothing(
@@ -289,7 +288,6 @@ def cursor(engine: sa.Engine, model: Any, *pairs: tuple[str, str], key: int) -> 
         return cursor_text(order, session.execute(sa.select(*values).where(model.id == key)).one())
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("sort", ["id", "-id", "many", "-many", "few", "other"])
 def test_every_page_costs_the_same(engine: sa.Engine, large: Any, sort: str) -> None:
     first = cost(engine, large, ("sort", sort))
@@ -302,7 +300,6 @@ def test_every_page_costs_the_same(engine: sa.Engine, large: Any, sort: str) -> 
         assert buffers <= limit
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     "pairs",
     [

@@ -370,7 +370,6 @@ def daily(request: pytest.FixtureRequest, engine: sa.Engine) -> Any:
     return model
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 async def test_lists_show_them_and_no_page_fails(
     daily: Any, shared: Database, driver: str, caplog: pytest.LogCaptureFixture

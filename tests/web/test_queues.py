@@ -279,7 +279,6 @@ async def page_of(
     return html.unescape(response.text)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, HISTORY], ids=["plain", "history"])
 async def test_each_strategy_has_a_page(engine: sa.Engine, kind: str, options: Any) -> None:
@@ -432,7 +431,6 @@ def measured(setup: Setup) -> ClaimPlan:
         return found
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

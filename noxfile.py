@@ -35,8 +35,9 @@ SHARES = 16
 # Three times as many as there are cores: many a test waits for a process, or for a lease.
 PROCESSES = min(3 * (os.cpu_count() or 1), 8)
 PYTEST = ["pytest", f"--numprocesses={PROCESSES}"]
-# One a core: each has a browser, whose pages are what takes time.
-BROWSER = ["pytest", f"--numprocesses={os.cpu_count() or 1}", "tests/web/browser"]
+# One a core: where few tests run, each process takes longer to import them all.
+FEW = ["pytest", f"--numprocesses={os.cpu_count() or 1}"]
+BROWSER = [*FEW, "tests/web/browser"]
 
 
 def find_pythons() -> dict[str, Path]:
@@ -165,7 +166,7 @@ def tests(session: nox.Session) -> None:
     for number, combination in enumerate(others, start=1):
         if combination["python"] == session.python:
             part = f"--part={number}/{SHARES * len(others)}"
-            session.run(*PYTEST, *prepare(session, combination), *ELSEWHERE, part)
+            session.run(*FEW, *prepare(session, combination), *ELSEWHERE, part)
     # Last, because the end of the output is what is read.
     if newest["python"] == session.python:
         options = prepare(session, newest)

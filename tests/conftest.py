@@ -41,7 +41,7 @@ from tests.nearest import changed_files, nearest
 from tests.servers import Servers, choose_versions, fast_directory, find_installations, running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from xdist.workermanage import WorkerController  # type: ignore[import-untyped]  # it is typed, but does not say so
 
@@ -165,16 +165,16 @@ def pytest_leave_out_what_is_alike(items: list[pytest.Item]) -> None:
             assert isinstance(item, pytest.Function)
             variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, alike in variants.items():
-        if name.startswith("tests/conformance/") or alike[0].get_closest_marker("every_combination"):
+        if len(alike) == 1 or name.startswith("tests/conformance/") or alike[0].get_closest_marker("every_combination"):
             continue
-        values = {item: values_of(item) for item in alike}
-        left, met = strategies_in_turn(name, values), set[Hashable]()
-        while left:
-            best = max(left, key=lambda item: (len(values[item] - met), number_of(item)))
-            met |= values[best]
-            left = [item for item in left if not values[item] <= met]
-            del values[best]
-        for item in values:
+        left = {item: values_of(item) for item in sorted(alike, key=number_of)}
+        in_turn, met = strategies_in_turn(name, alike), set[Hashable]()
+        while news := {item: len(left[item] - met) for item in left if item in in_turn}:
+            best = max(news, key=lambda item: news[item])
+            if not news[best]:
+                break
+            met |= left.pop(best)
+        for item in left:
             item.add_marker(pytest.mark.thorough)
 
 
@@ -190,15 +190,15 @@ def values_of(item: pytest.Function) -> set[Hashable]:
     return {(*group, *(id(parameters.get(name)) for name in group)) for group in groups}
 
 
-def strategies_in_turn(name: str, items: Iterable[pytest.Function]) -> list[pytest.Function]:
-    """Return the items of a test without those of its third strategy and of further ones."""
-    items = [*items]
-    for parameter in items[0].callspec.params:
-        strategies = {str(item.callspec.params.get(parameter)) for item in items}
+def strategies_in_turn(name: str, alike: list[pytest.Function]) -> set[pytest.Function]:
+    """Return the variants of a test without those of its third strategy and of further ones."""
+    found = {*alike}
+    for parameter in alike[0].callspec.params:
+        strategies = {str(item.callspec.params.get(parameter)) for item in alike}
         if strategies <= {*KINDS}:
             chosen = sorted(strategies, key=lambda strategy: zlib.crc32(f"{name} {strategy}".encode()))[:2]
-            items = [item for item in items if item.callspec.params[parameter] in chosen]
-    return items
+            found = {item for item in found if item.callspec.params[parameter] in chosen}
+    return found
 
 
 def number_of(item: pytest.Item) -> int:

@@ -213,6 +213,9 @@ class Server:
         with (self.data / "postgresql.conf").open("a") as file:
             file.write(settings.format(socket_directory=self.directory))
         self.start()
+        # The first connection to a database writes a file of what each of them needs at once, and copies have it then.
+        with psycopg.connect(self.dsn("template1")):
+            pass
         return self
 
     def start(self) -> None:

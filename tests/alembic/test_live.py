@@ -300,7 +300,7 @@ class Traffic:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("rows", [100_000, pytest.param(1_000_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("rows", [20_000, pytest.param(1_000_000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("strategy", "answer"),
     [("update_status", "'completed'"), ("delete_returning", BY_ROW)],

@@ -21,6 +21,7 @@ from tests.alembic.conftest import (
     in_any_order,
     order,
     run_all,
+    set_for_all,
     wanted,
 )
 
@@ -147,17 +148,13 @@ def test_settings_of_the_session(database: Database, make: Any) -> None:
     """PostgreSQL prints moments and intervals in another form, in which they are compared and restored."""
     project = make(scheduled())
     good = dump(database)
-    administer(
-        database,
-        f"ALTER DATABASE {database.name} SET TimeZone = 'Asia/Kathmandu'",
-        f"ALTER DATABASE {database.name} SET IntervalStyle = 'iso_8601'",
-        f"ALTER DATABASE {database.name} SET DateStyle = 'German'",
-    )
+    settings = ("TimeZone = 'Asia/Kathmandu'", "IntervalStyle = 'iso_8601'", "DateStyle = 'German'")
+    set_for_all(database, *(f"SET {setting}" for setting in settings))
     project.check()
     # The tables and their defaults are written as they are printed, and created from that by the downgrade.
     changed(project, without_schedules())
     project.downgrade()
-    administer(database, f"ALTER DATABASE {database.name} RESET ALL")
+    set_for_all(database, "RESET ALL")
     assert in_any_order(dump(database)) == in_any_order(good)
 
 
@@ -190,7 +187,7 @@ def test_one_migration_for_all_tenants(database: Database, tmp_path: Path) -> No
 
 
 def search(database: Database, path: str) -> None:
-    administer(database, f"ALTER DATABASE {database.name} SET search_path TO {path}")
+    set_for_all(database, f"SET search_path TO {path}")
 
 
 # -- changes by hand ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, States, Unique
 from sqlaqueue.alembic import operations_on_rows
-from tests.alembic.conftest import Project, changed, dump, execute, in_any_order, order, wanted
+from tests.alembic.conftest import Project, changed, dump, execute, in_any_order, order, set_for_all, wanted
 from tests.alembic.test_live import upgrade_with_interruption
 
 if TYPE_CHECKING:
@@ -67,18 +67,14 @@ def test_the_settings_of_a_session_are_no_difference(
         return order(config, made_at=created_at)
 
     project = make(model(HOUR))
-    execute(
-        engine,
-        f"ALTER DATABASE {database.name} SET timezone = 'America/New_York'",
-        f"ALTER DATABASE {database.name} SET intervalstyle = 'iso_8601'",
-        f"ALTER DATABASE {database.name} SET datestyle = 'SQL, DMY'",
-    )
+    settings = ("timezone = 'America/New_York'", "intervalstyle = 'iso_8601'", "datestyle = 'SQL, DMY'")
+    set_for_all(database, *(f"SET {setting}" for setting in settings))
     project.check()
     assert NAME not in project.revise("nothing")
     project.upgrade()
     changed(project, model(DAY))
     project.check()
-    execute(engine, f"ALTER DATABASE {database.name} RESET ALL")
+    set_for_all(database, "RESET ALL")
     project.check()
     assert dump(database) == wanted(model(DAY), database)
 
@@ -294,7 +290,7 @@ def test_twins_are_found_before_anything_waits_for_a_lock(
     project = make(queue(None))
     insert(engine, ("a", "x"), ("a", "x"))
     revise(project, queue(Unique("article")), live=live)
-    execute(engine, f"ALTER DATABASE {database.name} SET lock_timeout = '3s'")
+    set_for_all(database, "SET lock_timeout = '3s'")
     with engine.begin() as connection:
         connection.exec_driver_sql("INSERT INTO orders (article) VALUES ('b')")
         refused(project)

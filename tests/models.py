@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -16,6 +17,16 @@ STRATEGIES = ("update_status", "batch_select", "delete_returning")
 KEEPING_ROWS = (*STRATEGIES, "existing_messages")
 KINDS = (*KEEPING_ROWS, "rows_are_messages")
 """Each strategy, and each way to keep messages: in a table of the library, in one of the program, in the jobs' rows."""
+
+
+def new_base() -> Any:
+    """Return a declarative base with a MetaData of its own."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    return Base
+
 
 TEXT = sa.String().with_variant(sa.String(50), "mariadb")
 """A text that MariaDB can have an index on."""
@@ -52,10 +63,7 @@ def make_job(kind: str = "update_status", attributes: Mapping[str, Any] | None =
         class is a new one in each call, as they belong to one class.
     :param config: the options of its :class:`~sqlaqueue.QueueConfig`.
     """
-
-    class Base(DeclarativeBase):
-        pass
-
+    Base = new_base()  # noqa: N806 - it is a class
     if kind == "existing_messages":
 
         class Message(Base):
@@ -112,3 +120,18 @@ def execute(engine: sa.Engine, statement: Any, **parameters: Any) -> Any:
     with engine.begin() as connection:
         result = connection.execute(sa.text(statement) if isinstance(statement, str) else statement, parameters)
         return result.scalar() if result.returns_rows else result.rowcount
+
+
+@contextmanager
+def sent_statements(engine: sa.Engine) -> Iterator[list[tuple[str, Any]]]:
+    """Collect the statements that a block sends, with their parameters."""
+    sent: list[tuple[str, Any]] = []
+
+    def remember(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        sent.append((statement, parameters))
+
+    sa.event.listen(engine, "before_cursor_execute", remember)
+    try:
+        yield sent
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", remember)

@@ -23,7 +23,7 @@ from sqlaqueue.web.data.job_columns import JobColumns, columns_of
 from sqlaqueue.web.data.job_orders import orders_of
 from sqlaqueue.web.data.job_pages import count_states, cursor_text, parse_request, read_page
 from sqlaqueue.web.data.job_sources import source_of
-from tests.sent_statements import sent_statements
+from tests.models import sent_statements
 
 Pairs = Sequence[tuple[str, str]]
 

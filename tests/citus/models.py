@@ -6,10 +6,11 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlaqueue import Constant, QueueConfig, QueueMixin
 from tests.consumer.models import Models, models
+from tests.models import new_base
 
 TENANTS = 4
 
@@ -29,11 +30,9 @@ def tenant_of(key: int) -> int:
 @cache
 def distributed_models(**config: Any) -> Models:
     """Return the models of ``tests.consumer`` with a key that contains the column that distributes the jobs."""
+    base = new_base()
 
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, base):
         __tablename__ = "job"
         __queue__ = QueueConfig(
             **{"strategy": "update_status", "max_attempts": 3, "notify": False, "retry": Constant(delay=0), **config}
@@ -44,13 +43,13 @@ def distributed_models(**config: Any) -> Models:
         )
         payload: Mapped[str | None]
 
-    class Effect(Base):
+    class Effect(base):
         __tablename__ = "effect"
         id: Mapped[int] = mapped_column(primary_key=True)
         job: Mapped[int]
         note: Mapped[str | None]
 
-    return Models(Base, Job, None, Effect)
+    return Models(base, Job, None, Effect)
 
 
 def models_for(placement: str) -> Models:
@@ -77,10 +76,7 @@ def execute(engine: sa.Engine, *statements: str) -> None:
 def job_class(**config: Any) -> Any:
     """Return a queue without a payload, whose key contains the column ``tenant``."""
 
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, new_base()):
         __tablename__ = "job"
         __queue__ = QueueConfig(**{"strategy": "update_status", "notify": False, **config})
         id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

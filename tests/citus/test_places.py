@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from click import Command
 from click.testing import CliRunner
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
     Consumer,
@@ -35,17 +37,12 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.placement import misplaced
 from sqlaqueue.web import Dashboard
 from tests.citus import models as targets
+from tests.citus.cluster import CitusDatabase
 from tests.citus.conftest import engine_of, schema_in
 from tests.citus.models import DISTRIBUTE, execute, job_class, placed
+from tests.models import new_base
 from tests.programs import wait_until
 from tests.web.conftest import client, everything
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from click import Command
-
-    from tests.citus.cluster import CitusDatabase
 
 pytestmark = pytest.mark.once
 
@@ -322,10 +319,7 @@ def test_another_column(engine: sa.Engine) -> None:
 
 
 def test_an_attribute_of_another_name_than_its_column(engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, new_base()):
         __tablename__ = "job"
         __queue__ = QueueConfig(strategy="update_status", notify=False)
         id: Mapped[int] = mapped_column(primary_key=True)

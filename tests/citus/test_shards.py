@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import NotSupportedError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
     Consumer,
@@ -44,15 +46,13 @@ from tests.consumer.models import Models, for_sync, models
 from tests.faults.conftest import rng as rng  # noqa: PLC0414 - a fixture
 from tests.faults.harness import Harness
 from tests.faults.mutants import lose
+from tests.faults.processes import Actor
 from tests.faults.roles import PayloadHandler, pool_size_of, record_events
+from tests.models import new_base
 from tests.programs import wait_until
+from tests.servers import Server
 
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
-
-    from tests.faults.processes import Actor
-    from tests.servers import Server
+pytestmark = pytest.mark.once
 
 SHARDS = Distribution("tenant", range(TENANTS))
 
@@ -91,7 +91,6 @@ def queue(citus_database: CitusDatabase, placement: str) -> Iterator[Queue]:
         yield Queue(engine, placement, own.schema)
 
 
-@pytest.mark.once
 def test_a_consumer_runs_all_jobs(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     queue.enqueue(range(20))
     ran: list[int] = []
@@ -101,7 +100,6 @@ def test_a_consumer_runs_all_jobs(queue: Queue, caplog: pytest.LogCaptureFixture
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-@pytest.mark.once
 def test_a_failing_job_is_tried_again_and_fails(queue: Queue) -> None:
     queue.enqueue(range(1))
 
@@ -112,7 +110,6 @@ def test_a_failing_job_is_tried_again_and_fails(queue: Queue) -> None:
     assert queue.states() == {"failed": 1}
 
 
-@pytest.mark.once
 def test_verbs_that_name_one_shard(queue: Queue) -> None:
     queue.enqueue(range(1, 12, TENANTS))
     with queue.sessions() as session:
@@ -134,7 +131,6 @@ def test_verbs_that_name_one_shard(queue: Queue) -> None:
         assert len(session.execute(purge(queue.some)).all()) == 2
 
 
-@pytest.mark.once
 def test_verbs_with_instances_of_several_shards(distributed: Queue) -> None:
     """Only those that lock rows before they write need a statement for each shard."""
     distributed.enqueue(range(3 * TENANTS))
@@ -159,7 +155,6 @@ def test_verbs_with_instances_of_several_shards(distributed: Queue) -> None:
             assert "of the column that distributes the table" in caught.value.__notes__[0]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", [lambda job: claim(job, 1), cancel, requeue, purge, rescue])
 def test_the_error_of_a_verb_without_a_shard_has_the_fix(distributed: Queue, verb: Any) -> None:
     with distributed.sessions() as session:
@@ -168,7 +163,6 @@ def test_the_error_of_a_verb_without_a_shard_has_the_fix(distributed: Queue, ver
         assert "select(Task).where(Task.tenant == 1)" in caught.value.__notes__[0]
 
 
-@pytest.mark.once
 def test_a_running_job_is_cancelled(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,7 +193,6 @@ def test_a_running_job_is_cancelled(
     assert "maintenance" not in caplog.text
 
 
-@pytest.mark.once
 def test_the_lease_of_a_running_job_is_extended(queue: Queue) -> None:
     queue.enqueue(range(3))
     claims: list[Any] = []
@@ -211,7 +204,6 @@ def test_the_lease_of_a_running_job_is_extended(queue: Queue) -> None:
     assert len(claims) == 3, "a lease has expired"
 
 
-@pytest.mark.once
 def test_the_jobs_of_a_dead_worker_are_rescued(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "RESCUE", 0.1)
     queue.enqueue(range(1, 12, TENANTS))
@@ -231,7 +223,6 @@ def distributed(schema: CitusDatabase, engine: sa.Engine) -> Queue:
     return Queue(engine, "distributed", schema.schema)
 
 
-@pytest.mark.once
 def test_no_shard_starves(distributed: Queue) -> None:
     """Each claim serves the next value that has jobs, however many the one before has left."""
     claimed = 2
@@ -243,7 +234,6 @@ def test_no_shard_starves(distributed: Queue) -> None:
     assert max(ran.index(tenant) for tenant in range(1, TENANTS)) < claimed + TENANTS - 1
 
 
-@pytest.mark.once
 def test_a_shard_that_is_never_empty_does_not_starve_others(distributed: Queue) -> None:
     distributed.enqueue(range(0, 8, TENANTS))
     key, others = iter(range(100, 10_000, TENANTS)), Counter[int]()
@@ -260,7 +250,6 @@ def test_a_shard_that_is_never_empty_does_not_starve_others(distributed: Queue) 
     assert all(others[tenant] == 1 for tenant in range(1, TENANTS))
 
 
-@pytest.mark.once
 def test_values_may_change_while_it_runs(distributed: Queue) -> None:
     distributed.enqueue(range(4))
     values, ran = [0], list[int]()
@@ -272,7 +261,6 @@ def test_values_may_change_while_it_runs(distributed: Queue) -> None:
     assert distributed.states() == {"completed": 3, "pending": 1}
 
 
-@pytest.mark.once
 def test_a_claim_is_one_task_on_one_shard(distributed: Queue) -> None:
     distributed.enqueue(range(8))
     sent: list[tuple[str, Any]] = []
@@ -292,7 +280,6 @@ def test_a_claim_is_one_task_on_one_shard(distributed: Queue) -> None:
 # -- Consumers of several schemas ------------------------------------------------------------------------------------
 
 
-@pytest.mark.once
 def test_one_consumer_for_each_schema(citus_database: CitusDatabase) -> None:
     found: Models = models("update_status", notify=False)
     with (
@@ -322,7 +309,6 @@ def test_one_consumer_for_each_schema(citus_database: CitusDatabase) -> None:
         assert ran == {one.schema: 5, other.schema: 5}
 
 
-@pytest.mark.once
 def test_a_consumer_connected_to_a_worker(queue: Queue, citus_database: CitusDatabase) -> None:
     """Each worker knows where the tables are, so a Consumer can leave out the coordinator."""
     nodes, ran = citus_database.nodes(), Counter[int]()
@@ -336,20 +322,18 @@ def test_a_consumer_connected_to_a_worker(queue: Queue, citus_database: CitusDat
     assert queue.states() == {"completed": 5 * len(nodes)}
 
 
-@pytest.mark.once
 def test_old_jobs_of_a_schema_are_deleted(
     sharded_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, base):
         __tablename__ = "job"
         __queue__ = QueueConfig(strategy="update_status", notify=False, retention={"completed": 1})
         id: Mapped[int] = mapped_column(primary_key=True)
 
     monkeypatch.setattr(pace, "RETENTION", 0.1)
-    Base.metadata.create_all(sharded_engine)
+    base.metadata.create_all(sharded_engine)
     sessions = sessionmaker(sharded_engine)
     with sessions() as session:
         session.add_all(Job() for _ in range(3))
@@ -440,14 +424,12 @@ def make_citus_harness(
     return lambda mutant: harness_of(citus_database, tmp_path, rng, placement, mutant)
 
 
-@pytest.mark.once
 @pytest.mark.thorough
 def test_no_job_is_lost_when_nodes_are_killed(own_cluster: Cluster, make_citus_harness: MakeCitusHarness) -> None:
     with make_citus_harness(None) as harness:
         work_while_nodes_are_killed(harness, own_cluster)
 
 
-@pytest.mark.once
 @pytest.mark.thorough
 def test_shards_on_other_nodes_are_served_while_a_node_is_away(
     own_cluster: Cluster, schema: CitusDatabase, engine: sa.Engine
@@ -485,7 +467,6 @@ def test_shards_on_other_nodes_are_served_while_a_node_is_away(
         raise
 
 
-@pytest.mark.once
 @pytest.mark.thorough
 def test_the_history_shows_effects_that_are_not_committed_with_the_outcome(
     own_cluster: Cluster, make_citus_harness: MakeCitusHarness
@@ -510,19 +491,16 @@ class OnTheCoordinator(StrategyConformance):
             yield engine
 
 
-@pytest.mark.once
 @pytest.mark.thorough
 class TestUpdateStatusOnTheCoordinator(OnTheCoordinator):
     strategy = "update_status"
 
 
-@pytest.mark.once
 @pytest.mark.thorough
 class TestDeleteReturningOnTheCoordinator(OnTheCoordinator):
     strategy = "delete_returning"
 
 
-@pytest.mark.once
 @pytest.mark.thorough
 class TestBatchSelectOnTheCoordinator(OnTheCoordinator):
     strategy = "batch_select"

@@ -26,9 +26,8 @@ from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, Server, logged, nothing, noting
 from tests.consumer.models import for_sync, models
 from tests.contexts import statements_of
-from tests.models import insert, make_job, read
+from tests.models import insert, make_job, read, sent_statements
 from tests.programs import wait_until
-from tests.sent_statements import sent_statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -34,8 +34,8 @@ from tests.consumer.bench import (
     nothing,
     notifications,
 )
+from tests.models import sent_statements
 from tests.programs import wait_until
-from tests.sent_statements import sent_statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

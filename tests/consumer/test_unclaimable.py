@@ -25,8 +25,8 @@ from sqlaqueue.consumer.maintenance import leases
 from sqlaqueue.exc import ConfigurationError, WorkerDied
 from tests.consumer.bench import Bench, Gate, Server, logged
 from tests.consumer.models import Models
+from tests.models import sent_statements
 from tests.programs import wait_until
-from tests.sent_statements import sent_statements
 from tests.servers import Database
 from tests.servers import Server as PostgresServer
 

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -18,9 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, ma
 from sqlalchemy.pool import NullPool
 
 from sqlaqueue import QueueConfig, QueueMixin, async_copy_in, copy_in
-
-if TYPE_CHECKING:
-    from tests.servers import Database, Server
+from tests.servers import Database, Server
 
 
 class Base(DeclarativeBase):

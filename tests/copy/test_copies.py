@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uuid
 import weakref
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -34,11 +35,7 @@ from tests.copy.conftest import (
     roll_back_and_add,
     rows_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
+from tests.servers import Database
 
 HARD = "a\tb\nc\rd\\e\\N \\. 'f' \"g\" {h,i} é ☂ %s %% \\t"
 FIRST: dict[str, Any] = {

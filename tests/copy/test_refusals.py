@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterator
 from datetime import datetime
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -29,13 +30,11 @@ from tests.copy.conftest import (
     rows_of,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+pytestmark = pytest.mark.once
 
 UNDO = "No row is enqueued; roll back the transaction, or the savepoint around the call"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
@@ -64,7 +63,6 @@ def test_a_row_that_differs_from_the_first_is_refused(
     assert rows_of(engine, Order, "id") == [(99,)]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("model", "row", "expected"),
     [
@@ -91,7 +89,6 @@ def test_an_invalid_first_row_is_refused_before_the_copy_begins(
     assert rows_of(engine, Order, "id") == [(1,)]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
@@ -107,7 +104,6 @@ def test_a_value_refused_by_its_type(row: dict[str, Any], expected: str, driver:
     assert rows_of(engine, Order, "id") == [(99,)]
 
 
-@pytest.mark.once
 def test_a_value_refused_by_the_driver(driver: Driver, engine: sa.Engine) -> None:
     rows = [{"id": 1, "text": "x"}, {"id": 2, "text": object()}]
     with pytest.raises((StatementError, sa.exc.DBAPIError), match="object"):
@@ -115,7 +111,6 @@ def test_a_value_refused_by_the_driver(driver: Driver, engine: sa.Engine) -> Non
     assert rows_of(engine, Order, "id") == [(99,)]
 
 
-@pytest.mark.once
 def test_a_value_refused_by_the_server(driver: Driver, engine: sa.Engine) -> None:
     # asyncpg checks the type of the column itself.
     with pytest.raises(StatementError if driver.name == "asyncpg" else sa.exc.DBAPIError, match="out of "):
@@ -123,7 +118,6 @@ def test_a_value_refused_by_the_server(driver: Driver, engine: sa.Engine) -> Non
     assert rows_of(engine, Order, "id") == [(99,)]
 
 
-@pytest.mark.once
 def test_the_error_of_a_default_is_reported(psycopg_driver: Driver, engine: sa.Engine) -> None:
     class Wrong(Exception):
         pass
@@ -144,7 +138,6 @@ class Oops(Exception):
     """An error of the generator of rows."""
 
 
-@pytest.mark.once
 def test_an_error_of_the_generator_of_rows_is_raised_unchanged(driver: Driver, engine: sa.Engine) -> None:
     def make(error: Exception) -> Iterator[dict[str, Any]]:
         yield {"id": 1}
@@ -170,7 +163,6 @@ READS = {
 }
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("read", READS)
 def test_a_generator_of_rows_that_uses_the_session_is_refused(read: str, driver: Driver, engine: sa.Engine) -> None:
     """Without the check psycopg would wait forever for its own lock."""
@@ -199,7 +191,6 @@ def test_a_generator_of_rows_that_uses_the_session_is_refused(read: str, driver:
     assert rows_of(engine, Order, "id") == [(99,)]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"], indirect=True)
 def test_keyboard_interrupt_in_the_generator_of_rows(driver: Driver, engine: sa.Engine) -> None:
     def make() -> Iterator[dict[str, Any]]:
@@ -211,21 +202,18 @@ def test_keyboard_interrupt_in_the_generator_of_rows(driver: Driver, engine: sa.
     assert rows_of(engine, Order, "id") == [(99,)]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("rows", [None, 5, {"id": 1}, "abc"])
 def test_rows_that_are_not_an_iterable_of_mappings_are_refused(rows: Any, psycopg_driver: Driver) -> None:
     with pytest.raises(StatementError, match=r"copy_in\(Order\): the rows are \w+; use an iterable of mappings"):
         psycopg_driver.copy(Order, rows)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("model", [Customer, 5])
 def test_a_class_that_is_not_a_queue_is_refused(model: Any, psycopg_driver: Driver) -> None:
     with pytest.raises(NotAQueueError):
         psycopg_driver.copy(model, [{"id": 1}])
 
 
-@pytest.mark.once
 def test_a_session_of_the_wrong_kind_is_refused(engine: sa.Engine) -> None:
     with pytest.raises(StatementError, match=r"use a Session, or async_copy_in\(\) for an AsyncSession"):
         copy_in(AsyncSession(), Order, [])  # type: ignore[arg-type]  # what the test is about
@@ -235,7 +223,6 @@ def test_a_session_of_the_wrong_kind_is_refused(engine: sa.Engine) -> None:
         asyncio.run(async_copy_in(Session(), Order, []))  # type: ignore[arg-type]  # what the test is about
 
 
-@pytest.mark.once
 def test_other_databases_and_drivers_are_refused() -> None:
     with pytest.raises(
         ConfigurationError, match=r"is for sqlite, and is not prepared; call sqlaqueue.sqlite.prepare\(engine\)"

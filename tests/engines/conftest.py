@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy as sa
@@ -11,10 +12,6 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
 import sqlaqueue.sqlite
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 Sessions = Callable[[Any], sessionmaker[Session]]
 

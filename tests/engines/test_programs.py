@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -19,13 +20,9 @@ import sqlaqueue.sqlite
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique, admin, claim, complete, enqueue, retry
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.web import Access, Dashboard
+from tests.engines.conftest import Place, Sessions
 from tests.models import TEXT, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.engines.conftest import Place, Sessions
-    from tests.servers import Database
+from tests.servers import Database
 
 pytestmark = pytest.mark.once
 

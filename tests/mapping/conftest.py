@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -17,12 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 from sqlaqueue import QueueConfig, QueueMixin, States
 from tests.conftest import CONNECTIONS
 from tests.models import STRATEGIES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from tests.servers import Database, Server
-
+from tests.servers import Database, Server
 
 Objects = set[tuple[str, str]]
 _OBJECTS = """

@@ -23,6 +23,7 @@ from sqlalchemy.orm import (
 
 from sqlaqueue import QueueMixin, States
 from tests.mapping.conftest import KINDS, PHASES, MakeConfig, Phase, declare, kind, payload
+from tests.models import new_base
 
 __all__ = ["KINDS"]
 
@@ -32,10 +33,7 @@ __all__ = ["KINDS"]
 
 @kind()
 def plain(queue: MakeConfig) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, new_base()):
         __tablename__ = "job"
         __queue__ = queue()
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -46,10 +44,7 @@ def plain(queue: MakeConfig) -> Any:
 
 @kind()
 def base_before_mixin(queue: MakeConfig) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(Base, QueueMixin):
+    class Job(new_base(), QueueMixin):
         __tablename__ = "job"
         __queue__ = queue()
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -103,10 +98,7 @@ def queue_in_base(queue: MakeConfig) -> Any:
 
 @kind()
 def abstract_base(queue: MakeConfig) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
-    class JobBase(QueueMixin, Base):
+    class JobBase(QueueMixin, new_base()):
         __abstract__ = True
         __queue__ = queue()
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -120,15 +112,12 @@ def abstract_base(queue: MakeConfig) -> Any:
 
 @kind()
 def unmapped_mixin(queue: MakeConfig) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
     class JobMixin(QueueMixin):
         __tablename__ = "job"
         __queue__ = queue()
         id: Mapped[int] = mapped_column(primary_key=True)
 
-    class Job(JobMixin, Base):
+    class Job(JobMixin, new_base()):
         payload: Mapped[str]
 
     return Job
@@ -136,14 +125,13 @@ def unmapped_mixin(queue: MakeConfig) -> Any:
 
 @kind()
 def given_table(queue: MakeConfig) -> Any:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, base):
         __queue__ = queue()
         __table__ = sa.Table(
             "job",
-            Base.metadata,
+            base.metadata,
             sa.Column("id", sa.Integer, primary_key=True),
             sa.Column("payload", sa.Text, nullable=False),
         )
@@ -260,10 +248,7 @@ def dataclass_with_abstract_base(queue: MakeConfig) -> Any:
 
 @kind()
 def dataclass_for_one_model(queue: MakeConfig) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, MappedAsDataclass, Base):
+    class Job(QueueMixin, MappedAsDataclass, new_base()):
         __tablename__ = "job"
         __queue__ = queue()
         id: Mapped[int] = mapped_column(primary_key=True, init=False)
@@ -306,10 +291,7 @@ def sql_model_with_parent(queue: MakeConfig) -> Any:
 
 @kind()
 def single_table_inheritance(queue: MakeConfig) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, new_base()):
         __tablename__ = "job"
         __queue__ = queue()
         __mapper_args__: ClassVar = {"polymorphic_on": "kind", "polymorphic_identity": "job"}
@@ -330,10 +312,7 @@ def single_table_inheritance(queue: MakeConfig) -> Any:
 
 @kind()
 def joined_inheritance(queue: MakeConfig) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, new_base()):
         __tablename__ = "job"
         __queue__ = queue()
         __mapper_args__: ClassVar = {"polymorphic_on": "kind", "polymorphic_identity": "job"}
@@ -662,15 +641,14 @@ def partitioned_table(queue: MakeConfig) -> Any:
 
 @kind()
 def child_rows(queue: MakeConfig) -> Any:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Part(Base):
+    class Part(base):
         __tablename__ = "part"
         id: Mapped[int] = mapped_column(primary_key=True)
         job_id: Mapped[int] = mapped_column(sa.ForeignKey("job.id", ondelete="CASCADE"), index=True)
 
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, base):
         __tablename__ = "job"
         __queue__ = queue()
         id: Mapped[int] = mapped_column(primary_key=True)

@@ -25,16 +25,13 @@ from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete, fail, qu
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from tests.mapping.conftest import created
-from tests.models import STRATEGIES
+from tests.models import STRATEGIES, new_base
 
 MakeModel = Callable[[QueueConfig], type[Any]]
 
 
 def annotated(config: QueueConfig) -> type[Any]:
-    class Base(DeclarativeBase):
-        pass
-
-    class Order(QueueMixin, Base):
+    class Order(QueueMixin, new_base()):
         __tablename__ = "orders"
         __queue__ = config
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -44,10 +41,7 @@ def annotated(config: QueueConfig) -> type[Any]:
 
 
 def base_first(config: QueueConfig) -> type[Any]:
-    class Base(DeclarativeBase):
-        pass
-
-    class Order(Base, QueueMixin):
+    class Order(new_base(), QueueMixin):
         __tablename__ = "orders"
         __queue__ = config
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -57,10 +51,7 @@ def base_first(config: QueueConfig) -> type[Any]:
 
 
 def annotation_only(config: QueueConfig) -> type[Any]:
-    class Base(DeclarativeBase):
-        pass
-
-    class Order(QueueMixin, Base):
+    class Order(QueueMixin, new_base()):
         __tablename__ = "orders"
         __queue__ = config
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -70,15 +61,12 @@ def annotation_only(config: QueueConfig) -> type[Any]:
 
 
 def from_another_mixin(config: QueueConfig) -> type[Any]:
-    class Base(DeclarativeBase):
-        pass
-
     class HasStatus:
         @declared_attr
         def status(cls) -> Mapped[str]:  # noqa: N805 - SQLAlchemy calls it with the class
             return mapped_column(default="draft")
 
-    class Order(QueueMixin, HasStatus, Base):
+    class Order(QueueMixin, HasStatus, new_base()):
         __tablename__ = "orders"
         __queue__ = config
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -123,14 +111,13 @@ def sql_model(config: QueueConfig) -> type[Any]:
 
 
 def given_table(config: QueueConfig) -> type[Any]:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Order(QueueMixin, Base):
+    class Order(QueueMixin, base):
         __queue__ = config
         __table__ = sa.Table(
             "orders",
-            Base.metadata,
+            base.metadata,
             sa.Column("id", sa.Integer, primary_key=True),
             sa.Column("status", sa.Text, default="draft"),
         )
@@ -176,13 +163,9 @@ once = pytest.mark.once
 
 def order(config: QueueConfig | None = None, **attributes: Any) -> Any:
     """Map a class with a key and these attributes."""
-
-    class Base(DeclarativeBase):
-        pass
-
     key = mapped_column(sa.Integer, primary_key=True)
     body = {"__tablename__": "orders", "__module__": __name__, "__queue__": config or QueueConfig(), "id": key}
-    return type("Order", (QueueMixin, Base), body | attributes)
+    return type("Order", (QueueMixin, new_base()), body | attributes)
 
 
 @every_way
@@ -344,13 +327,12 @@ def test_adopting_an_invalid_attribute_is_refused(adopt: dict[str, str], said: s
 
 @once
 def test_the_primary_key_may_be_named_by_the_mapping() -> None:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Order(QueueMixin, Base):
+    class Order(QueueMixin, base):
         __table__ = sa.Table(
             "orders",
-            Base.metadata,
+            base.metadata,
             sa.Column("id", sa.Integer, primary_key=True),
             sa.Column("status", sa.Text, primary_key=True),
         )
@@ -364,13 +346,10 @@ def test_the_primary_key_may_be_named_by_the_mapping() -> None:
 
 @once
 def test_a_config_is_inherited() -> None:
-    class Base(DeclarativeBase):
-        pass
-
     class Stated:
         state: Mapped[str]
 
-    class Task(QueueMixin, Stated, Base):
+    class Task(QueueMixin, Stated, new_base()):
         __abstract__ = True
         __queue__ = QueueConfig(adopt={"status": "state"})
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -401,10 +380,7 @@ class Life(enum.Enum):
 
 
 def plain() -> type[Any]:
-    class Base(DeclarativeBase):
-        pass
-
-    class Order(QueueMixin, Base):
+    class Order(QueueMixin, new_base()):
         __tablename__ = "orders"
         __queue__ = CONFIG
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -416,13 +392,10 @@ def plain() -> type[Any]:
 
 
 def from_an_abstract_base() -> type[Any]:
-    class Base(DeclarativeBase):
-        pass
-
     class Prioritised:
         importance: Mapped[int] = queue_column("priority")
 
-    class Job(QueueMixin, Prioritised, Base):
+    class Job(QueueMixin, Prioritised, new_base()):
         __abstract__ = True
         __queue__ = CONFIG
         queue_status: Mapped[str] = queue_column("status")
@@ -482,12 +455,11 @@ def table() -> list[Any]:
 
 
 def declared_given_table() -> type[Any]:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Order(QueueMixin, Base):
+    class Order(QueueMixin, base):
         __queue__ = CONFIG
-        __table__ = sa.Table("orders", Base.metadata, *table())
+        __table__ = sa.Table("orders", base.metadata, *table())
         queue_status: Mapped[str] = queue_column("status")
         importance: Mapped[int] = queue_column("priority")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_column, sessionmaker
+from sqlalchemy.orm import Mapped, Session, aliased, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin
 from sqlaqueue.exc import DatabaseNotReadyError
@@ -18,7 +18,7 @@ from sqlaqueue.postgresql.ddl import Function, attach, call, version_comment
 from sqlaqueue.postgresql.start_checks import outdated_functions
 from sqlaqueue.sql.types import is_name_of, object_name
 from tests.mapping.conftest import TidyDatabase, created
-from tests.models import execute, insert
+from tests.models import execute, insert, new_base
 
 ARGUMENTS = "sqlaqueue_key bigint, sqlaqueue_since timestamp with time zone"
 BODY = """\
@@ -64,10 +64,7 @@ PROPERTIES = sa.text("""
 
 
 def model(table: str = "job", schema: str | None = None, **changes: Any) -> type[Any]:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, new_base()):
         __tablename__ = table
         __table_args__ = {"schema": schema}  # noqa: RUF012 - as SQLAlchemy reads it
         __queue__ = QueueConfig()

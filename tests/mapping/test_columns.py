@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
     Consumer,
@@ -32,10 +33,7 @@ from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.statements.claim import worker_name
 from tests.mapping.conftest import PHASES, Letter, Phase, TidyDatabase, awaitable_engine, created
-from tests.models import STRATEGIES, execute, insert, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.models import STRATEGIES, execute, insert, make_job, new_base
 
 
 class Level(enum.IntEnum):
@@ -111,13 +109,11 @@ def test_plain_sql_and_instances_use_the_values_of_the_states(strategy: str, cas
 
 
 def test_two_queues_share_an_enum(tidy: TidyDatabase, engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
-
+    base = new_base()
     for name in ("One", "Two"):
         key = mapped_column(sa.Integer, primary_key=True)
-        type(name, (QueueMixin, Base), {"__tablename__": name, "__queue__": QueueConfig(states=PHASES), "id": key})
-    with created(engine, Base.metadata):
+        type(name, (QueueMixin, base), {"__tablename__": name, "__queue__": QueueConfig(states=PHASES), "id": key})
+    with created(engine, base.metadata):
         assert ("type", "phase") in tidy.objects()
     assert tidy.objects() == tidy.empty
 

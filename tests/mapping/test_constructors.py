@@ -8,10 +8,10 @@ import pickle
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
-from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
@@ -23,18 +23,14 @@ from sqlaqueue.exc import ConfigurationError, NotClaimedError
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.postgresql.ddl import objects_of
 from tests.mapping.conftest import TidyDatabase, created
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.models import new_base
+from tests.programs import FORKS
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 def plain() -> type[Any]:
-    class Base(DeclarativeBase):
-        pass
-
-    class Email(QueueMixin, Base):
+    class Email(QueueMixin, new_base()):
         __tablename__ = "email"
         id: Mapped[int] = mapped_column(primary_key=True)
         to: Mapped[str]
@@ -244,7 +240,7 @@ def test_a_pickled_leased_job_can_be_settled_in_another_process(engine: sa.Engin
         session.commit()
         pickled = pickle.dumps(job)
         url = engine.url.render_as_string(hide_password=False)
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(1, mp_context=FORKS) as pool:
             assert pool.submit(complete_in_another_process, url, pickled).result() == [job.id]
         assert session.scalars(release(job)).all() == []
         session.refresh(job)
@@ -323,15 +319,12 @@ class Job(QueueMixin, Base):
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select", "delete_returning", "own_message"])
 def test_a_class_can_be_defined_again_for_the_same_table(tidy: TidyDatabase, strategy: str) -> None:
     """As by reloading a module: with extend_existing=True, no object is attached twice."""
-
-    class Again(DeclarativeBase):
-        pass
-
+    again = new_base()
     module = types.ModuleType("reloaded")
     options = {"rows_are_messages": True} if strategy == "own_message" else {}
     names = {"QueueMixin": QueueMixin, "QueueConfig": QueueConfig, "Mapped": Mapped, "mapped_column": mapped_column}
     kind = "delete_returning" if strategy == "own_message" else strategy
-    vars(module).update(names, Base=Again, STRATEGY=kind, OPTIONS=options)
+    vars(module).update(names, Base=again, STRATEGY=kind, OPTIONS=options)
     objects = []
     engine = sa.create_engine(tidy.database.url())
     sys.modules["reloaded"] = module
@@ -341,7 +334,7 @@ def test_a_class_can_be_defined_again_for_the_same_table(tidy: TidyDatabase, str
                 # SQLAlchemy warns that the registry has a class of this name.
                 warnings.simplefilter("ignore", sa.exc.SAWarning)
                 exec(MODULE, vars(module))  # noqa: S102 - what importlib.reload() does
-            with created(engine, Again.metadata):
+            with created(engine, again.metadata):
                 objects.append(tidy.objects())
                 with Session(engine) as session:
                     session.add(module.Job())

@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sele
 from sqlaqueue import QueueConfig, QueueMixin, cancel, claim, complete, extend, fail, purge, reconcile, requeue, rescue
 from sqlaqueue.exc import ConfigurationError, StatementError
 from tests.mapping.conftest import created
-from tests.models import STRATEGIES
+from tests.models import STRATEGIES, new_base
 
 OWN_MESSAGE = QueueConfig(strategy="delete_returning", rows_are_messages=True)
 
@@ -33,10 +33,9 @@ class Hierarchy:
     """Job, its subclass Letter and that one's subclass Parcel, in one table."""
 
     def __init__(self, config: QueueConfig, **options: Any) -> None:
-        class Base(DeclarativeBase):
-            pass
+        base = new_base()
 
-        class Job(QueueMixin, Base):
+        class Job(QueueMixin, base):
             __tablename__ = "job"
             __queue__ = config
             __mapper_args__ = polymorphic("job", polymorphic_on="kind", **options)
@@ -51,7 +50,7 @@ class Hierarchy:
             __mapper_args__ = polymorphic("parcel")
             weight: Mapped[int | None]
 
-        self.metadata, self.Job, self.Letter, self.Parcel = Base.metadata, Job, Letter, Parcel
+        self.metadata, self.Job, self.Letter, self.Parcel = base.metadata, Job, Letter, Parcel
 
     def jobs(self) -> list[Any]:
         return [
@@ -154,10 +153,9 @@ class JoinedHierarchy:
     """Job and its subclass Letter, in joined tables."""
 
     def __init__(self, config: QueueConfig, **options: Any) -> None:
-        class Base(DeclarativeBase):
-            pass
+        base = new_base()
 
-        class Job(QueueMixin, Base):
+        class Job(QueueMixin, base):
             __tablename__ = "job"
             __queue__ = config
             __mapper_args__ = polymorphic("job", polymorphic_on="kind", **options)
@@ -170,7 +168,7 @@ class JoinedHierarchy:
             id: Mapped[int] = mapped_column(sa.ForeignKey(Job.id), primary_key=True)
             address: Mapped[str]
 
-        self.metadata, self.Job, self.Letter = Base.metadata, Job, Letter
+        self.metadata, self.Job, self.Letter = base.metadata, Job, Letter
 
 
 @pytest.fixture(params=STRATEGIES)
@@ -281,10 +279,9 @@ def test_a_queue_that_inherits_from_a_mapped_class_is_refused() -> None:
 
 
 def test_a_queue_with_concrete_inheritance_from_another_class(config: QueueConfig, engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Person(Base):
+    class Person(base):
         __tablename__ = "person"
         id: Mapped[int] = mapped_column(primary_key=True)
         name: Mapped[str | None]
@@ -297,7 +294,7 @@ def test_a_queue_with_concrete_inheritance_from_another_class(config: QueueConfi
         name: Mapped[str | None]
 
     assert Person.__table__.c.keys() == ["id", "name"]
-    with created(engine, Base.metadata), Session(engine) as session:
+    with created(engine, base.metadata), Session(engine) as session:
         session.add_all([Person(), Guest(name="Ada"), Guest(name="Bob")])
         session.commit()
         first, second = session.scalars(claim(Guest, 5)).all()
@@ -320,13 +317,11 @@ def test_concrete_inheritance_from_a_queue_is_refused() -> None:
 
 
 def test_a_queue_mapped_to_a_join_is_refused() -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    left = sa.Table("a", Base.metadata, sa.Column("id", sa.Integer, primary_key=True))
-    right = sa.Table("b", Base.metadata, sa.Column("a_id", sa.ForeignKey(left.c.id), primary_key=True))
+    base = new_base()
+    left = sa.Table("a", base.metadata, sa.Column("id", sa.Integer, primary_key=True))
+    right = sa.Table("b", base.metadata, sa.Column("a_id", sa.ForeignKey(left.c.id), primary_key=True))
     with pytest.raises(ConfigurationError, match=r"Job is mapped to .*; a queue needs a table of its own"):
 
-        class Job(QueueMixin, Base):
+        class Job(QueueMixin, base):
             __table__ = left.join(right)
             id = sa.orm.column_property(left.c.id, right.c.a_id)

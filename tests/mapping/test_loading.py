@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import (
-    DeclarativeBase,
     Mapped,
     Session,
     column_property,
@@ -26,10 +26,7 @@ from sqlalchemy.orm import (
 from sqlaqueue import QueueConfig, QueueMixin, claim, complete, fail
 from sqlaqueue.exc import StatementError
 from tests.mapping.conftest import TidyDatabase, created
-from tests.models import STRATEGIES, insert, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from tests.models import STRATEGIES, insert, make_job, new_base
 
 
 @pytest.fixture(params=STRATEGIES)
@@ -87,10 +84,9 @@ class Shop:
     """An order is a job; it belongs to a customer and has lines."""
 
     def __init__(self, strategy: str, **of_lines: Any) -> None:
-        class Base(DeclarativeBase):
-            pass
+        base = new_base()
 
-        class Order(QueueMixin, Base):
+        class Order(QueueMixin, base):
             __tablename__ = "orders"
             __queue__ = QueueConfig(strategy=strategy)
             id: Mapped[int] = mapped_column(primary_key=True)
@@ -99,20 +95,20 @@ class Shop:
             customer: Mapped[Customer | None] = relationship("Customer", back_populates="orders")
             lines: Mapped[list[Line]] = relationship("Line", back_populates="order", **of_lines)
 
-        class Customer(Base):
+        class Customer(base):
             __tablename__ = "customer"
             id: Mapped[int] = mapped_column(primary_key=True)
             name: Mapped[str]
             orders: Mapped[list[Order]] = relationship(back_populates="customer")
 
-        class Line(Base):
+        class Line(base):
             __tablename__ = "line"
             id: Mapped[int] = mapped_column(primary_key=True)
             order_id: Mapped[int] = mapped_column(sa.ForeignKey(Order.id))
             order: Mapped[Order] = relationship(back_populates="lines")
             text: Mapped[str]
 
-        self.metadata, self.Order, self.Customer, self.Line = Base.metadata, Order, Customer, Line
+        self.metadata, self.Order, self.Customer, self.Line = base.metadata, Order, Customer, Line
 
     def fill(self, engine: sa.Engine) -> None:
         with Session(engine) as session:

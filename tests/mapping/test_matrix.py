@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue import (
-    QueueConfig,
-    cancel,
-    claim,
-    complete,
-    fail,
-    purge,
-    release,
-    requeue,
-    retry,
-)
-from tests.mapping.conftest import DRIVERS, AwaitableEngine, Built, awaitable_engine
+from sqlaqueue import QueueConfig, cancel, claim, complete, fail, purge, release, requeue, retry
+from tests.mapping.conftest import DRIVERS, AwaitableEngine, Built, TidyDatabase, awaitable_engine
 from tests.mapping.kinds import KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from tests.mapping.conftest import TidyDatabase
 
 JOBS = range(6)
 PRIORITIES = (1, 0, 2, 0, 1, 0)

@@ -19,6 +19,7 @@ from sqlaqueue.queue.config import ROLES
 from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from tests.mapping.conftest import created
+from tests.models import new_base
 
 CONFIG = QueueConfig(strategy="delete_returning", rows_are_messages=True)
 
@@ -162,10 +163,9 @@ def test_loader_options_are_refused_for_detached_instances(tasks: sa.Engine) -> 
 
 
 def test_subclasses_in_one_table(engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, base):
         __tablename__ = "job"
         __queue__ = CONFIG
         __mapper_args__: ClassVar = {"polymorphic_on": "kind", "polymorphic_identity": "job"}
@@ -176,7 +176,7 @@ def test_subclasses_in_one_table(engine: sa.Engine) -> None:
         __mapper_args__: ClassVar = {"polymorphic_identity": "letter"}
         address: Mapped[str | None]
 
-    with created(engine, Base.metadata), Session(engine) as session:
+    with created(engine, base.metadata), Session(engine) as session:
         session.add_all([Job(id=1), Letter(id=2, address="Rome"), Job(id=3), Letter(id=4, address="Oslo")])
         session.commit()
         jobs = session.execute(claim(Job, 4)).scalars().all()
@@ -213,9 +213,6 @@ def test_dataclasses(engine: sa.Engine) -> None:
 
 
 def order(config: QueueConfig, **attributes: Any) -> Any:
-    class Base(DeclarativeBase):
-        pass
-
     body = {
         "__tablename__": "orders",
         "__queue__": config,
@@ -223,7 +220,7 @@ def order(config: QueueConfig, **attributes: Any) -> Any:
         "state": mapped_column(sa.Text, default="pending"),
         "due": mapped_column(sa.DateTime(timezone=True)),
     }
-    return type("Order", (QueueMixin, Base), body | attributes)
+    return type("Order", (QueueMixin, new_base()), body | attributes)
 
 
 def test_a_generated_always_key_is_refused() -> None:

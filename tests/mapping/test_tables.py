@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -27,12 +28,8 @@ from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.start_checks import missing_objects
 from tests.mapping.conftest import TidyDatabase, created
-from tests.models import STRATEGIES, execute, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
+from tests.models import STRATEGIES, execute, make_job, new_base
+from tests.servers import Database
 
 
 def table(name: str) -> set[tuple[str, str]]:
@@ -223,21 +220,20 @@ class Queues:
     """Two queues in one MetaData."""
 
     def __init__(self, first: QueueConfig, second: QueueConfig, name: str = "second", **options: Any) -> None:
-        class Base(DeclarativeBase):
-            pass
+        base = new_base()
 
-        class First(QueueMixin, Base):
+        class First(QueueMixin, base):
             __tablename__ = "first"
             __queue__ = first
             id: Mapped[int] = mapped_column(primary_key=True)
 
-        class Second(QueueMixin, Base):
+        class Second(QueueMixin, base):
             __tablename__ = name
             __queue__ = second
             __table_args__ = options
             id: Mapped[int] = mapped_column(primary_key=True)
 
-        self.metadata, self.First, self.Second = Base.metadata, First, Second
+        self.metadata, self.First, self.Second = base.metadata, First, Second
 
 
 UPDATE, DELETE, BATCH = (

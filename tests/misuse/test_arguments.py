@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -30,12 +31,8 @@ from sqlaqueue import (
     retry,
 )
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, NotClaimedError, StatementError, UnknownStrategyError
-from tests.models import make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Server
+from tests.models import make_job, new_base
+from tests.servers import Server
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_attempts": 0}, r"max_attempts=0\): use an integer from 1 to 32767"),
@@ -60,10 +57,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"adopt": {"status": "x", "run_at": "x"}}, r"adopt=...\): the attribute 'x' has two roles"),
     ({"adopt": {"status": "x"}, "columns": {"run_at": None}}, r"columns=\{'run_at': None\}, adopt=.*one of the two"),
     ({"rows_are_messages": 1}, r"rows_are_messages=1\): use True or False"),
-    (
-        {"rows_are_messages": True, "adopt": {"status": "x"}},
-        r"True, adopt=\{'status': 'x', ...\}\): a row that",
-    ),
+    ({"rows_are_messages": True, "adopt": {"status": "x"}}, r"True, adopt=\{'status': 'x', ...\}\): a row that"),
     ({"rows_are_messages": True, "columns": {"status": "x"}}, r"True, columns=\{'status': 'x', ...\}\): a row that"),
     ({"states": {"pending": "new"}}, r"states=\{'pending': 'new'\}\): use sqlaqueue.States"),
     ({"on_complete": "archive"}, r'on_complete=\'archive\'\): use "keep" or "delete"'),
@@ -163,23 +157,19 @@ def test_the_status_column_fits_long_values() -> None:
 
 @pytest.mark.once
 def test_a_table_without_primary_key_is_refused() -> None:
-    class Base(DeclarativeBase):
-        pass
-
     with pytest.raises(ConfigurationError, match=r"Order has no primary key, .* add one to the table orders"):
 
-        class Order(QueueMixin, Base):
+        class Order(QueueMixin, new_base()):
             __tablename__ = "orders"
             number: Mapped[int]
 
 
 @pytest.mark.once
 def test_a_primary_key_of_the_mapping_is_enough() -> None:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Order(QueueMixin, Base):
-        __table__ = sa.Table("orders", Base.metadata, sa.Column("number", sa.Integer()))
+    class Order(QueueMixin, base):
+        __table__ = sa.Table("orders", base.metadata, sa.Column("number", sa.Integer()))
         __mapper_args__: dict[str, Any] = {"primary_key": [__table__.c.number]}  # noqa: RUF012 - as SQLAlchemy reads it
 
     assert [key.name for key in sa.inspect(Order).primary_key] == ["number"]

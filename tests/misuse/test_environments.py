@@ -6,7 +6,8 @@ import asyncio
 import logging
 import queue
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -30,13 +31,9 @@ from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.start_checks import missing_index_advice
 from tests.models import STRATEGIES, execute, insert, make_job
+from tests.servers import Database
 from tests.shared_database import engine as engine  # noqa: PLC0414 - a fixture
 from tests.shared_database import shared as shared  # noqa: PLC0414 - a fixture
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
 
 
 @pytest.fixture(params=STRATEGIES)

@@ -24,10 +24,9 @@ from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.prometheus import QueueCollector, metrics_app, queues
 from sqlaqueue.prometheus.queues import GAUGES
 from tests.admin.models import HELD, Setup
-from tests.models import execute
+from tests.models import execute, sent_statements
 from tests.prometheus.conftest import STATEMENT_TIMEOUT, collect, make_two, parse, values
 from tests.schedules.models import hourly, make_report, start
-from tests.sent_statements import sent_statements
 from tests.strategies.conftest import buffers_of, nodes_of
 from tests.unique.models import make_job
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from sqlalchemy.orm import Session, sessionmaker
@@ -13,11 +14,6 @@ from tests.consumer.conftest import APIS
 from tests.faults.conftest import rng
 from tests.faults.harness import Harness
 from tests.sqlite.models import SQLiteBench, made
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
-    from pathlib import Path
 
 __all__ = ["rng"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -12,9 +12,6 @@ import sqlaqueue.sqlite
 from sqlaqueue import QueueConfig, QueueMixin, Schedule, Unique
 from tests.consumer.bench import Bench
 from tests.consumer.models import models, prepared
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Base(DeclarativeBase):
@@ -31,9 +28,7 @@ class Email(QueueMixin, Base):
 class Order(QueueMixin, Base):
     __tablename__ = "orders"
     __queue__ = QueueConfig(
-        unique=Unique("customer", "kind"),
-        attempt_history=timedelta(days=3),
-        retention={"completed": timedelta(days=1)},
+        unique=Unique("customer", "kind"), attempt_history=timedelta(days=3), retention={"completed": timedelta(days=1)}
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)

@@ -6,24 +6,14 @@ import logging
 import uuid
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import (
-    Fail,
-    Limit,
-    QueueConfig,
-    QueueMixin,
-    admin,
-    cancel,
-    claim,
-    complete,
-    rescue,
-)
+from sqlaqueue import Fail, Limit, QueueConfig, QueueMixin, admin, cancel, claim, complete, rescue
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance.handlers_running import _take
 from sqlaqueue.exc import ConfigurationError
@@ -33,11 +23,9 @@ from sqlaqueue.sqlite import prepare
 from sqlaqueue.testing import crash, drain, enqueued, run_job, travel
 from sqlaqueue.web import Access, Dashboard
 from tests.cli.conftest import fill, sqlaqueue
+from tests.models import new_base
 from tests.programs import wait_until
-from tests.sqlite.models import Email, Hourly, Measured, Order, do_nothing, made
-
-if TYPE_CHECKING:
-    from tests.sqlite.models import SQLiteBench
+from tests.sqlite.models import Email, Hourly, Measured, Order, SQLiteBench, do_nothing, made
 
 pytestmark = pytest.mark.once
 
@@ -242,10 +230,9 @@ def test_a_running_job_is_cancelled(
 
 
 def test_requests_are_taken_by_keys_of_any_type(tmp_path: Path) -> None:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, base):
         __tablename__ = "job"
         __queue__ = QueueConfig(strategy="update_status")
         tenant = mapped_column(sa.String(10), primary_key=True)
@@ -253,7 +240,7 @@ def test_requests_are_taken_by_keys_of_any_type(tmp_path: Path) -> None:
 
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
     prepare(engine)
-    Base.metadata.create_all(engine)
+    base.metadata.create_all(engine)
     keys = [("a", uuid.UUID(int=1)), ("a", uuid.UUID(int=2)), ("b", uuid.UUID(int=1))]
     with Session(engine) as session:
         session.add_all([Job(tenant=tenant, id=key) for tenant, key in keys])

@@ -6,9 +6,10 @@ import io
 import sqlite3
 import sys
 import warnings
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -16,7 +17,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import Session, mapped_column, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 import sqlaqueue.alembic
@@ -39,13 +40,9 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.sql.engine import sqlstate, violated_column, violated_constraint
 from sqlaqueue.testing import async_drain, drain
-from tests.models import make_job
-from tests.sqlite.models import Base
+from tests.models import make_job, new_base
+from tests.sqlite.models import Base, SQLiteBench
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.sqlite.models import SQLiteBench
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batch_select": ({"strategy": "batch_select"}, r'Job: strategy "batch_select".*SQLite.*update_status'),
     "delete_returning": ({"strategy": "delete_returning"}, r'Job: strategy "delete_returning".*update_status'),
@@ -282,16 +279,14 @@ async def test_every_async_connection_is_set_up(tmp_path: Path) -> None:
 
 def test_a_key_of_bytes_is_refused(engine: sa.Engine) -> None:
     """Keys are given to statements as JSON, in which bytes would be a text."""
+    base = new_base()
 
-    class Base(DeclarativeBase):
-        pass
-
-    class Digest(QueueMixin, Base):
+    class Digest(QueueMixin, base):
         __tablename__ = "digest"
         id = mapped_column(sa.LargeBinary(20), primary_key=True)
 
     with pytest.raises(ConfigurationError, match=r"Digest\.id: a key of bytes is not available on SQLite"):
-        Base.metadata.create_all(engine)
+        base.metadata.create_all(engine)
 
 
 # -- moments that were stored before the engine was prepared are read, and stored in the same way ----------------------

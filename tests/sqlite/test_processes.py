@@ -10,7 +10,9 @@ import signal
 import sqlite3
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -28,13 +30,8 @@ from tests.consumer.test_crashes import ENDS, children_are_ended, test_children_
 from tests.faults.history import with_event
 from tests.faults.scenarios import SCENARIOS, attempts, wait_for_handlers
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.sqlite.conftest import MakeHarness
-    from tests.sqlite.models import SQLiteBench
+from tests.sqlite.conftest import MakeHarness
+from tests.sqlite.models import SQLiteBench
 
 __all__ = ["test_children_that_exit_in_the_handler_are_left_alone"]
 

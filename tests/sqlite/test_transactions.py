@@ -6,12 +6,15 @@ import asyncio
 import re
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.sqlite
 from sqlaqueue import Consumer, Retry, Scheduler, admin, claim, complete, enqueue, fail
@@ -19,15 +22,7 @@ from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.testing import async_drain, drain
 from tests.programs import wait_until
-from tests.sqlite.models import HOURLY, Base, Email, Order, Waits, made
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sqlalchemy.orm import Session, sessionmaker
-
-    from tests.sqlite.models import SQLiteBench
+from tests.sqlite.models import HOURLY, Base, Email, Order, SQLiteBench, Waits, made
 
 pytestmark = pytest.mark.once
 

@@ -18,9 +18,8 @@ from sqlalchemy.orm import Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, admin, cancel, claim, complete, extend, release, requeue
 from sqlaqueue.mapping.mixin import spec_of
-from tests.models import execute, insert, make_job, read, shared
+from tests.models import execute, insert, make_job, read, sent_statements, shared
 from tests.programs import wait_until
-from tests.sent_statements import sent_statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

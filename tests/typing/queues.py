@@ -6,9 +6,10 @@ import enum
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 from sqlalchemy import ColumnElement, select
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import (
     DeclarativeBase,
     InstrumentedAttribute,
@@ -42,9 +43,6 @@ from sqlaqueue import (
     rescue,
     retry,
 )
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
 
 
 class Base(DeclarativeBase):

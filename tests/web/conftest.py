@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import unescape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 import uvicorn
 from sqlalchemy.orm import sessionmaker
 
@@ -22,20 +23,27 @@ from sqlaqueue.web import Access, Dashboard
 from tests.shared_database import engine, shared
 from tests.web.models import Queues
 
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
 __all__ = ["engine", "shared"]
 
 HERE = "http://localhost"
 Fields = Mapping[str, str | Sequence[str]]
 
 
+@pytest.fixture(scope="session")
+def all_queues() -> Queues:
+    """The same classes for all tests, so that their statements are compiled once."""
+    return Queues()
+
+
 @pytest.fixture
-def queues(engine: sa.Engine) -> Queues:
-    queues = Queues()
-    queues.metadata.create_all(engine)
-    return queues
+def queues(all_queues: Queues, engine: sa.Engine) -> Iterator[Queues]:
+    metadata = all_queues.metadata
+    own = set(metadata.tables)
+    metadata.create_all(engine)
+    yield all_queues
+    # The tables of schedules, where a test has declared some.
+    for name in set(metadata.tables) - own:
+        metadata.remove(metadata.tables[name])
 
 
 @pytest.fixture
@@ -90,6 +98,12 @@ def hidden(text: str) -> list[tuple[str, str]]:
     """Return the hidden fields of a page."""
     found = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', text)
     return [(unescape(name), unescape(value)) for name, value in found]
+
+
+@pytest.fixture
+def no_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the doctor examine nothing, which would take a second for each dashboard."""
+    monkeypatch.setattr("sqlaqueue.web.queues.doctor", lambda *_, **__: [])
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ from sqlaqueue.web.data.job_pages import JobPage, parse_request, read_page, set_
 from sqlaqueue.web.data.reader import QueueReader
 from sqlaqueue.web.settings import Settings
 from tests.admin.models import Setup
-from tests.models import execute
-from tests.sent_statements import sent_statements
+from tests.models import execute, sent_statements
 from tests.strategies.conftest import buffers_of, nodes_of
 from tests.unique.models import make_job
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, Unique
 from sqlaqueue.admin.state import depth
 from sqlaqueue.web.data.job_filters import lists_of, parse_filter
 from sqlaqueue.web.data.job_pages import Count, count_states
 from sqlaqueue.web.data.reader import ParameterError
-from tests.models import execute
-from tests.sent_statements import sent_statements
+from tests.models import execute, new_base, sent_statements
 from tests.strategies.conftest import buffers_of, nodes_of
 from tests.web.conftest import ask
 from tests.web.jobs import columns, cost, created, keys, keys_by_sql, make_window_small, page, pages, plan_of
@@ -221,6 +220,7 @@ def test_expired_leases_are_read_by_the_index_of_leases(engine: sa.Engine, large
     assert counts(engine, large)["expired"] == Count(30, is_complete=True)
 
 
+@pytest.mark.usefixtures("no_examination")
 async def test_numbers_lead_to_their_jobs(client_of: Any, engine: sa.Engine) -> None:
     execute(
         engine,
@@ -286,10 +286,7 @@ async def test_an_action_on_all_expired_leases(engine: sa.Engine) -> None:
 
 
 def test_a_table_with_a_key_of_two_columns(engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Pair(QueueMixin, Base):
+    class Pair(QueueMixin, new_base()):
         __tablename__ = "pair"
         __queue__ = QueueConfig()
         tenant: Mapped[str] = mapped_column(primary_key=True)

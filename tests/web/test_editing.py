@@ -19,8 +19,7 @@ from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique
 from sqlaqueue.web.data.edit import Edited, EditForm, read_form, save
 from sqlaqueue.web.data.job_columns import indented, parse_exact
 from sqlaqueue.web.data.reader import ParameterError
-from tests.models import execute
-from tests.sent_statements import sent_statements
+from tests.models import execute, sent_statements
 from tests.web.jobs import KINDS, XSS, add, claimed, columns, created, fail_jobs, new_queue, states
 from tests.web.models import Kind, Queues, new_base
 
@@ -192,9 +191,9 @@ def test_null_of_json_is_no_null(engine: sa.Engine, queues: Queues) -> None:
         assert execute(engine, "SELECT payload::text FROM email") == stored
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "error"),
-    [
+def test_wrong_values_are_told_and_kept(engine: sa.Engine, queues: Queues) -> None:
+    add(engine, queues.Email(**FULL))
+    for name, text, error in (
         ("big", str(2**63), "integer"),
         ("big", "1.0", "integer"),
         ("big", "", "integer"),
@@ -213,16 +212,11 @@ def test_null_of_json_is_no_null(engine: sa.Engine, queues: Queues) -> None:
         ("reference", "x", "UUID"),
         ("recipient", None, "must have a value"),
         ("priority", "40000", "32767"),
-    ],
-)
-def test_wrong_values_are_told_and_kept(
-    engine: sa.Engine, queues: Queues, name: str, text: str | None, error: str
-) -> None:
-    add(engine, queues.Email(**FULL))
-    edited = edit(engine, queues.Email, {name: text, "subject": "typed"})
-    assert edited.outcome == "wrong"
-    assert error in errors(edited)[name]
-    assert (texts(edited.form)[name], texts(edited.form)["subject"]) == (text, "typed")
+    ):
+        edited = edit(engine, queues.Email, {name: text, "subject": "typed"})
+        assert edited.outcome == "wrong", (name, text)
+        assert error in errors(edited)[name]
+        assert (texts(edited.form)[name], texts(edited.form)["subject"]) == (text, "typed")
     assert loaded(engine, queues.Email).subject == "Re: "
 
 
@@ -235,22 +229,19 @@ def test_line_breaks_of_browsers_are_no_change(engine: sa.Engine, queues: Queues
     assert edit(engine, queues.Email, given).outcome == "unchanged"
 
 
-@pytest.mark.parametrize(
-    ("stored", "typed", "written"),
-    [
-        ("a\nb", "a\r\nbc", "a\nbc"),
-        ("a\n", "a", "a"),
-        ("a", "a\r\n", "a\n"),
-        ("a\u2028b", "a\r\nb", "a\nb"),
-        ("a\r\nb", "a\r\nbc", "a\r\nbc"),
-    ],
-)
-def test_line_breaks_of_browsers_are_not_stored(
-    engine: sa.Engine, queues: Queues, stored: str, typed: str, written: str
-) -> None:
-    add(engine, queues.Email(recipient=stored))
-    assert edit(engine, queues.Email, {"recipient": typed}).columns == ["recipient"]
-    assert loaded(engine, queues.Email).recipient == written
+def test_line_breaks_of_browsers_are_not_stored(engine: sa.Engine, queues: Queues) -> None:
+    for key, (stored, typed, written) in enumerate(
+        (
+            ("a\nb", "a\r\nbc", "a\nbc"),
+            ("a\n", "a", "a"),
+            ("a", "a\r\n", "a\n"),
+            ("a\u2028b", "a\r\nb", "a\nb"),
+            ("a\r\nb", "a\r\nbc", "a\r\nbc"),
+        )
+    ):
+        add(engine, queues.Email(id=key, recipient=stored))
+        assert edit(engine, queues.Email, {"recipient": typed}, key=str(key)).columns == ["recipient"], stored
+        assert loaded(engine, queues.Email, key).recipient == written
 
 
 async def test_a_short_text_with_line_breaks_has_a_field_of_several_lines(client_of: Any, engine: sa.Engine) -> None:
@@ -292,14 +283,13 @@ def test_validators_events_and_constraints_are_told_at_the_form(engine: sa.Engin
 
 
 def test_violated_constraints_are_told_beside_their_fields(engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Owner(Base):
+    class Owner(base):
         __tablename__ = "owner"
         id: Mapped[int] = mapped_column(primary_key=True)
 
-    class Task(QueueMixin, Base):
+    class Task(QueueMixin, base):
         __tablename__ = "task"
         __queue__ = QueueConfig(unique=Unique("topic"))
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -316,7 +306,7 @@ def test_violated_constraints_are_told_beside_their_fields(engine: sa.Engine) ->
             sa.Index("hint_once", "hint", unique=True),
         )
 
-    Base.metadata.create_all(engine)
+    base.metadata.create_all(engine)
     add(engine, Task(id=1, topic="a", place=1), Task(id=2, code="x", place=2, row=2, hint="s", topic="b"))
     for given, found in (
         ({"owner_id": "7"}, {"owner_id": "No row of owner has this value (task_owner_id_fkey)."}),
@@ -367,11 +357,11 @@ def test_types_that_convert(engine: sa.Engine, letters: Any) -> None:
         edit(engine, letters, {"price": "7"}, key="2")
 
 
-@pytest.mark.parametrize("name", ["id", "status", "attempts", "lease_token", "nothing", "subject"])
-def test_columns_that_are_not_offered_are_refused(engine: sa.Engine, queues: Queues, name: str) -> None:
+def test_columns_that_are_not_offered_are_refused(engine: sa.Engine, queues: Queues) -> None:
     add(engine, queues.Email(recipient="a"))
-    with pytest.raises(ParameterError):
-        edit(engine, queues.Email, {name: "1"}, redact=("subject",))
+    for name in ("id", "status", "attempts", "lease_token", "nothing", "subject"):
+        with pytest.raises(ParameterError):
+            edit(engine, queues.Email, {name: "1"}, redact=("subject",))
 
 
 def test_large_values_are_left_as_they_are(engine: sa.Engine, queues: Queues) -> None:
@@ -472,7 +462,7 @@ def test_claimed_job_is_refused(engine: sa.Engine, kind: str) -> None:
 def test_edits_beside_a_consumer_lose_nothing(engine: sa.Engine, kind: str, sessions: Any) -> None:
     """Each job runs once, and with the arguments of the last edit that was reported as saved."""
     model = new_queue(engine, kind)
-    number = 40
+    number = 24
     add(engine, *(model(id=each, note="0") for each in range(1, number + 1)))
     ran: list[tuple[int, str]] = []
     lock = threading.Lock()

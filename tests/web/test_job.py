@@ -12,15 +12,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from sqlaqueue import Consumer, Fail, Limit, QueueConfig, QueueMixin, Schedule, Unique, cancel
 from sqlaqueue.testing import fire_schedules, travel
 from sqlaqueue.web import Access
 from sqlaqueue.web.data.job import DELETED, LONGEST, JobLife, events_of, read_life
 from sqlaqueue.web.data.reader import ParameterError
-from tests.models import execute
-from tests.sent_statements import sent_statements
+from tests.models import execute, new_base, sent_statements
 from tests.unique.models import make_job
 from tests.web.jobs import KINDS, XSS, add, claimed, columns, complete_jobs, fail_jobs, new_queue
 from tests.web.models import Kind, Queues
@@ -229,13 +228,13 @@ def test_redacted_worker_and_times_are_not_told(engine: sa.Engine, queues: Queue
     assert "2126-03-04" not in str(life_of(engine, queues.Email, "3", "run_at"))
 
 
-@pytest.mark.parametrize("moment", ["infinity", "-infinity", "20000-01-01", "0044-03-15 BC"])
-def test_times_that_python_does_not_have(engine: sa.Engine, queues: Queues, moment: str) -> None:
+def test_times_that_python_does_not_have(engine: sa.Engine, queues: Queues) -> None:
     add(engine, queues.Email(recipient="a"))
-    execute(engine, "UPDATE email SET run_at = CAST(:moment AS timestamptz)", moment=moment)
-    life = life_of(engine, queues.Email)
-    assert moment.split(maxsplit=1)[0] in (texts(life)["run_at"] or "")
-    assert kinds(life) == ["enqueued"]
+    for moment in ("infinity", "-infinity", "20000-01-01", "0044-03-15 BC"):
+        execute(engine, "UPDATE email SET run_at = CAST(:moment AS timestamptz)", moment=moment)
+        life = life_of(engine, queues.Email)
+        assert moment.split(maxsplit=1)[0] in (texts(life)["run_at"] or "")
+        assert kinds(life) == ["enqueued"]
 
 
 def test_redacted_key_of_a_limit_is_not_told(engine: sa.Engine) -> None:
@@ -297,17 +296,16 @@ def test_role_that_may_only_read_sees_all(engine: sa.Engine, queues: Queues) -> 
 
 
 def test_adopted_table_has_few_roles(engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Row(QueueMixin, Base):
+    class Row(QueueMixin, base):
         __tablename__ = "row"
         __queue__ = QueueConfig(strategy="batch_select", adopt={"status": "state", "run_at": "due"})
         id: Mapped[int] = mapped_column(primary_key=True)
         state: Mapped[str] = mapped_column(default="pending")
         due: Mapped[datetime | None]
 
-    Base.metadata.create_all(engine)
+    base.metadata.create_all(engine)
     add(engine, Row(id=1, due=datetime(2020, 1, 1)), Row(id=2, state="odd"))  # noqa: DTZ001 - a column without a zone
     assert kinds(life_of(engine, Row)) == ["due"]
     assert life_of(engine, Row, "2").state == "other"
@@ -434,13 +432,13 @@ async def test_ten_megabytes_are_cut(engine: sa.Engine, queues: Queues, client_o
 
 async def test_a_value_that_is_too_large_to_be_read(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
     add(engine, queues.Email(recipient="a"))
-    execute(engine, "UPDATE email SET subject = repeat('a', 200000000)")
-    execute(engine, "UPDATE email SET payload = jsonb_build_object('x', repeat('y', 200000000))")
+    execute(engine, "UPDATE email SET subject = repeat('a', 40000000)")
+    execute(engine, "UPDATE email SET payload = jsonb_build_object('x', repeat('y', 40000000))")
     response = await get(client_of(), "/queues/email/job", key="1")
     assert response.status_code == 200
     assert len(response.text) < 200_000
-    assert "2.2 MB as stored, too large to be shown" in response.text
-    assert "The beginning of 190.7 MB" in response.text
+    assert re.search(r"44\d kB as stored, too large to be shown", response.text)
+    assert "The beginning of 38.1 MB" in response.text
     response = await get(client_of(), "/queues/email/jobs", columns="subject,payload")
     assert response.status_code == 200
     assert len(response.text) < 100_000
@@ -466,20 +464,19 @@ async def test_redacted_values_are_on_no_page(engine: sa.Engine, queues: Queues,
     assert "v.subject" not in (await get(client_of(**client), "/queues/email/edit", key="1")).text
 
 
-@pytest.mark.parametrize("path", ["job", "edit"])
-@pytest.mark.parametrize(
-    ("key", "status"),
-    [(None, 400), ("", 400), ("x", 400), ("1,2", 400), (str(2**63), 400), ("'; DROP TABLE email", 400), ("77", 404)],
-)
-async def test_wrong_keys_have_a_page(path: str, key: str | None, status: int, queues: Queues, client_of: Any) -> None:
-    response = await get(client_of(), f"/queues/email/{path}", **({} if key is None else {"key": key}))
-    assert response.status_code == status
-    assert "Traceback" not in response.text
+async def test_wrong_keys_have_a_page(queues: Queues, client_of: Any) -> None:
+    async with client_of() as browser:
+        for path in ("job", "edit"):
+            assert (await browser.get(f"/queues/email/{path}")).status_code == 400
+            for key in ("", "x", "1,2", str(2**63), "'; DROP TABLE email", "77"):
+                response = await browser.get(f"/queues/email/{path}", params={"key": key})
+                assert response.status_code == (404 if key == "77" else 400), key
+                assert "Traceback" not in response.text
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
+async def test_wrong_parameters_have_a_page(queues: Queues, client_of: Any) -> None:
+    query: dict[str, Any]
+    for query in (
         {"key": "1"},
         {"action": "drop", "key": "1"},
         {"action": "requeue", "all": "1", "key": "1"},
@@ -490,12 +487,10 @@ async def test_wrong_keys_have_a_page(path: str, key: str | None, status: int, q
         {"action": "requeue", "all": "1", "from": "nonsense"},
         {"action": "requeue", "key": "x"},
         {"action": "requeue", "key": [str(each) for each in range(1001)]},
-    ],
-)
-async def test_wrong_parameters_have_a_page(query: dict[str, Any], queues: Queues, client_of: Any) -> None:
-    response = await get(client_of(), "/queues/email/confirm", **query)
-    assert response.status_code == 400
-    assert "Traceback" not in response.text
+    ):
+        response = await get(client_of(), "/queues/email/confirm", **query)
+        assert response.status_code == 400, query
+        assert "Traceback" not in response.text
 
 
 async def test_unreadable_queue_is_no_queue(engine: sa.Engine, queues: Queues, client_of: Any) -> None:

@@ -17,8 +17,7 @@ from sqlaqueue.web.data.job_orders import orders_of
 from sqlaqueue.web.data.job_pages import CAP, Count, count_states, cursor_text
 from sqlaqueue.web.data.job_sources import source_of
 from sqlaqueue.web.data.reader import ParameterError
-from tests.models import execute
-from tests.sent_statements import sent_statements
+from tests.models import execute, sent_statements
 from tests.strategies.conftest import nodes_of
 from tests.web.jobs import columns, cost, created, keys, keys_by_sql, make_window_small, page, pages, plan_of
 from tests.web.models import make_messages, make_pairs, make_rows

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import re
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web import dashboard as dashboard_module
 from sqlaqueue.web.security import SECURITY_HEADERS
+from tests.programs import ROOT, Program
 from tests.servers import PROGRAM, Database, Pooler
 from tests.web.conftest import everything, serving
 from tests.web.models import Queues
@@ -203,17 +203,14 @@ async def test_only_queues_that_the_user_sees(queues: Queues, sessions: Any, eng
 @pytest.mark.usefixtures("no_timer")
 @pytest.mark.parametrize(("shortest", "sends"), [(0.0, True), (1e6, False)])
 async def test_events_are_not_sent_too_often(
-    root: str, email: Any, monkeypatch: pytest.MonkeyPatch, shortest: float, *, sends: bool
+    root: str, email: Any, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, shortest: float, *, sends: bool
 ) -> None:
     monkeypatch.setattr(dashboard_module, "SHORTEST", shortest)
-    monkeypatch.setattr(dashboard_module, "LIFETIME", 3)
-    events = []
+    monkeypatch.setattr(dashboard_module, "LIFETIME", 60 if sends else 1.5)
     async with streaming(root) as stream:
-        await stream.comment()
+        await until(lambda: listening(engine) == 1)
         email()
-        while (event := await stream.event()) is not None:
-            events.append(event)
-    assert bool(events) is sends
+        assert (await stream.event() is not None) is sends
 
 
 async def test_a_stream_ends_after_some_time(root: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,23 +310,19 @@ app = Dashboard(QUEUES, sessionmaker(sa.create_engine({url!r})), access=lambda _
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_server_stops_with_open_streams(shared: Database, tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "app.py").write_text(APP.format(url=shared.url()))
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        command = [sys.executable, "-m", "uvicorn", "app:app", f"--fd={bound.fileno()}"]
-        root = str(Path(__file__).parents[2])
-        with subprocess.Popen(  # noqa: ASYNC220 - it starts at once, and the server runs beside this loop
-            command,
-            cwd=tmp_path,
-            env={"PYTHONPATH": root},
-            pass_fds=[bound.fileno()],
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            async with streaming(f"http://127.0.0.1:{bound.getsockname()[1]}/") as stream:
-                assert await stream.comment() == ": connected"
-                process.send_signal(number)
-                async with asyncio.timeout(60):
-                    while await stream.event() is not None:
-                        pass
-            _, errors = await asyncio.to_thread(process.communicate, timeout=60)
-    assert "Finished server process" in errors
-    assert "Traceback" not in errors
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = Program("uvicorn", "app:app", "--port=0", environment=environment, directory=tmp_path)
+    try:
+        await asyncio.to_thread(program.wait_for, "running on http")
+        (root,) = re.findall(r"running on (http\S+)", program.output)
+        async with streaming(f"{root}/") as stream:
+            assert await stream.comment() == ": connected"
+            program.signal(number)
+            async with asyncio.timeout(60):
+                while await stream.event() is not None:
+                    pass
+        await asyncio.to_thread(program.end)
+    finally:
+        program.clear()
+    assert "Finished server process" in program.output
+    assert "Traceback" not in program.output

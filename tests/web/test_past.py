@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+import sqlalchemy as sa
 
 from sqlaqueue import States
 from sqlaqueue.web.charts import Bar, Range, bar_chart, nice_maximum, range_chart, sparkline
@@ -38,9 +39,6 @@ from tests.web.jobs import (
     no_table_is_small,
     read,
 )
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
 
 
 def throughput(engine: sa.Engine, model: Any, *args: Any, **options: Any) -> Throughput:

@@ -6,7 +6,7 @@ import asyncio
 import html
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -30,8 +30,7 @@ from sqlaqueue.web.data.queues import (
 )
 from sqlaqueue.web.data.reader import Unavailable
 from tests.admin.models import Setup
-from tests.models import execute
-from tests.sent_statements import sent_statements
+from tests.models import execute, sent_statements
 from tests.web.conftest import ask
 from tests.web.jobs import (
     HISTORY,
@@ -43,9 +42,7 @@ from tests.web.jobs import (
     no_table_is_small,
     reading_role,
 )
-
-if TYPE_CHECKING:
-    from tests.web.models import Queues
+from tests.web.models import Queues
 
 RUN = (
     "UPDATE job SET status = 'processing', lease_expires_at = now() + interval '1 min', "
@@ -185,6 +182,7 @@ async def test_queues_that_may_not_be_read_are_not(client_of: Any, engine: sa.En
     assert [each for each, _ in sent if "email" in each] == []
 
 
+@pytest.mark.usefixtures("no_examination")
 async def test_numbers_that_are_capped_say_so(
     client_of: Any, queues: Any, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

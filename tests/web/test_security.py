@@ -7,8 +7,9 @@ import re
 import select
 import socket
 import urllib.request
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urljoin, urlsplit
 
 import httpx
@@ -29,9 +30,7 @@ from sqlaqueue.web.security import (
     write_audit,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-
+pytestmark = pytest.mark.once
 
 OWN = "http://localhost:8000"
 PUBLIC = "https://ops.example.com"
@@ -197,7 +196,6 @@ def guard() -> Guard:
     return Guard()
 
 
-@pytest.mark.once
 async def test_a_link_signs_in_one_browser_once(guard: Guard) -> None:
     link = guard.app.new_link()
     async with guard.browser() as one, guard.browser() as another:
@@ -216,7 +214,6 @@ async def test_a_link_signs_in_one_browser_once(guard: Guard) -> None:
         assert (await one.get(link)).status_code == 303
 
 
-@pytest.mark.once
 async def test_the_token_is_long_and_kept_as_a_digest(guard: Guard) -> None:
     link = guard.app.new_link()
     assert urlsplit(link)._replace(query="").geturl() == ORIGIN + guard.path
@@ -229,7 +226,6 @@ async def test_the_token_is_long_and_kept_as_a_digest(guard: Guard) -> None:
         assert token != browser.cookies[COOKIE]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "path",
     ["/", "/?token=", "/?token=wrong", "/?token=%C3%A9%ED%A0%80", "/queues/email", "/events", "/static/dashboard.css"],
@@ -244,7 +240,6 @@ async def test_nothing_is_shown_without_it(guard: Guard, path: str) -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("method", ["POST", "HEAD", "PUT"])
 async def test_a_link_is_for_reading_the_first_page(guard: Guard, method: str) -> None:
     link = guard.app.new_link()
@@ -254,7 +249,6 @@ async def test_a_link_is_for_reading_the_first_page(guard: Guard, method: str) -
         assert (await browser.get(link)).status_code == 303
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("path", ["/", "/queues/email", "/?token={0}", "//{1}/", "/{1}", "/{1}x/", "/{2}/"])
 async def test_nothing_is_shown_beside_the_secret_path(guard: Guard, path: str) -> None:
     link = guard.app.new_link()
@@ -279,7 +273,6 @@ def cookies_sent_to(jar: Any, url: str) -> str | None:
     return request.get_header("Cookie")
 
 
-@pytest.mark.once
 async def test_other_ports_do_not_get_the_cookie(guard: Guard) -> None:
     async with guard.browser() as browser:
         await browser.get(guard.app.new_link())
@@ -289,14 +282,12 @@ async def test_other_ports_do_not_get_the_cookie(guard: Guard) -> None:
             assert cookies_sent_to(jar, f"http://127.0.0.1:8000{other}") is None
 
 
-@pytest.mark.once
 def test_each_start_has_a_path_of_its_own(guard: Guard) -> None:
     assert len(guard.path) == 24  # 128 bits in base64, and two slashes
     assert guard.path != Guard().path
     assert guard.app.new_link().startswith(f"{ORIGIN}{guard.path}?token=")
 
 
-@pytest.mark.once
 async def test_the_dashboard_below_the_secret_path(dashboard: Any) -> None:
     app = OneTimeToken(dashboard, origin=ORIGIN, announce=print)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), follow_redirects=True) as browser:
@@ -307,7 +298,6 @@ async def test_the_dashboard_below_the_secret_path(dashboard: Any) -> None:
         assert {(await browser.get(each)).status_code for each in found if "/events" not in each} == {200}
 
 
-@pytest.mark.once
 async def test_a_link_and_a_session_end(guard: Guard) -> None:
     link = guard.app.new_link()
     guard.clock.now += TOKEN_LIFETIME
@@ -320,7 +310,6 @@ async def test_a_link_and_a_session_end(guard: Guard) -> None:
         assert (await browser.get("/")).status_code == 401
 
 
-@pytest.mark.once
 async def test_another_link_is_printed_when_there_is_none(guard: Guard) -> None:
     link = guard.app.new_link()
     async with guard.browser() as one, guard.browser() as another:
@@ -336,7 +325,6 @@ async def test_another_link_is_printed_when_there_is_none(guard: Guard) -> None:
         assert (await another.get("/")).status_code == (await one.get("/")).status_code == 200
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8420", "", "10.0.0.1:8420", "localhost@evil"])
 async def test_another_name_of_this_machine_is_refused(guard: Guard, host: str) -> None:
     link = guard.app.new_link()
@@ -346,7 +334,6 @@ async def test_another_name_of_this_machine_is_refused(guard: Guard, host: str) 
         assert (await browser.get("/", headers={"Host": host})).status_code == 421
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "cookie", ["{0}", "other=1; {0}", "broken; =; a=b=c; {0}", f"{COOKIE}=wrong; {{0}}", 'json={{"a": "b"}}; {0}']
 )
@@ -360,7 +347,6 @@ async def test_the_cookies_of_other_applications_do_not_matter(guard: Guard, coo
         assert (await browser.get("/", headers={"Cookie": wrong})).status_code == 401
 
 
-@pytest.mark.once
 async def test_websockets_are_refused_and_the_lifespan_is_the_applications(guard: Guard) -> None:
     sent: list[Any] = []
 
@@ -381,14 +367,12 @@ async def test_websockets_are_refused_and_the_lifespan_is_the_applications(guard
     assert reached == ["lifespan"]
 
 
-@pytest.mark.once
 def test_a_few_browsers_are_signed_in_and_the_first_ones_are_forgotten() -> None:
     secrets = Secrets()
     sessions = [secrets.exchange(secrets.new_token()) for _ in range(MOST_SESSIONS + 1)]
     assert [secrets.knows(session or "") for session in sessions] == [False, *[True] * MOST_SESSIONS]
 
 
-@pytest.mark.once
 def test_a_new_token_replaces_the_old_one() -> None:
     secrets = Secrets()
     assert secrets.exchange("") is None
@@ -400,7 +384,6 @@ def test_a_new_token_replaces_the_old_one() -> None:
     assert secrets.exchange(new) is None
 
 
-@pytest.mark.once
 def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
@@ -451,7 +434,6 @@ def answer(connection: socket.socket) -> tuple[int, bytes]:
     return int(received.split(b" ", 2)[1]), received
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("length", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
 def test_a_form_of_which_a_byte_arrives_now_and_then(root: str, length: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "LONGEST_WAIT", 1.0)
@@ -466,14 +448,12 @@ def test_a_form_of_which_a_byte_arrives_now_and_then(root: str, length: str, mon
     assert b"default-src 'none'" in response
 
 
-@pytest.mark.once
 def test_a_form_that_does_not_arrive(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "LONGEST_WAIT", 0.5)
     with posting(root, "Content-Length: 10") as connection:
         assert answer(connection)[0] == 408
 
 
-@pytest.mark.once
 def test_a_form_that_says_that_it_is_too_large_is_not_read(root: str) -> None:
     with posting(root, f"Content-Length: {security.MOST_BYTES + 1}") as connection:
         status, response = answer(connection)
@@ -481,7 +461,6 @@ def test_a_form_that_says_that_it_is_too_large_is_not_read(root: str) -> None:
     assert b"connection: close" in response.lower()
 
 
-@pytest.mark.once
 def test_a_form_that_turns_out_to_be_too_large_is_not_read_to_the_end(root: str) -> None:
     with posting(root, "Transfer-Encoding: chunked") as connection:
         sent = 0
@@ -496,7 +475,6 @@ def test_a_form_that_turns_out_to_be_too_large_is_not_read_to_the_end(root: str)
     assert sent < 50 * security.MOST_BYTES
 
 
-@pytest.mark.once
 def test_a_form_that_is_broken_off_is_no_error_of_the_server(root: str, caplog: pytest.LogCaptureFixture) -> None:
     with posting(root, "Content-Length: 1000") as connection:
         connection.sendall(b"key=1")

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
@@ -29,10 +29,8 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from tests.servers import Database, Server
 from tests.web.browser.example import Site, example_site, fill_database
-
-if TYPE_CHECKING:
-    from tests.servers import Database, Server
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser"))), None)
 MISSING = "needs Chromium, as Debian's package chromium has it: apt-get install chromium"

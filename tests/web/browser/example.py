@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import random
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -24,12 +25,8 @@ from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import declare
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.dashboard import GET
+from tests.servers import Database
 from tests.web.conftest import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
 
 
 class Base(DeclarativeBase):

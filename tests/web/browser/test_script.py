@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -18,10 +20,6 @@ from sqlaqueue.web.security import SECURITY_HEADERS
 from tests.web.browser.conftest import View, Windows
 from tests.web.conftest import serving
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from starlette.requests import Request
 SCRIPT = Path(sqlaqueue.web.__file__).parent / "static" / "dashboard.js"
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Script</title>
 <script src="dashboard.js" defer></script></head>

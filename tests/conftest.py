@@ -487,7 +487,7 @@ def postgres_server(pytestconfig: pytest.Config, postgres_version: int) -> Itera
 
 
 @pytest.fixture(scope="session")
-def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]:
+def mariadb(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]:
     """A MariaDB server, one for each process of the tests; without the program the tests are left out."""
     # It imports PyMySQL, which the other tests do without.
     from tests.mariadb.server import MariaDBServer, missing_program  # noqa: PLC0415 - only its tests need it
@@ -495,5 +495,6 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]
     reason = missing_program()
     if reason is not None:
         pytest.skip(reason)
-    with MariaDBServer(tmp_path_factory.mktemp("mariadb")) as server:
+    template = pytestconfig.stash[SERVERS].home / "mariadb"
+    with MariaDBServer(tmp_path_factory.mktemp("mariadb"), template) as server:
         yield server

@@ -205,13 +205,18 @@ class Server:
         """The data directory."""
         return self.directory / "data"
 
-    def create(self, settings: str = SETTINGS) -> Self:
-        """Set up the data directory and start the server."""
+    def initialize(self) -> None:
+        """Set up an empty data directory."""
         self.directory.mkdir()
         give_away(self.directory)
         self._execute("initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
+
+    def start_as_copy(self, template: Server) -> Self:
+        """Set up the data directory as that of another server, which has never run; start this one."""
+        shutil.copytree(template.data, self.data)
+        give_away(self.directory)
         with (self.data / "postgresql.conf").open("a") as file:
-            file.write(settings.format(socket_directory=self.directory))
+            file.write(SETTINGS.format(socket_directory=self.directory))
         self.start()
         # The first connection to a database writes a file of what each of them needs at once, and copies have it then.
         with psycopg.connect(self.dsn("template1")):
@@ -308,6 +313,10 @@ class Servers:
         versions = {str(version): str(path) for version, path in self.bin_directories.items()}
         return {"home": str(self.home), "versions": versions}
 
+    def template(self, version: int) -> Server:
+        """Return the server that the others of a version are copied from: initdb takes a second of a core."""
+        return Server(version, self.bin_directories[version], self.home / f"template{version}")
+
     def shared(self, version: int) -> Server:
         """Return the server of a version that all tests share."""
         return Server(version, self.bin_directories[version], self.home / f"shared{version}")
@@ -316,7 +325,7 @@ class Servers:
     def own(self, version: int) -> Iterator[Server]:
         """Start a server that may be stopped and restarted at will."""
         directory = self.home / f"own{secrets.token_hex(4)}"
-        server = Server(version, self.bin_directories[version], directory).create()
+        server = Server(version, self.bin_directories[version], directory).start_as_copy(self.template(version))
         try:
             yield server
         finally:
@@ -338,8 +347,13 @@ def running(versions: list[int]) -> Iterator[Servers]:
     try:
         installed = find_installations()
         servers = Servers(home, {version: _usable(installed[version], home) for version in versions})
+
+        def start(version: int) -> None:
+            servers.template(version).initialize()
+            servers.shared(version).start_as_copy(servers.template(version))
+
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda version: servers.shared(version).create(), versions))
+            list(pool.map(start, versions))
         yield servers
     finally:
         reaper.communicate()

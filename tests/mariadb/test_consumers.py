@@ -8,13 +8,15 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
@@ -26,17 +28,10 @@ from tests.faults.checker import Row, Tables, violations
 from tests.faults.history import with_event
 from tests.faults.processes import Actor, Process, Processes
 from tests.faults.roles import record_events
+from tests.mariadb.conftest import Prepared
 from tests.mariadb.models import Base, Effect, Job
 from tests.mariadb.server import MariaDBServer
 from tests.programs import DEADLINE, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from sqlalchemy.ext.asyncio import AsyncEngine
-
-    from tests.mariadb.conftest import Prepared
 
 
 def test_a_drain(engine: sa.Engine, sessions: sessionmaker[Session]) -> None:
@@ -229,25 +224,27 @@ def test_of_several_processes_one_is_killed(
 ) -> None:
     with Workers(tmp_path, engine, url) as workers:
         first, _ = workers.start_workers(driver, driver)
-        workers.enqueue(range(1, 121))
-        workers.enqueue(range(121, 131), "flaky")
-        workers.wait_for(30, "return")
+        workers.enqueue(range(1, 71))
+        workers.enqueue(range(71, 81), "flaky")
+        workers.wait_for(20, "return")
         first.kill()
         assert not workers.finish()
-        assert workers.count("completed") >= 100
+        assert workers.count("completed") >= 60
         assert not any("ProgrammingError" in process.output for process in workers.processes)
 
 
-def test_the_server_is_killed_under_load(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_server_is_killed_under_load(
+    mariadb: MariaDBServer, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """What was committed is there after its recovery, and everything that has not ended is done again."""
-    with MariaDBServer(tmp_path_factory.mktemp("killed")) as server, server.database() as name:
+    with MariaDBServer(tmp_path_factory.mktemp("killed"), mariadb.template) as server, server.database() as name:
         engine = sa.create_engine(server.url(name))
         sqlaqueue.mariadb.prepare(engine)
         Base.metadata.create_all(engine)
         with Workers(tmp_path, engine, lambda driver: server.url(name, driver)) as workers:
             workers.start_workers("mariadb+pymysql", "mariadb+asyncmy")
-            workers.enqueue(range(1, 121))
-            for number in (20, 60):
+            workers.enqueue(range(1, 91))
+            for number in (20, 50):
                 workers.wait_for(number, "return")
                 workers.record_fault("SIGKILL of the server")
                 server.kill()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
@@ -16,11 +18,6 @@ from sqlaqueue.admin import add_schedule
 from sqlaqueue.exc import DatabaseNotReadyError, StatementError
 from sqlaqueue.sql.engine import sqlstate
 from tests.mariadb.models import Job, Report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sqlalchemy.ext.asyncio import AsyncEngine
 
 METADATA = sa.MetaData()
 ITEM = sa.Table(
@@ -52,7 +49,8 @@ def items(url: Callable[[str], str]) -> Iterator[sa.Engine]:
     with engine.begin() as connection:
         connection.execute(sa.insert(ITEM).values(id=1, code="a", size=1))
     yield engine
-    METADATA.drop_all(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.delete(ITEM))
     engine.dispose()
 
 

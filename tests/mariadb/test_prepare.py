@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -29,14 +30,10 @@ from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.base import violated_column, violated_constraint, violated_table
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.sql.engine import sqlstate
+from tests.mariadb.conftest import Prepared
 from tests.mariadb.models import Base, ByUuid, Child, Job
 from tests.mariadb.server import MariaDBServer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.mariadb.conftest import Prepared
-
+from tests.models import new_base
 
 # -- without a server --------------------------------------------------------------------------------------------------
 
@@ -73,17 +70,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("option", CONFIGS)
 def test_what_the_database_cannot_carry_is_refused_by_name(engine: sa.Engine, option: str) -> None:
-    class Own(DeclarativeBase):
-        pass
+    own = new_base()
 
-    class Task(QueueMixin, Own):
+    class Task(QueueMixin, own):
         __tablename__ = "task"
         __queue__ = QueueConfig(**CONFIGS[option])
         id: Mapped[int] = mapped_column(primary_key=True)
         customer: Mapped[int]
 
     for use in (
-        lambda: Own.metadata.create_all(engine),
+        lambda: own.metadata.create_all(engine),
         lambda: Session(engine).scalars(claim(Task, 1)),
         lambda: Consumer(Task, lambda *_: None, sessionmaker(engine)).drain(),
     ):
@@ -112,9 +108,12 @@ def test_an_engine_with_connections_is_refused(url: Callable[[str], str], engine
         ("10.6.0-MariaDB", None),
     ],
 )
-def test_other_servers_are_refused(tmp_path_factory: pytest.TempPathFactory, version: str, said: str | None) -> None:
+def test_other_servers_are_refused(
+    mariadb: MariaDBServer, tmp_path_factory: pytest.TempPathFactory, version: str, said: str | None
+) -> None:
     """The server only says that it is another one; what is tested is that its word is taken."""
-    with MariaDBServer(tmp_path_factory.mktemp("version"), f"--version={version}") as server, server.database() as name:
+    home = tmp_path_factory.mktemp("version")
+    with MariaDBServer(home, mariadb.template, f"--version={version}") as server, server.database() as name:
         for use in ("connect", "session"):
             engine = sa.create_engine(server.url(name, "mysql+pymysql"))
             sqlaqueue.mariadb.prepare(engine)
@@ -140,10 +139,7 @@ def test_autocommit_is_refused(prepared: Prepared, engine: sa.Engine) -> None:
 
 
 def test_missing_tables_are_named(engine: sa.Engine) -> None:
-    class Own(DeclarativeBase):
-        pass
-
-    class Absent(QueueMixin, Own):
+    class Absent(QueueMixin, new_base()):
         __tablename__ = "absent"
         id: Mapped[int] = mapped_column(primary_key=True)
 

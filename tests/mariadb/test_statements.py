@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine.default import DefaultExecutionContext
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, mapped_column
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, mapped_column, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
 import sqlaqueue.mariadb
 from sqlaqueue import QueueMixin, cancel, claim, complete, extend, purge, rescue, retry
 from sqlaqueue.exc import StatementError
 from sqlaqueue.queue.names import ATTEMPT
+from tests.mariadb.conftest import Prepared
 from tests.mariadb.models import Base, ByUuid, Child, Job, Pair, Report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sqlalchemy.engine.default import DefaultExecutionContext
-    from sqlalchemy.ext.asyncio import AsyncEngine
-    from sqlalchemy.orm import sessionmaker
-
-    from tests.mariadb.conftest import Prepared
 
 
 def enqueue(engine: sa.Engine, *jobs: Any) -> None:

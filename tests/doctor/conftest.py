@@ -32,7 +32,6 @@ class Patient:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.engine = plain_engine(database.url())
-        Base.metadata.create_all(self.engine)
 
     def execute(self, *statements: str) -> Any:
         """Execute each statement in a transaction of its own, as psql does."""
@@ -40,6 +39,10 @@ class Patient:
             for statement in statements:
                 result = connection.exec_driver_sql(statement)
             return result.all() if result.returns_rows else None
+
+    def analyze(self) -> None:
+        """Gather the statistics of the tables; those of the catalogs as well would take ten times as long."""
+        self.execute("ANALYZE " + ", ".join(f'"{name}"' for name in Base.metadata.tables))
 
     def add(self, *jobs: Any) -> None:
         with Session(self.engine) as session:
@@ -76,6 +79,13 @@ class Patient:
         assert code not in self.codes(*models, **options)
         return finding
 
+    def healed(self, code: str, *models: type[Any], fix: int = 0) -> admin.Finding:
+        """Return the finding with this code, and execute its fix, after which nothing must be wrong."""
+        finding = self.find(code, *models)
+        self.repair(finding.fixes[fix])
+        assert self.findings(*models) == []
+        return finding
+
 
 def split(fix: str) -> list[str]:
     """Return the statements of a fix."""
@@ -96,9 +106,18 @@ def _durable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examining, "CHECKS", others)
 
 
+@pytest.fixture(scope="session")
+def healthy(server: Server) -> Iterator[str]:
+    """The name of a database with all queues, to be copied."""
+    with server.database() as database:
+        Base.metadata.create_all(plain_engine(database.url()))
+        yield database.name
+
+
 @pytest.fixture
-def patient(database: Database) -> Patient:
-    return Patient(database)
+def patient(server: Server, healthy: str) -> Iterator[Patient]:
+    with server.database(healthy) as database:
+        yield Patient(database)
 
 
 def add_consumer(patient: Patient, queue: str, **values: Any) -> None:
@@ -159,6 +178,14 @@ def find(code: str, *arguments: Any, **options: Any) -> Finding:
 
 def codes(*arguments: Any, **options: Any) -> list[str]:
     return [finding.code for finding in examine(*arguments, **options)]
+
+
+def mended(patient: Patient, code: str, model: Any, *checks: Any) -> Finding:
+    """Return the one finding of a code, and execute its fix, after which these checks find nothing."""
+    finding = find(code, patient.engine, [model], checks)
+    patient.repair(finding.fixes[0])
+    assert codes(patient.engine, [model], checks) == []
+    return finding
 
 
 def apply(dsn: str, fix: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from sqlaqueue.admin.doctor.server import check_server
 from sqlaqueue.admin.doctor.vacuum import check_horizon
@@ -17,14 +19,7 @@ from sqlaqueue.postgresql.catalog_text import statement_kind
 from tests.doctor.conftest import apply, codes, examine, find, new_role, plain_engine, restart_with
 from tests.models import make_job
 from tests.programs import wait_until
-from tests.servers import standby_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import sqlalchemy as sa
-
-    from tests.servers import Database, Server
+from tests.servers import Database, Server, standby_of
 
 CHECK = [check_horizon]
 AT_ONCE = {"transaction_open": timedelta(0)}

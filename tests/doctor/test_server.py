@@ -8,7 +8,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -26,15 +26,11 @@ from sqlaqueue.admin.doctor.server import (
     check_server_connections,
 )
 from sqlaqueue.admin.doctor.vacuum import check_notification_queue
-from tests.doctor.conftest import apply, codes, find, new_role, plain_engine, restart_with
+from tests.doctor.conftest import Patient, apply, codes, find, new_role, plain_engine, restart_with
 from tests.doctor.models import Email
 from tests.programs import wait_until
-from tests.servers import PROGRAM, Pooler
+from tests.servers import PROGRAM, Database, Pooler
 from tests.unique.models import make_job
-
-if TYPE_CHECKING:
-    from tests.doctor.conftest import Patient
-    from tests.servers import Database
 
 
 @pytest.mark.parametrize(

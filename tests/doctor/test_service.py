@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Scheduler, States, admin, cancel, claim
-from tests.doctor.conftest import Patient, add_consumer, long
+from sqlaqueue.admin.doctor.service import check_consumers, check_due_jobs
+from tests.doctor.conftest import Patient, add_consumer, codes, find, long
 from tests.doctor.models import MODELS, SOME, Delivery, Email, Entry, Export, Letter, Note, Report, Task, handle
+from tests.models import new_base
 from tests.programs import wait_until
 
 AGO = timedelta(minutes=10)
+SERVICE = [check_consumers, check_due_jobs]
 
 
 def add_old(patient: Patient, model: Any, number: int = 1) -> None:
@@ -29,14 +32,14 @@ def add_old(patient: Patient, model: Any, number: int = 1) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_no_consumer(patient: Patient, model: Any) -> None:
     add_old(patient, model, 3)
-    finding = patient.find("no_consumer", model)
+    finding = find("no_consumer", patient.engine, [model], SERVICE)
     assert finding.severity == "critical"
     assert f"No live Consumer serves the queue {model.__tablename__}, and 3 jobs are due" in finding.summary
     assert "the oldest for 10 min" in finding.summary
     assert finding.fixes[0].startswith(f"sqlaqueue worker tests.doctor.models:{model.__name__}=")
-    assert patient.codes(model, **long(unserved_for=3600)) == []
+    assert codes(patient.engine, [model], SERVICE, **long(unserved_for=3600)) == []
     add_consumer(patient, model.__tablename__)
-    assert patient.codes(model, **long(oldest_due=3600)) == []
+    assert codes(patient.engine, [model], SERVICE, **long(oldest_due=3600)) == []
 
 
 def test_the_worker_of_the_fix_runs_the_jobs(patient: Patient) -> None:
@@ -61,7 +64,7 @@ def test_a_paused_queue(patient: Patient) -> None:
 def test_a_backlog(patient: Patient, model: Any) -> None:
     add_old(patient, model, 2)
     add_consumer(patient, model.__tablename__)
-    finding = patient.find("backlog", model)
+    finding = find("backlog", patient.engine, [model], SERVICE)
     assert finding.severity == "warning"
     assert finding.summary.startswith("2 jobs are due, the oldest for 10 min")
     assert finding.summary.endswith(", though 1 Consumer is alive.")
@@ -70,7 +73,7 @@ def test_a_backlog(patient: Patient, model: Any) -> None:
     assert "--processes" not in finding.fixes[0]
     assert ("Limits, rates or an order" in finding.consequence) == (model.__tablename__ in {"export", "import"})
     patient.execute(f'DELETE FROM "{model.__tablename__}"')
-    assert "backlog" not in patient.codes(model)
+    assert codes(patient.engine, [model], SERVICE) == []
 
 
 def test_a_backlog_of_which_some_jobs_run(patient: Patient) -> None:
@@ -278,7 +281,7 @@ def test_claims_of_a_large_queue(patient: Patient, model: Any, analyze: bool) ->
     patient.execute(f'ALTER TABLE "{model.__tablename__}" SET (autovacuum_enabled = off)')
     fill(patient, model)
     if analyze:
-        patient.execute("ANALYZE")
+        patient.analyze()
     assert "claim_reads_table" not in patient.codes(model, deep=True)
 
 
@@ -297,7 +300,7 @@ def test_a_claim_without_its_index(patient: Patient, model: Any, index: str) -> 
         patient.execute("DROP INDEX ix_email_queue_quarantined")
     assert "claim_reads_table" not in patient.codes(model)
     fill(patient, model)
-    patient.execute("ANALYZE")
+    patient.analyze()
     assert "claim_reads_table" not in patient.codes(model, small_table=ROWS * 2)
     finding = patient.repaired("claim_reads_table", model)
     assert f"the index {index} is missing" in finding.summary
@@ -308,7 +311,7 @@ def test_a_claim_without_its_index(patient: Patient, model: Any, index: str) -> 
 def test_a_claim_of_a_very_large_table(patient: Patient) -> None:
     patient.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_email_queue_claim'::regclass")
     fill(patient, Email)
-    patient.execute("ANALYZE")
+    patient.analyze()
     finding = patient.find("claim_reads_table", Email, small_table=40)
     assert finding.severity == "critical"
     assert "the index ix_email_queue_claim is invalid" in finding.summary
@@ -316,9 +319,8 @@ def test_a_claim_of_a_very_large_table(patient: Patient) -> None:
 
 def test_a_planner_that_may_not_use_indexes(patient: Patient) -> None:
     fill(patient, Email)
-    patient.execute(
-        "ANALYZE", *(f'ALTER DATABASE "{patient.database.name}" SET {name} = off' for name in ("enable_indexscan",))
-    )
+    patient.analyze()
+    patient.execute(f'ALTER DATABASE "{patient.database.name}" SET enable_indexscan = off')
     finding = patient.repaired("claim_reads_table", Email)
     assert "enable_indexscan is off" in finding.summary
 
@@ -328,7 +330,7 @@ def test_statistics_that_are_out_of_date(patient: Patient) -> None:
     for table in ("delivery", "note"):
         patient.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     fill(patient, Delivery)
-    patient.execute("ANALYZE")
+    patient.analyze()
     assert "claim_reads_table" not in patient.codes(Delivery)
     patient.execute("UPDATE delivery SET run_at = now()", "UPDATE note SET order_id = order_id")
     add_consumer(patient, "delivery")
@@ -339,16 +341,14 @@ def test_statistics_that_are_out_of_date(patient: Patient) -> None:
 
 def test_a_model_that_no_consumer_can_serve(patient: Patient) -> None:
     """It has no value for completed jobs, so that only programs claim from it."""
+    base = new_base()
 
-    class Base(DeclarativeBase):
-        pass
-
-    class Line(QueueMixin, Base):
+    class Line(QueueMixin, base):
         __tablename__ = "line"
         __queue__ = QueueConfig(states=States(completed=None))
         id: Mapped[int] = mapped_column(primary_key=True)
 
-    Base.metadata.create_all(patient.engine)
+    base.metadata.create_all(patient.engine)
     assert patient.findings(Line, deep=True) == []
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.admin.doctor.objects import check_claim_indexes
 from sqlaqueue.admin.doctor.vacuum import check_autovacuum, check_keys, check_status_statistics, check_table_statistics
 from tests.doctor.conftest import apply, codes, examine, find, plain_engine, restart_with
-from tests.models import KINDS, make_job
-
-if TYPE_CHECKING:
-    from tests.servers import Database
+from tests.models import KINDS, make_job, new_base
+from tests.servers import Database
 
 CHECKS = [check_autovacuum, check_table_statistics]
 ROWS = 30_000
@@ -294,15 +292,14 @@ def test_the_key_of_messages(database: Database, engine: sa.Engine) -> None:
 
 
 def make_keys(*column: Any) -> Any:
-    class Base(DeclarativeBase):
-        pass
+    base = new_base()
 
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, base):
         __tablename__ = "job"
         __queue__ = QueueConfig()
         id: Mapped[int] = mapped_column(*column, primary_key=True)
 
-    class Child(Base):
+    class Child(base):
         __tablename__ = "Child"
         id: Mapped[int] = mapped_column(primary_key=True)
         job_id: Mapped[int] = mapped_column("Job", sa.ForeignKey("job.id"))

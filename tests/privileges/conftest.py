@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -15,11 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlaqueue import Constant, Consumer, QueueConfig, QueueMixin
 from sqlaqueue.queue.config import ROLES
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database, Server
+from tests.servers import Database, Server
 
 PAGE = Path(__file__).parents[2] / "docs" / "privileges.md"
 HEADINGS = {

@@ -51,11 +51,7 @@ class Export(QueueMixin, Base):
     document_id: Mapped[int]
 
 
-FUNCTIONS = [
-    "sqlaqueue_capacity_export_customer_id",
-    "sqlaqueue_head_export_document_id",
-    "sqlaqueue_rate_capacity",
-]
+FUNCTIONS = ["sqlaqueue_capacity_export_customer_id", "sqlaqueue_head_export_document_id", "sqlaqueue_rate_capacity"]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, mapped_column
+from sqlalchemy.orm import mapped_column
 
 from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
 from sqlaqueue.exc import ConfigurationError
@@ -23,6 +23,7 @@ from sqlaqueue.mariadb.prepare import MariaDB
 from sqlaqueue.postgresql.placement import _on_shards
 from sqlaqueue.sqlite.prepare import SQLite
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
+from tests.models import new_base
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 BEGIN, END = "<!-- begin: python -m tests.conformance --write -->", "<!-- end -->"
@@ -83,10 +84,7 @@ def _refuse_on_shards(spec: Any) -> None:
 def spec_with(feature: str) -> Any:
     """Return the queue of a model with an option of :data:`CONFIGS`."""
 
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
+    class Job(QueueMixin, new_base()):
         __tablename__ = "job"
         __queue__ = QueueConfig(**CONFIGS[feature])
         id = mapped_column(sa.Integer(), primary_key=True)

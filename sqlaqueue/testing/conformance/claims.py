@@ -590,8 +590,10 @@ class QueryPlanConformance:
     @staticmethod
     def _enqueue(queue: QueueUnderTest) -> None:
         # The order of the rows in the table is neither the claim order nor its reverse.
-        for number in range(40):
-            queue.enqueue([number], owner_id=1 + number % 2, priority=7 * number % 40)
+        own = [{"owner_id": 1 + number % 2, "priority": 7 * number % 40} for number in range(40)]
+        with queue.session() as session:
+            session.add_all([queue.Job(**queue.values(number, **values)) for number, values in enumerate(own)])
+            session.commit()
 
     @staticmethod
     def _check(queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:

@@ -9,23 +9,11 @@ from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin
-from sqlaqueue.testing import (
-    RunResult,
-    async_crash,
-    async_drain,
-    async_enqueued,
-    async_run_job,
-    async_travel,
-    crash,
-    drain,
-    enqueued,
-    run_job,
-    travel,
-)
+from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin, testing
+from sqlaqueue.testing import RunResult, crash, drain, enqueued, run_job, travel
 
 
 class Base(DeclarativeBase):
@@ -107,24 +95,31 @@ class App:
         """Call a function of a Session."""
         return operation(self.session, *arguments)
 
+    def use(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a function of sqlaqueue.testing."""
+        return function(self.session, *arguments, **options)
+
     def handler(self, handler: Any) -> Any:
         """Return a handler of the right kind."""
         return handler
 
     def run(self, job: Any, handler: Any = send, **options: Any) -> RunResult[Any]:
-        return run_job(self.session, job, self.handler(handler), **options)
+        result: RunResult[Any] = self.use(run_job, job, self.handler(handler), **options)
+        return result
 
     def drain(self, handler: Any = send, *, model: Any = None, **options: Any) -> int:
-        return drain(self.session, self.model if model is None else model, self.handler(handler), **options)
+        return int(self.use(drain, self.model if model is None else model, self.handler(handler), **options))
 
     def travel(self, delta: Any) -> None:
-        travel(self.session, delta)
+        self.use(travel, delta)
 
     def crash(self, job: Any) -> None:
-        crash(self.session, job)
+        self.use(crash, job)
 
     def enqueued(self, model: Any = None, **columns: Any) -> list[Any]:
-        return enqueued(self.session, self.model if model is None else model, **columns)
+        # The list itself, whose assertion says more.
+        jobs: list[Any] = self.use(enqueued, self.model if model is None else model, **columns)
+        return jobs
 
     def consumer(self, handler: Any, **options: Any) -> Any:
         return Consumer(self.model, self.handler(handler), Session, **options)
@@ -153,6 +148,10 @@ class AsyncApp(App):
     def call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         return self.wait_for(self.session.run_sync(operation, *arguments))
 
+    def use(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        function = getattr(testing, f"async_{function.__name__}")
+        return self.wait_for(function(self.session, *arguments, **options))
+
     def handler(self, handler: Any) -> Any:
         if isinstance(handler, AsyncConsumer):
             return handler
@@ -163,22 +162,6 @@ class AsyncApp(App):
             await session.run_sync(handler, job)
 
         return run
-
-    def run(self, job: Any, handler: Any = send, **options: Any) -> RunResult[Any]:
-        return self.wait_for(async_run_job(self.session, job, self.handler(handler), **options))
-
-    def drain(self, handler: Any = send, *, model: Any = None, **options: Any) -> int:
-        served = self.model if model is None else model
-        return self.wait_for(async_drain(self.session, served, self.handler(handler), **options))
-
-    def travel(self, delta: Any) -> None:
-        self.wait_for(async_travel(self.session, delta))
-
-    def crash(self, job: Any) -> None:
-        self.wait_for(async_crash(self.session, job))
-
-    def enqueued(self, model: Any = None, **columns: Any) -> list[Any]:
-        return self.wait_for(async_enqueued(self.session, self.model if model is None else model, **columns))
 
     def consumer(self, handler: Any, **options: Any) -> Any:
         return AsyncConsumer(self.model, self.handler(handler), AsyncSession, **options)
@@ -194,20 +177,18 @@ def sync_app(engine: sa.Engine, model: type[Email]) -> Iterator[App]:
 
 
 @contextlib.contextmanager
-def async_app(url: str, model: type[Email]) -> Iterator[AsyncApp]:
-    with asyncio.Runner() as runner:
-        engine = create_async_engine(url, poolclass=sa.NullPool)
-        connection = runner.run(_connect(engine))
-        session = AsyncSession(bind=connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
-        try:
-            yield AsyncApp(session, model, runner)
-        finally:
-            runner.run(session.close())
-            runner.run(connection.rollback())
-            runner.run(connection.close())
+def async_app(engine: AsyncEngine, model: type[Email], runner: asyncio.Runner) -> Iterator[AsyncApp]:
+    connection = runner.run(_connect(engine))
+    session = AsyncSession(bind=connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+    try:
+        yield AsyncApp(session, model, runner)
+    finally:
+        runner.run(session.close())
+        runner.run(connection.rollback())
+        runner.run(connection.close())
 
 
-async def _connect(engine: Any) -> Any:
+async def _connect(engine: AsyncEngine) -> AsyncConnection:
     connection = await engine.connect()
     await connection.begin()
     return connection

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from tests.servers import Database, Server
@@ -33,13 +36,34 @@ def session(engine: sa.Engine) -> Iterator[Session]:
         yield session
 
 
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def async_engine(shared_database: Database, runner: asyncio.Runner) -> Iterator[AsyncEngine]:
+    engine = create_async_engine(shared_database.url("asyncpg"))
+    yield engine
+    runner.run(engine.dispose())
+
+
+COUNTS = sa.select(
+    *(
+        sa.select(sa.func.count()).select_from(table).scalar_subquery().label(table.name)
+        for table in Base.metadata.sorted_tables
+    )
+)
+
+
 @pytest.fixture(autouse=True)
 def database_is_left_empty(engine: sa.Engine) -> Iterator[None]:
     """No row survives a test, neither of a queue nor of the library's own tables."""
     yield
     with engine.connect() as connection:
-        for table in Base.metadata.sorted_tables:
-            assert connection.scalar(sa.select(sa.func.count()).select_from(table)) == 0, table
+        (counts,) = connection.execute(COUNTS)
+    assert not any(counts), counts._mapping
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -47,10 +71,19 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def open_app(engine: sa.Engine, database: Database, strategy: str, kind: str) -> Iterator[App]:
-    model = QUEUES[strategy]
-    with sync_app(engine, model) if kind == "sync" else async_app(database.url("asyncpg"), model) as app:
-        yield app
+@pytest.fixture
+def open_app(
+    engine: sa.Engine, async_engine: AsyncEngine, runner: asyncio.Runner
+) -> Iterator[Callable[[str, str], App]]:
+    """A function: return the application with a strategy, in sync or in async code."""
+    with contextlib.ExitStack() as stack:
+
+        def open_app(strategy: str, kind: str) -> App:
+            if kind == "sync":
+                return stack.enter_context(sync_app(engine, QUEUES[strategy]))
+            return stack.enter_context(async_app(async_engine, QUEUES[strategy], runner))
+
+        yield open_app
 
 
 EACH_STRATEGY = [
@@ -64,24 +97,24 @@ EACH_STRATEGY = [
 
 
 @pytest.fixture(params=EACH_STRATEGY, ids="-".join)
-def app(request: pytest.FixtureRequest, engine: sa.Engine, shared_database: Database) -> Iterator[App]:
+def app(request: pytest.FixtureRequest, open_app: Callable[[str, str], App]) -> App:
     """Each strategy, and each kind of code with strategies of both kinds."""
-    yield from open_app(engine, shared_database, *request.param)
+    return open_app(*request.param)
 
 
 @pytest.fixture
-def leased(engine: sa.Engine, shared_database: Database, kind: str) -> Iterator[App]:
+def leased(open_app: Callable[[str, str], App], kind: str) -> App:
     """A strategy with leases."""
-    yield from open_app(engine, shared_database, "update_status", kind)
+    return open_app("update_status", kind)
 
 
 @pytest.fixture
-def async_leased(engine: sa.Engine, shared_database: Database) -> Iterator[App]:
+def async_leased(open_app: Callable[[str, str], App]) -> App:
     """A strategy with leases, in async code."""
-    yield from open_app(engine, shared_database, "update_status", "async")
+    return open_app("update_status", "async")
 
 
 @pytest.fixture(params=EACH_STRATEGY[3:], ids="-".join)
-def held(request: pytest.FixtureRequest, engine: sa.Engine, shared_database: Database) -> Iterator[App]:
+def held(request: pytest.FixtureRequest, open_app: Callable[[str, str], App]) -> App:
     """Each strategy that holds a transaction."""
-    yield from open_app(engine, shared_database, *request.param)
+    return open_app(*request.param)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -29,6 +30,7 @@ from sqlaqueue import (
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
 from sqlaqueue.testing import async_wait_until, crash, drain, travel, wait_until
+from tests.servers import Database
 from tests.testing.app import (
     App,
     Base,
@@ -41,11 +43,6 @@ from tests.testing.app import (
     Sent,
     send,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
 
 
 def test_all_due_jobs_run(app: App) -> None:

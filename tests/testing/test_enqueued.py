@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue import claim, copy_in, requeue
 from sqlaqueue.exc import NotAQueueError, StatementError
 from sqlaqueue.testing import crash, drain, enqueued, run_job, travel
-from tests.testing.app import App, Base, DeletedWhenDone, Email, HeldEmail, LeasedEmail, OwnMessage, Sent, send
+from tests.testing.app import App, Base, DeletedWhenDone, HeldEmail, LeasedEmail, OwnMessage, Sent, send
 
 
 def test_by_columns(app: App) -> None:
@@ -49,60 +50,44 @@ def test_jobs_that_have_run_wait_no_more(app: App) -> None:
     assert app.enqueued() == []
 
 
-def enqueue_by_orm(session: Session, model: type[Email]) -> None:
-    session.add(model(to="x"))
-
-
-def enqueue_and_commit(session: Session, model: type[Email]) -> None:
-    session.add(model(to="x"))
+def commit(session: Session) -> None:
+    session.add(LeasedEmail(to="x"))
     session.commit()
 
 
-def enqueue_in_savepoints(session: Session, model: type[Email]) -> None:
+def use_savepoints(session: Session) -> None:
     with session.begin_nested(), session.begin_nested():
-        session.add(model(to="x"))
+        session.add(LeasedEmail(to="x"))
     undone = session.begin_nested()
-    session.add(model(to="undone"))
+    session.add(LeasedEmail(to="undone"))
     session.flush()
     undone.rollback()
 
 
-def enqueue_in_bulk(session: Session, model: type[Email]) -> None:
-    session.execute(sa.insert(model), [{"to": "x", "extra": {}}])
-
-
-def enqueue_by_sql(session: Session, model: type[Email]) -> None:
-    session.execute(sa.text(f"INSERT INTO {model.__tablename__} (\"to\", extra) VALUES ('x', '{{}}')"))
-
-
-def enqueue_by_copy(session: Session, model: type[Email]) -> None:
-    copy_in(session, model, [{"to": "x", "extra": {}}])
-
-
-def enqueue_in_another_session(session: Session, model: type[Email]) -> None:
+def use_another_session(session: Session) -> None:
     with Session(session.connection(), join_transaction_mode="create_savepoint") as other:
-        other.add(model(to="x"))
+        other.add(LeasedEmail(to="x"))
         other.commit()
 
 
-@pytest.mark.parametrize(
-    "enqueue",
-    [
-        enqueue_by_orm,
-        enqueue_and_commit,
-        enqueue_in_savepoints,
-        enqueue_in_bulk,
-        enqueue_by_sql,
-        enqueue_in_another_session,
-    ],
-)
-def test_every_way_to_enqueue(leased: App, enqueue: Any) -> None:
-    leased.call(enqueue, LeasedEmail)
+WAYS: dict[str, Callable[[Session], object]] = {
+    "orm": lambda session: session.add(LeasedEmail(to="x")),
+    "commit": commit,
+    "savepoints": use_savepoints,
+    "bulk": lambda session: session.execute(sa.insert(LeasedEmail), [{"to": "x", "extra": {}}]),
+    "sql": lambda session: session.execute(sa.text("INSERT INTO leased_email (\"to\", extra) VALUES ('x', '{}')")),
+    "another session": use_another_session,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_enqueue(leased: App, way: str) -> None:
+    leased.call(WAYS[way])
     assert [email.to for email in leased.enqueued()] == ["x"]
 
 
 def test_copied_jobs(session: Session) -> None:
-    enqueue_by_copy(session, LeasedEmail)
+    copy_in(session, LeasedEmail, [{"to": "x", "extra": {}}])
     assert [email.to for email in enqueued(session, LeasedEmail)] == ["x"]
 
 
@@ -192,7 +177,7 @@ def test_a_key_that_is_used_again(engine: sa.Engine) -> None:
 def test_many_earlier_jobs(engine: sa.Engine) -> None:
     """It took seconds for each thousand, as each job was compared with each."""
     with Session(engine) as session:
-        session.execute(sa.insert(LeasedEmail), [{"to": "x", "extra": {}}] * 20_000)
+        session.execute(sa.insert(LeasedEmail), [{"to": "x", "extra": {}}] * 5_000)
         session.commit()
     with Session(engine) as session:
         session.add(mine := LeasedEmail(to="mine"))

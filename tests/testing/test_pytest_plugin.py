@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -161,14 +162,11 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_the_installed_plug_in_is_that_of_the_source() -> None:
-    installed = subprocess.run(
-        [sys.executable, "-c", "import sqlaqueue_pytest_plugin as one; print(one.__file__)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    installed = importlib.util.find_spec("sqlaqueue_pytest_plugin")
+    assert installed is not None
+    assert installed.origin is not None
     source = Path(pytest_plugin.__file__)
-    assert Path(installed.stdout.strip()).read_text() == source.read_text(), "pip install -e . copies the plug-in anew"
+    assert Path(installed.origin).read_text() == source.read_text(), "pip install -e . copies the plug-in anew"
 
 
 def test_loading_it_imports_only_pytest(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import unittest
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import factory
 import pytest
@@ -27,12 +28,8 @@ from sqlalchemy.orm import (
 from sqlaqueue import QueueConfig, QueueMixin, States
 from sqlaqueue.exc import ConfigurationError, NotClaimableError
 from sqlaqueue.testing import async_drain, async_enqueued, async_run_job, crash, drain, enqueued, run_job, travel
+from tests.servers import Database
 from tests.testing.app import Email, HeldEmail, LeasedEmail, MessageEmail, Sent, send
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
 
 
 @pytest.mark.parametrize("model", [LeasedEmail, HeldEmail, MessageEmail])

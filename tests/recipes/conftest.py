@@ -8,23 +8,18 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psycopg
 import pytest
 
 from tests.docs.pages import ROOT
 from tests.programs import Program, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import psycopg
-
-    from tests.servers import Database
+from tests.servers import Database
 
 Rows = list[tuple[Any, ...]]
 BLOCK = re.compile(r"^```(python|sql)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import claim, complete
 from tests.docs.pages import ROOT, SNIPPET
-from tests.programs import wait_until
+from tests.programs import Program, run_program, wait_until
 from tests.recipes.conftest import MakeSystem, Recipe
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import psycopg
-
-    from tests.servers import Database, Server
+from tests.servers import Database, Server
 
 
 def once(jobs: range | set[int]) -> Counter[int]:
@@ -395,38 +389,31 @@ def test_a_server_does_jobs_and_ends_in_order(
     create_tables(section, database)
     program, option = write_app(tmp_path, section, database)
     address = f"127.0.0.1:{unused_tcp_port}" if program == "gunicorn" else str(unused_tcp_port)
-    log = tmp_path / "log"
+    server = Program(program, "app:app", option, address, directory=tmp_path)
 
     def starts() -> bool:
-        assert process.poll() is None, log.read_text()
+        assert server.code is None, server.output
         try:
             return ask(unused_tcp_port, "/emails/0") == {"status": None}
         except (urllib.error.URLError, ConnectionError):
             return False
 
-    with (
-        log.open("w") as output,
-        database.connect() as connection,
-        subprocess.Popen(
-            [sys.executable, "-m", program, "app:app", option, address], cwd=tmp_path, stdout=output, stderr=output
-        ) as process,
-    ):
-        try:
-            wait_until(starts, "a server that answers", seconds=120)
-            key = ask(unused_tcp_port, "/emails?to=ada@example.com", "POST")["id"]
-            wait_until(lambda: ask(unused_tcp_port, f"/emails/{key}") == {"status": "completed"})
+    try:
+        wait_until(starts, "a server that answers", seconds=120)
+        key = ask(unused_tcp_port, "/emails?to=ada@example.com", "POST")["id"]
+        wait_until(lambda: ask(unused_tcp_port, f"/emails/{key}") == {"status": "completed"})
+        with database.connect() as connection:
             # Its first heartbeat may come after the job.
             wait_until(lambda: count_consumers(connection) == 1)
-            process.send_signal(signal.SIGTERM)
-            process.wait(120)
-        finally:
-            process.kill()
-    said = log.read_text()
+        server.signal()
+        code = server.end()
+    finally:
+        server.clear()
     # uvicorn ends by the signal that it was sent, after everything else.
-    assert process.returncode == (0 if program == "gunicorn" else -signal.SIGTERM), said
+    assert code == (0 if program == "gunicorn" else -signal.SIGTERM), server.output
     if program == "uvicorn":
-        assert "Application shutdown complete" in said
-    assert "Traceback" not in said
+        assert "Application shutdown complete" in server.output
+    assert "Traceback" not in server.output
     with database.connect() as connection:
         assert count_consumers(connection) == 0
 
@@ -434,14 +421,7 @@ def test_a_server_does_jobs_and_ends_in_order(
 @pytest.mark.once
 def test_a_server_without_its_tables_does_not_start(database: Database, tmp_path: Path, unused_tcp_port: int) -> None:
     program, option = write_app(tmp_path, "Starlette", database)
-    done = subprocess.run(
-        [sys.executable, "-m", program, "app:app", option, str(unused_tcp_port)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_program(program, "app:app", option, str(unused_tcp_port), directory=tmp_path)
     assert done.returncode == 3
     assert "DatabaseNotReadyError" in done.stderr
     assert "Application startup failed" in done.stderr

@@ -16,9 +16,10 @@ import itertools
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -31,11 +32,9 @@ from docs.benchmarks.systems.sqlaqueue_consumer import make_model
 from docs.benchmarks.tables import PAGE, fill
 from sqlaqueue import Consumer
 from tests import servers
+from tests.servers import Database, Server
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database, Server
+pytestmark = pytest.mark.once
 
 ADVICE = "To accept the new counts, run `python -m tests.benchmarks costs --write`."
 
@@ -263,7 +262,6 @@ def main(*, write: bool) -> int:
     return 1 if more else 0
 
 
-@pytest.mark.once
 def test_the_costs_of_a_job_do_not_increase(postgres_server: Server) -> None:
     known = json.loads(FILE.read_text())
     # WAL and dead rows differ between versions of PostgreSQL; statements and round trips do not.
@@ -277,13 +275,11 @@ def test_the_costs_of_a_job_do_not_increase(postgres_server: Server) -> None:
     assert not more, "\n".join([*more, ADVICE])
 
 
-@pytest.mark.once
 def test_the_file_has_all_counts() -> None:
     names = {drain.name for drain in DRAINS}
     assert names <= set(json.loads(FILE.read_text())["costs"])
 
 
-@pytest.mark.once
 def test_increases_are_reported() -> None:
     known = {"a": {"jobs": 100.0, "statements": 0.2, "wal_bytes": 500.0}}
     same = {"a": {"jobs": 100.0, "statements": 0.22, "wal_bytes": 514.0}}
@@ -295,13 +291,11 @@ def test_increases_are_reported() -> None:
     ]
 
 
-@pytest.mark.once
 def test_the_minimum_of_two_counts() -> None:
     one = {"a": {"jobs": 10.0, "statements": 2.0, "dead_rows": 1.0}}
     other = {"a": {"jobs": 10.0, "statements": 1.0, "dead_rows": 3.0}}
     assert minimum(one, other) == {"a": {"jobs": 10.0, "statements": 1.0, "dead_rows": 1.0}}
 
 
-@pytest.mark.once
 def test_new_counts_are_reported() -> None:
     assert increases({}, {"a": {"jobs": 1000.0, "wal_bytes": 1.0}}, ["wal_bytes"])

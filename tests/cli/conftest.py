@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.cli import main
 from tests.cli.shop.models import Base, Done
 from tests.programs import ROOT, Program, run_program
-from tests.servers import Database
+from tests.servers import Database, Server
 
 MODELS, QUEUES = "tests.cli.shop.models", "tests.cli.shop.queues"
 EMAIL, LETTER, NEWSLETTER, ROW, TASK, BARE = [
@@ -117,11 +117,20 @@ class Shop:
             return set(session.scalars(sa.select(Done.pid)))
 
 
+@pytest.fixture(scope="session")
+def shop_template(server: Server) -> Iterator[Database]:
+    """A database with the tables of the shop, of which each test gets a copy."""
+    with server.database() as template:
+        engine = sa.create_engine(template.url(), poolclass=sa.NullPool)
+        Base.metadata.create_all(engine)
+        yield template
+
+
 @pytest.fixture
-def shop(database: Database, tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(database, tmp_path)
-    Base.metadata.create_all(shop.engine)
-    yield shop
-    for process in shop.processes:
-        process.clear()
-    shop.engine.dispose()
+def shop(server: Server, shop_template: Database, tmp_path: Path) -> Iterator[Shop]:
+    with server.database(shop_template.name) as database:
+        shop = Shop(database, tmp_path)
+        yield shop
+        for process in shop.processes:
+            process.clear()
+        shop.engine.dispose()

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateSchema
 
@@ -24,11 +25,7 @@ from sqlaqueue.cli import main
 from sqlaqueue.demo.demo import check, content, printable_path, regular_files
 from sqlaqueue.demo.models import SCHEMA, Base, LockedFile, read_file
 from tests.cli.conftest import COMMAND, environment, fill, sqlaqueue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.servers import Database
+from tests.servers import Database, Server
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
@@ -70,7 +67,7 @@ def until(condition: Callable[[], bool]) -> None:
 def started(*arguments: str, **changes: str | None) -> Iterator[subprocess.Popen[str]]:
     """Run the demo, from the first line of its output on."""
     with subprocess.Popen(
-        [*COMMAND, "demo", *arguments],
+        [*COMMAND, "demo", "--workers", "2", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -157,7 +154,7 @@ def test_the_workers_end_when_the_demo_is_terminated(database: Database) -> None
         return row[0] if row else 0
 
     with started("--url", database.url()) as demo:
-        until(lambda: clients() > 4)
+        until(lambda: clients() > 2)
         demo.terminate()
         demo.communicate(timeout=60)
     assert demo.returncode == 1
@@ -168,7 +165,8 @@ def test_the_workers_end_when_the_demo_is_terminated(database: Database) -> None
 @pytest.mark.once
 def test_a_terminal_shows_a_progress_bar(database: Database, files: Path) -> None:
     ours, theirs = os.openpty()
-    command = [*COMMAND, "demo", "--path", str(files), "--strategy", "batch_select", "--url", database.url()]
+    options = ("--strategy", "batch_select", "--workers", "2", "--url", database.url())
+    command = [*COMMAND, "demo", "--path", str(files), *options]
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment(TERM="xterm")) as demo:
         os.close(theirs)
         output = b""
@@ -187,7 +185,7 @@ def test_a_terminal_shows_a_progress_bar(database: Database, files: Path) -> Non
 def test_the_demo_fails_when_all_workers_are_killed(database: Database) -> None:
     with started("--url", database.url()) as demo:
         children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
-        until(lambda: len(children.read_text().split()) == 4)
+        until(lambda: len(children.read_text().split()) == 2)
         for worker in children.read_text().split():
             os.kill(int(worker), signal.SIGKILL)
         output, errors = demo.communicate(timeout=60)
@@ -306,14 +304,22 @@ def test_jobs_of_unreadable_files_fail(database: Database, files: Path) -> None:
 KILLED, OTHER = 1, 2
 
 
+@pytest.fixture(scope="module")
+def engine(server: Server) -> Iterator[Engine]:
+    with server.database() as database:
+        engine = create_engine(database.url())
+        with engine.begin() as connection:
+            connection.execute(CreateSchema(SCHEMA))
+            Base.metadata.create_all(connection)
+        yield engine
+        engine.dispose()
+
+
 @pytest.fixture
-def session(database: Database) -> Iterator[Session]:
-    engine = create_engine(database.url())
+def session(engine: Engine) -> Iterator[Session]:
+    """A session whose rows are rolled back."""
     with Session(engine) as session:
-        session.execute(CreateSchema(SCHEMA))
-        Base.metadata.create_all(session.connection())
         yield session
-    engine.dispose()
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,10 +27,6 @@ from tests.cli.conftest import EMAIL, QUEUES, WORKER, Shop
 from tests.cli.shop.models import Email
 from tests.cli.test_worker import pids
 from tests.programs import Program, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.once
 

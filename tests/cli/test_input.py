@@ -7,7 +7,8 @@ import json
 import logging
 import sys
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -24,12 +25,7 @@ from tests.cli.conftest import EMAIL, LETTER, MODELS, QUEUES, ROW, SEND, WORKER,
 from tests.cli.shop import queues as app
 from tests.cli.shop.models import Email, Row
 from tests.schedules.models import start
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.servers import Server
+from tests.servers import Server
 
 pytestmark = pytest.mark.once
 

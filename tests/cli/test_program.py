@@ -7,7 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,12 +18,7 @@ from sqlaqueue.cli import main
 from tests.cli.conftest import environment
 from tests.cli.conftest import sqlaqueue as run
 from tests.programs import ROOT, run_program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.servers import Database
+from tests.servers import Database
 
 pytestmark = pytest.mark.once
 

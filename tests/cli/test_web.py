@@ -30,8 +30,8 @@ class Browser:
     def __init__(self) -> None:
         self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
 
-    def get(self, url: str, **headers: str) -> tuple[int, str]:
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the command's own address
+    def get(self, url: str, data: bytes | None = None, **headers: str) -> tuple[int, str]:
+        request = urllib.request.Request(url, data, headers)  # noqa: S310 - the command's own address
         try:
             with self._opener.open(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
@@ -40,13 +40,7 @@ class Browser:
                 return error.code, error.read().decode()
 
     def post(self, url: str, **headers: str) -> int:
-        request = urllib.request.Request(url, b"", headers, method="POST")  # noqa: S310 - the command's own address
-        try:
-            with self._opener.open(request, timeout=60) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
+        return self.get(url, b"", **headers)[0]
 
 
 def links(process: Program, number: int = 1) -> list[str]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +19,6 @@ from sqlaqueue.cli.supervisor import LONGEST_RESTART_DELAY, STABLE_AFTER, Worker
 from tests.cli.conftest import EMAIL, LETTER, MODELS, QUEUES, ROW, SEND, WORKER, Shop
 from tests.cli.shop.models import Email, Letter, Row, Task
 from tests.programs import Program, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.once
 

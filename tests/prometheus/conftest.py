@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -15,11 +17,6 @@ from sqlaqueue.prometheus.worker_metrics import WorkerMetrics
 from tests.admin.models import Setup
 from tests.shared_database import engine, shared
 from tests.unique.models import KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import sqlalchemy as sa
 
 __all__ = ["engine", "setup", "shared"]
 

@@ -8,11 +8,14 @@ import re
 import signal
 import socket
 import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
+from click.testing import Result
 from fastapi import FastAPI
 from litestar import Litestar
 from litestar.handlers import asgi
@@ -25,18 +28,11 @@ from starlette.routing import Mount, Route
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.prometheus import MetricsApp, metrics_app
-from tests.cli.conftest import MODELS, QUEUES, Shop, shop
+from tests.cli.conftest import MODELS, QUEUES, Shop, shop, shop_template
 from tests.cli.shop.models import Email, Letter
 from tests.models import execute
+from tests.programs import Program
 from tests.prometheus.conftest import STATEMENT_TIMEOUT, Values, parse, values
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    import sqlalchemy as sa
-    from click.testing import Result
-
-    from tests.programs import Program
 
 
 @pytest.fixture
@@ -207,7 +203,7 @@ def test_two_event_loops_use_it(two: tuple[Any, Any], engine: sa.Engine) -> None
 
 # -- ``sqlaqueue metrics``: the exporter as a process, and what it prints ------------------------------------------
 
-__all__ = ["shop"]
+__all__ = ["shop", "shop_template"]
 EMAIL, LETTER = f"{MODELS}:Email", f"{MODELS}:Letter"
 LONG = ("--statement-timeout", "30s")
 

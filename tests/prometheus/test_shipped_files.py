@@ -10,24 +10,22 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
 from sqlaqueue.prometheus import alerts, dashboard
 from sqlaqueue.prometheus.queues import GAUGES
-from tests.cli.conftest import MODELS, Shop, shop
+from tests.cli.conftest import MODELS, Shop, shop, shop_template
 from tests.cli.shop.models import Email
 from tests.programs import Program, wait_until
 from tests.prometheus.conftest import WORKER_METRICS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["shop"]
+__all__ = ["shop", "shop_template"]
 
 pytestmark = pytest.mark.once
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,12 +15,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Constant, QueueConfig, QueueMixin, Snooze
+from tests.servers import Database, Server
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
-
+Sessions = sessionmaker[Session]
 TRACED = {"traceparent": "traceparent"}
 
 
@@ -94,11 +92,25 @@ class Recorded:
         return sum(value for key, value in self.points(name).items() if wanted <= set(key))
 
 
+@pytest.fixture(scope="session")
+def template(server: Server) -> Iterator[Database]:
+    """A database with the queues of ``MODELS``, of which each test gets a copy."""
+    with server.database() as template:
+        engine = sa.create_engine(template.url(), poolclass=sa.NullPool)
+        Base.metadata.create_all(engine)
+        yield template
+
+
 @pytest.fixture
-def sessions(database: Database) -> Iterator[sessionmaker[Session]]:
-    """A maker of sessions on a database with the queues of ``MODELS``."""
-    engine = sa.create_engine(database.url("psycopg"))
-    Base.metadata.create_all(engine)
+def database(server: Server, template: Database) -> Iterator[Database]:
+    with server.database(template.name) as database:
+        yield database
+
+
+@pytest.fixture
+def sessions(database: Database) -> Iterator[Sessions]:
+    """A maker of sessions on the queues of ``MODELS``."""
+    engine = sa.create_engine(database.url())
     yield sessionmaker(engine)
     engine.dispose()
 

@@ -22,7 +22,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.telemetry import health_app
 from tests.programs import wait_until
 from tests.servers import Database, Server
-from tests.telemetry.conftest import Base, Held, Leased
+from tests.telemetry.conftest import Base, Held, Leased, Sessions
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def nothing(session: Session, job: Any) -> None:
 
 
 @pytest.mark.parametrize("model", [Leased, Held])
-def test_a_running_consumer_is_alive_and_ready(sessions: sessionmaker[Session], model: Any) -> None:
+def test_a_running_consumer_is_alive_and_ready(sessions: Sessions, model: Any) -> None:
     consumer = Consumer(model, nothing, sessions)
     assert consumer.health() == context.Health(alive=False, ready=False, problems=("it is not running",))
     with consumer:
@@ -62,7 +62,7 @@ def test_a_running_consumer_is_alive_and_ready(sessions: sessionmaker[Session], 
     assert not consumer.health().alive
 
 
-async def test_an_async_consumer(database: Database, sessions: sessionmaker[Session]) -> None:
+async def test_an_async_consumer(database: Database, sessions: Sessions) -> None:
     async def handler(session: Any, job: Any) -> None:
         pass
 
@@ -90,7 +90,7 @@ def test_without_its_database_it_is_alive_and_not_ready(postgres_server: Server)
 
 
 def test_while_the_database_does_not_answer_it_is_alive_and_not_ready(
-    sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lock makes its heartbeat wait, without any error."""
     monkeypatch.setattr(pace, "HEARTBEAT", 0.1)
@@ -106,7 +106,7 @@ def test_while_the_database_does_not_answer_it_is_alive_and_not_ready(
         wait_until(lambda: consumer.health().ready)
 
 
-def test_a_stopping_consumer_is_not_ready(sessions: sessionmaker[Session]) -> None:
+def test_a_stopping_consumer_is_not_ready(sessions: Sessions) -> None:
     began, release = threading.Event(), threading.Event()
 
     def handler(session: Session, job: Any) -> None:
@@ -124,7 +124,7 @@ def test_a_stopping_consumer_is_not_ready(sessions: sessionmaker[Session]) -> No
 
 
 def test_a_consumer_whose_maintenance_does_not_go_on_is_not_alive(
-    sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Consumer(Leased, nothing, sessions) as consumer:
         # For a moment it may wait for the database, which does not count.
@@ -135,7 +135,7 @@ def test_a_consumer_whose_maintenance_does_not_go_on_is_not_alive(
     assert "its maintenance loop has not run for" in stuck.problems[0]
 
 
-def test_the_application(sessions: sessionmaker[Session]) -> None:
+def test_the_application(sessions: Sessions) -> None:
     """It is served at the root and under a prefix."""
     consumers = [Consumer(model, nothing, sessions) for model in (Leased, Held)]
     app = health_app(*consumers)
@@ -156,7 +156,7 @@ def test_the_application(sessions: sessionmaker[Session]) -> None:
     assert call(mounted, "/health/ready", "POST").status == 405
 
 
-def test_each_of_two_consumers_of_a_queue_counts(sessions: sessionmaker[Session]) -> None:
+def test_each_of_two_consumers_of_a_queue_counts(sessions: Sessions) -> None:
     first, second = (Consumer(Leased, nothing, sessions) for _ in range(2))
     with first:
         for consumers in ((first, second), (second, first)):

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from opentelemetry.sdk.trace import SpanProcessor
 from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
 from sqlaqueue import AsyncConsumer, Consumer, JobEvent, PollEvent, Snooze
 from sqlaqueue.consumer import pace
@@ -23,11 +23,11 @@ from sqlaqueue.prometheus import instrument as instrument_for_prometheus
 from sqlaqueue.telemetry import attempt_of, note, seconds_waited, surround
 from tests.programs import wait_until
 from tests.servers import Database
-from tests.telemetry.conftest import MODELS, Held, Leased, Message, Recorded, add, behave
+from tests.telemetry.conftest import MODELS, Held, Leased, Message, Recorded, Sessions, add, behave
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_a_consumer_did(sessions: sessionmaker[Session], recorded: Recorded, model: Any) -> None:
+def test_what_a_consumer_did(sessions: Sessions, recorded: Recorded, model: Any) -> None:
     queue = {"messaging__destination__name": model.__tablename__}
     add(sessions, model, "good", "good", "fail", "snooze")
     consumer = Consumer(model, behave, sessions)
@@ -50,9 +50,7 @@ def test_what_a_consumer_did(sessions: sessionmaker[Session], recorded: Recorded
     assert recorded.total("messaging.client.operation.duration", **queue) == empty + found
 
 
-def test_rescues_and_lost_leases(
-    sessions: sessionmaker[Session], recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rescues_and_lost_leases(sessions: Sessions, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "RESCUE", 0.2)
     add(sessions, Leased, "slow")
     calls: list[int] = []
@@ -80,7 +78,7 @@ def test_rescues_and_lost_leases(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_notes_reach_the_events_of_their_attempt(sessions: sessionmaker[Session], model: Any) -> None:
+def test_notes_reach_the_events_of_their_attempt(sessions: Sessions, model: Any) -> None:
     add(sessions, model, "fail")
     events: list[JobEvent] = []
 
@@ -115,7 +113,7 @@ def broken_after(job: Any) -> Iterator[None]:
 @pytest.mark.parametrize("manager", [broken_before, contextmanager(broken_before), broken_after])
 @pytest.mark.parametrize("api", ["sync", "async"])
 def test_telemetry_that_raises_costs_no_attempt(
-    database: Database, sessions: sessionmaker[Session], caplog: pytest.LogCaptureFixture, manager: Any, api: str
+    database: Database, sessions: Sessions, caplog: pytest.LogCaptureFixture, manager: Any, api: str
 ) -> None:
     add(sessions, Leased, "good", "fail")
     ended: list[tuple[str, str]] = []
@@ -139,7 +137,7 @@ def test_telemetry_that_raises_costs_no_attempt(
     ] * 2
 
 
-def test_a_span_processor_that_raises_costs_no_attempt(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+def test_a_span_processor_that_raises_costs_no_attempt(sessions: Sessions, recorded: Recorded) -> None:
     class Broken(SpanProcessor):
         def on_start(self, span: Any, parent_context: Any = None) -> None:
             raise RuntimeError("on_start")
@@ -153,7 +151,7 @@ def test_a_span_processor_that_raises_costs_no_attempt(sessions: sessionmaker[Se
     assert recorded.total("sqlaqueue.jobs.running") == 0
 
 
-def test_a_manager_may_postpone_a_job(sessions: sessionmaker[Session]) -> None:
+def test_a_manager_may_postpone_a_job(sessions: Sessions) -> None:
     def postpone(job: Any) -> Any:
         raise Snooze(60)
 
@@ -167,7 +165,7 @@ def test_a_manager_may_postpone_a_job(sessions: sessionmaker[Session]) -> None:
 
 @pytest.mark.parametrize("model", [Held, Message])
 def test_a_job_that_was_released_before_its_handler_is_no_attempt(
-    sessions: sessionmaker[Session], recorded: Recorded, model: Any
+    sessions: Sessions, recorded: Recorded, model: Any
 ) -> None:
     """Such as the jobs that wait when a Consumer stops."""
     registry = CollectorRegistry()
@@ -191,9 +189,7 @@ def test_a_job_that_was_released_before_its_handler_is_no_attempt(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_jobs_of_a_failed_batch_have_waited_once(
-    sessions: sessionmaker[Session], recorded: Recorded, model: Any
-) -> None:
+def test_jobs_of_a_failed_batch_have_waited_once(sessions: Sessions, recorded: Recorded, model: Any) -> None:
     """They are tried again, each by itself, in the same attempt."""
     registry = CollectorRegistry()
     add(sessions, model, "good", "good", "fail")
@@ -212,7 +208,7 @@ def test_jobs_of_a_failed_batch_have_waited_once(
     assert registry.get_sample_value("sqlaqueue_worker_job_wait_seconds_count", labels) == 3
 
 
-def test_a_batch_is_noted_as_a_whole(sessions: sessionmaker[Session]) -> None:
+def test_a_batch_is_noted_as_a_whole(sessions: Sessions) -> None:
     add(sessions, Leased, "good", "good")
     events: list[JobEvent] = []
 
@@ -231,7 +227,7 @@ def test_a_batch_is_noted_as_a_whole(sessions: sessionmaker[Session]) -> None:
     assert [event.notes["size"] for event in events] == [2, 2]
 
 
-def test_wrong_arguments(sessions: sessionmaker[Session]) -> None:
+def test_wrong_arguments(sessions: Sessions) -> None:
     consumer: Any = Consumer(Leased, behave, sessions)
     for wrong in (None, Leased, Consumer):
         for call in (instrument, instrument_for_prometheus, lambda given: surround(given, broken_before)):
@@ -247,7 +243,7 @@ def test_wrong_arguments(sessions: sessionmaker[Session]) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_each_poll_has_an_event(sessions: sessionmaker[Session], model: Any) -> None:
+def test_each_poll_has_an_event(sessions: Sessions, model: Any) -> None:
     add(sessions, model, "a", "b", "c")
     polls: list[PollEvent] = []
     consumer = Consumer(model, behave, sessions)
@@ -259,7 +255,7 @@ def test_each_poll_has_an_event(sessions: sessionmaker[Session], model: Any) -> 
     assert all(poll.duration > 0 for poll in polls)
 
 
-def test_added_middleware_is_outermost_and_checked(sessions: sessionmaker[Session]) -> None:
+def test_added_middleware_is_outermost_and_checked(sessions: Sessions) -> None:
     add(sessions, Leased, "a")
     seen: list[str] = []
 
@@ -319,7 +315,7 @@ EXPECTED = {"completed": 2, "retried": 2, "failed": 1, "cancelled": 0, "released
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_prometheus_is_told_of_a_consumer(sessions: sessionmaker[Session], model: Any) -> None:
+def test_what_prometheus_is_told_of_a_consumer(sessions: Sessions, model: Any) -> None:
     registry = CollectorRegistry()
     consumer = Consumer(model, behave, sessions)
     instrument_for_prometheus(consumer, registry=registry)
@@ -337,9 +333,7 @@ def test_what_prometheus_is_told_of_a_consumer(sessions: sessionmaker[Session], 
     assert values(registry, "sqlaqueue_worker_claim_duration_seconds_count") == {"": sum(claims.values())}
 
 
-async def test_an_async_consumer_and_another_queue_share_a_registry(
-    database: Database, sessions: sessionmaker[Session]
-) -> None:
+async def test_an_async_consumer_and_another_queue_share_a_registry(database: Database, sessions: Sessions) -> None:
     registry, engine = CollectorRegistry(), create_async_engine(database.url("asyncpg"))
 
     async def handler(session: Any, job: Any) -> None:
@@ -358,7 +352,7 @@ async def test_an_async_consumer_and_another_queue_share_a_registry(
             assert f'sqlaqueue_worker_jobs_total{{outcome="{outcome}",queue="{queue}"}} {number:.1f}\n' in text
 
 
-def test_a_batch_counts_each_of_its_jobs(sessions: sessionmaker[Session]) -> None:
+def test_a_batch_counts_each_of_its_jobs(sessions: Sessions) -> None:
     registry, seen = CollectorRegistry(), list[float]()
     add(sessions, Leased, *"abc")
 

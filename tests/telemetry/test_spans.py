@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -39,12 +40,8 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.otel import instrument, instrument_sessions
 from sqlaqueue.queue.roles import current_traceparent
-from tests.telemetry.conftest import MODELS, TRACED, Held, Leased, Message, Recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.servers import Database
+from tests.servers import Database
+from tests.telemetry.conftest import MODELS, TRACED, Held, Leased, Message, Recorded, Sessions
 
 
 def enqueue_in_span(sessions: Any, recorded: Recorded, model: Any, number: int = 1) -> ReadableSpan:
@@ -80,9 +77,7 @@ def fail_once(seen: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_enqueueing_failure_retry_and_success_are_one_trace(
-    sessions: sessionmaker[Session], recorded: Recorded, model: Any
-) -> None:
+def test_enqueueing_failure_retry_and_success_are_one_trace(sessions: Sessions, recorded: Recorded, model: Any) -> None:
     request, seen = enqueue_in_span(sessions, recorded, model), list[int]()
     consumer = instrumented(Consumer(model, fail_once(seen), sessions, concurrency=1), recorded)
     assert consumer.drain() == 2
@@ -119,7 +114,7 @@ def test_enqueueing_failure_retry_and_success_are_one_trace(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_claims_have_a_span_of_their_own_and_empty_polls_have_none(
-    sessions: sessionmaker[Session], recorded: Recorded, model: Any
+    sessions: Sessions, recorded: Recorded, model: Any
 ) -> None:
     requests = [enqueue_in_span(sessions, recorded, model) for _ in range(3)]
     consumer = Consumer(model, lambda session, job: None, sessions)
@@ -133,7 +128,7 @@ def test_claims_have_a_span_of_their_own_and_empty_polls_have_none(
     assert all(span.parent is None and span.kind is SpanKind.CLIENT for span in received)
 
 
-def test_a_batch_has_links_instead_of_a_parent(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+def test_a_batch_has_links_instead_of_a_parent(sessions: Sessions, recorded: Recorded) -> None:
     requests = [enqueue_in_span(sessions, recorded, Leased) for _ in range(3)]
     with sessions.begin() as session:
         session.add(Leased())
@@ -146,7 +141,7 @@ def test_a_batch_has_links_instead_of_a_parent(sessions: sessionmaker[Session], 
     assert len(recorded.spans("complete leased")) == 4
 
 
-def test_a_job_without_a_trace_begins_one(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+def test_a_job_without_a_trace_begins_one(sessions: Sessions, recorded: Recorded) -> None:
     """Also in a program that starts its Consumer within a span, which would never end otherwise."""
     with sessions.begin() as session:
         session.add_all([Leased(), Leased(traceparent="no trace")])
@@ -169,7 +164,7 @@ def test_a_job_without_a_trace_begins_one(sessions: sessionmaker[Session], recor
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_signals(
-    sessions: sessionmaker[Session], recorded: Recorded, error: Exception, operation: str, error_type: str | None
+    sessions: Sessions, recorded: Recorded, error: Exception, operation: str, error_type: str | None
 ) -> None:
     def handler(session: Session, job: Any) -> None:
         raise error
@@ -181,9 +176,7 @@ def test_signals(
     assert span.status.status_code is (StatusCode.UNSET if error_type is None else StatusCode.ERROR)
 
 
-def test_an_error_of_the_commit_is_in_the_span_of_the_settlement(
-    sessions: sessionmaker[Session], recorded: Recorded
-) -> None:
+def test_an_error_of_the_commit_is_in_the_span_of_the_settlement(sessions: Sessions, recorded: Recorded) -> None:
     def handler(session: Session, job: Any) -> None:
         session.add(Held(id=1))
 
@@ -195,7 +188,7 @@ def test_an_error_of_the_commit_is_in_the_span_of_the_settlement(
     assert settled.attributes["error.type"] == "IntegrityError"
 
 
-async def test_async_consumers(database: Database, sessions: sessionmaker[Session], recorded: Recorded) -> None:
+async def test_async_consumers(database: Database, sessions: Sessions, recorded: Recorded) -> None:
     engine = create_async_engine(database.url("asyncpg"))
     factory = async_sessionmaker(engine)
     instrument_sessions(factory, **recorded.providers)
@@ -228,7 +221,7 @@ async def test_async_consumers(database: Database, sessions: sessionmaker[Sessio
     ]
 
 
-def test_a_flush_sends_in_a_span_for_each_queue(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+def test_a_flush_sends_in_a_span_for_each_queue(sessions: Sessions, recorded: Recorded) -> None:
     for _ in range(2):
         instrument_sessions(sessions, **recorded.providers)
     request = enqueue_in_span(sessions, recorded, Leased, 3)
@@ -254,7 +247,7 @@ def test_a_flush_sends_in_a_span_for_each_queue(sessions: sessionmaker[Session],
 @pytest.mark.parametrize("model", [Leased, Held])
 @pytest.mark.parametrize("sends", [False, True])
 def test_what_a_handler_adds_belongs_to_its_attempt(
-    sessions: sessionmaker[Session], recorded: Recorded, model: Any, *, sends: bool
+    sessions: Sessions, recorded: Recorded, model: Any, *, sends: bool
 ) -> None:
     """It is flushed when the run is settled, after the span of the handler's call."""
     if sends:
@@ -275,7 +268,7 @@ def test_what_a_handler_adds_belongs_to_its_attempt(
     assert traceparent.split("-")[1:3] == [f"{trace_id(request):032x}", f"{parent.get_span_context().span_id:016x}"]
 
 
-def test_a_failed_flush_ends_its_span(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+def test_a_failed_flush_ends_its_span(sessions: Sessions, recorded: Recorded) -> None:
     instrument_sessions(sessions, **recorded.providers)
     enqueue_in_span(sessions, recorded, Leased)
     with sessions() as session:
@@ -293,7 +286,7 @@ def test_a_failed_flush_ends_its_span(sessions: sessionmaker[Session], recorded:
 
 @pytest.mark.parametrize("place", ["on_start", "on_end"])
 def test_a_span_processor_that_raises_fails_no_flush(
-    sessions: sessionmaker[Session], recorded: Recorded, place: str, caplog: pytest.LogCaptureFixture
+    sessions: Sessions, recorded: Recorded, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError(place)
@@ -313,7 +306,7 @@ def test_a_span_processor_that_raises_fails_no_flush(
     assert [(record.error_kind, record.queue) for record in failed] == [("RuntimeError", "leased")] * 3
 
 
-def test_jobs_of_a_failed_flush_belong_to_the_next_one(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+def test_jobs_of_a_failed_flush_belong_to_the_next_one(sessions: Sessions, recorded: Recorded) -> None:
     instrument_sessions(sessions, **recorded.providers)
     enqueue_in_span(sessions, recorded, Leased)
     with sessions() as session:
@@ -331,9 +324,7 @@ def test_jobs_of_a_failed_flush_belong_to_the_next_one(sessions: sessionmaker[Se
 
 
 @pytest.mark.parametrize("first", ["class", "factory"])
-def test_a_class_and_a_factory_of_it_make_one_span(
-    sessions: sessionmaker[Session], recorded: Recorded, first: str
-) -> None:
+def test_a_class_and_a_factory_of_it_make_one_span(sessions: Sessions, recorded: Recorded, first: str) -> None:
     class Own(Session):
         pass
 
@@ -362,7 +353,7 @@ SENT: dict[str, tuple[Any, Any, int]] = {
 
 @pytest.mark.parametrize("statement", SENT)
 async def test_an_insert_counts_its_rows(
-    database: Database, sessions: sessionmaker[Session], recorded: Recorded, statement: str
+    database: Database, sessions: Sessions, recorded: Recorded, statement: str
 ) -> None:
     given, parameters, number = SENT[statement]
     with sessions.begin() as session:
@@ -382,7 +373,7 @@ async def test_an_insert_counts_its_rows(
         assert span.attributes.get("messaging.batch.message_count", 1) == number
 
 
-def test_a_flush_that_a_listener_gives_up_counts_nothing(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+def test_a_flush_that_a_listener_gives_up_counts_nothing(sessions: Sessions, recorded: Recorded) -> None:
     instrument_sessions(sessions, **recorded.providers)
 
     def give_up(*_: Any) -> None:
@@ -448,11 +439,18 @@ class AsField(QueueMixin, Field):
     to: Mapped[str]
 
 
-@pytest.fixture
-def engine(database: Database) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(database.url("psycopg"))
+@pytest.fixture(scope="module")
+def template(template: Database) -> Database:
+    """The same, with the tables of these queues."""
+    engine = sa.create_engine(template.url(), poolclass=sa.NullPool)
     for base in (Traced, Field):
         base.metadata.create_all(engine)
+    return template
+
+
+@pytest.fixture
+def engine(database: Database) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(database.url())
     yield engine
     engine.dispose()
 

@@ -11,9 +11,10 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import psycopg
 import pytest
@@ -25,11 +26,7 @@ from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.testing import StrategyConformance
 from tests.docs.pages import DOCS, LINK, PAGES, ROOT, SNIPPET, TEST_NAME, page_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database, Server
+from tests.servers import Database, Server
 
 
 @pytest.mark.once

@@ -218,7 +218,7 @@ def test_many_jobs_are_claimed_after_a_full_claim_of_a_few(bench: Bench, monkeyp
 
 def test_jobs_before_the_cursor_are_found(bench: Bench) -> None:
     """A late commit with an older time and a more urgent job, while a backlog is processed."""
-    backlog, gate, started = 3000, Gate(), list[int]()
+    backlog, gate, started = 800, Gate(), list[int]()
     early = datetime.now(UTC) - timedelta(hours=1)
     bench.enqueue(backlog)
     with bench.snapshot() as snapshot, bench.engine.connect() as late:

@@ -19,7 +19,7 @@ from tests.programs import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("frequent_rescues")]
 
 
 def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
@@ -35,7 +35,6 @@ def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
     return look
 
 
-@pytest.mark.usefixtures("frequent_rescues")
 def test_a_lease_lives_as_long_as_its_handler(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leases of waiting jobs as well: none is rescued."""
     for name in ("LATE", "LONGEST_IN_BUFFER"):
@@ -57,7 +56,6 @@ def test_a_lease_lives_as_long_as_its_handler(leased: Bench, monkeypatch: pytest
     assert leased.attempts() == dict.fromkeys(quick + keys, 1)
 
 
-@pytest.mark.usefixtures("frequent_rescues")
 def test_a_handler_that_locks_its_row_blocks_no_heartbeat(leased: Bench) -> None:
     """The extension skips the locked row, and extends the leases of the other jobs."""
     keys = leased.enqueue(3)
@@ -82,7 +80,6 @@ def test_a_handler_that_locks_its_row_blocks_no_heartbeat(leased: Bench) -> None
     assert leased.row(keys[0]).payload == "written"
 
 
-@pytest.mark.usefixtures("frequent_rescues")
 def test_another_transaction_that_locks_a_row_blocks_no_heartbeat(leased: Bench) -> None:
     """Such as a long transaction of an administrator: only the result of that job waits."""
     locked, *others = leased.enqueue(3)
@@ -101,7 +98,6 @@ def test_another_transaction_that_locks_a_row_blocks_no_heartbeat(leased: Bench)
     assert server.told("lease_lost") == []
 
 
-@pytest.mark.usefixtures("frequent_rescues")
 def test_a_live_worker_comes_before_a_rescue_when_a_lock_on_its_row_ends(leased: Bench) -> None:
     """The lease has expired meanwhile; the job is rescued only if it is not extended soon after."""
     (key,) = leased.enqueue(1)
@@ -110,7 +106,7 @@ def test_a_live_worker_comes_before_a_rescue_when_a_lock_on_its_row_ends(leased:
     with leased.consumer(gate, lease=3).running() as server:
         wait_until(lambda: leased.states() == {"processing": 1})
         with leased.consumer(lease=3).running() as other:
-            for _ in range(3):
+            for _ in range(2):
                 with leased.engine.begin() as connection:
                     connection.execute(sa.select(leased.Job.id).where(leased.Job.id == key).with_for_update())
                     wait_until(lambda: leased.execute("SELECT lease_expires_at < now() - interval '0.3 s' FROM job"))
@@ -121,7 +117,6 @@ def test_a_live_worker_comes_before_a_rescue_when_a_lock_on_its_row_ends(leased:
     assert leased.attempts() == {key: 1}
 
 
-@pytest.mark.usefixtures("frequent_rescues")
 def test_a_job_whose_worker_died_is_rescued_by_another(leased: Bench) -> None:
     [key] = leased.enqueue(1)
     with leased.worker("hang", lease=1) as worker:
@@ -136,7 +131,6 @@ def test_a_job_whose_worker_died_is_rescued_by_another(leased: Bench) -> None:
     assert leased.row(key).attempts == 2
 
 
-@pytest.mark.usefixtures("frequent_rescues")
 def test_a_consumer_rescues_jobs_of_an_earlier_process(leased: Bench) -> None:
     """Though the queue is busy."""
     [key] = leased.enqueue(1)
@@ -154,7 +148,6 @@ def test_a_consumer_rescues_jobs_of_an_earlier_process(leased: Bench) -> None:
         wait_until(lambda: leased.row(key).status == "completed")
 
 
-@pytest.mark.usefixtures("frequent_rescues")
 def test_a_process_that_was_stopped_beyond_its_lease_changes_nothing(leased: Bench) -> None:
     """When it continues it writes nothing, and logs that the lease is lost."""
     [key] = leased.enqueue(1)
@@ -174,7 +167,6 @@ def test_a_process_that_was_stopped_beyond_its_lease_changes_nothing(leased: Ben
     assert not leased.effects()
 
 
-@pytest.mark.usefixtures("frequent_rescues")
 def test_a_stale_result_without_writes_is_refused(leased: Bench) -> None:
     [key] = leased.enqueue(1)
     gate = Gate()
@@ -189,7 +181,6 @@ def test_a_stale_result_without_writes_is_refused(leased: Bench) -> None:
     assert server.told("completed") == []
 
 
-@pytest.mark.usefixtures("frequent_rescues")
 def test_of_a_batch_only_the_job_with_the_lost_lease_is_refused(leased: Bench) -> None:
     """The other jobs were in the same transaction, so they run again without a counted attempt."""
     lost, *others = leased.enqueue(4)
@@ -211,7 +202,6 @@ def test_of_a_batch_only_the_job_with_the_lost_lease_is_refused(leased: Bench) -
     assert leased.row(lost).status == "processing"
 
 
-@pytest.mark.usefixtures("frequent_rescues")
 def test_a_crash_during_several_claims_counts_no_attempt(leased: Bench) -> None:
     """A job of one claim may be responsible, or one of another claim."""
     keys = leased.enqueue(3)
@@ -229,7 +219,8 @@ def test_a_crash_during_several_claims_counts_no_attempt(leased: Bench) -> None:
 
 
 @pytest.fixture
-def sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def sleeps_at_once(frequent_rescues: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what the other tests need, and let it sleep."""
     monkeypatch.setattr(state, "_SLEEPS_AFTER", 0.0)
     for interval in ("RESCUE", "HEARTBEAT", "RECONCILE"):
         monkeypatch.setattr(pace, interval, LATER)

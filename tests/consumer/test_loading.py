@@ -6,6 +6,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -24,7 +25,7 @@ from sqlalchemy.orm import (
 from sqlaqueue import Consumer, QueueConfig, QueueMixin
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, Server, logged, nothing, noting
-from tests.consumer.models import for_sync, models
+from tests.consumer.models import STRATEGIES, for_sync, models
 from tests.contexts import statements_of
 from tests.models import insert, make_job, read, sent_statements
 from tests.programs import wait_until
@@ -394,21 +395,22 @@ def test_a_scoped_session_is_not_used(sync_bench: Bench) -> None:
     sync_bench.assert_tidy()
 
 
-def test_two_phase_commits(postgres_server: Any, strategy: str) -> None:
+def test_two_phase_commits(postgres_server: Any) -> None:
     """Where the server can prepare transactions, and the queue is one that does without notifications."""
-    with postgres_server.database() as database:
-        bench = Bench(database, strategy, "sync", notify=False)
-        with database.connect() as connection:
-            connection.execute("ALTER SYSTEM SET max_prepared_transactions = 20")
-        postgres_server.restart()
-        bench.create()
-        bad, *good = bench.enqueue(4)
-        work = bench.doing({bad: ValueError()})
-        engine = sa.create_engine(database.url(), pool_size=3)
-        make = sessionmaker(engine, twophase=True)
-        Consumer(bench.Job, for_sync(work), make, concurrency=2, batch_size=2).drain()
-        engine.dispose()
-        bench.expect({"completed": 3, "failed": 1}, effects=good)
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET max_prepared_transactions = 20")
+    postgres_server.restart()
+    for strategy in STRATEGIES:
+        with postgres_server.database() as database:
+            bench = Bench(database, strategy, "sync", notify=False)
+            bench.create()
+            bad, *good = bench.enqueue(4)
+            work = bench.doing({bad: ValueError()})
+            engine = sa.create_engine(database.url(), pool_size=3)
+            make = sessionmaker(engine, twophase=True)
+            Consumer(bench.Job, for_sync(work), make, concurrency=2, batch_size=2).drain()
+            engine.dispose()
+            bench.expect({"completed": 3, "failed": 1}, effects=good)
 
 
 def test_two_phase_commits_and_notifications_are_refused(sync_bench: Bench) -> None:

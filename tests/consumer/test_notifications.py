@@ -9,6 +9,7 @@ import resource
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,25 +39,12 @@ from tests.models import sent_statements
 from tests.programs import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)
 def no_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "RESCUE", LATER)
-
-
-def by_the_orm(bench: Bench) -> None:
-    bench.enqueue()
-
-
-def by_insert(bench: Bench) -> None:
-    bench.execute(sa.insert(bench.Job).values(payload="x"))
-
-
-def by_insert_select(bench: Bench) -> None:
-    table = bench.Job.__table__
-    bench.execute(sa.insert(table).from_select(["payload"], sa.select(sa.literal("x"))))
 
 
 def by_copy(bench: Bench) -> None:
@@ -68,22 +56,20 @@ def by_copy(bench: Bench) -> None:
         copy.write_row(["x"])
 
 
-def by_plain_sql(bench: Bench) -> None:
-    bench.execute("INSERT INTO job (payload, status) VALUES ('x', 'failed')")
-    bench.execute("UPDATE job SET status = 'pending' WHERE payload = 'x'")
+FAILED = "INSERT INTO job (payload, status) VALUES ('x', 'failed')"
+WAYS: dict[str, Callable[[Bench], object]] = {
+    "the ORM": lambda bench: bench.enqueue(),
+    "INSERT": lambda bench: bench.execute(sa.insert(bench.Job).values(payload="x")),
+    "INSERT SELECT": lambda bench: bench.execute(
+        sa.insert(bench.Job.__table__).from_select(["payload"], sa.select(sa.literal("x")))
+    ),
+    "COPY": by_copy,
+    "plain SQL": lambda bench: bench.execute(FAILED, "UPDATE job SET status = 'pending' WHERE payload = 'x'"),
+    "requeue": lambda bench: (bench.execute(FAILED), bench.in_session(requeue(bench.Job))),
+}
 
 
-def by_requeue(bench: Bench) -> None:
-    bench.execute("INSERT INTO job (payload, status) VALUES ('x', 'failed')")
-    with bench.sessions() as session:
-        session.execute(requeue(bench.Job))
-        session.commit()
-
-
-WAYS = [by_the_orm, by_insert, by_insert_select, by_copy, by_plain_sql, by_requeue]
-
-
-@pytest.mark.parametrize("enqueue", WAYS)
+@pytest.mark.parametrize("enqueue", WAYS.values(), ids=WAYS)
 def test_an_idle_consumer_is_woken(mixed: Bench, enqueue: Callable[[Bench], None]) -> None:
     with idle(mixed).running() as server:
         await_listening(server)
@@ -206,27 +192,27 @@ def test_a_released_job_is_claimed_at_once(mixed: Bench) -> None:
 @pytest.mark.parametrize(
     ("strategy", "most"), [("update_status", 2), pytest.param("batch_select", 3, marks=pytest.mark.thorough)]
 )
-def test_fifty_idle_consumers_are_not_all_woken(
+def test_idle_consumers_are_not_all_woken(
     sync_bench: Bench, strategy: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim, and a second one after the first job of each; a strategy that holds a transaction writes its journal too."""
     # On a busy machine the notification that a job is claimed arrives late.
     monkeypatch.setattr(polls, "STAGGER", 5.0)
     monkeypatch.setattr(pace, "HEARTBEAT", LATER)
-    gate = Gate()
+    number, gate = 20, Gate()
     gate.open()
-    crowd = Crowd(sync_bench, *[gate] * 50, engine={"pool_size": 110}, poll_interval=LATER)
+    crowd = Crowd(sync_bench, *[gate] * number, engine={"pool_size": 50}, poll_interval=LATER)
     with crowd.running():
-        wait_until(lambda: sync_bench.execute("SELECT count(*) FROM sqlaqueue_consumer WHERE listening") == 50)
+        wait_until(lambda: sync_bench.execute("SELECT count(*) FROM sqlaqueue_consumer WHERE listening") == number)
         known = [one._context.polls for one in crowd.consumers]
-        wait_until(lambda: all(one.peers.count == 50 and not one.wants_upcoming() for one in known))
+        wait_until(lambda: all(one.peers.count == number and not one.wants_upcoming() for one in known))
         with sent_statements(crowd.engine) as sent:
-            for _ in range(50):
+            for _ in range(number):
                 sync_bench.enqueue()
                 gate.await_call()
-            wait_until(lambda: sync_bench.states() == {"completed": 50})
+            wait_until(lambda: sync_bench.states() == {"completed": number})
         ends = ("WITH sqlaqueue_ended AS", "DELETE FROM sqlaqueue_crash_journal")
-        assert len([text for text, _ in sent if not text.startswith(ends)]) <= most * 50
+        assert len([text for text, _ in sent if not text.startswith(ends)]) <= most * number
 
 
 def test_a_look_for_unclaimable_jobs_has_others_poll(supply: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from tests.servers import Server as PostgresServer
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-GOOD = 20
+GOOD = 12
 REFUSE = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$;
 CREATE {kind} TRIGGER refuse {when} ON job {deferrable} FOR EACH ROW WHEN (OLD.note = 'bad') EXECUTE FUNCTION refuse()
@@ -150,11 +150,11 @@ def test_a_time_that_python_does_not_know(rigs: Rigs, strategy: str) -> None:
 
 def test_many_rows_that_cannot_be_loaded(rig: Rig) -> None:
     """Jobs behind them run all the same, however many they are."""
-    rig.execute("INSERT INTO job (kind) SELECT 'newer' FROM generate_series(1, 40)")
+    rig.execute("INSERT INTO job (kind) SELECT 'newer' FROM generate_series(1, 20)")
     rig.enqueue(GOOD)
     with rig.running(concurrency=3):
         wait_until(lambda: len(rig.ran) == GOOD)
-    assert min(rig.ran) == 41
+    assert min(rig.ran) == 21
 
 
 def test_a_corrected_row_runs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,7 +463,7 @@ def test_an_end_that_the_database_refuses(
     rigs: Rigs, api: str, strategy: str, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its handler runs as often as attempts are allowed, and in batches that were rolled back; then no more."""
-    monkeypatch.setattr(claim, "TRY_AGAIN_AFTER", 0.5)
+    monkeypatch.setattr(claim, "TRY_AGAIN_AFTER", 0.2)
     rig = rigs(strategy, api, max_attempts=2)
     rig.execute(
         "INSERT INTO job (kind, note) VALUES ('USUAL', 'bad')",
@@ -485,8 +485,8 @@ def test_an_end_that_the_database_refuses(
     assert rig.row(1)[:2] == ("pending", 0)
 
 
-@pytest.fixture
-def latin1(server: PostgresServer) -> Iterator[Database]:
+@pytest.fixture(scope="module")
+def latin1_database(server: PostgresServer) -> Iterator[Database]:
     """A database that cannot store most characters."""
     name = f"latin1_{uuid.uuid4().hex[:8]}"
     encoding = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
@@ -494,6 +494,13 @@ def latin1(server: PostgresServer) -> Iterator[Database]:
         connection.execute(sql.SQL("CREATE DATABASE {} " + encoding).format(sql.Identifier(name)))
         yield Database(server, name)
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def latin1(latin1_database: Database) -> Iterator[Database]:
+    yield latin1_database
+    with latin1_database.connect() as connection:
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
 
 
 @pytest.mark.parametrize("kept", [None, timedelta(days=1)])

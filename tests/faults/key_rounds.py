@@ -169,10 +169,7 @@ def run_round(configuration: Configuration, database: Any, keep: Path | None = N
     """
     engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
     prepare(configuration, engine)
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        Round(configuration, database, engine, Path(directory)) as one,
-    ):
+    with tempfile.TemporaryDirectory() as directory, Round(configuration, database, engine, Path(directory)) as one:
         one.run()
         forgotten = one.wait_until_quiet()
         if not forgotten:

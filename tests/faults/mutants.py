@@ -1,6 +1,6 @@
 """Mutants of the library, each without one safeguard. A mutant is applied in a process that exits afterwards.
 
-The name of a function describes the mutant. It replaces a name in the module that defines it or in those that use it,
+The name of a mutant says what it does. It replaces a name in the module that defines it or in those that use it,
 depending on which one the consumer's code looks up.
 """
 
@@ -53,8 +53,10 @@ def lose(name: str | None) -> None:
     """Apply a mutant in this process; ``lose_in_database`` does what there is to do in the database."""
     if name in IN_DATABASE:
         name = IN_DATABASE[name].in_workers
-    if name is not None:
+    if name in MUTANTS:
         MUTANTS[name]()
+    for owner, attribute, value in REPLACED.get(name or "", ()):
+        replace(owner, attribute, value)
 
 
 def lose_in_database(connection: sa.Connection, name: str | None) -> None:
@@ -77,74 +79,72 @@ def do_nothing_routine(*_: Any, **__: Any) -> Routine:
     yield from ()
 
 
+REPLACED: dict[str, list[tuple[Any, str, Any]]] = {
+    # Leases
+    "compares_no_token": [(UpdateStatus, "fence", strategy_mutants.ComparesNoToken.fence)],
+    "compares_the_token_only": [(UpdateStatus, "fence", strategy_mutants.ComparesTheTokenOnly.fence)],
+    "does_not_rescue": [(leases, "rescue_jobs", return_nothing)],
+    "does_not_extend": [(leases, "extend_leases", return_nothing)],
+    "extends_running_jobs_only": [
+        (ConsumerContext, "live_runs", lambda self: runs_in(one.group for one in self.in_flight.busy()))
+    ],
+    "holds_all_jobs_responsible": [(UpdateStatus, "_ran_alone", staticmethod(lambda spec: sa.true()))],
+    "holds_no_job_responsible": [(UpdateStatus, "_ran_alone", staticmethod(lambda spec: sa.false()))],
+    "hides_other_claims": [(statements, "shared_token", statements.alone_token)],
+    "claims_quarantined_jobs_with_others": [(UpdateStatus, "quarantined", lambda self, spec: None)],
+    "runs_all_quarantined_jobs_at_once": [(Quarantine, "is_running", property(lambda self: False))],
+    "has_no_transaction_timeout": [(leases, "limit_transaction", do_nothing)],
+    "counts_released_runs": [(UpdateStatus, "counted", lambda self, attempts, settlement: None)],
+    # Uncertain commits
+    "does_not_check_uncertain_runs": [(settle, "really_lost", lambda session, spec, lost, bind_arguments: list(lost))],
+    "treats_no_run_as_uncertain": [(settle, "commit_settlements", lambda session, finished: session.commit())],
+    "forgets_unsettled_runs": [(CompletionBuffer, "put_back", do_nothing)],
+    # Shutdown
+    "ignores_stop": [(threads.ThreadRunner, "stop", do_nothing), (tasks.TaskRunner, "stop", do_nothing)],
+    "keeps_jobs_that_have_not_begun": [
+        (ConsumerContext, "forget_claimed", return_nothing),
+        (handlers_running, "late_groups", return_nothing),
+    ],
+    "leaves_abandoned_batches_in_the_journal": [(CrashJournal, "discard_all", do_nothing)],
+    # Strategies that hold a transaction
+    "writes_no_journal": [(quarantine, "write_entry", do_nothing)],
+    "counts_no_deaths": [(JournalEntry, "deaths", property(lambda self: 0, do_nothing))],
+    "quarantines_no_job": [(JournalEntry, "quarantined_among", return_nothing)],
+    "never_ends_a_quarantine": [(quarantine, "close_entry", quarantine.delete_entry)],
+    "lets_handlers_commit": [(sessions.Savepoint, "refuses", lambda self: False)],
+    "does_not_reconcile": [
+        (cleanup, "reconcile_at_once", return_nothing),
+        (cleanup, "reconcile_range", lambda *_: ([], None)),
+    ],
+    # Timeouts and cancellation
+    "ignores_timeouts": [(handlers_running, "record_overdue", return_nothing)],
+    "ignores_requests_to_cancel": [(handlers_running, "take_requests", return_nothing)],
+    "settles_in_workers_only": [(handlers_running, "settle_finished", do_nothing_routine)],
+    "settles_all_or_nothing": [
+        (
+            Settler,
+            "settle_each",
+            lambda *arguments, **options: SettledEach(Settler.settle_and_commit(*arguments, **options), [], []),
+        )
+    ],
+    "tries_a_batch_as_a_whole_again": [
+        (leased, "applies_to_batch", lambda error: True),
+        (held, "applies_to_batch", lambda error: True),
+    ],
+    # Flow control: functions in the database, and what the workers do themselves
+    "forgets_turns": [(Turns, "claimed", do_nothing)],
+    "reserves_no_beginnings": [(held, "reserve_rates", lambda _, __, keys: set(keys))],
+}
+"""Mutants that only replace attributes of classes and modules: the owner of each, its name, and its new value."""
+
+
 # -- leases ----------------------------------------------------------------------------------------------------------
-
-
-@mutant
-def compares_no_token() -> None:
-    replace(UpdateStatus, "fence", strategy_mutants.ComparesNoToken.fence)
-
-
-@mutant
-def compares_the_token_only() -> None:
-    replace(UpdateStatus, "fence", strategy_mutants.ComparesTheTokenOnly.fence)
-
-
-@mutant
-def does_not_rescue() -> None:
-    replace(leases, "rescue_jobs", return_nothing)
-
-
-@mutant
-def does_not_extend() -> None:
-    replace(leases, "extend_leases", return_nothing)
-
-
-@mutant
-def extends_running_jobs_only() -> None:
-    replace(ConsumerContext, "live_runs", lambda self: runs_in(one.group for one in self.in_flight.busy()))
 
 
 @mutant
 def extension_waits_for_locks() -> None:
     original, waiting = UpdateStatus.extend, strategy_mutants.UpdateStatusWaits()
     replace(UpdateStatus, "extend", lambda self, spec, held, lease: original(waiting, spec, held, lease))
-
-
-@mutant
-def holds_all_jobs_responsible() -> None:
-    replace(UpdateStatus, "_ran_alone", staticmethod(lambda spec: sa.true()))
-
-
-@mutant
-def holds_no_job_responsible() -> None:
-    replace(UpdateStatus, "_ran_alone", staticmethod(lambda spec: sa.false()))
-
-
-@mutant
-def hides_other_claims() -> None:
-    replace(statements, "shared_token", statements.alone_token)
-
-
-@mutant
-def claims_quarantined_jobs_with_others() -> None:
-    replace(UpdateStatus, "quarantined", lambda self, spec: None)
-
-
-@mutant
-def runs_all_quarantined_jobs_at_once() -> None:
-    replace(Quarantine, "is_running", property(lambda self: False))
-
-
-@mutant
-def has_no_transaction_timeout() -> None:
-    replace(leases, "limit_transaction", do_nothing)
-    replace(leases, "limit_transaction", do_nothing)
-
-
-@mutant
-def counts_released_runs() -> None:
-    replace(UpdateStatus, "counted", lambda self, attempts, settlement: None)
 
 
 @mutant
@@ -164,16 +164,6 @@ def commits_effects_before_the_outcome() -> None:
 
 
 @mutant
-def does_not_check_uncertain_runs() -> None:
-    replace(settle, "really_lost", lambda session, spec, lost, bind_arguments: list(lost))
-
-
-@mutant
-def treats_no_run_as_uncertain() -> None:
-    replace(settle, "commit_settlements", lambda session, finished: session.commit())
-
-
-@mutant
 def treats_every_run_as_uncertain() -> None:
     original = Settler.complete_and_commit
 
@@ -183,11 +173,6 @@ def treats_every_run_as_uncertain() -> None:
         return original(self, session, finished)
 
     replace(Settler, "complete_and_commit", complete_and_commit)
-
-
-@mutant
-def forgets_unsettled_runs() -> None:
-    replace(CompletionBuffer, "put_back", do_nothing)
 
 
 # -- shutdown --------------------------------------------------------------------------------------------------------
@@ -200,18 +185,6 @@ def ignores_signals() -> None:
 
     replace(threads.signal_handlers, "stop_on_signal", stop_on_signal)
     replace(tasks.signal_handlers, "stop_on_signal", stop_on_signal)
-
-
-@mutant
-def ignores_stop() -> None:
-    replace(threads.ThreadRunner, "stop", do_nothing)
-    replace(tasks.TaskRunner, "stop", do_nothing)
-
-
-@mutant
-def keeps_jobs_that_have_not_begun() -> None:
-    replace(ConsumerContext, "forget_claimed", return_nothing)
-    replace(handlers_running, "late_groups", return_nothing)
 
 
 class Override:
@@ -241,27 +214,7 @@ def counts_abandoned_runs() -> None:
     replace(Executor, "_result", result)
 
 
-@mutant
-def leaves_abandoned_batches_in_the_journal() -> None:
-    replace(CrashJournal, "discard_all", do_nothing)
-
-
 # -- strategies that hold a transaction ------------------------------------------------------------------------------
-
-
-@mutant
-def writes_no_journal() -> None:
-    replace(quarantine, "write_entry", do_nothing)
-
-
-@mutant
-def counts_no_deaths() -> None:
-    replace(JournalEntry, "deaths", property(lambda self: 0, do_nothing))
-
-
-@mutant
-def quarantines_no_job() -> None:
-    replace(JournalEntry, "quarantined_among", return_nothing)
 
 
 @mutant
@@ -270,11 +223,6 @@ def holds_a_whole_batch_responsible() -> None:
     replace(
         CrashJournal, "open", lambda self, keys, *, solely_responsible: original(self, keys, solely_responsible=True)
     )
-
-
-@mutant
-def never_ends_a_quarantine() -> None:
-    replace(quarantine, "close_entry", quarantine.delete_entry)
 
 
 @mutant
@@ -311,17 +259,6 @@ def settles_a_lost_job_by_its_old_token() -> None:
         return None
 
     replace(held_module, "settle_alone", settle_alone)
-
-
-@mutant
-def lets_handlers_commit() -> None:
-    replace(sessions.Savepoint, "refuses", lambda self: False)
-
-
-@mutant
-def does_not_reconcile() -> None:
-    replace(cleanup, "reconcile_at_once", return_nothing)
-    replace(cleanup, "reconcile_range", lambda *_: ([], None))
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
@@ -362,37 +299,6 @@ def does_not_limit_attempts() -> None:
 
 
 # -- timeouts and cancellation ---------------------------------------------------------------------------------------
-
-
-@mutant
-def ignores_timeouts() -> None:
-    replace(handlers_running, "record_overdue", return_nothing)
-
-
-@mutant
-def ignores_requests_to_cancel() -> None:
-    replace(handlers_running, "take_requests", return_nothing)
-    replace(handlers_running, "take_requests", return_nothing)
-
-
-@mutant
-def settles_in_workers_only() -> None:
-    replace(handlers_running, "settle_finished", do_nothing_routine)
-
-
-@mutant
-def settles_all_or_nothing() -> None:
-    replace(
-        Settler,
-        "settle_each",
-        lambda *arguments, **options: SettledEach(Settler.settle_and_commit(*arguments, **options), [], []),
-    )
-
-
-@mutant
-def tries_a_batch_as_a_whole_again() -> None:
-    replace(leased, "applies_to_batch", lambda error: True)
-    replace(held, "applies_to_batch", lambda error: True)
 
 
 # -- flow control: functions in the database, and what the workers do themselves --------------------------------------
@@ -456,16 +362,6 @@ IN_DATABASE: Mapping[str, Replacement] = {
         "sqlaqueue_freed_", {"BEGIN\n": "BEGIN\n  RETURN NULL;\n"}, "forgets_that_jobs_wait"
     ),
 }
-
-
-@mutant
-def forgets_turns() -> None:
-    replace(Turns, "claimed", do_nothing)
-
-
-@mutant
-def reserves_no_beginnings() -> None:
-    replace(held, "reserve_rates", lambda _, __, keys: set(keys))
 
 
 @mutant

@@ -17,15 +17,7 @@ from tests.servers import Database
 
 Action = Literal["drop_commit", "drop_reply", "hold_commit"]
 TransactionKind = Literal[
-    "settle_with_effects",
-    "complete",
-    "settle",
-    "journal_open",
-    "journal_discard",
-    "claim",
-    "extend",
-    "rescue",
-    "other",
+    "settle_with_effects", "complete", "settle", "journal_open", "journal_discard", "claim", "extend", "rescue", "other"
 ]
 
 _UNTYPED_REQUESTS = {80877102, 80877103, 80877104}

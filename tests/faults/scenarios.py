@@ -551,10 +551,7 @@ def random_faults(harness: Harness) -> None:
         def start_worker() -> Process:
             rng = harness.rng
             return harness.start_worker(
-                url=proxy.url,
-                concurrency=rng.randint(1, 3),
-                batch_size=rng.randint(1, 5),
-                batch=rng.random() < 0.3,
+                url=proxy.url, concurrency=rng.randint(1, 3), batch_size=rng.randint(1, 5), batch=rng.random() < 0.3
             )
 
         workers = [start_worker(), start_worker()]

@@ -17,16 +17,7 @@ import pytest
 from sqlaqueue.schedules.recurrence import Recurrence
 from tests.faults.processes import Process, Processes, Role
 from tests.faults.tick_checker import RULES, Figures, FiredTick, InsertedJob, TickHistory, figures_of, read, violations
-from tests.faults.ticks import (
-    PROGRAMS,
-    Clock,
-    Setting,
-    TickDatabase,
-    consume,
-    schedule,
-    schedule_async,
-    schedules,
-)
+from tests.faults.ticks import PROGRAMS, Clock, Setting, TickDatabase, consume, schedule, schedule_async, schedules
 from tests.servers import Database
 
 pytestmark = pytest.mark.once

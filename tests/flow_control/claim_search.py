@@ -264,8 +264,7 @@ HOLDS = [
 """The design of the library, which breaks nothing."""
 HOLDS_DEEP = [
     Variant(
-        "limit that changes, three workers",
-        Scope(keys=(0, 0, 0), versions=THREE, operations=(*LIMITS, "roll back")),
+        "limit that changes, three workers", Scope(keys=(0, 0, 0), versions=THREE, operations=(*LIMITS, "roll back"))
     ),
     Variant("limit of 2, four jobs", Scope(keys=(0, 0, 0, 0), limits=(2,), versions=THREE, operations=SETTLE)),
     Variant("limit that changes, plain SQL", Scope(keys=(0, 0), operations=(*LEASES, *LIMITS, "plain start"))),

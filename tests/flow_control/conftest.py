@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from tests.flow_control.models import HELD
+from sqlaqueue.mapping.mixin import spec_of
+from tests.flow_control.models import HELD, create, make_job
 from tests.servers import Database
 from tests.shared_database import engine, shared
 
 __all__ = ["engine", "shared"]
+
+
+ENQUEUED = importlib.import_module("sqlaqueue.testing.enqueued")
+"""The module; the package has a function of this name."""
+
+
+@pytest.fixture
+def travelling(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A function: create a queue, the only one for which ``travel()`` lets time pass.
+
+    It would try the tables of each class in this process, and other tests have made hundreds.
+    """
+
+    def make(**config: Any) -> Any:
+        job = make_job(**config)
+        create(engine, job)
+        monkeypatch.setattr(ENQUEUED, "_queues", lambda: [spec_of(job)])
+        return job
+
+    return make
 
 
 @pytest.fixture

@@ -6,39 +6,32 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session, mapped_column
 
-from sqlaqueue import QueueConfig, QueueMixin, claim
+from sqlaqueue import claim
+from tests import models
 from tests.models import shared
 
 HELD: dict[str, dict[str, Any]] = {
     "batch_select": {"strategy": "batch_select"},
     "delete_returning": {"strategy": "delete_returning"},
-    "delete_row": {"strategy": "delete_returning", "rows_are_messages": True, "columns": {"status": None}},
+    "rows_are_messages": {"strategy": "delete_returning", "rows_are_messages": True, "columns": {"status": None}},
 }
 """The configurations of strategies whose transaction holds the jobs."""
 
 
 @shared
 def make_job(**config: Any) -> Any:
-    """Return a new class of jobs, in a MetaData of its own; with an order it has ``started_at``."""
-    columns = config.pop("columns", {})
+    """Return a class of jobs; with an order it has ``started_at``."""
     if "order" in config:
-        columns = {"started_at": "started_at", **columns}
-
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
-        __tablename__ = "job"
-        __queue__ = QueueConfig(columns=columns, **config)
-        id: Mapped[int] = mapped_column(primary_key=True)
-        customer_id: Mapped[int | None]
-        kind: Mapped[str] = mapped_column(default="a")
-        document_id: Mapped[int] = mapped_column(default=0)
-        most: Mapped[int | None]
-
-    return Job
+        config["columns"] = {"started_at": "started_at", **config.get("columns", {})}
+    attributes = {
+        "customer_id": mapped_column(sa.Integer),
+        "kind": mapped_column(sa.String, nullable=False, default="a"),
+        "document_id": mapped_column(sa.Integer, nullable=False, default=0),
+        "most": mapped_column(sa.Integer),
+    }
+    return models.make_job(attributes=attributes, **config)
 
 
 def create(engine: sa.Engine, model: Any) -> None:

@@ -130,9 +130,8 @@ def test_ten_workers_of_one_thread_run_the_ten_jobs_of_a_limit(pool: sa.Engine) 
 
 
 def test_workers_of_several_threads_share_the_places_of_a_key(pool: sa.Engine) -> None:
-    job, handlers = make_job(limits=[Limit(3, per="customer_id")]), Handlers(wait=True)
-    create(pool, job)
-    insert(pool, job, of_customers(*[1] * 20, *[2] * 20))
+    job = make_queue(pool, of_customers(*[1] * 20, *[2] * 20), limits=[Limit(3, per="customer_id")])
+    handlers = Handlers(wait=True)
     with consumers(pool, job, handlers, 3, concurrency=4):
         wait_until(lambda: handlers.running == {1: 3, 2: 3})
         handlers.let_go()
@@ -191,9 +190,8 @@ def test_freed_places_are_taken_without_polling(pool: sa.Engine, number: int) ->
 
 
 def test_a_place_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine) -> None:
-    job, handlers = make_job(limits=[Limit(1, per="customer_id")]), Handlers()
-    create(pool, job)
-    insert(pool, job, of_customers(1, status="processing"))
+    job = make_queue(pool, of_customers(1, status="processing"), limits=[Limit(1, per="customer_id")])
+    handlers = Handlers()
     insert(pool, job, of_customers(1))
     with looks(pool) as looked, consumers(pool, job, handlers, 1, poll_interval=600):
         wait_until(looked.is_idle)
@@ -203,9 +201,8 @@ def test_a_place_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine) 
 
 
 def test_a_quarantined_job_that_its_limit_holds_back_runs_later(pool: sa.Engine) -> None:
-    job, handlers = make_job(limits=[Limit(1, per="customer_id")]), Handlers()
-    create(pool, job)
-    insert(pool, job, of_customers(1, status="processing"))
+    job = make_queue(pool, of_customers(1, status="processing"), limits=[Limit(1, per="customer_id")])
+    handlers = Handlers()
     # Its last worker died: a rescued job keeps the token of the claim.
     insert(pool, job, of_customers(1, lease_token=uuid.uuid4()))
     with consumers(pool, job, handlers, 1, poll_interval=0.05):
@@ -219,9 +216,8 @@ def test_a_quarantined_job_that_its_limit_holds_back_runs_later(pool: sa.Engine)
 
 
 def test_without_notifications_a_consumer_takes_the_places_that_it_frees(pool: sa.Engine) -> None:
-    job, handlers = make_job(limits=[Limit(1, per="customer_id")], notify=False), Handlers()
-    create(pool, job)
-    insert(pool, job, of_customers(*[1] * 10))
+    job = make_queue(pool, of_customers(*[1] * 10), limits=[Limit(1, per="customer_id")], notify=False)
+    handlers = Handlers()
     with consumers(pool, job, handlers, 1, concurrency=3, poll_interval=600):
         wait_until(lambda: not unfinished(pool, job))
 
@@ -281,9 +277,8 @@ def test_jobs_of_a_key_run_in_order_with_retries_and_several_consumers(pool: sa.
 
 @pytest.mark.parametrize("kind", ["update_status", *HELD])
 def test_a_rate_spreads_the_beginnings_over_all_consumers(pool: sa.Engine, kind: str) -> None:
-    job, handlers = make_job(rates=[Rate(50, every=1, burst=1)], **HELD.get(kind, {})), Handlers()
-    create(pool, job)
-    insert(pool, job, of_customers(*range(30)))
+    job = make_queue(pool, of_customers(*range(30)), rates=[Rate(50, every=1, burst=1)], **HELD.get(kind, {}))
+    handlers = Handlers()
     with consumers(pool, job, handlers, 3, concurrency=3, poll_interval=600):
         wait_until(lambda: not unfinished(pool, job))
     # The promise is about the claims; a handler begins a moment after its claim.
@@ -454,9 +449,8 @@ def test_a_consumer_looks_again_for_a_slot_that_was_taken_for_a_moment(
 ) -> None:
     """As by a claim that another limit refuses afterwards: no run ends when it releases the slot."""
     monkeypatch.setattr(claim, "_CONTENDED", (2.0, 2.0))
-    job, handlers = make_job(limits=[Limit(1, per="customer_id")], **HELD["batch_select"]), Handlers()
-    create(pool, job)
-    insert(pool, job, of_customers(1, 1))
+    job = make_queue(pool, of_customers(1, 1), limits=[Limit(1, per="customer_id")], **HELD["batch_select"])
+    handlers = Handlers()
     with Session(pool) as other, looks(pool) as looked:
         assert len(claimed(other, job)) == 2
         with consumers(pool, job, handlers, 1, concurrency=1, poll_interval=600):

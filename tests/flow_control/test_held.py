@@ -315,7 +315,7 @@ def test_a_bare_claim_with_a_rate_is_refused(engine: sa.Engine, held: Any) -> No
 def test_a_strategy_that_does_not_support_it_says_so() -> None:
     for kind in ("block", "cancel"):
         with pytest.raises(ConfigurationError, match='use on_failure="continue"'):
-            make_job(order=Order("customer_id", on_failure=kind), **HELD["delete_row"])
+            make_job(order=Order("customer_id", on_failure=kind), **HELD["rows_are_messages"])
 
 
 def test_a_limit_says_how_many_transactions_hold_it(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:

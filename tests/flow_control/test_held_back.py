@@ -156,18 +156,16 @@ def test_a_rate(engine: sa.Engine, config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, {"columns": {"run_at": None}}])
-def test_jobs_run_when_their_rates_let_them_begin(engine: sa.Engine, config: dict[str, Any]) -> None:
-    job = make_job(rates=[PER_CUSTOMER, Rate(2, every=timedelta(hours=3))], **config)
-    create(engine, job)
+def test_jobs_run_when_their_rates_let_them_begin(engine: sa.Engine, travelling: Any, config: dict[str, Any]) -> None:
+    job = travelling(rates=[PER_CUSTOMER, Rate(2, every=timedelta(hours=3))], **config)
     with Session(engine) as session:
         session.add_all([job(customer_id=1) for _ in range(5)])
         assert drain(session, job, do_nothing) == 1
         assert drain(session, job, do_nothing, scheduled=True) == 4
 
 
-def test_only_the_rates_of_the_selected_jobs_count(engine: sa.Engine) -> None:
-    job = make_job(rates=[PER_CUSTOMER])
-    create(engine, job)
+def test_only_the_rates_of_the_selected_jobs_count(engine: sa.Engine, travelling: Any) -> None:
+    job = travelling(rates=[PER_CUSTOMER])
     with Session(engine) as session:
         session.add_all([job(customer_id=customer) for customer in (1, 1, 2)])
         assert drain(session, sa.select(job).where(job.customer_id == 1), do_nothing) == 1
@@ -176,9 +174,8 @@ def test_only_the_rates_of_the_selected_jobs_count(engine: sa.Engine) -> None:
         assert drain(session, job, do_nothing) == 0
 
 
-def test_a_throttled_key_is_waited_for(engine: sa.Engine) -> None:
-    job = make_job(rates=[PER_CUSTOMER])
-    create(engine, job)
+def test_a_throttled_key_is_waited_for(engine: sa.Engine, travelling: Any) -> None:
+    job = travelling(rates=[PER_CUSTOMER])
     calls: list[int] = []
 
     def refuse_once(session: Session, one: Any) -> None:
@@ -192,9 +189,8 @@ def test_a_throttled_key_is_waited_for(engine: sa.Engine) -> None:
         assert set(calls) == {1, 2}
 
 
-def test_a_job_that_an_order_holds_back_does_not_keep_it_running(engine: sa.Engine) -> None:
-    job = make_job(rates=[PER_CUSTOMER], order=Order("customer_id"), max_attempts=1)
-    create(engine, job)
+def test_a_job_that_an_order_holds_back_does_not_keep_it_running(engine: sa.Engine, travelling: Any) -> None:
+    job = travelling(rates=[PER_CUSTOMER], order=Order("customer_id"), max_attempts=1)
 
     def fail(session: Session, one: Any) -> None:
         raise ValueError

@@ -352,12 +352,7 @@ def _may_wait(first: str, second: str) -> bool:
 @pytest.mark.once
 @pytest.mark.parametrize(("name", "state", "first", "second"), list(_pairs()))
 def test_a_pair(
-    pair_engine: sa.Engine,
-    thread: ThreadPoolExecutor,
-    name: str,
-    state: str,
-    first: str,
-    second: str,
+    pair_engine: sa.Engine, thread: ThreadPoolExecutor, name: str, state: str, first: str, second: str
 ) -> None:
     world = World(name, pair_engine)
     for ending in ENDINGS:

@@ -1,4 +1,4 @@
-"""What is done with a history: ``admin.attempts()``, ``sqlaqueue job``, deletion, migrations, ``sqlaqueue.testing``."""
+"""What is done with a history: ``admin.attempts()``, ``sqlaqueue job``, deletion, ``sqlaqueue.testing``."""
 
 from __future__ import annotations
 
@@ -25,16 +25,6 @@ from sqlaqueue.consumer.maintenance.state import BATCH, MAINTAINERS, Walk
 from sqlaqueue.consumer.notifications.polls import Peers
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.testing import crash, drain, run_job, travel
-from tests.alembic.conftest import (
-    changed,
-    dump,
-    engine,  # noqa: F401 - fixtures are found by being here
-    in_any_order,
-    make,  # noqa: F401 - fixtures are found by being here
-    no_bytecode,  # noqa: F401 - fixtures are found by being here
-    order,
-    wanted,
-)
 from tests.contexts import settings_of
 from tests.history.conftest import HistoryQueue, make_model
 from tests.models import KINDS
@@ -265,37 +255,6 @@ def test_a_batch_reads_a_few_pages(leased: HistoryQueue, *, analyzed: bool) -> N
     (plan,) = plans
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 150, plan
     assert left(leased) == [("job", 50_000)]
-
-
-# -- migrations ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
-def test_the_table_is_created_and_dropped(database: Database, make: Any, strategy: str) -> None:  # noqa: F811 - a fixture
-    without = order(QueueConfig(strategy=strategy))
-    project = make(without)
-    kept = order(QueueConfig(strategy=strategy, attempt_history=60))
-    text = changed(project, kept)
-    assert "sqlaqueue_attempt" in text
-    assert in_any_order(dump(database)) == in_any_order(wanted(kept, database))
-    sql_engine = sa.create_engine(database.url())
-    with Session(sql_engine) as session, session.begin():
-        session.add(kept(article="a"))
-    Consumer(kept, lambda session, job: None, sessionmaker(sql_engine)).drain()
-    with Session(sql_engine) as session:
-        assert [one.outcome for one in admin.attempts(session, kept, 1)] == ["completed"]
-    sql_engine.dispose()
-    # Another time is no difference in the database.
-    project.metadata = order(QueueConfig(strategy=strategy, attempt_history=3600)).metadata
-    project.check()
-    assert "op.drop_table('sqlaqueue_attempt')" in changed(project, without)
-    assert in_any_order(dump(database)) == in_any_order(wanted(without, database))
-
-
-def test_names_do_not_depend_on_a_naming_convention() -> None:
-    model = order(QueueConfig(attempt_history=60))
-    (table,) = [table for table in model.metadata.tables.values() if table.name == "sqlaqueue_attempt"]
-    assert {index.name for index in table.indexes} == {"ix_sqlaqueue_attempt_job", "ix_sqlaqueue_attempt_ended"}
 
 
 # -- ``sqlaqueue.testing`` writes the history in the test's transaction --------------------------------------------

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session, mapped_column
 
-from sqlaqueue import QueueConfig, QueueMixin, Schedule
+from sqlaqueue import Schedule
 from sqlaqueue.queue.names import SCHEDULE, TICK
 from sqlaqueue.schedules.fire import Fired, fire
 from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import declare
-from sqlaqueue.strategies.existing_messages import ExistingMessages
-from tests.models import KINDS, execute, shared
+from tests.models import KINDS, execute, make_job, shared
 
 __all__ = ["KINDS", "execute"]
 
@@ -25,33 +23,14 @@ MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 @shared
 def make_report(kind: str = "update_status", **options: Any) -> Any:
-    """Return a new class of jobs, in a MetaData of its own."""
-
-    class Base(DeclarativeBase):
-        pass
-
-    if kind == "existing_messages":
-
-        class Message(Base):
-            __tablename__ = "message"
-            id: Mapped[int] = mapped_column(primary_key=True)
-            job_id: Mapped[int]
-
-        options |= {"strategy": ExistingMessages(Message, job="job_id"), "columns": {"priority": None}}
-    elif kind == "rows_are_messages":
-        options |= {"strategy": "delete_returning", "rows_are_messages": True}
-    else:
-        options["strategy"] = kind
-
-    class Report(QueueMixin, Base):
-        __tablename__ = "report"
-        __queue__ = QueueConfig(**options)
-        id: Mapped[int] = mapped_column(primary_key=True)
-        kind: Mapped[str]
-        day: Mapped[date | None]
-        token: Mapped[uuid.UUID | None]
-
-    return Report
+    """Return a class of jobs whose table is ``report``."""
+    attributes = {
+        "__tablename__": "report",
+        "kind": mapped_column(sa.String, nullable=False),
+        "day": mapped_column(sa.Date),
+        "token": mapped_column(sa.Uuid),
+    }
+    return make_job(kind, attributes, **options)
 
 
 def hourly(model: Any, name: str = "hourly", **options: Any) -> Schedule[Any]:

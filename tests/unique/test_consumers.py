@@ -30,6 +30,7 @@ from sqlaqueue import (
     rescue,
     retry,
 )
+from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import leases as rescue_task
 from sqlaqueue.consumer.settle import LOCK_TIMEOUT
 from tests.models import insert, read
@@ -112,8 +113,9 @@ def test_a_retry_waits_for_a_twin_that_is_not_committed(
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_rescue_does_not_wait_for_a_twin_that_is_not_committed(
-    engine: sa.Engine, job: Any, other: sa.Connection, commits: Any
+    engine: sa.Engine, job: Any, other: sa.Connection, commits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pace, "RESCUE", 0.2)
     with Session(engine) as session:
         session.add_all([job(id=number, key=str(number)) for number in (1, 2, 3)])
         session.commit()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from tests.servers import end_others
 
@@ -37,3 +38,9 @@ def engine(shared: Database) -> Iterator[sa.Engine]:
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     engine.dispose()
+
+
+@pytest.fixture
+def session(engine: sa.Engine) -> Iterator[Session]:
+    with Session(engine) as session:
+        yield session

@@ -29,7 +29,6 @@ class Setup:
         return cls(engine, make_job(kind, **options))
 
     def with_job(self, **values: Any) -> Setup:
-        """Insert the job 1."""
         self.add(self.model(id=1, **values))
         return self
 
@@ -49,7 +48,6 @@ class Setup:
     def add_consumer(
         self, name: str = "web:1", *, listening: bool = True, running: Sequence[Sequence[str]] = (), claimed: int = 0
     ) -> None:
-        """Insert the heartbeat of a Consumer."""
         self.execute(
             "INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, "
             "heartbeat_at, expires_at) VALUES (:name, :queue, :name, 'web', 1, '1', :listening, "
@@ -81,8 +79,6 @@ def claimed(session: Session, model: Any, number: int = 1) -> Any:
 
 
 def make_animals() -> tuple[Any, Any]:
-    """Return a queue class with a single-table subclass."""
-
     class Base(DeclarativeBase):
         pass
 
@@ -100,8 +96,6 @@ def make_animals() -> tuple[Any, Any]:
 
 
 def make_rows() -> Any:
-    """Return a queue class with a composite key and few attributes."""
-
     class Base(DeclarativeBase):
         pass
 

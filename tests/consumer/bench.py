@@ -199,8 +199,6 @@ class Bench:
         return for_some(actions, self.work)
 
     def failing(self, error: BaseException) -> Handler:
-        """Return a handler that has an effect, and then fails."""
-
         async def fail(io: Any, job: Any) -> None:
             await self.work(io, job)
             raise error
@@ -208,7 +206,6 @@ class Bench:
         return fail
 
     def effect(self, key: int, note: str | None = None) -> Any:
-        """Return the statement by which a handler has an effect."""
         return sa.insert(self.Effect).values(job=key, note=note)
 
     def expect(
@@ -323,7 +320,6 @@ class Server:
         return [event.key[0] for event in list(self.events) if event.name in names]
 
     def errors(self, *names: str) -> list[Any]:
-        """Return the errors of the events that are named."""
         return [event.error for event in list(self.events) if event.name in names]
 
     def run(self) -> None:
@@ -509,18 +505,15 @@ def idle(bench: Bench, **options: Any) -> Server:
 
 
 def await_listening(*servers: Server) -> None:
-    """Wait until Consumers are listening."""
     wait_until(lambda: all(map(is_listening, servers)), "that it receives its own heartbeat")
 
 
 def listening_connections(bench: Bench) -> int:
-    """Return how many connections to its database listen."""
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     return int(bench.execute(f"SELECT count(*) {others} AND query LIKE 'LISTEN%'"))
 
 
 def logged(log: Any, event: str) -> list[Any]:
-    """Return the records of an event."""
     return [record for record in log.records if getattr(record, "event", "") == event]
 
 
@@ -535,3 +528,24 @@ def notifications(bench: Bench, first: str = "") -> Iterator[Callable[..., list[
             return [each.payload for each in connection.notifies(timeout=0.1) if each.payload.startswith(kind)]
 
         yield received
+
+
+def lose_at_commit(server: Server, bench: Any, when: str, *then: str, committed: bool) -> list[int]:
+    """Let the first commit for which a statement finds rows lose its connection; return the backend, when it has.
+
+    :param then: what to execute after that.
+    :param committed: whether it takes place. By the time the driver asks for it, the connection is gone.
+    """
+    lost: list[int] = []
+
+    @sa.event.listens_for(server.sync_engine, "commit")
+    def commit(connection: sa.Connection) -> None:
+        if not lost and connection.scalar(sa.text(when)):
+            lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+            if committed:
+                connection.exec_driver_sql("COMMIT")
+            bench.execute("SELECT pg_terminate_backend(:pid, 10000)", pid=lost[0])
+            for each in then:
+                bench.execute(each)
+
+    return lost

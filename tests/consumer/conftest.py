@@ -143,7 +143,6 @@ def async_leased(supply: Supply) -> Bench:
 
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """The log of the library."""
     caplog.set_level(logging.DEBUG, "sqlaqueue")
     return caplog
 

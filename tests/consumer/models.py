@@ -32,8 +32,6 @@ Handler = Callable[[Any, Any], Awaitable[object]]
 
 
 class Models(NamedTuple):
-    """The mapped classes of one queue."""
-
     base: type[DeclarativeBase]
     job: Any
     owner: Any = None
@@ -130,8 +128,6 @@ class HandlerIO:
 
 
 class AsyncHandlerIO(HandlerIO):
-    """The same for an AsyncSession."""
-
     def __init__(self, session: AsyncSession, given_up: threading.Event | None = None) -> None:
         super().__init__(session, given_up)
         self.loop = asyncio.get_running_loop()

@@ -358,7 +358,6 @@ def tasks(engine: sa.Engine) -> sa.Engine:
 
 
 def enqueue(engine: sa.Engine, *numbers: int) -> None:
-    """Add so many jobs of each tenant."""
     insert(engine, Task, [{"tenant": tenant, "id": key} for tenant, n in enumerate(numbers) for key in range(n)])
 
 

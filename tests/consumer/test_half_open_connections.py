@@ -39,7 +39,6 @@ pytestmark = pytest.mark.once
 def proxied(
     bench: Bench, proxy: Proxy, driver: str, handler: Handler = nothing, *, pre_ping: bool = False, **options: Any
 ) -> Server:
-    """Return a Consumer whose connections go through a proxy."""
     options = {"poll_interval": LATER} | options
     return bench.consumer(handler, url=proxy.url(driver), engine={"pool_pre_ping": pre_ping}, **options)
 

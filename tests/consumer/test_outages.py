@@ -21,7 +21,17 @@ from sqlaqueue.consumer import pace, worker
 from sqlaqueue.consumer.notifications import polls
 from sqlaqueue.exc import ConfigurationError
 from tests.conftest import SERVERS
-from tests.consumer.bench import LATER, Bench, Gate, Server, await_listening, for_some, is_listening, nothing
+from tests.consumer.bench import (
+    LATER,
+    Bench,
+    Gate,
+    Server,
+    await_listening,
+    for_some,
+    is_listening,
+    lose_at_commit,
+    nothing,
+)
 from tests.consumer.conftest import MIXED
 from tests.programs import wait_until
 from tests.servers import PROGRAM, Pooler
@@ -170,27 +180,6 @@ def test_a_job_that_always_loses_its_connection_fails(bench: Bench, lose: Any) -
     good += bench.enqueue(2)
     bench.consumer(bench.doing({bad: partial(lose, bench)})).drain()
     bench.expect({"completed": 4, "failed": 1}, attempts=dict.fromkeys(good, 1) | {bad: 3}, effects=good)
-
-
-def lose_at_commit(server: Server, bench: Bench, when: str, *then: str, committed: bool) -> list[int]:
-    """Let the first commit for which a statement finds rows lose its connection; return the backend, when it has.
-
-    :param then: what to execute after that.
-    :param committed: whether it takes place. By the time the driver asks for it, the connection is gone.
-    """
-    lost: list[int] = []
-
-    @sa.event.listens_for(server.sync_engine, "commit")
-    def commit(connection: sa.Connection) -> None:
-        if not lost and connection.scalar(sa.text(when)):
-            lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
-            if committed:
-                connection.exec_driver_sql("COMMIT")
-            bench.execute("SELECT pg_terminate_backend(:pid, 10000)", pid=lost[0])
-            for each in then:
-                bench.execute(each)
-
-    return lost
 
 
 def test_the_reply_to_a_commit_is_lost(leased: Bench) -> None:
@@ -387,7 +376,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def behind(pooler: Pooler, driver: str, bench: Bench, **options: Any) -> Server:
-    """Return a Consumer whose engine connects to a pooler."""
     api, given = "async" if driver == "asyncpg" else "sync", {"concurrency": 4} | options
     url, engine = pooler.url(driver), OPTIONS[driver]
     return Server(bench.database, api, bench.Job, bench.work, url=url, engine=engine, **given)

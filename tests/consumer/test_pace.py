@@ -256,8 +256,6 @@ SECOND = {"mark": 2}
 
 
 class Clock:
-    """A clock that tests set."""
-
     def __init__(self) -> None:
         self.time = 100.0
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 def delay_of(bench: Bench, key: int) -> float:
-    """Return in how many seconds a job is due."""
     delay = "SELECT extract(epoch FROM run_at - clock_timestamp()) FROM job WHERE id = :key"
     return float(bench.execute(delay, key=key))
 

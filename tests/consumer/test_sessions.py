@@ -277,7 +277,6 @@ def strict_by_default(bench: Bench, where: str, level: str) -> Iterator[dict[str
 
 
 def past_its_lease(bench: Bench) -> None:
-    """Wait until a lease that is not extended has expired."""
     end = bench.execute(f"SELECT clock_timestamp() + interval '{1.2 * LEASE} s'")
     wait_until(lambda: bench.execute("SELECT clock_timestamp() > :end", end=end))
 

@@ -76,7 +76,6 @@ class Rig(Bench):
         return int(self.execute("SELECT count(*) FROM job WHERE status = :status", status=status))
 
     def counted(self) -> int:
-        """Return how many attempts the crash journal counts."""
         return int(self.execute("SELECT sum(starts) FROM sqlaqueue_crash_journal") or 0)
 
     def runs_no_more(self, key: int) -> bool:
@@ -487,7 +486,6 @@ def test_an_end_that_the_database_refuses(
 
 @pytest.fixture(scope="module")
 def latin1_database(server: PostgresServer) -> Iterator[Database]:
-    """A database that cannot store most characters."""
     name = f"latin1_{uuid.uuid4().hex[:8]}"
     encoding = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
     with psycopg.connect(server.dsn(), autocommit=True) as connection:

@@ -53,12 +53,10 @@ async def _effect(io: Any, job: Any) -> None:
 
 
 async def work(io: Any, job: Any) -> None:
-    """Have an effect."""
     await _effect(io, job)
 
 
 async def deadly(io: Any, job: Any) -> None:
-    """Kill the worker if the job says so."""
     await _effect(io, job)
     if job.payload == "poison":
         # One at a time: what measures the coverage writes it down first, and two threads that do crash.
@@ -216,7 +214,6 @@ def restart(order: Any) -> None:
 
 
 def serve_until_signal(order: Any) -> None:
-    """Serve the queue until a signal comes."""
     threading.Thread(target=listen, daemon=True).start()
     if order["api"] == "sync":
         serve(order)
@@ -261,7 +258,6 @@ def serve(order: Any) -> None:
 
 
 async def serve_async(order: Any) -> None:
-    """Run Consumers in one event loop."""
     # Named, since before SQLAlchemy 2.0.38 aiosqlite had no pool.
     pool = {"poolclass": sa.AsyncAdaptedQueuePool, "pool_size": order["pool"]}
     engine = prepared(create_async_engine(order["url"], **pool))

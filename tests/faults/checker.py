@@ -21,8 +21,6 @@ SETTLED = {"completed", "retried", "failed", "cancelled", "released"}
 
 @dataclass(frozen=True)
 class Row:
-    """The final row of one job."""
-
     state: str
     attempts: int
 
@@ -60,13 +58,10 @@ class Job:
     records: list[Record] = field(default_factory=list)
 
     def count(self, *events: str) -> int:
-        """Return the number of its records with one of ``events``."""
         return len(with_event(self.records, *events))
 
 
 class History:
-    """The records grouped by job, and the final tables."""
-
     def __init__(self, records: Iterable[Record], tables: Tables) -> None:
         self.records, self.tables = sorted(records, key=lambda record: record.time_ns), tables
         self.jobs: dict[int, Job] = {}

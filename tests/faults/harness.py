@@ -92,7 +92,6 @@ class Harness(Processes):
         self.end_connections(self.bench.engine, share)
 
     def rescue_expired_jobs(self) -> None:
-        """Call ``rescue()``, and record the rescued jobs."""
         with self.bench.sessions() as session:
             keys = session.scalars(rescue(self.bench.Job)).all()
             session.commit()
@@ -121,7 +120,6 @@ class Harness(Processes):
         return not producing and all(row.state in FINAL_STATES for row in rows)
 
     def wait_until_finished(self) -> None:
-        """Wait until all jobs are in a final state."""
         self.wait_until(self.is_finished, "all jobs are in a final state")
 
     # -- the history ---------------------------------------------------------------------------------------------

@@ -51,7 +51,6 @@ class Recorder:
         self._file = os.open(directory / f"{process}.history", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def record(self, event: str, key: int | None = None, **details: Any) -> None:
-        """Append a record."""
         line = json.dumps([time.monotonic_ns(), self._process, event, key, details])
         os.write(self._file, f"{line}\n".encode())
 

@@ -265,7 +265,6 @@ def nothing_is_lost(audit: Audit) -> Violations:
 
 
 def one_run_of_a_lease(audit: Audit) -> Violations:
-    """A lease has one run."""
     for (job, token), number in Counter((run.begin.job, run.begin.token) for run in audit.runs).items():
         if number > 1:
             yield f"job {job} began {number} times under the token {token}"

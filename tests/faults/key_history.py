@@ -185,15 +185,12 @@ class Snapshot:
 
 @cache
 def snapshot(text: str) -> Snapshot:
-    """Return a ``pg_snapshot`` from its text."""
     least, following, some = text.split(":")
     return Snapshot(int(least), int(following), frozenset(map(int, some.split(","))) if some else frozenset())
 
 
 @dataclass(frozen=True)
 class Commit:
-    """The end of a transaction."""
-
     seen: Snapshot
     at: float
 
@@ -220,12 +217,10 @@ class Change:
 
     @property
     def token(self) -> str | None:
-        """The token of the run that begins or ends."""
         return (self.after if self.begins else self.before)["lease_token"]
 
     @cached_property
     def due(self) -> float:
-        """When the job is due, in epoch seconds."""
         return datetime.fromisoformat(self.after["run_at"]).timestamp()
 
     @property

@@ -60,8 +60,6 @@ WorkerOptions = tuple[str, int, int | None, float | None]
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a round runs."""
-
     seed: int
     strategy: str = "update_status"
     """``update_status``, or one of :data:`HELD`."""
@@ -183,8 +181,6 @@ def _worker(rng: random.Random) -> WorkerOptions:
 
 
 class Models(NamedTuple):
-    """The mapped classes of a round."""
-
     base: type[DeclarativeBase]
     job: Any
     tenant: Any
@@ -193,8 +189,6 @@ class Models(NamedTuple):
 
 @cache
 def models(configuration: Configuration) -> Models:
-    """Return the mapped classes of a configuration."""
-
     class Base(DeclarativeBase):
         pass
 
@@ -306,7 +300,6 @@ class Handler:
 
 
 def run_worker(actor: Actor, *, configuration: Configuration, urls: Urls, worker: WorkerOptions) -> None:
-    """Run a Consumer until a signal stops it."""
     pace.RESCUE = 0.3
     lose(configuration.mutant)
     handler = Handler(actor, configuration, marks_of(actor, configuration, urls.sync))

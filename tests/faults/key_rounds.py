@@ -26,8 +26,6 @@ STALL = 12.0
 
 @dataclass
 class Result:
-    """What a round has found."""
-
     configuration: Configuration
     violations: dict[str, list[str]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -42,8 +40,6 @@ class Result:
 
 
 class Round(Processes):
-    """The processes of a round."""
-
     def __init__(self, configuration: Configuration, database: Any, engine: sa.Engine, directory: Path) -> None:
         super().__init__(directory, random.Random(configuration.seed))
         self.configuration, self.engine = configuration, engine

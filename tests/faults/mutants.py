@@ -71,7 +71,6 @@ def do_nothing(*_: Any, **__: Any) -> None:
 
 
 def return_nothing(*_: Any, **__: Any) -> list[Any]:
-    """Return an empty list."""
     return []
 
 

@@ -64,12 +64,10 @@ class Process:
 
     @property
     def output(self) -> str:
-        """Its standard output and error."""
         path = self.test.directory / f"{self.name}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def records(self, *events: str) -> list[Record]:
-        """Return the records of this process with one of ``events``."""
         return with_event(self.test.records(), *events, process=self.name)
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -98,19 +96,16 @@ class Process:
         return False  # the process has exited
 
     def terminate(self) -> None:
-        """Send SIGTERM, and wait until the Consumer has received it."""
         self.send_signal(signal.SIGTERM)
         self.test.wait_until(
             lambda: self.has_exited or not self.handles_signal(signal.SIGTERM), f"{self.name} receives SIGTERM"
         )
 
     def kill(self) -> None:
-        """Kill it, and wait for its end."""
         self.send_signal(signal.SIGKILL)
         self.wait()
 
     def wait(self) -> int:
-        """Wait until the process exits, and return its exit code."""
         self._process.join(self.test.timeout)
         assert self.exit_code is not None, f"{self.name} did not exit"
         return self.exit_code
@@ -155,7 +150,6 @@ class Processes:
         return self._reader.records()
 
     def record_fault(self, kind: str, **details: Any) -> None:
-        """Record that the test injects a fault."""
         self.recorder.record("fault", kind=kind, **details)
 
     def end_connections(self, engine: sa.Engine, share: float, *, spare: str = "") -> None:

@@ -125,7 +125,6 @@ class Proxy:
                 self._loop.call_soon_threadsafe(connection.close)
 
     def on_commit(self, kind: TransactionKind, action: Action) -> CommitRule:
-        """Add a rule for the next COMMIT of a kind."""
         self._rules.append(CommitRule(kind, action))
         return self._rules[-1]
 
@@ -200,7 +199,6 @@ class _Connection:
         """Nothing is forwarded in either direction, and the connection is not closed."""
 
     def close(self) -> None:
-        """End the connection of the client."""
         self._writer.close()
 
     async def forward_requests(self) -> None:
@@ -276,7 +274,6 @@ class _Connection:
 
 
 def ends_transaction(statement: str) -> bool:
-    """Return whether a statement is COMMIT or ROLLBACK."""
     return statement.strip().rstrip(";").upper() in {"COMMIT", "ROLLBACK"}
 
 

@@ -108,7 +108,6 @@ class PayloadHandler:
 
 
 def run_worker(actor: Actor, *, strategy: str, api: str, mutant: str | None, url: str, options: dict[str, Any]) -> None:
-    """Run a Consumer until a signal stops it."""
     # The checker expects the order of claims from the head of the queue, which claims from the cursor do not keep.
     pace._SHARE = 0.0
     pace.RESCUE = 0.2
@@ -137,7 +136,6 @@ async def _run_async_worker(actor: Actor, job: Any, handler: PayloadHandler, url
 
 
 def pool_size_of(options: dict[str, Any]) -> int:
-    """Return how many connections a Consumer needs."""
     return options.get("concurrency", 1) + 1
 
 

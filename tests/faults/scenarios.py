@@ -48,7 +48,6 @@ CRASHES_SERVER = {"server_crashed"}
 
 
 def scenario(function: Scenario) -> Scenario:
-    """Add a scenario to the list."""
     SCENARIOS[function.__name__] = function
     return function
 
@@ -66,7 +65,6 @@ def enqueue_after_short_job(harness: Harness, *payloads: str) -> None:
 
 
 def wait_for_handlers(harness: Harness, worker: Process, number: int = 1) -> None:
-    """Wait until handlers of a worker have arrived at the gate."""
     harness.wait_until(lambda: len(worker.records("at gate")) >= number, "handlers are at the gate")
 
 
@@ -234,7 +232,6 @@ def pause_worker(harness: Harness) -> Process:
 
 
 def wait_for_expiry(harness: Harness) -> None:
-    """Wait until all leases have expired."""
     valid = "SELECT count(*) FROM job WHERE lease_expires_at > clock_timestamp()"
     harness.wait_until(lambda: not harness.bench.execute(valid), "all leases have expired")
 

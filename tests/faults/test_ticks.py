@@ -55,7 +55,6 @@ class Ordeal(Processes):
         return "\n".join(map(str, rows))
 
     def faults(self) -> Counter[str]:
-        """Return how many faults of each kind there were."""
         return Counter(record.details["kind"] for record in self.records() if record.event == "fault")
 
     def round(self, fault: str, forward: float, back: float) -> None:

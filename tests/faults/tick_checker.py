@@ -34,8 +34,6 @@ class FiredTick(NamedTuple):
 
 
 class InsertedJob(NamedTuple):
-    """A job that was committed."""
-
     queue: str
     id: int
     schedule: str
@@ -94,7 +92,6 @@ class TickHistory:
 
 
 def read(database: TickDatabase) -> TickHistory:
-    """Return what was recorded."""
     columns = "schedule, tick, queue, (key->>0)::bigint, began, written, transaction::text::bigint"
     ticks = database.connection.execute(f"SELECT {columns} FROM sqlaqueue_tick").fetchall()
     jobs = database.connection.execute("SELECT queue, id, schedule, tick, unfinished FROM inserted_job").fetchall()
@@ -113,7 +110,6 @@ def _schedules(*, untouched: bool) -> list[Schedule[Any]]:
 
 
 def each_schedule_is_fired(history: TickHistory) -> Violations:
-    """Each schedule has ticks."""
     for name in sorted({each.name for each in schedules("old")} - {row.schedule for row in history.ticks}):
         yield f"{name!r} was never fired"
 
@@ -165,7 +161,6 @@ def one_job_is_alone(history: TickHistory) -> Violations:
 
 
 def no_tick_is_fired_early(history: TickHistory) -> Violations:
-    """No tick is fired before the clock has reached it."""
     for row in history.ticks:
         if row.tick > history.clock.latest(row.began, row.written):
             yield f"fired too early: {row}"
@@ -222,7 +217,6 @@ def _decided(history: TickHistory, firing: Fired, found: Iterable[datetime]) -> 
 
 
 def nothing_is_fired_while_it_is_paused(history: TickHistory) -> Violations:
-    """A schedule that is paused has no ticks."""
     for name, since, until in history.pauses:
         beside = [each.ticks for each in history.fired.get(name, ()) if since < each.began and each.written < until]
         if beside:
@@ -249,8 +243,6 @@ def violations(history: TickHistory) -> dict[str, list[str]]:
 
 
 class Figures(NamedTuple):
-    """What was checked."""
-
     ticks: int
     jobs: int
     largest: int

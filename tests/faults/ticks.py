@@ -63,17 +63,14 @@ MODELS: tuple[type[Any], ...] = (Kept, Deleted, Single)
 
 
 def make_kept(tick: Tick) -> Kept:
-    """Return the job of a tick, which it names."""
     return Kept(schedule=tick.schedule, tick=tick.at)
 
 
 def make_deleted(tick: Tick) -> Deleted:
-    """Return the job of a tick, which it names."""
     return Deleted(schedule=tick.schedule, tick=tick.at)
 
 
 def make_single(tick: Tick) -> Single:
-    """Return the job of a tick, which it names."""
     return Single(schedule=tick.schedule, tick=tick.at)
 
 
@@ -115,7 +112,6 @@ def schedules(program: str) -> list[Schedule[Any]]:
 
 
 def schedule(actor: Actor, *, url: str, program: str) -> None:
-    """Run a Scheduler, in a version of the program."""
     engine = sa.create_engine(url, connect_args={"application_name": actor.name})
     Scheduler(sessionmaker(engine), schedules(program)).run()
 
@@ -256,7 +252,6 @@ class TickDatabase:
         return found
 
     def one(self, query: str, *parameters: Any) -> Any:
-        """Return the first row of a query."""
         return self.connection.execute(query, parameters).fetchone()
 
     def number(self, query: str, *parameters: Any) -> int:
@@ -275,7 +270,6 @@ class TickDatabase:
         return self.clock.settings[-1].moved
 
     def move_clock(self, seconds: float) -> None:
-        """Set the clock forward, or back."""
         since, moved = self.real_time(), self.moved + timedelta(seconds=seconds)
         self.connection.execute("UPDATE clock SET moved = %s", [moved])
         self.clock.settings[-1].until = self.real_time()
@@ -289,7 +283,6 @@ class TickDatabase:
     # -- the administrator -----------------------------------------------------------------------------------------
 
     def administrate(self) -> None:
-        """Change a schedule by SQL, in one of many ways."""
         queue = self.rng.choice(MODELS).__tablename__
         changes = [self._edit, self._pause_or_resume, self._pause_or_resume, self._request, self._request, self._move]
         self.rng.choice(changes)(queue)
@@ -350,7 +343,6 @@ class TickDatabase:
         return None
 
     def ticks(self) -> int:
-        """Return how many ticks were fired."""
         return self.number("SELECT count(*) FROM sqlaqueue_tick")
 
     def overdue(self) -> int:
@@ -364,7 +356,6 @@ class TickDatabase:
         return self.number(f"SELECT count(*) FROM sqlaqueue_schedule WHERE starts_with(name, 'edited') AND ({behind})")
 
     def unfinished(self) -> int:
-        """Return how many jobs are unfinished."""
         kept, single = (f"SELECT count(*) FROM {each} WHERE finished_at IS NULL" for each in ("kept", "single"))
         return self.number(f"SELECT ({kept}) + ({single}) + (SELECT count(*) FROM deleted)")
 

@@ -39,7 +39,6 @@ CONFIGURATIONS: dict[str, tuple[str, Unique]] = {
 
 @shared
 def model_of(name: str) -> Any:
-    """Return the class of jobs of a configuration."""
     kind, unique = CONFIGURATIONS[name]
     return make_job(kind, {"key": mapped_column(TEXT)}, unique=unique, max_attempts=4, lease=1)
 
@@ -52,7 +51,6 @@ def new_job(job: Any, rng: random.Random) -> Any:
 
 
 def engine_of(url: str) -> sa.Engine:
-    """Return an engine on PostgreSQL or MariaDB."""
     engine = sa.create_engine(url, pool_size=5)
     if engine.dialect.name == "mariadb":
         sqlaqueue.mariadb.prepare(engine)
@@ -87,7 +85,6 @@ def produce(actor: Actor, *, url: str, name: str) -> None:
 
 
 def administrate(actor: Actor, *, url: str, name: str) -> None:
-    """Requeue and cancel jobs."""
     engine, job, rng = engine_of(url), model_of(name), actor.rng
     finished = admin.JobFilter(states=("failed", "cancelled"))
     while True:
@@ -189,7 +186,6 @@ class Twins(Processes):
             wait_until(is_empty, "all jobs have an end")
 
     def history(self) -> TwinHistory:
-        """Return the history, with what is left of the jobs."""
         with Session(self.engine) as session:
             found = admin.jobs(session, self.job, limit=10**6)
             return TwinHistory(self.records(), {info.key[0]: (info.state, info.last_error) for info in found})

@@ -88,8 +88,6 @@ DESIGN = Design()
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """The bounds of a search."""
-
     keys: tuple[int, ...]
     """The key of each job, in the order of the jobs' numbers."""
     initial: str = ""
@@ -114,8 +112,6 @@ class Scope:
 
 @dataclass(frozen=True)
 class Model:
-    """A design within a scope."""
-
     design: Design
     scope: Scope
 
@@ -249,7 +245,6 @@ def canonical(state: State) -> State:
 
 
 def jobs_of(model: Model, key: int) -> list[int]:
-    """Return the jobs of a key, by their numbers."""
     return [number for number, own in enumerate(model.scope.keys) if own == key]
 
 
@@ -265,7 +260,6 @@ def head(model: Model, state: State, key: int) -> int:
 
 
 def key_is_locked(state: State, key: int) -> bool:
-    """Whether a transaction holds the advisory lock of a key."""
     return any(isinstance(one := worker.transaction, Claim) and key in one.key_locks for worker in state.workers)
 
 
@@ -282,7 +276,6 @@ def row_is_locked(state: State, job: int) -> bool:
 
 
 def is_quiet(state: State) -> bool:
-    """Whether no transaction is in flight."""
     return all(isinstance(worker.transaction, Idle) for worker in state.workers)
 
 
@@ -440,7 +433,6 @@ def _ready(model: Model, claim: Claim) -> list[int]:
 
 
 def admitted(model: Model, claim: Claim) -> list[int]:
-    """Return the jobs that a claim admits when it commits."""
     free = list(claim.free)
     found: list[int] = []
     for number in claim.rows:

@@ -79,7 +79,6 @@ def _fault_of_admission(model: Model, claim: Claim, after: State, number: int) -
 
 
 def fault_of_state(model: Model, state: State) -> str:
-    """Return what is wrong with a state, or an empty string."""
     for number, job in enumerate(state.jobs):
         if job.runs and (job.status != "running" or job.runs != (job.token,)):
             return f"I3: job {number + 1} is {job.status} with token {job.token}, but {job.runs} have leases on it"
@@ -130,8 +129,6 @@ def _admits(model: Model, state: State, index: int) -> bool:
 
 @dataclass(frozen=True)
 class Result:
-    """What a search has found."""
-
     states: int
     """The number of states that were visited."""
     fault: str
@@ -145,7 +142,6 @@ class Result:
 
 
 def search(model: Model, most: int = 20_000_000) -> Result:
-    """Visit the states until a fault is found or none is left."""
     first = initial_state(model)
     parents: dict[State, State | None] = {canonical(first): None}
     waiting = deque(parents)
@@ -169,7 +165,6 @@ def search(model: Model, most: int = 20_000_000) -> Result:
 
 
 def _path(parents: dict[State, State | None], last: State) -> list[State]:
-    """Return the states from the first one to the last one."""
     path = []
     state: State | None = last
     while state is not None:
@@ -235,7 +230,6 @@ class Variant:
 
     @property
     def model(self) -> Model:
-        """The design within the scope."""
         return Model(self.design, self.scope)
 
 
@@ -370,7 +364,6 @@ DEEP = {"The design, with wider bounds": HOLDS_DEEP}
 
 
 def main() -> None:
-    """Search what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.flow_control.claim_search")
     parser.add_argument("name", nargs="?", default="", help="a part of the name of a design; its trace is printed")
     parser.add_argument("--deep", action="store_true", help="search with wider bounds as well, for some minutes")

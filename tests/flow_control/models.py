@@ -52,12 +52,10 @@ def insert(engine: sa.Engine, model: Any, rows: Iterable[dict[str, Any]]) -> Non
 
 
 def of_customers(*customers: int | None, **values: Any) -> list[dict[str, Any]]:
-    """Return the values of a job for each of some customers."""
     return [{"customer_id": customer, **values} for customer in customers]
 
 
 def claimed(session: Session, model: Any, n: int = 100) -> list[Any]:
-    """Claim in the session's transaction, and return the jobs."""
     return list(session.scalars(claim(model, n)))
 
 

@@ -74,7 +74,6 @@ class Handlers:
 
 
 def unfinished(engine: sa.Engine, job: Any) -> int:
-    """Return how many jobs are not completed."""
     table = job.__table__
     left = [table.c.status != "completed"] if "status" in table.c else []
     with engine.connect() as connection:
@@ -109,7 +108,6 @@ class Looks:
 
 @contextlib.contextmanager
 def looks(engine: sa.Engine) -> Iterator[Looks]:
-    """Count within the block."""
     counted = Looks()
     event.listen(engine, "after_cursor_execute", counted.executed)
     try:

@@ -344,7 +344,6 @@ def test_an_order_names_the_job_that_comes_first(engine: sa.Engine, held: Any, s
 
 
 def change(engine: sa.Engine, job: Any, key: int, **values: Any) -> None:
-    """Change a job by plain SQL."""
     with engine.begin() as connection:
         connection.execute(sa.update(job.__table__).where(job.__table__.c.id == key).values(**values))
 

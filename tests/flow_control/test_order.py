@@ -41,12 +41,10 @@ LATER = timedelta(hours=1)
 
 
 def ordered(engine: sa.Engine, *customers: int | None, **options: Any) -> Any:
-    """Create a queue with jobs of some customers, in their order."""
     return make_queue(engine, of_customers(*customers), order=Order("customer_id", **options))
 
 
 def end(engine: sa.Engine, job: Any, verb: Any, *keys: int, **options: Any) -> None:
-    """Settle claimed jobs by a verb."""
     with Session(engine) as session, session.begin():
         jobs = session.scalars(sa.select(job).where(job.id.in_(keys))).all()
         session.execute(verb(jobs, **options))

@@ -199,7 +199,6 @@ ENDINGS = {
 
 @contextmanager
 def make_engine(database: Database) -> Iterator[sa.Engine]:
-    """Create the tables, and return an engine."""
     engine = sa.create_engine(database.url(), pool_size=5)
     Base.metadata.create_all(engine)
     with engine.begin() as connection:

@@ -30,7 +30,6 @@ INSERT = "INSERT INTO sqlaqueue_attempt"
 
 @one_class
 def make_model(kind: str, **config: Any) -> Any:
-    """Return a queue class with a history."""
     options = {"attempt_history": timedelta(days=14), "max_attempts": 2, "retry": Constant(delay=0)}
     model = make_job(kind, **options | config)
     if kind == "existing_messages":
@@ -67,8 +66,8 @@ class HistoryQueue:
     def enqueue(self, *payloads: str | None, **values: Any) -> list[int]:
         return insert(self.engine, self.Job, [{"payload": payload, **values} for payload in payloads])
 
-    def execute(self, statement: str) -> Any:
-        return execute(self.engine, statement)
+    def execute(self, statement: str, **parameters: Any) -> Any:
+        return execute(self.engine, statement, **parameters)
 
     def history(self) -> list[Any]:
         """Return the rows of the history, in the order in which they were written."""
@@ -117,14 +116,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """The log of the library."""
     caplog.set_level(logging.DEBUG, "sqlaqueue")
     return caplog
 
 
 @pytest.fixture(params=PAIRS, ids="-".join)
 def queue(database: Database, request: pytest.FixtureRequest) -> HistoryQueue:
-    """Each strategy with each API."""
     return HistoryQueue(database, *request.param)
 
 
@@ -136,7 +133,6 @@ def leased(database: Database, request: pytest.FixtureRequest) -> HistoryQueue:
 
 @pytest.fixture(params=KINDS[1:])
 def held(database: Database, request: pytest.FixtureRequest) -> HistoryQueue:
-    """Each strategy that holds a transaction."""
     return HistoryQueue(database, request.param)
 
 

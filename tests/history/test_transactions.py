@@ -17,6 +17,7 @@ from sqlaqueue.consumer.settle import TRACEBACK_LIMIT, traceback_text
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Run
+from tests.consumer.bench import lose_at_commit
 from tests.contexts import make_context
 from tests.history.conftest import INSERT, HistoryQueue, obey
 from tests.programs import wait_until
@@ -49,6 +50,7 @@ def claim_all(session: Session, queue: HistoryQueue) -> list[Any]:
     return jobs
 
 
+ATTEMPTS = "SELECT count(*) FROM sqlaqueue_attempt"
 ERRORS = (None, ValueError("no address"), Fail("no"), Cancel("no"), Snooze(60), None)
 
 
@@ -144,16 +146,8 @@ def test_an_outcome_that_the_database_refuses_has_one_row(leased: HistoryQueue) 
 def test_the_reply_to_a_commit_is_lost(leased: HistoryQueue, payload: str | None) -> None:
     """The settlement is committed, so the attempt is there, and settling it again does not add another one."""
     [key] = leased.enqueue(payload)
-    lost: list[int] = []
     server = leased.server()
-
-    @sa.event.listens_for(server.sync_engine, "commit")
-    def commit(connection: sa.Connection) -> None:
-        if not lost and connection.scalar(sa.select(sa.func.count()).select_from(leased.attempt)):
-            lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
-            connection.exec_driver_sql("COMMIT")
-            leased.execute(f"SELECT pg_terminate_backend({lost[0]}, 10000)")
-
+    lost = lose_at_commit(server, leased, ATTEMPTS, committed=True)
     server.drain()
     assert lost
     assert leased.outcomes(key) == [(1, "failed" if payload == "fail" else "completed")]
@@ -162,15 +156,8 @@ def test_the_reply_to_a_commit_is_lost(leased: HistoryQueue, payload: str | None
 def test_a_commit_that_did_not_arrive(leased: HistoryQueue) -> None:
     """The connection is lost before the commit: only the attempt that is settled after that is there."""
     [key] = leased.enqueue("write")
-    lost: list[int] = []
     server = leased.server()
-
-    @sa.event.listens_for(server.sync_engine, "commit")
-    def commit(connection: sa.Connection) -> None:
-        if not lost and connection.scalar(sa.select(sa.func.count()).select_from(leased.attempt)):
-            lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
-            leased.execute(f"SELECT pg_terminate_backend({lost[0]}, 10000)")
-
+    lost = lose_at_commit(server, leased, ATTEMPTS, committed=False)
     server.drain()
     assert lost
     released, completed = leased.history()

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from tests.schedules.models import make_report
-from tests.shared_database import engine, shared
+from tests.shared_database import engine, session, shared
 
-__all__ = ["engine", "shared"]
-
-
-@pytest.fixture
-def session(engine: sa.Engine) -> Iterator[Session]:
-    with Session(engine) as session:
-        yield session
+__all__ = ["engine", "session", "shared"]
 
 
 @pytest.fixture

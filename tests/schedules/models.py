@@ -34,7 +34,6 @@ def make_report(kind: str = "update_status", **options: Any) -> Any:
 
 
 def hourly(model: Any, name: str = "hourly", **options: Any) -> Schedule[Any]:
-    """Return a schedule."""
     options = {"every": HOUR, "values": {"kind": "sales"}, **options}
     return Schedule(name, model, **options)
 
@@ -98,7 +97,6 @@ def stored(engine: sa.Engine, name: str = "hourly") -> dict[str, Any]:
 
 
 def ticks_in(engine: sa.Engine, name: str = "hourly") -> list[tuple[datetime, Any]]:
-    """Return the ticks of a schedule with the keys of their jobs."""
     with engine.connect() as connection:
         rows = connection.execute(
             sa.text(f"SELECT tick, key FROM {TICK} WHERE schedule = :name ORDER BY tick"), {"name": name}
@@ -107,6 +105,5 @@ def ticks_in(engine: sa.Engine, name: str = "hourly") -> list[tuple[datetime, An
 
 
 def count_jobs(engine: sa.Engine, model: Any) -> int:
-    """Return the number of rows of jobs."""
     with engine.connect() as connection:
         return connection.scalar(sa.select(sa.func.count()).select_from(model.__table__)) or 0

@@ -56,7 +56,6 @@ class Process:
         return drive(routine, self._perform)
 
     def turn(self) -> None:
-        """Fire what is due."""
         for state in self.process.states:
             self.run(firing._turn(self.process, state))
 

@@ -63,13 +63,11 @@ def explain(engine: sa.Engine, statement: Any, parameters: Mapping[str, Any], ca
 
 
 def buffers_of(plan: dict[str, Any]) -> int:
-    """Return how many blocks were read."""
     blocks: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     return blocks
 
 
 def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return the nodes of a plan."""
     yield plan
     for part in plan.get("Plans", ()):
         yield from nodes_of(part)

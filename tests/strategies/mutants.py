@@ -278,8 +278,6 @@ class ListsAllLetters(DeleteRow):
 
 
 class ListsEveryState(UpdateStatus):
-    """list_jobs() of all states."""
-
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         return super().list_jobs(spec, chosen)
 
@@ -300,8 +298,6 @@ class ListsUnderALock(BatchSelect):
 
 
 class ListsNoErrors(DeleteReturning):
-    """list_jobs() without the error."""
-
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         listing = super().list_jobs(spec, chosen, states).subquery()
         return sa.select(*(column for column in listing.c if column.name != "last_error"))

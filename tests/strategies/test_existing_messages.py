@@ -61,7 +61,6 @@ def note(engine: sa.Engine, *jobs: int, **values: Any) -> None:
 
 
 def noted(engine: sa.Engine) -> list[int]:
-    """Return the jobs of the committed messages, in claim order."""
     with Session(engine) as session:
         return list(session.scalars(sa.select(Note.about).order_by(Note.since, Note.number)))
 

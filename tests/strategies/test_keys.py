@@ -52,13 +52,11 @@ KEYS: dict[str, tuple[Any, Sequence[Any]]] = {
 
 @shared
 def make_model(make_type: Callable[[], Any], kind: str = "update_status", **config: Any) -> Any:
-    """Map a class whose key is of this type."""
     return make_job(kind, {"id": mapped_column(make_type(), primary_key=True, autoincrement=False)}, **config)
 
 
 @pytest.fixture
 def numbered(engine: sa.Engine) -> Any:
-    """A queue whose keys are integers."""
     model = make_model(sa.Integer)
     model.metadata.create_all(engine)
     return model

@@ -59,7 +59,6 @@ class Backlog:
         self.context = make_context(queue.Job)
 
     def create(self) -> None:
-        """Create empty tables without autovacuum."""
         self.queue.create()
         self.filled = 0
         for table in self.queue.models.base.metadata.sorted_tables:
@@ -76,13 +75,11 @@ class Backlog:
         )
 
     def tidy(self, verb: str) -> None:
-        """VACUUM or ANALYZE the tables."""
         with self.queue.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             for table in self.queue.models.base.metadata.sorted_tables:
                 connection.exec_driver_sql(f"{verb} {table.name}")
 
     def parameters(self, n: int, mark: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the parameters of a claim of ``n`` jobs."""
         bound = {LIMIT: n, ANNOUNCEMENTS: "1", **(mark or {})}
         marks_rows = self.context.statements.marks_rows
         # As the text of an array, since EXPLAIN gets the values without what their types do with them.
@@ -98,7 +95,6 @@ class Backlog:
     def cost(
         self, n: int, cache: str = GENERIC, mark: Mapping[str, Any] | None = None, claimed: int | None = None
     ) -> int:
-        """Return how many blocks a claim of ``n`` jobs reads."""
         statement = self.context.statements.claim if mark is None else self.context.statements.claim_from_cursor
         explained = explain(self.queue.engine, statement, self.parameters(n, mark), cache)
         assert explained["Actual Rows"] == (n if claimed is None else claimed)

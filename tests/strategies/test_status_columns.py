@@ -98,8 +98,6 @@ KINDS: dict[str, tuple[States, Callable[[], Any]]] = {
 
 @dataclass(frozen=True)
 class Model:
-    """A queue with a status of some kind."""
-
     job: type[Any]
     note: type[Any] | None
     """The class of its messages, where the application has those."""

@@ -189,8 +189,6 @@ ENDS = {complete: "completed", retry: "pending", fail: "failed", release: "pendi
 
 @dataclass(frozen=True)
 class Job:
-    """A job in the model."""
-
     state: str = "pending"
     priority: int = 0
     attempts: int = 0

@@ -18,12 +18,10 @@ BY_KEY = Unique("key")
 
 @shared
 def make_job(kind: str, unique: Unique | None = BY_KEY, **options: Any) -> Any:
-    """Return a class of jobs with a key and a note."""
     attributes = {"key": mapped_column(TEXT), "note": mapped_column(TEXT)}
     return models.make_job(kind, attributes, unique=unique, **options)
 
 
 def create(engine: sa.Engine, job: Any) -> Any:
-    """Create the tables of a class, and return it."""
     job.metadata.create_all(engine)
     return job

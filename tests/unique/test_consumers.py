@@ -48,7 +48,6 @@ def job(engine: sa.Engine) -> Any:
 
 @pytest.fixture
 def other(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Return the connection of another transaction."""
     with engine.connect() as connection:
         yield connection
         connection.rollback()

@@ -36,8 +36,6 @@ FAILED, RUNNING, EXPIRED, PENDING, NEW, OTHER_NEW = 1, 2, 3, 4, 5, 6
 
 @dataclass(frozen=True)
 class Operation:
-    """What one transaction does."""
-
     name: str
     needs: int | None
     """The job that must be there."""
@@ -114,8 +112,6 @@ OPERATIONS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the second transaction."""
-
     waited: bool
     """It waited for the end of the first one."""
     result: str
@@ -135,8 +131,6 @@ class Outcomes:
 
 
 class Driver:
-    """Drives pairs of operations on one queue."""
-
     def __init__(self, engine: sa.Engine, kind: str, unique: Unique) -> None:
         self.engine, self.kind, self.unique = engine, kind, unique
         self.job = make_job(kind, unique)
@@ -305,7 +299,6 @@ and repeat the transaction. A Consumer does that itself when it settles and resc
 
 
 def cell(outcomes: Outcomes) -> str:
-    """Return the outcomes of a pair as a cell of the table."""
     if not outcomes.open_then_commit.waited and outcomes.open_then_commit.result == outcomes.after_commit.result:
         return outcomes.after_commit.result
     word = "waits: " if outcomes.open_then_commit.waited else "meanwhile: "
@@ -324,7 +317,6 @@ def check_rollback(driver: Driver, first: Operation, second: Operation, outcomes
 
 
 def grid(driver: Driver, isolation: Isolation) -> str:
-    """Drive all pairs, and return the table of their outcomes."""
     cells: dict[tuple[str, str], str] = {}
     for first, second in driver.pairs():
         outcomes = driver.run(first, second, isolation)
@@ -337,12 +329,10 @@ def grid(driver: Driver, isolation: Isolation) -> str:
 
 
 def heading(name: str, isolation: str) -> str:
-    """Return the heading of a table."""
     return f"## {name}: {isolation}"
 
 
 def write() -> None:
-    """Write the page."""
     from tests.servers import find_installations, running  # noqa: PLC0415 - only this function starts a server
 
     version, sections = max(find_installations()), [_INTRODUCTION]

@@ -97,6 +97,12 @@ def add_messages(model: Any) -> None:
         sa.event.listen(model.__table__, "after_create", sa.DDL(text))
 
 
+def create(engine: sa.Engine, model: Any) -> Any:
+    """Create the tables of a class, and return it."""
+    model.metadata.create_all(engine)
+    return model
+
+
 def insert(engine: sa.Engine, model: Any, rows: Iterable[Mapping[str, Any]] | int) -> list[Any]:
     """Add jobs with these values, or so many without any; commit, and return the first columns of their keys."""
     with Session(engine) as session:

@@ -27,7 +27,7 @@ from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, Server, logged, nothing, noting
 from tests.consumer.models import STRATEGIES, for_sync, models
 from tests.contexts import statements_of
-from tests.models import insert, make_job, read, sent_statements
+from tests.models import create, insert, make_job, read, sent_statements
 from tests.programs import wait_until
 
 if TYPE_CHECKING:
@@ -139,8 +139,7 @@ def test_a_session_need_not_be_empty(sync_bench: Bench, kept: int) -> None:
 
 def test_one_job_may_load_another(shared: Database, engine: sa.Engine, strategy: str) -> None:
     """Of the same claim, before its own row is fetched; then the row has nothing left to load."""
-    task_class = make_job(strategy, {"unused": mapped_column(sa.Integer)})
-    task_class.metadata.create_all(engine)
+    task_class = create(engine, make_job(strategy, {"unused": mapped_column(sa.Integer)}))
     insert(engine, task_class, [{"id": number} for number in range(N)])
     following: dict[int, Any] = {}
 

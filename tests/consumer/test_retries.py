@@ -27,7 +27,7 @@ from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, Server, for_some
 from tests.consumer.models import STRATEGIES
-from tests.models import insert, make_job, read
+from tests.models import create, insert, make_job, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -424,8 +424,7 @@ def test_an_error_of_a_batch_handler_applies_to_the_batch_or_to_some_of_its_jobs
 def test_without_a_status_value_for_it_a_cancelled_job_is_failed(
     shared: Database, engine: sa.Engine, strategy: str
 ) -> None:
-    job = make_job(strategy, states=States(cancelled=None))
-    job.metadata.create_all(engine)
+    job = create(engine, make_job(strategy, states=States(cancelled=None)))
     insert(engine, job, 2)
     Server(shared, "sync", job, for_some({1: Cancel("not needed")})).drain()
     assert read(engine, job) == {1: "failed", 2: "completed"}

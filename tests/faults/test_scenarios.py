@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.faults.conftest import MakeHarness
     from tests.servers import Database
 
+pytestmark = pytest.mark.once
+
 
 def combinations() -> Iterator[Any]:
     """Yield scenarios with strategies and APIs; by default each has one of both, in turn, and all in `full`."""
@@ -41,7 +43,6 @@ def combinations() -> Iterator[Any]:
                 yield pytest.param(name, strategy, api, marks=() if in_turn else pytest.mark.thorough)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("scenario", "strategy", "api"), list(combinations()))
 def test_guarantees_hold_under_faults(make_harness: MakeHarness, scenario: str, strategy: str, api: str) -> None:
     with make_harness(strategy, api, own_server=scenario in CRASHES_SERVER) as harness:
@@ -88,7 +89,6 @@ ROUNDS = {
 }
 
 
-@pytest.mark.once
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ROUNDS)
 def test_a_round_of_faults(database: Database, name: str) -> None:
@@ -260,7 +260,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 # These test the scenarios, not the library.
-@pytest.mark.once
 @pytest.mark.thorough
 def test_a_scenario_detects_the_mutant(
     make_harness: MakeHarness, safeguard: Safeguard, strategy: str, api: str
@@ -272,7 +271,6 @@ def test_a_scenario_detects_the_mutant(
         harness.assert_no_programming_errors()
 
 
-@pytest.mark.once
 @pytest.mark.thorough
 def test_a_consumer_test_detects_the_mutant(
     make_harness: MakeHarness, safeguard: Safeguard, strategy: str, api: str
@@ -288,7 +286,6 @@ def test_a_consumer_test_detects_the_mutant(
             assert "AssertionError" in test.output
 
 
-@pytest.mark.once
 @pytest.mark.thorough
 @pytest.mark.parametrize("mutant", DETECTED_BY_ROUNDS)
 def test_a_round_of_flow_control_detects_the_mutant(database: Database, mutant: str) -> None:
@@ -297,14 +294,12 @@ def test_a_round_of_flow_control_detects_the_mutant(database: Database, mutant: 
     assert rule in result.violations, str(result)
 
 
-@pytest.mark.once
 def test_every_mutant_is_in_a_table() -> None:
     tables = {safeguard.mutant for safeguard in SAFEGUARDS} | DETECTED_BY_ROUNDS.keys() | DETECTED_BY_PAIRS
     tables |= {mutant.in_workers for mutant in IN_DATABASE.values() if mutant.in_workers}
     assert tables == MUTANTS.keys() | REPLACED.keys() | IN_DATABASE.keys()
 
 
-@pytest.mark.once
 def test_every_scenario_and_test_in_the_table_exists() -> None:
     assert {safeguard.detected_by for safeguard in DETECTED_BY_SCENARIOS} <= SCENARIOS.keys()
     for safeguard in DETECTED_BY_TESTS:

@@ -29,8 +29,7 @@ def travelling(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     """
 
     def make(**config: Any) -> Any:
-        job = make_job(**config)
-        create(engine, job)
+        job = create(engine, make_job(**config))
         monkeypatch.setattr(ENQUEUED, "_queues", lambda: [spec_of(job)])
         return job
 

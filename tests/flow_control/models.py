@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, mapped_column
 
 from sqlaqueue import claim
 from tests import models
-from tests.models import shared
+from tests.models import create, shared
 
 HELD: dict[str, dict[str, Any]] = {
     "batch_select": {"strategy": "batch_select"},
@@ -34,14 +34,9 @@ def make_job(**config: Any) -> Any:
     return models.make_job(attributes=attributes, **config)
 
 
-def create(engine: sa.Engine, model: Any) -> None:
-    model.metadata.create_all(engine)
-
-
 def make_queue(engine: sa.Engine, rows: Iterable[dict[str, Any]], **config: Any) -> Any:
     """Make a class of jobs and its tables, insert jobs, and return the class."""
-    job = make_job(**config)
-    create(engine, job)
+    job = create(engine, make_job(**config))
     insert(engine, job, rows)
     return job
 

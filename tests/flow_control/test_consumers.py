@@ -143,8 +143,7 @@ def test_jobs_behind_a_handler_that_turns_out_slow_run_elsewhere(
     # As long as jobs may wait that hold no places.
     monkeypatch.setattr(handlers_running, "LONGEST_IN_BUFFER", 600)
     monkeypatch.setattr(handlers_running, "LATE", 600)
-    job, handlers = make_job(limits=[Limit(2)]), Handlers()
-    create(pool, job)
+    job, handlers = create(pool, make_job(limits=[Limit(2)])), Handlers()
     gate, slow = threading.Event(), set[int]()
 
     def handle(session: Session, one: Any) -> None:
@@ -179,8 +178,7 @@ def test_a_consumer_claims_no_job_that_has_to_wait_for_a_handler(pool: sa.Engine
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_freed_places_are_taken_without_polling(pool: sa.Engine, number: int) -> None:
-    job, handlers = make_job(limits=[Limit(1, per="customer_id")]), Handlers()
-    create(pool, job)
+    job, handlers = create(pool, make_job(limits=[Limit(1, per="customer_id")])), Handlers()
     with consumers(pool, job, handlers, number, concurrency=2, poll_interval=600):
         insert(pool, job, of_customers(*[1] * 10, *[2] * 10))
         wait_until(lambda: not unfinished(pool, job))
@@ -286,8 +284,7 @@ def test_a_rate_spreads_the_beginnings_over_all_consumers(pool: sa.Engine, kind:
 
 
 def test_a_drain_waits_for_a_rate_and_ends_beside_a_failed_head(engine: sa.Engine) -> None:
-    job = make_job(rates=[Rate(20, every=1, burst=1)], order=Order("customer_id"), max_attempts=1)
-    create(engine, job)
+    job = create(engine, make_job(rates=[Rate(20, every=1, burst=1)], order=Order("customer_id"), max_attempts=1))
     insert(engine, job, of_customers(1, 2, 2, 3, 4))
 
     def handle(session: Session, one: Any) -> None:
@@ -370,8 +367,7 @@ def test_a_slot_that_a_settlement_frees_is_taken_without_polling(pool: sa.Engine
 
 
 def test_freed_slots_are_taken_without_polling(pool: sa.Engine, held: Any) -> None:
-    job, handlers = make_job(limits=[Limit(1, per="customer_id")], **held), Handlers()
-    create(pool, job)
+    job, handlers = create(pool, make_job(limits=[Limit(1, per="customer_id")], **held)), Handlers()
     with consumers(pool, job, handlers, 2, concurrency=2, poll_interval=600):
         insert(pool, job, of_customers(*[1] * 10, *[2] * 10))
         wait_until(lambda: not unfinished(pool, job))

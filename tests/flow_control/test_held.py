@@ -126,8 +126,7 @@ def test_a_savepoint_that_is_rolled_back_frees_its_slots(engine: sa.Engine, held
 
 
 def test_several_limits_are_taken_together_or_not_at_all(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")], **held)
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")], **held))
     insert(engine, job, [*of_customers(1, kind="a"), *of_customers(2, kind="a"), *of_customers(2, kind="b")])
     first, second, third = sessions
     assert ids(claimed(first, job, 1)) == [1]
@@ -150,8 +149,7 @@ def test_a_job_that_cannot_be_locked_takes_no_slot(engine: sa.Engine, held: Any,
 def test_keys_at_their_limit_do_not_hold_back_the_jobs_behind_them(
     engine: sa.Engine, held: Any, sessions: list[Session]
 ) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")], **held)
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit(1, per="customer_id")], **held))
     insert(engine, job, [*of_customers(*[1] * 1000), *of_customers(*[2] * 1000), *of_customers(3, priority=5)])
     first, second, third = sessions
     assert customers(claimed(first, job, 1)) == [1]
@@ -198,8 +196,7 @@ def test_a_limit_that_was_lowered_counts_the_slots_beyond_it(
 def test_a_job_takes_a_slot_behind_one_of_its_key_without_a_limit(
     engine: sa.Engine, held: Any, sessions: list[Session]
 ) -> None:
-    job = make_job(limits=[Limit("most", per="customer_id")], **held)
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit("most", per="customer_id")], **held))
     insert(engine, job, [*of_customers(1), *of_customers(1, 1, most=1)])
     first, second = sessions[:2]
     assert ids(claimed(first, job, 2)) == [1, 2]
@@ -211,8 +208,7 @@ def test_a_job_takes_a_slot_behind_one_of_its_key_without_a_limit(
 def test_a_transaction_with_a_slot_claims_no_job_whose_own_limit_is_reached(
     engine: sa.Engine, held: Any, sessions: list[Session]
 ) -> None:
-    job = make_job(limits=[Limit("most", per="customer_id")], **held)
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit("most", per="customer_id")], **held))
     insert(engine, job, [*of_customers(1, 1, most=2), *of_customers(1, most=1), *of_customers(2, most=1)])
     first, second = sessions[:2]
     assert ids(claimed(first, job, 1)) == [1]
@@ -222,8 +218,7 @@ def test_a_transaction_with_a_slot_claims_no_job_whose_own_limit_is_reached(
 def test_a_job_with_a_higher_limit_is_found_behind_one_whose_limit_is_reached(
     engine: sa.Engine, held: Any, sessions: list[Session]
 ) -> None:
-    job = make_job(limits=[Limit("most", per="customer_id")], **held)
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit("most", per="customer_id")], **held))
     insert(engine, job, [{"customer_id": 1, "most": most} for most in (0, 0, 1, None)])
     assert ids(claimed(sessions[0], job)) == [3, 4]
     assert ids(claimed(sessions[1], job)) == []
@@ -237,8 +232,7 @@ def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, held: Any) -> 
 
 
 def test_one_transaction_runs_the_jobs_of_a_key_in_order(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_job(order=Order("customer_id", on_failure="continue"), **held)
-    create(engine, job)
+    job = create(engine, make_job(order=Order("customer_id", on_failure="continue"), **held))
     insert(engine, job, of_customers(1, 1, 2, None, None))
     first, second, _ = sessions
     jobs = claimed(first, job)
@@ -260,8 +254,7 @@ def test_a_job_that_has_begun_and_waits_holds_the_others_back(engine: sa.Engine,
 
 
 def test_a_job_that_is_not_due_and_has_never_begun_is_passed_over(engine: sa.Engine, held: Any) -> None:
-    job = make_job(order=Order("customer_id", on_failure="continue"), **held)
-    create(engine, job)
+    job = create(engine, make_job(order=Order("customer_id", on_failure="continue"), **held))
     later = sa.func.now() + timedelta(hours=1)
     with Session(engine) as session:
         session.execute(sa.insert(job).values(customer_id=1, run_at=later))
@@ -319,8 +312,7 @@ def test_a_strategy_that_does_not_support_it_says_so() -> None:
 
 
 def test_a_limit_says_how_many_transactions_hold_it(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_job(limits=[Limit(2, per="customer_id"), Limit("most", per="kind")], **held)
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit(2, per="customer_id"), Limit("most", per="kind")], **held))
     insert(engine, job, [*of_customers(*[1] * 3, 2, most=None), *of_customers(3, most=0)])
     first, second, third = sessions
     claimed(first, job, 1)
@@ -355,8 +347,7 @@ def test_the_count_is_newer_than_the_statement_that_locks_the_key(engine: sa.Eng
 
 
 def test_a_job_whose_key_has_changed_is_left_to_the_next_claim(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit(1, per="customer_id")]))
     insert(engine, job, [*of_customers(1), *of_customers(2, status="processing")])
     pause_before(engine, "sqlaqueue_capacity_job_customer_id")
     # Customer 1 has room, and customer 2 has none.
@@ -370,8 +361,7 @@ def test_a_held_job_whose_key_has_changed_is_left_to_the_next_claim(engine: sa.E
 
 
 def test_a_claim_has_one_job_of_an_order_though_another_one_becomes_the_head(engine: sa.Engine) -> None:
-    job = make_job(order=Order("customer_id", by="document_id"))
-    create(engine, job)
+    job = create(engine, make_job(order=Order("customer_id", by="document_id")))
     insert(engine, job, [{"customer_id": 1, "document_id": number} for number in (5, 6)])
     # The first job is admitted already, but its row still reads as pending.
     pause_before(engine, "sqlaqueue_head_job_customer_id", "sqlaqueue_job = '[2]'")
@@ -379,8 +369,7 @@ def test_a_claim_has_one_job_of_an_order_though_another_one_becomes_the_head(eng
 
 
 def test_a_held_claim_has_one_job_of_an_order_though_another_one_becomes_the_head(engine: sa.Engine, held: Any) -> None:
-    job = make_job(order=Order("customer_id", by="document_id", on_failure="continue"), **held)
-    create(engine, job)
+    job = create(engine, make_job(order=Order("customer_id", by="document_id", on_failure="continue"), **held))
     insert(engine, job, [{"customer_id": 1, "document_id": number} for number in (5, 6, 7)])
 
     def another_head() -> None:
@@ -394,8 +383,7 @@ def test_a_held_claim_has_one_job_of_an_order_though_another_one_becomes_the_hea
 def test_a_job_that_has_begun_meanwhile_and_waits_holds_back_the_one_that_was_the_head(
     engine: sa.Engine, held: Any
 ) -> None:
-    job = make_job(order=Order("customer_id", by="document_id", on_failure="continue"), **held)
-    create(engine, job)
+    job = create(engine, make_job(order=Order("customer_id", by="document_id", on_failure="continue"), **held))
     insert(engine, job, of_customers(1, document_id=5))
 
     def begin_another() -> None:

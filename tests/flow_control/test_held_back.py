@@ -144,8 +144,7 @@ def test_an_order(engine: sa.Engine) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_rate(engine: sa.Engine, config: dict[str, Any]) -> None:
-    job = make_job(rates=[PER_CUSTOMER], **config)
-    create(engine, job)
+    job = create(engine, make_job(rates=[PER_CUSTOMER], **config))
     with Session(engine) as session:
         first, second = jobs = [job(customer_id=1), job(customer_id=1)]
         session.add_all(jobs)

@@ -81,8 +81,7 @@ def test_rows_set_by_plain_sql_and_expired_leases_count_until_they_are_rescued(e
 
 
 def test_a_job_without_a_value_of_the_key_has_no_limit(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(1, per=("customer_id", "kind"))])
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit(1, per=("customer_id", "kind"))]))
     insert(engine, job, [*of_customers(None, None, 1, 1), *of_customers(1, kind="b")])
     assert ids(claim_and_commit(engine, job)) == [1, 2, 3, 5]
 
@@ -95,23 +94,20 @@ def test_each_job_may_have_its_own_limit_and_null_is_none(engine: sa.Engine) -> 
 
 
 def test_a_job_without_a_limit_counts_for_those_of_its_key_in_the_same_claim(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit("most", per="customer_id")])
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit("most", per="customer_id")]))
     insert(engine, job, [{"customer_id": 1, "most": most} for most in (None, 1, 2, 2)])
     assert ids(claim_and_commit(engine, job)) == [1, 3]
 
 
 def test_a_job_with_a_higher_limit_is_found_behind_one_whose_limit_is_reached(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit("most", per="customer_id")])
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit("most", per="customer_id")]))
     insert(engine, job, [{"customer_id": 1, "most": most} for most in (0, 1)])
     assert ids(claim_and_commit(engine, job)) == [2]
 
 
 def test_it_is_found_behind_many_jobs_of_its_key(engine: sa.Engine) -> None:
     """More than a claim looks at in order, and more than it looks at of one key."""
-    job = make_job(limits=[Limit("most", per="customer_id")])
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit("most", per="customer_id")]))
     insert(engine, job, [{"customer_id": 1, "most": most} for most in [0] * 200 + [1]])
     assert ids(claim_and_commit(engine, job, 3)) == [201]
 
@@ -155,16 +151,14 @@ def test_a_limit_by_a_scalar_select_is_changed_at_run_time(engine: sa.Engine) ->
 
 
 def test_several_limits_compose(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(2, per="customer_id"), Limit(1, per="kind"), Limit(4)])
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit(2, per="customer_id"), Limit(1, per="kind"), Limit(4)]))
     insert(engine, job, [*of_customers(1, 1, 1), *of_customers(1, 1, 1, kind="b"), *of_customers(2, kind="c")])
     insert(engine, job, [*of_customers(3, 4, 5, kind="d"), *of_customers(6, kind="e")])
     assert ids(claim_and_commit(engine, job)) == [1, 4, 7, 8]
 
 
 def test_keys_at_their_limit_do_not_hold_back_the_jobs_behind_them(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")])
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")]))
     insert(engine, job, of_customers(*[1] * 2000, kind="a"))
     insert(engine, job, of_customers(*range(100, 1100), kind="b"))
     insert(engine, job, [{"customer_id": 9, "kind": "c"}, {"customer_id": None, "kind": "d"}])
@@ -272,8 +266,7 @@ def test_a_select_of_two_columns_is_refused() -> None:
 
 @pytest.mark.parametrize("limits", [["customer_id"], ["customer_id", "kind"]])
 def test_each_key_is_looked_at_once_while_keys_have_room(engine: sa.Engine, limits: list[str]) -> None:
-    job = make_job(limits=[Limit(2, per=per) for per in limits])
-    create(engine, job)
+    job = create(engine, make_job(limits=[Limit(2, per=per) for per in limits]))
     insert(engine, job, [{"customer_id": number, "kind": str(number)} for number in range(60)])
     with Session(engine) as session:
         assert len(claimed(session, job)) == 60
@@ -309,8 +302,7 @@ def pass_time(engine: sa.Engine, job: Any, delta: timedelta) -> None:
 
 
 def test_a_burst_begins_at_once_and_then_one_job_each_interval(engine: sa.Engine) -> None:
-    job = make_job(rates=[Rate(60, every=3600, per="customer_id", burst=3)])
-    create(engine, job)
+    job = create(engine, make_job(rates=[Rate(60, every=3600, per="customer_id", burst=3)]))
     insert(engine, job, of_customers(*[1] * 10, *[2] * 2, None, None))
     assert customers(claim_and_commit(engine, job)) == [1, 1, 1, 2, 2, None, None]
     assert claim_and_commit(engine, job) == []
@@ -329,8 +321,7 @@ def test_a_rate_without_a_key_is_for_the_whole_queue(engine: sa.Engine) -> None:
 
 
 def test_only_what_is_claimed_uses_the_rate_up(engine: sa.Engine) -> None:
-    job = make_job(rates=[Rate(4, every=3600, per="kind")], limits=[Limit(1, per="customer_id")])
-    create(engine, job)
+    job = create(engine, make_job(rates=[Rate(4, every=3600, per="kind")], limits=[Limit(1, per="customer_id")]))
     insert(engine, job, of_customers(1, 1, 1, 2))
     with Session(engine) as session:
         assert customers(claimed(session, job)) == [1, 2]
@@ -421,8 +412,7 @@ def test_the_key_is_held_back_and_the_attempt_does_not_count(engine: sa.Engine, 
 
 
 def test_all_rates_of_the_key_are_held_back_and_no_others(engine: sa.Engine) -> None:
-    job = make_job(rates=[PER_CUSTOMER, Rate(9, every=60, per="customer_id"), Rate(99, every=1)])
-    create(engine, job)
+    job = create(engine, make_job(rates=[PER_CUSTOMER, Rate(9, every=60, per="customer_id"), Rate(99, every=1)]))
     insert(engine, job, of_customers(1))
 
     def handle(session: Session, one: Any) -> None:

@@ -69,8 +69,7 @@ def test_only_the_head_of_each_key_is_admitted(engine: sa.Engine) -> None:
 
 
 def test_the_order_is_that_of_the_attribute_and_not_of_the_claim(engine: sa.Engine) -> None:
-    job = make_job(order=Order("customer_id", by="document_id"))
-    create(engine, job)
+    job = create(engine, make_job(order=Order("customer_id", by="document_id")))
     insert(engine, job, [{"customer_id": 1, "document_id": number, "priority": number} for number in (3, 1, 2)])
     assert [settle(engine, job, complete) for _ in range(3)] == [[2], [3], [1]]
 
@@ -198,8 +197,7 @@ def test_keys_take_turns_whatever_the_number_of_their_jobs(engine: sa.Engine) ->
 
 
 def test_a_key_that_arrives_waits_for_one_turn_of_each_other_at_most(engine: sa.Engine) -> None:
-    job = make_job(fair=Fair("customer_id"))
-    create(engine, job)
+    job = create(engine, make_job(fair=Fair("customer_id")))
     insert(engine, job, of_customers(*[customer for customer in range(20) for _ in range(30)]))
     turns(engine, job, 7)
     insert(engine, job, of_customers(99))
@@ -247,16 +245,14 @@ def test_priorities_come_before_turns(engine: sa.Engine) -> None:
 
 
 def test_a_key_at_its_limit_is_passed_over(engine: sa.Engine) -> None:
-    job = make_job(fair=Fair("customer_id"), limits=[Limit(2, per="customer_id")])
-    create(engine, job)
+    job = create(engine, make_job(fair=Fair("customer_id"), limits=[Limit(2, per="customer_id")]))
     insert(engine, job, of_customers(*[1] * 50, *[2] * 50, *[3] * 50))
     assert sorted(turns(engine, job, 6)) == [1, 1, 2, 2, 3, 3]
     assert claim_and_commit(engine, job) == []
 
 
 def test_a_turn_reaches_behind_jobs_that_are_held_back(engine: sa.Engine) -> None:
-    job = make_job(fair=Fair("customer_id"), limits=[Limit(1, per="kind")])
-    create(engine, job)
+    job = create(engine, make_job(fair=Fair("customer_id"), limits=[Limit(1, per="kind")]))
     insert(engine, job, of_customers(*[1] * 500, kind="a"))
     insert(engine, job, [*of_customers(1, kind="b"), *of_customers(2, 2, kind="c")])
     with Session(engine) as session:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
     from tests.servers import Database, Server
 
+pytestmark = pytest.mark.once
+
 EARLIER, FINISHED, RUNNING, BESIDE, PENDING = 5, 10, 20, 25, 30
 """The jobs that are enqueued come before the first one; then the one that is requeued, those that run, and the first
 one that waits."""
@@ -348,7 +350,6 @@ def _may_wait(first: str, second: str) -> bool:
     return same_row or first == "claim"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("name", "state", "first", "second"), list(_pairs()))
 def test_a_pair(
     pair_engine: sa.Engine, thread: ThreadPoolExecutor, name: str, state: str, first: str, second: str
@@ -361,7 +362,6 @@ def test_a_pair(
         check(world)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("earlier", ["requeue", "enqueue an earlier job"])
 def test_an_earlier_job_that_comes_beside_a_claim_waits_for_its_run(pair_engine: sa.Engine, earlier: str) -> None:
     world = World("order", pair_engine)
@@ -369,7 +369,6 @@ def test_an_earlier_job_that_comes_beside_a_claim_waits_for_its_run(pair_engine:
     check(world)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("mutant", "name"),
     [
@@ -400,7 +399,6 @@ def test_a_lost_safeguard_is_detected(server: Server, thread: ThreadPoolExecutor
 # -- a handler that throttles a rate while another worker claims ---------------------------------------------------
 
 
-@pytest.mark.once
 def test_a_shorter_throttle_leaves_a_longer_one(pair_engine: sa.Engine) -> None:
     world = World("rate", pair_engine)
     world.reset(busy=False, expired=False)
@@ -412,7 +410,6 @@ def test_a_shorter_throttle_leaves_a_longer_one(pair_engine: sa.Engine) -> None:
         assert session.scalars(claim(RATED, 1)).all() == []
 
 
-@pytest.mark.once
 def test_a_claim_passes_over_a_key_that_a_throttle_holds_back(pair_engine: sa.Engine) -> None:
     world = World("rate", pair_engine)
     world.reset(busy=True, expired=False)
@@ -425,7 +422,6 @@ def test_a_claim_passes_over_a_key_that_a_throttle_holds_back(pair_engine: sa.En
         assert len(STATEMENTS["claim"](world, other)) == 1
 
 
-@pytest.mark.once
 def test_a_claim_and_a_throttle_of_two_rates_do_not_wait_for_each_other(pair_engine: sa.Engine) -> None:
     with Session(pair_engine) as one, Session(pair_engine) as other:
         one.execute(sa.insert(TWO_RATES.__table__), [{"id": key, "customer_id": 1} for key in (1, 2)])

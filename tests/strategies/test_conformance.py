@@ -21,7 +21,7 @@ from sqlaqueue.strategies.delete_returning import DeleteReturning
 from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.update_status import UpdateStatus
 from sqlaqueue.testing import QueueUnderTest, StrategyConformance
-from tests.models import insert, make_job
+from tests.models import create, insert, make_job
 from tests.strategies import mutants as m
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("installed")
 def test_a_strategy_is_found_by_its_entry_point(engine: sa.Engine) -> None:
     assert "acme" in strategy_names()
-    model = make_job("acme")
-    model.metadata.create_all(engine)
+    model = create(engine, make_job("acme"))
     insert(engine, model, 2)
     with Session(engine) as session, Session(engine) as another:
         (job,) = session.scalars(claim(model, 1)).all()

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, admin, cancel, claim, complete, extend, release, requeue
 from sqlaqueue.mapping.mixin import spec_of
-from tests.models import execute, insert, make_job, read, sent_statements, shared
+from tests.models import create, execute, insert, make_job, read, sent_statements, shared
 from tests.programs import wait_until
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ def make_model(make_type: Callable[[], Any], kind: str = "update_status", **conf
 
 @pytest.fixture
 def numbered(engine: sa.Engine) -> Any:
-    model = make_model(sa.Integer)
-    model.metadata.create_all(engine)
-    return model
+    return create(engine, make_model(sa.Integer))
 
 
 def settle_some(session: Session, model: Any, keys: Sequence[Any]) -> list[Any]:
@@ -76,8 +74,7 @@ def settle_some(session: Session, model: Any, keys: Sequence[Any]) -> list[Any]:
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_runs_end_by_keys_of_any_type(engine: sa.Engine, driver: str, kind: str) -> None:
     type_, keys = KEYS[kind]
-    model = make_model(type_)
-    model.metadata.create_all(engine)
+    model = create(engine, make_model(type_))
     url = engine.url.set(drivername=f"postgresql+{driver}")
 
     async def settle_in_async_code() -> list[Any]:
@@ -113,8 +110,7 @@ def test_a_value_that_is_no_number_is_refused(engine: sa.Engine, numbered: Any, 
 
 @pytest.mark.parametrize("given", ["00000000-0000-0000-0000-000000000001", uuid.UUID(int=1)])
 def test_a_uuid_can_be_given_as_text(engine: sa.Engine, given: Any) -> None:
-    model = make_model(sa.Uuid)
-    model.metadata.create_all(engine)
+    model = create(engine, make_model(sa.Uuid))
     insert(engine, model, [{"id": uuid.UUID(int=number)} for number in range(3)])
     assert found_by(engine, model, given) == [uuid.UUID(int=1)]
 
@@ -123,8 +119,7 @@ def test_a_uuid_can_be_given_as_text(engine: sa.Engine, given: Any) -> None:
 def test_the_keys_are_a_constant_for_the_planner(engine: sa.Engine, kind: str) -> None:
     """It then looks up each row of a sequential scan in a hash table, and does not compare it with each key."""
     type_, keys = KEYS[kind]
-    model = make_model(type_, "batch_select")
-    model.metadata.create_all(engine)
+    model = create(engine, make_model(type_, "batch_select"))
     insert(engine, model, [{"id": key} for key in keys])
     with Session(engine) as session:
         jobs = session.scalars(claim(model, 10)).all()
@@ -194,8 +189,7 @@ MESSAGE_KEYS: dict[str, tuple[Any, Sequence[Any]]] = {
 @pytest.mark.parametrize("kind", MESSAGE_KEYS)
 def test_a_message_is_found_by_a_key_of_any_type(engine: sa.Engine, kind: str) -> None:
     make_type, (first, second, third) = MESSAGE_KEYS[kind]
-    model = make_model(make_type, "delete_returning", notify=False)
-    model.metadata.create_all(engine)
+    model = create(engine, make_model(make_type, "delete_returning", notify=False))
     job, messages = model.__table__, sa.table("sqlaqueue_message_job", sa.column("id", model.__table__.c.id.type))
     with engine.connect() as connection:
         if kind == "domain":

@@ -22,7 +22,7 @@ from sqlaqueue.postgresql.claim_scan import FEW
 from sqlaqueue.queue.run import Run
 from sqlaqueue.testing import QueueUnderTest
 from tests.contexts import make_context
-from tests.models import make_job
+from tests.models import create, make_job
 from tests.strategies.conftest import CUSTOM, GENERIC, QUEUES, buffers_of, explain, nodes_of
 
 if TYPE_CHECKING:
@@ -316,8 +316,7 @@ KEPT = sa.text("""SELECT generic_plans > 0 FROM pg_prepared_statements
 
 
 def test_a_large_limit_makes_a_claim_no_slower(engine: sa.Engine) -> None:
-    model = make_job("batch_select")
-    model.metadata.create_all(engine)
+    model = create(engine, make_job("batch_select"))
     with Session(engine) as session:
         session.add_all([model(), model()])
         session.execute(sa.text("SET LOCAL statement_timeout = '5s'"))
@@ -333,8 +332,7 @@ def test_a_claim_of_a_few_jobs_may_keep_its_plan(
     engine: sa.Engine, strategy: str, limit: int, *, from_mark: bool, kept: bool
 ) -> None:
     """After a claim that returned as many jobs as requested there may be many more."""
-    model = make_job(strategy)
-    model.metadata.create_all(engine)
+    model = create(engine, make_job(strategy))
     context = make_context(model)
     with Session(engine) as session:
         driver: Any = session.connection().connection.driver_connection
@@ -374,8 +372,7 @@ def kept_of(session: Session, beginning: str) -> int:
 
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
 def test_no_plan_is_kept_for_settling_many_runs(engine: sa.Engine, session: Session, strategy: str) -> None:
-    model = make_job(strategy)
-    model.metadata.create_all(engine)
+    model = create(engine, make_job(strategy))
     context = make_context(model)
     for number in range(12):
         bound = {KEYS: [number, number + 1], EXPECTED: 2, RUN_TOKEN: None}
@@ -388,8 +385,7 @@ def test_no_plan_is_kept_for_loading_again(
 ) -> None:
     # At a rollback psycopg forgets what it has prepared. Not every driver does.
     monkeypatch.setattr(session, "rollback", session.commit)
-    model = make_job("update_status")
-    model.metadata.create_all(engine)
+    model = create(engine, make_job("update_status"))
     context = make_context(model)
     for _ in range(12):
         token = uuid.uuid4()
@@ -402,8 +398,7 @@ def test_no_plan_is_kept_for_deleting_old_jobs(
 ) -> None:
     # The server ends a batch that is idle for that long, which a busy machine may be.
     monkeypatch.setattr(state, "_LONGEST", 60.0)
-    model = make_job("update_status", retention={"completed": timedelta(days=1)})
-    model.metadata.create_all(engine)
+    model = create(engine, make_job("update_status", retention={"completed": timedelta(days=1)}))
     retention, context = Retention(spec_of(model)), make_context(model)
     (walk,) = retention.walks
     for _ in range(12):
@@ -412,8 +407,7 @@ def test_no_plan_is_kept_for_deleting_old_jobs(
 
 
 def test_no_plan_is_kept_for_reconciling_a_range(engine: sa.Engine, session: Session) -> None:
-    model = make_job("delete_returning")
-    model.metadata.create_all(engine)
+    model = create(engine, make_job("delete_returning"))
     context = make_context(model)
     for _ in range(12):
         assert reconcile_range(session, context, (0,)) == ([], None)

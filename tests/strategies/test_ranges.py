@@ -18,7 +18,7 @@ from sqlaqueue.consumer.statements import EXCEPT, LIMIT
 from sqlaqueue.strategies import ClaimRequest, ClaimStrategy, find_strategy
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from tests.contexts import make_context
-from tests.models import STRATEGIES, make_job, shared
+from tests.models import STRATEGIES, create, make_job, shared
 from tests.programs import wait_until
 from tests.strategies.conftest import nodes_of
 
@@ -169,9 +169,7 @@ def model(request: pytest.FixtureRequest, engine: sa.Engine) -> Any:
         "shop": mapped_column(sa.Text, primary_key=request.param == "composite", default="a", sort_order=-1),
         "id": mapped_column(sa.Integer, primary_key=True, autoincrement=False),
     }
-    model = make_job("delete_returning", attributes)
-    model.metadata.create_all(engine)
-    return model
+    return create(engine, make_job("delete_returning", attributes))
 
 
 def break_some(engine: sa.Engine, model: Any) -> None:

@@ -23,7 +23,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import set_run
 from sqlaqueue.queue.run import Run
 from tests.contexts import statements_of
-from tests.models import make_job
+from tests.models import create, make_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,8 +165,7 @@ def collisions(elements: list[Any], table: sa.Table) -> set[str]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_names_of_ctes_aliases_and_columns_have_the_prefix(engine: sa.Engine, strategy: str, features: str) -> None:
     table = f"sqlaqueue_{strategy}_{features}"
-    model = make_model(strategy, table, **FEATURES[features])
-    model.metadata.create_all(engine)
+    model = create(engine, make_model(strategy, table, **FEATURES[features]))
     with statements_in(engine) as (elements, anonymous):
         use_everything(model, engine)
     assert len(elements) > 40
@@ -180,16 +179,14 @@ def test_names_of_ctes_aliases_and_columns_have_the_prefix(engine: sa.Engine, st
 def test_a_table_and_its_columns_may_have_any_name(engine: sa.Engine, strategy: str, table: str) -> None:
     """Even one of 63 bytes, and those that CTEs of the library had."""
     features = FEATURES["full"] if len(table) > 20 else {}
-    model = make_model(strategy, table, others=FORMER, **features)
-    model.metadata.create_all(engine)
+    model = create(engine, make_model(strategy, table, others=FORMER, **features))
     use_everything(model, engine)
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("table", ["expired", "claimed", "picked"])
 def test_jobs_of_a_dead_worker_are_rescued_in_any_table(engine: sa.Engine, table: str) -> None:
-    model = make_model("update_status", table)
-    model.metadata.create_all(engine)
+    model = create(engine, make_model("update_status", table))
     with Session(engine) as session:
         session.add(model(id=1))
         session.commit()

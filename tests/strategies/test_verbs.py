@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import cancel, claim, complete, extend, fail, purge, reconcile, release, requeue, rescue, retry
 from sqlaqueue.testing import QueueUnderTest
 from tests.mapping.conftest import awaitable_engine
-from tests.models import insert, make_job
+from tests.models import create, insert, make_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -381,8 +381,7 @@ def test_any_history_agrees_with_the_model(
 
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select", "delete_returning"])
 def test_a_completed_job_is_deleted(class_engine: sa.Engine, strategy: str) -> None:
-    model = make_job(strategy, on_complete="delete")
-    model.metadata.create_all(class_engine)
+    model = create(class_engine, make_job(strategy, on_complete="delete"))
     insert(class_engine, model, [{"id": number} for number in range(3)])
     with Session(class_engine) as session:
         first, second = session.scalars(claim(model, 2)).all()
@@ -395,8 +394,7 @@ def test_a_completed_job_is_deleted(class_engine: sa.Engine, strategy: str) -> N
 
 
 def test_a_late_result_deletes_nothing(class_engine: sa.Engine) -> None:
-    model = make_job("update_status", on_complete="delete")
-    model.metadata.create_all(class_engine)
+    model = create(class_engine, make_job("update_status", on_complete="delete"))
     insert(class_engine, model, [{"id": 1}])
     with Session(class_engine) as session, Session(class_engine) as thief:
         late = session.scalars(claim(model, 1)).all()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.orm import mapped_column
 
 from sqlaqueue import Unique
 from tests import models
-from tests.models import KEEPING_ROWS, KINDS, TEXT, shared
+from tests.models import KEEPING_ROWS, KINDS, TEXT, create, shared
 
 __all__ = ["KEEPING_ROWS", "KINDS", "TEXT", "create", "make_job"]
 
@@ -20,8 +19,3 @@ BY_KEY = Unique("key")
 def make_job(kind: str, unique: Unique | None = BY_KEY, **options: Any) -> Any:
     attributes = {"key": mapped_column(TEXT), "note": mapped_column(TEXT)}
     return models.make_job(kind, attributes, unique=unique, **options)
-
-
-def create(engine: sa.Engine, job: Any) -> Any:
-    job.metadata.create_all(engine)
-    return job

@@ -601,8 +601,7 @@ def test_twins_are_left_out(engine: sa.Engine, session: Session, kind: str) -> N
 
 @pytest.mark.parametrize("driver", ["psycopg2", "asyncpg"])
 def test_other_drivers(shared: Database, engine: sa.Engine, driver: Any) -> None:
-    job = make_job("update_status")
-    job.metadata.create_all(engine)
+    job = create(engine, make_job("update_status"))
     if driver == "psycopg2":
         with Session(sa.create_engine(shared.url(driver))) as session:
             assert copy_in(session, job, ROWS, on_twin="skip") == 4

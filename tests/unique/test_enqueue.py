@@ -437,7 +437,7 @@ def test_a_running_twin_that_is_pending_again_is_replaced(engine: sa.Engine, pla
     retried = []
 
     def retry_once(_: Any, __: Any, statement: str, *___: Any) -> None:
-        if statement.startswith("SELECT job.id, job.key") and not retried:
+        if statement.startswith("SELECT job.id, job.payload") and not retried:
             retried.append(statement)
             execute(engine, "UPDATE job SET status = 'pending', lease_token = NULL")
 

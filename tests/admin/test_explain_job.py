@@ -1,4 +1,4 @@
-"""``admin.explain_job()``: why a job does not run, and why a new one would not be enqueued."""
+"""``admin.explain_job()``: why a job does not run, or would not be enqueued; and changes that the database refuses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from sqlaqueue import QueueConfig, QueueMixin, Unique, admin, claim, complete, e
 from sqlaqueue.exc import NotAQueueError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from tests.admin.models import HELD, Setup, claimed, make_animals, make_rows
+from tests.models import make_job
 from tests.unique.models import KEEPING_ROWS, KINDS
 
 if TYPE_CHECKING:
-    from tests.servers import Database
+    from collections.abc import Iterator
 
+    from tests.servers import Database
 HOUR = timedelta(hours=1)
 
 
@@ -522,3 +524,71 @@ def test_defaults_and_relationships_count(engine: sa.Engine, session: Session) -
     assert "Job 3 has customer_id=7, kind='invoice' as well" in reason.text
     assert "kind" not in job.__dict__
     assert list(session.new) == []
+
+
+# -- one job that the database refuses to change keeps no other from being changed, and is named -------------------
+N, BAD = 20, 7
+CHECK = "ALTER TABLE job ADD CONSTRAINT good CHECK (id <> 7) NOT VALID"
+DEFERRED = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;
+CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE OR DELETE ON job DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW WHEN (OLD.id = 7) EXECUTE FUNCTION refuse()
+"""
+REFERENCE = "CREATE TABLE child (job_id integer REFERENCES job (id)); INSERT INTO child VALUES (7)"
+Job, Once = make_job(), make_job(unique=Unique("payload"))
+
+
+@pytest.fixture
+def session(sessions: Any, model: type[Any]) -> Iterator[Session]:
+    with sessions(model)() as session:
+        session.add_all([model(payload=str(n)) for n in range(N)])
+        session.commit()
+        yield session
+
+
+CHANGES = {
+    "requeue": ("status = 'failed'", CHECK, admin.requeue),
+    "cancel": ("status = 'pending'", CHECK, lambda *arguments: len(admin.cancel(*arguments).cancelled)),
+    "purge": ("status = 'completed', finished_at = now()", REFERENCE, admin.purge),
+    "rescue": ("status = 'processing', lease_expires_at = now() - interval '1 hour'", CHECK, admin.rescue),
+}
+
+
+@pytest.mark.parametrize("model", [Job, Once], ids=["Job", "Once"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("deferred", [False, True])
+def test_the_others_are_changed(
+    session: Session, model: type[Any], change: str, caplog: Any, *, deferred: bool
+) -> None:
+    """A deferred constraint is checked at the commit, which would undo the changes of all."""
+    state, refusal, function = CHANGES[change]
+    session.execute(sa.text(f"UPDATE job SET {state}"))
+    session.execute(sa.text(DEFERRED if deferred else refusal))
+    session.commit()
+    before = session.scalar(sa.text(f"SELECT status FROM job WHERE id = {BAD}"))
+    assert function(session, model) == N - 1
+    assert session.scalar(sa.text(f"SELECT status FROM job WHERE id = {BAD}")) == before
+    left = sa.text("SELECT count(*) FROM job WHERE status = :status")
+    assert session.scalar(left, {"status": before}) == 1
+    named = [record.job_key for record in caplog.records if getattr(record, "event", None) == "change_refused"]
+    assert named == [BAD]
+
+
+@pytest.mark.parametrize("model", [Job], ids=["Job"])
+def test_a_batch_of_one_is_one_of_many(session: Session, caplog: Any) -> None:
+    """Whether the refused job is alone in its batch is a matter of chance."""
+    state, refusal, function = CHANGES["purge"]
+    session.execute(sa.text(f"UPDATE job SET {state}"))
+    session.execute(sa.text(refusal))
+    session.commit()
+    assert function(session, Job, batch_size=1) == N - 1
+    assert [record.job_key for record in caplog.records if getattr(record, "event", None) == "change_refused"] == [BAD]
+
+
+@pytest.mark.parametrize("model", [Job], ids=["Job"])
+def test_a_job_that_is_changed_by_itself_raises_the_error(session: Session) -> None:
+    session.execute(sa.text("UPDATE job SET status = 'failed'"))
+    session.execute(sa.text(CHECK))
+    session.commit()
+    with pytest.raises(sa.exc.IntegrityError, match="good"):
+        admin.requeue(session, session.get(Job, BAD))

@@ -19,6 +19,7 @@ from tests.faults.key_history import APPLICATION, Audit, install, read
 from tests.faults.key_queues import HELD, LEASE, Configuration, Urls, models, run_enqueuer, run_operator, run_worker
 from tests.faults.mutants import lose_in_database
 from tests.faults.processes import Process, Processes
+from tests.models import execute
 
 STALL = 12.0
 """Seconds without any change, beside those of a poll, after which a due job that nothing holds back is forgotten."""
@@ -67,8 +68,7 @@ class Round(Processes):
         for worker in self._workers:
             worker.send_signal(signal.SIGCONT)
             self._wait_until_it_runs(worker)
-        with self.engine.begin() as connection:
-            connection.execute(sa.update(models(config).tenant).values(most=2).where(sa.text("most = 0")))
+        execute(self.engine, sa.update(models(config).tenant).values(most=2).where(sa.text("most = 0")))
 
     def _inject(self, fault: str) -> None:
         chosen = self.rng.randrange(len(self._workers))

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, mapped_column
 
 from sqlaqueue import claim
 from tests import models
-from tests.models import create, shared
+from tests.models import create, execute, shared
 
 HELD: dict[str, dict[str, Any]] = {
     "batch_select": {"strategy": "batch_select"},
@@ -73,5 +73,4 @@ def set_status(engine: sa.Engine, model: Any, status: str, *keys: int) -> None:
     """Set the status of jobs by plain SQL; of all jobs if none is given."""
     table = model.__table__
     where = table.c.id.in_(keys) if keys else sa.true()
-    with engine.begin() as connection:
-        connection.execute(sa.update(table).where(where).values(status=status))
+    execute(engine, sa.update(table).where(where).values(status=status))

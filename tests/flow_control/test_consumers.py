@@ -34,6 +34,7 @@ from sqlaqueue.consumer import claim
 from sqlaqueue.consumer import held as held_module
 from sqlaqueue.consumer.maintenance import handlers_running
 from tests.flow_control.models import HELD, claimed, create, customers, insert, make_job, make_queue, of_customers
+from tests.models import execute
 from tests.programs import wait_until
 
 if TYPE_CHECKING:
@@ -191,8 +192,7 @@ def test_a_place_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine) 
     insert(pool, job, of_customers(1))
     with looks(pool) as looked, consumers(pool, job, handlers, 1, poll_interval=600):
         wait_until(looked.is_idle)
-        with pool.begin() as connection:
-            connection.execute(sa.delete(job.__table__).where(job.__table__.c.id == 1))
+        execute(pool, sa.delete(job.__table__).where(job.__table__.c.id == 1))
         wait_until(lambda: not unfinished(pool, job))
 
 
@@ -205,8 +205,7 @@ def test_a_quarantined_job_that_its_limit_holds_back_runs_later(pool: sa.Engine)
         insert(pool, job, of_customers(2))
         wait_until(lambda: handlers.begun[2])
         time.sleep(0.2)
-        with pool.begin() as connection:
-            connection.execute(sa.delete(job.__table__).where(job.__table__.c.id == 1))
+        execute(pool, sa.delete(job.__table__).where(job.__table__.c.id == 1))
         # Without waiting for the rescue that looks for such jobs now and then.
         wait_until(lambda: not unfinished(pool, job), seconds=15)
 

@@ -28,6 +28,7 @@ from tests.flow_control.models import (
     of_customers,
     set_status,
 )
+from tests.models import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,8 +184,7 @@ def test_a_limit_that_was_lowered_counts_the_slots_beyond_it(
     insert(engine, Job, [{"tenant_id": 1}] * 9)
     first, second, third = sessions
     assert len(claimed(first, Job, 1)) == len(claimed(second, Job, 1)) == len(claimed(third, Job, 1)) == 1
-    with Session(engine) as session, session.begin():
-        session.execute(sa.update(Tenant).values(most=2))
+    execute(engine, sa.update(Tenant).values(most=2))
     first.rollback()
     # Slots 1 and 2 are held, and slot 0 is free.
     assert claimed(first, Job, 1) == []
@@ -336,8 +336,7 @@ def test_an_order_names_the_job_that_comes_first(engine: sa.Engine, held: Any, s
 
 
 def change(engine: sa.Engine, job: Any, key: int, **values: Any) -> None:
-    with engine.begin() as connection:
-        connection.execute(sa.update(job.__table__).where(job.__table__.c.id == key).values(**values))
+    execute(engine, sa.update(job.__table__).where(job.__table__.c.id == key).values(**values))
 
 
 def test_the_count_is_newer_than_the_statement_that_locks_the_key(engine: sa.Engine) -> None:

@@ -46,6 +46,7 @@ from tests.flow_control.models import (
     of_customers,
     set_status,
 )
+from tests.models import execute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,8 +77,7 @@ def test_the_end_of_a_run_frees_its_place(engine: sa.Engine) -> None:
         session.commit()
         assert (first.id, second.id, third.id) == (1, 2, 3)
     assert claim_and_commit(engine, job) == []
-    with Session(engine) as session, session.begin():
-        session.execute(sa.delete(job).where(job.id == 3))
+    execute(engine, sa.delete(job).where(job.id == 3))
     assert ids(claim_and_commit(engine, job)) == [4]
 
 
@@ -85,11 +85,9 @@ def test_rows_set_by_plain_sql_and_expired_leases_count_until_they_are_rescued(e
     job = make_queue(engine, of_customers(1, 1, 2, 2), limits=[Limit(1, per="customer_id")])
     set_status(engine, job, "processing", 1)
     assert ids(claim_and_commit(engine, job)) == [3]
-    with engine.begin() as connection:
-        connection.execute(sa.update(job.__table__).values(lease_expires_at=sa.func.now()))
+    execute(engine, sa.update(job.__table__).values(lease_expires_at=sa.func.now()))
     assert claim_and_commit(engine, job) == []
-    with Session(engine) as session, session.begin():
-        session.execute(rescue(job))
+    execute(engine, rescue(job))
     # The rescued ones are pending again, and come first.
     assert ids(claim_and_commit(engine, job)) == [1, 3]
 
@@ -154,8 +152,7 @@ def test_a_limit_by_a_scalar_select_is_changed_at_run_time(engine: sa.Engine) ->
         session.add_all([Tenant(id=1, most=1), Tenant(id=2, most=2)])
         session.add_all([Job(tenant_id=tenant) for tenant in (1, 1, 1, 2, 2, 2)])
     assert ids(claim_and_commit(engine, Job)) == [1, 4, 5]
-    with Session(engine) as session, session.begin():
-        session.execute(sa.update(Tenant).values(most=2))
+    execute(engine, sa.update(Tenant).values(most=2))
     assert ids(claim_and_commit(engine, Job)) == [2]
     with Session(engine) as session, session.begin():
         session.execute(sa.update(Tenant).values(most=1))
@@ -311,8 +308,7 @@ def stored(job: Any) -> sa.Table:
 def pass_time(engine: sa.Engine, job: Any, delta: timedelta) -> None:
     """Move the stored times back, as if so much time had passed."""
     table = stored(job)
-    with engine.begin() as connection:
-        connection.execute(sa.update(table).values(next_at=table.c.next_at - delta))
+    execute(engine, sa.update(table).values(next_at=table.c.next_at - delta))
 
 
 def test_a_burst_begins_at_once_and_then_one_job_each_interval(engine: sa.Engine) -> None:

@@ -36,6 +36,7 @@ from tests.flow_control.models import (
     of_customers,
     set_status,
 )
+from tests.models import execute
 
 LATER = timedelta(hours=1)
 
@@ -137,11 +138,9 @@ def test_a_cancelled_head_lets_the_next_one_begin(engine: sa.Engine) -> None:
 def test_a_rescued_head_is_the_head_again(engine: sa.Engine) -> None:
     job = ordered(engine, 1, 1)
     assert ids(claim_and_commit(engine, job)) == [1]
-    with engine.begin() as connection:
-        connection.execute(sa.update(job.__table__).values(lease_expires_at=sa.func.now()))
+    execute(engine, sa.update(job.__table__).values(lease_expires_at=sa.func.now()))
     assert claim_and_commit(engine, job) == []
-    with Session(engine) as session, session.begin():
-        session.execute(rescue(job))
+    execute(engine, rescue(job))
     assert ids(claim_and_commit(engine, job)) == [1]
 
 

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("frequent_rescues")
 
 def serve_to_the_end(bench: Bench, handler: str, jobs: int, **options: Any) -> int:
     """Run workers until all jobs have ended, a new one whenever one dies, and return how many died."""
-    with bench.worker(handler, lease=1, restart=True, **options) as worker:
+    with bench.worker(handler, restart=True, **{"lease": 1} | options) as worker:
 
         def is_done() -> bool:
             assert len(worker.said("died")) <= 3 * jobs, "the poison job does not fail"
@@ -93,7 +93,8 @@ def test_a_job_that_takes_all_memory(mixed: Bench) -> None:
     good = bench.enqueue(2)
     [greedy] = bench.enqueue(1, payload="greedy", max_attempts=2)
     good += bench.enqueue(2)
-    serve_to_the_end(bench, "greedy", 5, retry=None)
+    # No worker dies, and one that allocates memory for a second extends no lease.
+    serve_to_the_end(bench, "greedy", 5, retry=None, lease=30)
     bench.expect({"completed": 4, "failed": 1}, effects=good)
     assert bench.row(greedy).last_error.startswith("MemoryError")
     bench.assert_tidy()

@@ -539,7 +539,8 @@ Job, Once = make_job(), make_job(unique=Unique("payload"))
 
 
 @pytest.fixture
-def session(sessions: Any, model: type[Any]) -> Iterator[Session]:
+def filled(sessions: Any, model: type[Any]) -> Iterator[Session]:
+    """A queue with jobs that wait."""
     with sessions(model)() as session:
         session.add_all([model(payload=str(n)) for n in range(N)])
         session.commit()
@@ -557,38 +558,36 @@ CHANGES = {
 @pytest.mark.parametrize("model", [Job, Once], ids=["Job", "Once"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("deferred", [False, True])
-def test_the_others_are_changed(
-    session: Session, model: type[Any], change: str, caplog: Any, *, deferred: bool
-) -> None:
+def test_the_others_are_changed(filled: Session, model: type[Any], change: str, caplog: Any, *, deferred: bool) -> None:
     """A deferred constraint is checked at the commit, which would undo the changes of all."""
     state, refusal, function = CHANGES[change]
-    session.execute(sa.text(f"UPDATE job SET {state}"))
-    session.execute(sa.text(DEFERRED if deferred else refusal))
-    session.commit()
-    before = session.scalar(sa.text(f"SELECT status FROM job WHERE id = {BAD}"))
-    assert function(session, model) == N - 1
-    assert session.scalar(sa.text(f"SELECT status FROM job WHERE id = {BAD}")) == before
+    filled.execute(sa.text(f"UPDATE job SET {state}"))
+    filled.execute(sa.text(DEFERRED if deferred else refusal))
+    filled.commit()
+    before = filled.scalar(sa.text(f"SELECT status FROM job WHERE id = {BAD}"))
+    assert function(filled, model) == N - 1
+    assert filled.scalar(sa.text(f"SELECT status FROM job WHERE id = {BAD}")) == before
     left = sa.text("SELECT count(*) FROM job WHERE status = :status")
-    assert session.scalar(left, {"status": before}) == 1
+    assert filled.scalar(left, {"status": before}) == 1
     named = [record.job_key for record in caplog.records if getattr(record, "event", None) == "change_refused"]
     assert named == [BAD]
 
 
 @pytest.mark.parametrize("model", [Job], ids=["Job"])
-def test_a_batch_of_one_is_one_of_many(session: Session, caplog: Any) -> None:
+def test_a_batch_of_one_is_one_of_many(filled: Session, caplog: Any) -> None:
     """Whether the refused job is alone in its batch is a matter of chance."""
     state, refusal, function = CHANGES["purge"]
-    session.execute(sa.text(f"UPDATE job SET {state}"))
-    session.execute(sa.text(refusal))
-    session.commit()
-    assert function(session, Job, batch_size=1) == N - 1
+    filled.execute(sa.text(f"UPDATE job SET {state}"))
+    filled.execute(sa.text(refusal))
+    filled.commit()
+    assert function(filled, Job, batch_size=1) == N - 1
     assert [record.job_key for record in caplog.records if getattr(record, "event", None) == "change_refused"] == [BAD]
 
 
 @pytest.mark.parametrize("model", [Job], ids=["Job"])
-def test_a_job_that_is_changed_by_itself_raises_the_error(session: Session) -> None:
-    session.execute(sa.text("UPDATE job SET status = 'failed'"))
-    session.execute(sa.text(CHECK))
-    session.commit()
+def test_a_job_that_is_changed_by_itself_raises_the_error(filled: Session) -> None:
+    filled.execute(sa.text("UPDATE job SET status = 'failed'"))
+    filled.execute(sa.text(CHECK))
+    filled.commit()
     with pytest.raises(sa.exc.IntegrityError, match="good"):
-        admin.requeue(session, session.get(Job, BAD))
+        admin.requeue(filled, filled.get(Job, BAD))

@@ -8,9 +8,10 @@ import re
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -24,12 +25,15 @@ from tests.mapping.conftest import (
     supply,  # noqa: F401 - fixtures are found by being here
     tidy,  # noqa: F401 - fixtures are found by being here
 )
+from tests.models import STRATEGIES
 from tests.programs import ROOT, run_program
+from tests.servers import Database
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.servers import Database
+# delete_returning has everything that batch_select has in a database.
+every_strategy = pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(each, marks=pytest.mark.thorough) if each == "batch_select" else each for each in STRATEGIES],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -352,12 +356,10 @@ class Shell:
     def _use_database(self) -> None:
         ini = self.directory / "alembic.ini"
         if ini.exists():
-            text = ini.read_text()
-            for driver in ("psycopg", "asyncpg"):
-                text = text.replace(f"postgresql+{driver}://localhost/app", self.database.url(driver))
-            ini.write_text(text)
+            self.write(ini.name, ini.read_text())
 
     def write(self, name: str, text: str) -> None:
+        """Write a file, with the test's database where the text has that of a reader."""
         for driver in ("psycopg", "asyncpg"):
             text = text.replace(f"postgresql+{driver}://localhost/app", self.database.url(driver))
         (self.directory / name).write_text(text)
@@ -391,12 +393,17 @@ class Shell:
 # -- a class that tests map with different configurations, and what they do with its jobs ------------------------------
 
 
-def order(config: QueueConfig | None, **attributes: Any) -> type[Any]:
-    """Map a class to the table ``orders``, as a queue with ``config``, or as no queue if it is None."""
+def new_base(**attributes: Any) -> type[Any]:
+    return type("Base", (DeclarativeBase,), attributes)
 
-    class Base(DeclarativeBase):
-        pass
 
+def order(config: QueueConfig | None, base: type[Any] | None = None, **attributes: Any) -> type[Any]:
+    """Map a class to the table ``orders``, as a queue with ``config``, or as no queue if it is None.
+
+    :param base: a declarative base; by default the class has one of its own.
+    """
+    base = base or new_base()
+    name = f"Order{len(base.registry.mappers) or ''}"
     body = {
         "__tablename__": "orders",
         "id": mapped_column(sa.Integer, primary_key=True),
@@ -404,8 +411,8 @@ def order(config: QueueConfig | None, **attributes: Any) -> type[Any]:
         **attributes,
     }
     if config is None:
-        return type("Order", (Base,), body)
-    return type("Order", (QueueMixin, Base), {**body, "__queue__": config})
+        return type(name, (base,), body)
+    return type(name, (QueueMixin, base), {**body, "__queue__": config})
 
 
 def enqueue(engine: sa.Engine, model: type[Any], *articles: str, **values: Any) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from tests.alembic.conftest import ROOT, Shell, administer, dump
+from tests.servers import Database
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.servers import Database
 TEMPLATES = sorted(each.name for each in (ROOT / "alembic_templates").iterdir())
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from alembic import command
 from sqlalchemy.exc import ProgrammingError
-from sqlalchemy.orm import DeclarativeBase, mapped_column
+from sqlalchemy.orm import mapped_column
 
-from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate
-from tests.alembic.conftest import Project, changed, dump, enqueue, execute, in_any_order, order, run_all, wanted
+from sqlaqueue import Fair, Limit, Order, QueueConfig, Rate
+from tests.alembic.conftest import (
+    Project,
+    changed,
+    dump,
+    enqueue,
+    execute,
+    in_any_order,
+    new_base,
+    order,
+    run_all,
+    wanted,
+)
 from tests.alembic.test_environments import psql
 from tests.mapping.test_claim_functions import ARGUMENTS, attach_function, count, name_of
+from tests.servers import Database
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.servers import Database
 NAME = "sqlaqueue_limit_orders"
 OTHER_BODY = "BEGIN\n  RETURN 100 % 7;\nEND\n"
 
@@ -162,18 +171,9 @@ def test_functions_of_tables_that_the_filters_leave_out_stay(
     database: Database, make: Any, engine: sa.Engine, theirs: str
 ) -> None:
     """Two applications share a database, and each has its own migrations."""
-
-    class Base(DeclarativeBase):
-        pass
-
-    class Other(QueueMixin, Base):
-        __tablename__ = theirs
-        __queue__ = QueueConfig()
-        id = mapped_column(sa.Integer, primary_key=True)
-
-    other = sa.inspect(Other).local_table
+    other = order(QueueConfig(), __tablename__=theirs).__table__
     attach_function(other)
-    Base.metadata.create_all(engine)
+    other.metadata.create_all(engine)
     tables = limited().metadata.tables
     project: Project = make(limited(), include_name=lambda name, kind, _: kind != "table" or name in tables)
     removed = changed(project, order(QueueConfig()))
@@ -218,25 +218,18 @@ def test_a_script_makes_the_same_schema(database: Database, tmp_path: Path, engi
 
 @pytest.mark.parametrize("schema", ["shop", 'the "shop"'])
 def test_another_schema(database: Database, make: Any, engine: sa.Engine, schema: str) -> None:
-    class Base(DeclarativeBase):
-        metadata = sa.MetaData(schema=schema)
-
-    class Job(QueueMixin, Base):
-        __tablename__ = 'the "job"'
-        __queue__ = QueueConfig()
-        id = mapped_column(sa.Integer, primary_key=True)
-
+    model = order(QueueConfig(), new_base(metadata=sa.MetaData(schema=schema)), __tablename__='the "job"')
     with engine.begin() as connection:
         connection.execute(sa.schema.CreateSchema(schema))
-    attach_function(sa.inspect(Job).local_table)
-    project: Project = make(Job, include_schemas=True)
+    attach_function(model.__table__)
+    project: Project = make(model, include_schemas=True)
     project.check()
     quoted = engine.dialect.identifier_preparer.quote(schema)
-    name = engine.dialect.identifier_preparer.quote(name_of(Job.__table__))
+    name = engine.dialect.identifier_preparer.quote(name_of(model.__table__))
     execute(engine, f"COMMENT ON FUNCTION {quoted}.{name} IS 'sqlaqueue, version 0'")
     changed(project)
     with engine.connect() as connection:
-        assert connection.scalar(count(Job.__table__, 0)) == 0
+        assert connection.scalar(count(model.__table__, 0)) == 0
 
 
 def test_a_translated_schema(database: Database, make: Any, engine: sa.Engine) -> None:

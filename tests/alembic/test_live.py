@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from alembic.util import CommandError
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
+from sqlalchemy.orm import Session, mapped_column
 
-from sqlaqueue import QueueConfig, QueueMixin, claim, complete, reconcile
+from sqlaqueue import QueueConfig, claim, complete, reconcile
 from tests.alembic.conftest import Project, dump, enqueue, execute, in_any_order, order, run_all, wanted
+from tests.servers import Database
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import psycopg
-
-    from tests.servers import Database
 BY_ROW = """sa.text("CASE WHEN sent THEN 'completed' ELSE 'pending' END")"""
 
 
@@ -122,29 +119,19 @@ def test_an_index_keeps_its_options(database: Database, make: Any) -> None:
 
 @pytest.mark.parametrize("strategy", ["update_status", "delete_returning"])
 def test_a_partitioned_table(database: Database, make: Any, engine: sa.Engine, strategy: str) -> None:
-    def model(*bases: type[Any], **attributes: Any) -> type[Any]:
-        class Base(DeclarativeBase):
-            pass
-
-        body = {
-            "__tablename__": "orders",
-            "__table_args__": {"postgresql_partition_by": "HASH (id)"},
-            "id": mapped_column(sa.Integer, primary_key=True),
-            "article": mapped_column(sa.Text, nullable=False),
-            **attributes,
-        }
-        return type("Order", (*bases, Base), body)
+    def model(config: QueueConfig | None) -> type[Any]:
+        return order(config, __table_args__={"postgresql_partition_by": "HASH (id)"})
 
     def include_name(name: str | None, kind: str, _: Any) -> bool:
         return kind != "table" or not (name or "").startswith("part")
 
-    project = make(model(), include_name=include_name)
+    project = make(model(None), include_name=include_name)
     execute(
         engine,
         *(f"CREATE TABLE part{n} PARTITION OF orders FOR VALUES WITH (MODULUS 2, REMAINDER {n})" for n in range(2)),
         "INSERT INTO orders SELECT n, n FROM generate_series(1, 100) AS n",
     )
-    queue = model(QueueMixin, __queue__=QueueConfig(strategy=strategy))
+    queue = model(QueueConfig(strategy=strategy))
     project.metadata = queue.metadata
     if strategy == "update_status":
         with pytest.raises(CommandError, match="-x live=orders: the table is partitioned"):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from psycopg import sql
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
+from sqlalchemy.orm import Session, mapped_column
 
-from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete
+from sqlaqueue import QueueConfig, States, claim, complete
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction, objects_of
 from sqlaqueue.postgresql.start_checks import outdated_triggers_of, undefined_object_advice
@@ -25,6 +26,7 @@ from tests.alembic.conftest import (
     enqueue,
     execute,
     in_any_order,
+    new_base,
     order,
     run_all,
     statuses,
@@ -32,11 +34,8 @@ from tests.alembic.conftest import (
 )
 from tests.models import STRATEGIES
 from tests.programs import wait_until
+from tests.servers import Database
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.servers import Database
 one_strategy = pytest.mark.parametrize(
     "strategy",
     [STRATEGIES[0], *(pytest.param(each, marks=pytest.mark.thorough) for each in STRATEGIES[1:])],
@@ -170,16 +169,9 @@ def test_a_table_renamed_by_hand(database: Database, make: Any, engine: sa.Engin
 
 def test_quoted_names_in_a_translated_schema(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
     def mapped(*, notify: bool) -> type[Any]:
-        class Base(DeclarativeBase):
-            pass
-
-        body = {
-            "__tablename__": 'Job "x" 100%',
-            "__queue__": QueueConfig(notify=notify, columns={"status": "state"}),
-            "id": mapped_column(sa.Integer, primary_key=True),
-            "state": mapped_column("the: State", sa.Text, nullable=False, server_default="pending"),
-        }
-        return type("Job", (QueueMixin, Base), body)
+        config = QueueConfig(notify=notify, columns={"status": "state"})
+        state = mapped_column("the: State", sa.Text, nullable=False, server_default="pending")
+        return order(config, __tablename__='Job "x" 100%', state=state)
 
     notifying, silent = mapped(notify=True), mapped(notify=False)
     before = dump(database)
@@ -207,7 +199,7 @@ def test_quoted_names_in_a_translated_schema(database: Database, engine: sa.Engi
         channel = channel_of(spec_of(notifying))
         listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         with Session(translated) as session:
-            job = notifying()
+            job = notifying(article="1")
             session.add(job)
             session.commit()
             session.execute(complete(session.scalars(claim(notifying, 1)).all()))
@@ -258,17 +250,10 @@ def test_two_queues_are_locked_in_one_attempt(database: Database, make: Any) -> 
     """Waiting for one table while holding the other would block other sessions."""
 
     def models(*, notify: bool) -> type[Any]:
-        class Base(DeclarativeBase):
-            pass
-
+        base = new_base()
         for name in ("one", "two"):
-            body = {
-                "__tablename__": name,
-                "__queue__": QueueConfig(notify=notify),
-                "id": mapped_column(sa.Integer, primary_key=True),
-            }
-            type(name.title(), (QueueMixin, Base), body)
-        return Base
+            order(QueueConfig(notify=notify), base, __tablename__=name)
+        return base
 
     project = make(models(notify=True))
     text = changed(project, models(notify=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,9 +16,8 @@ from sqlaqueue import QueueConfig, QueueMixin, States, Unique
 from sqlaqueue.alembic import operations_on_rows
 from tests.alembic.conftest import Project, changed, dump, execute, in_any_order, order, set_for_all, wanted
 from tests.alembic.test_live import upgrade_with_interruption
+from tests.servers import Database
 
-if TYPE_CHECKING:
-    from tests.servers import Database
 NAME = "ix_orders_queue_unique"
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -356,13 +355,7 @@ def test_an_index_beside_a_live_table_is_created_again(make: Any) -> None:
 
     def model(config: QueueConfig | None, unique: Unique | None) -> type[Any]:
         first = order(config)
-        body = {
-            "__tablename__": "other",
-            "__queue__": QueueConfig(unique=unique),
-            "id": mapped_column(sa.Integer, primary_key=True),
-            "article": mapped_column(sa.Text, nullable=False),
-        }
-        type("Other", (QueueMixin, first.__bases__[-1]), body)
+        order(QueueConfig(unique=unique), first.__bases__[-1], __tablename__="other")
         return first
 
     project = make(model(None, None))

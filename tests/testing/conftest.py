@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -64,6 +65,17 @@ def database_is_left_empty(engine: sa.Engine) -> Iterator[None]:
     with engine.connect() as connection:
         (counts,) = connection.execute(COUNTS)
     assert not any(counts), counts._mapping
+
+
+@pytest.fixture(autouse=True)
+def queues_of_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide those of other tests: travel() asks for the table of each queue of the process, which would be hundreds."""
+    # The name of the module is that of a function as well.
+    module = importlib.import_module("sqlaqueue.testing.enqueued")
+    queues, folder = module._queues, __package__
+    monkeypatch.setattr(
+        module, "_queues", lambda: [each for each in queues() if each.mapper.class_.__module__.startswith(folder)]
+    )
 
 
 @pytest.fixture(params=["sync", "async"])

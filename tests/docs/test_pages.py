@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
+import gc
 import inspect
 import re
 import signal
@@ -59,8 +61,7 @@ def test_the_tests_that_pages_name_exist() -> None:
 def exists(page: Path, test: str, file: str) -> bool:
     if not file:
         return hasattr(StrategyConformance, test)
-    module = ast.parse((page.parent / file).read_text())
-    return any(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and one.name == test for one in ast.walk(module))
+    return test in defined((page.parent / file).resolve())
 
 
 @pytest.mark.once
@@ -129,6 +130,7 @@ def test_the_functions_that_a_walk_names_exist() -> None:
     assert [(path, name) for path, name in steps if name not in defined(ROOT / "sqlaqueue" / path)] == []
 
 
+@functools.cache
 def defined(path: Path) -> set[str]:
     """Return the functions, classes and methods that a file defines, such as ``Settler.settle``."""
     functions = ast.FunctionDef, ast.AsyncFunctionDef
@@ -143,8 +145,9 @@ def defined(path: Path) -> set[str]:
 
 @pytest.fixture
 def engines() -> Iterator[None]:
-    """Dispose of the engines that the snippets created; a reader's program would end here."""
+    """Dispose of the engines that the snippets created, and undo their settings; a reader's program would end here."""
     made: set[Engine] = set()
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
 
     def remember(connection: Any) -> None:
         made.add(connection.engine)
@@ -153,6 +156,8 @@ def engines() -> Iterator[None]:
     yield
     event.remove(Engine, "engine_connect", remember)
     close_all_sessions()
+    sys.setswitchinterval(interval)
+    gc.set_threshold(*threshold)
     for engine in made:
         engine.dispose()
 

@@ -23,6 +23,11 @@ from tests.servers import Database
 pytestmark = pytest.mark.once
 
 
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, in which nothing is imported yet."""
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment(), check=False)
+
+
 def test_version() -> None:
     assert run("--version").stdout == f"sqlaqueue, version {sqlaqueue.__version__}\n"
 
@@ -35,9 +40,8 @@ def test_help_names_the_commands() -> None:
 
 @pytest.mark.parametrize(("missing", "extra"), [("click", "cli"), ("rich", "cli"), ("psycopg", "demo")])
 def test_the_error_for_a_missing_package_names_the_extra(missing: str, extra: str) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue.cli import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", program, "demo"], capture_output=True, text=True, env=environment(), check=False
+    result = python(
+        "-c", f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue.cli import main; main()", "demo"
     )
     assert result.returncode != 0
     assert f"pip install 'sqlaqueue[{extra}]'" in result.stderr
@@ -46,8 +50,8 @@ def test_the_error_for_a_missing_package_names_the_extra(missing: str, extra: st
 
 @pytest.mark.parametrize("missing", ["click", "rich", "psycopg", "greenlet"])
 def test_the_library_can_be_imported_without(missing: str) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue import *; Consumer"
-    subprocess.run([sys.executable, "-c", program], env=environment(), check=True)
+    result = python("-c", f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue import *; Consumer")
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -61,11 +65,7 @@ def test_the_library_can_be_imported_without(missing: str) -> None:
     ],
 )
 def test_async_code_without_greenlet_names_the_extra(program: str, said: str) -> None:
-    program = f"import sys; sys.modules['greenlet'] = None; {program}"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=False
-    )
-    *_, last = result.stderr.splitlines()
+    *_, last = python("-c", f"import sys; sys.modules['greenlet'] = None; {program}").stderr.splitlines()
     assert said in last
     assert last.endswith("pip install 'sqlaqueue[async]'")
 
@@ -79,8 +79,7 @@ def test_async_code_without_greenlet_names_the_extra(program: str, said: str) ->
     ],
 )
 def test_the_package_runs_as_a_module(arguments: list[str], code: int, said: str) -> None:
-    command = [sys.executable, "-m", "sqlaqueue", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = python("-m", "sqlaqueue", *arguments)
     assert result.returncode == code
     assert (result.stdout + result.stderr).startswith(said)
 

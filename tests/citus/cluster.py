@@ -54,16 +54,13 @@ class CitusDatabase:
         return cls(sa.make_url(url))
 
     def url(self, driver: Driver = "psycopg") -> str:
-        """Return what ``create_engine`` takes."""
         return self.address.set(drivername=f"postgresql+{driver}").render_as_string(hide_password=False)
 
     @property
     def dsn(self) -> str:
-        """What ``psycopg.connect`` takes."""
         return self.address.set(drivername="postgresql").render_as_string(hide_password=False)
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        """Return a plain connection in autocommit."""
         return psycopg.connect(self.dsn, autocommit=True)
 
     def in_schema(self, name: str) -> CitusDatabase:

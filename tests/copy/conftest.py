@@ -53,8 +53,6 @@ class Wrapped(sa.types.UserDefinedType[str]):
 
 
 class Anything(QueueMixin, Base):
-    """A column of each type."""
-
     __tablename__ = "anything"
     id: Mapped[int] = mapped_column(primary_key=True)
     to: Mapped[str] = mapped_column("send to", default="nobody")
@@ -89,8 +87,6 @@ def _word_of(context: Any) -> str:
 
 
 class Defaults(QueueMixin, Base):
-    """Defaults of each kind."""
-
     __tablename__ = "defaults"
     id: Mapped[int] = mapped_column(primary_key=True)
     version: Mapped[int] = mapped_column()
@@ -127,8 +123,6 @@ class Order(QueueMixin, Base):
 
 
 class Message(QueueMixin, Base):
-    """Single-table inheritance."""
-
     __tablename__ = "message"
     __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "message"}  # noqa: RUF012 - as SQLAlchemy reads it
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -141,8 +135,6 @@ class Email(Message):
 
 
 class Parcel(Message):
-    """Joined-table inheritance."""
-
     __tablename__ = "parcel"
     __mapper_args__ = {"polymorphic_identity": "parcel"}  # noqa: RUF012 - as SQLAlchemy reads it
     id: Mapped[int] = mapped_column(sa.ForeignKey(Message.id), primary_key=True)
@@ -188,7 +180,6 @@ Moved = make_elsewhere()
 
 
 def rows_of(engine: sa.Engine, model: Any, *attributes: str) -> list[Any]:
-    """Return the rows of the table, in the order of the key."""
     columns = [getattr(model, attribute) for attribute in attributes]
     with Session(engine) as session:
         return [tuple(row) for row in session.execute(sa.select(*columns).order_by(model.id))]
@@ -278,7 +269,6 @@ def copy_database(server: Server) -> Iterator[Database]:
 
 @pytest.fixture
 def engine(copy_database: Database) -> Iterator[sa.Engine]:
-    """An engine; all tables are empty."""
     engine = sa.create_engine(copy_database.url())
     with engine.begin() as connection:
         for table in reversed(Base.metadata.sorted_tables):

@@ -88,7 +88,6 @@ class Patient:
 
 
 def split(fix: str) -> list[str]:
-    """Return the statements of a fix."""
     statements, quoted, begin = [], False, 0
     for at, line in enumerate(lines := fix.splitlines()):
         quoted ^= line.count("$sqlaqueue$") % 2 == 1
@@ -121,7 +120,6 @@ def patient(server: Server, healthy: str) -> Iterator[Patient]:
 
 
 def add_consumer(patient: Patient, queue: str, **values: Any) -> None:
-    """Insert the heartbeat of a Consumer."""
     row = {
         "id": "1",
         "queue": queue,
@@ -203,7 +201,6 @@ def restart_with(database: Database, setting: str) -> None:
 
 
 def plain_engine(url: str, **options: Any) -> sa.Engine:
-    """Return an engine that keeps no connection."""
     return sa.create_engine(url, poolclass=sa.NullPool, **options)
 
 

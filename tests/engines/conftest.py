@@ -35,7 +35,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def engine(place: Place) -> Iterator[sa.Engine]:
-    """An engine that is prepared."""
     engine = sa.create_engine(place.url)
     place.prepare(engine)
     yield engine

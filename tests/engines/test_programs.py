@@ -356,16 +356,12 @@ class TwoEngines(DeclarativeBase):
 
 
 class Email(QueueMixin, TwoEngines):
-    """A queue on PostgreSQL."""
-
     __tablename__ = "email"
     __queue__ = QueueConfig(strategy="update_status")
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
 class Thumbnail(QueueMixin, TwoEngines):
-    """A queue in a file."""
-
     __tablename__ = "thumbnail"
     __queue__ = QueueConfig(strategy="update_status")
     id: Mapped[int] = mapped_column(primary_key=True)

@@ -63,7 +63,6 @@ class TidyDatabase:
 
 @contextlib.contextmanager
 def created(engine: sa.Engine, *collections: sa.MetaData) -> Iterator[None]:
-    """Create the tables of each MetaData, and drop them afterwards."""
     for metadata in collections:
         metadata.create_all(engine)
     yield
@@ -113,7 +112,6 @@ def tidy(supply: DatabasePool) -> Iterator[TidyDatabase]:
 
 @pytest.fixture
 def engine(tidy: TidyDatabase) -> Iterator[sa.Engine]:
-    """An engine for the database ``tidy``."""
     engine = sa.create_engine(tidy.database.url())
     yield engine
     engine.dispose()
@@ -235,7 +233,6 @@ class Built:
         return config
 
     def attribute(self, role: str) -> str | None:
-        """Return the attribute that has a role."""
         return self.config.attribute_for(role, role)
 
     def column(self, attribute: str) -> sa.Column[Any]:

@@ -140,8 +140,6 @@ def given_table(queue: MakeConfig) -> Any:
 
 
 class PlainObject:
-    """A plain class for imperative mapping."""
-
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
             setattr(self, name, value)

@@ -50,7 +50,6 @@ def attach_function(table: sa.Table, **changes: Any) -> Function:
 
 
 def count(table: sa.Table, key: Any) -> sa.Select[Any]:
-    """Return the query that calls the function."""
     since = sa.func.to_timestamp(0)
     return sa.select(call(name_of(table), table, key, since, type_=sa.Integer()).label("count"))
 

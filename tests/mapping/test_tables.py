@@ -217,8 +217,6 @@ def test_creating_the_table_of_a_queue_creates_its_side_tables(database: Databas
 
 
 class Queues:
-    """Two queues in one MetaData."""
-
     def __init__(self, first: QueueConfig, second: QueueConfig, name: str = "second", **options: Any) -> None:
         base = new_base()
 

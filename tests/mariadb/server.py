@@ -135,7 +135,6 @@ class MariaDBServer:
         self.stop(signal.SIGKILL)
 
     def url(self, database: str, driver: str = "mariadb+pymysql") -> str:
-        """Return the URL of a database."""
         return f"{driver}://root@/{database}?unix_socket={self.socket}&charset=utf8mb4"
 
     @contextlib.contextmanager

@@ -143,7 +143,6 @@ async def test_an_idle_async_consumer_of_the_process_is_woken(async_engine: Asyn
 
 
 def run_worker(actor: Actor, *, url: str) -> None:
-    """Run a Consumer until a signal stops it."""
     pace.RESCUE = 0.2
     options = {"concurrency": 4, "poll_interval": 0.05, "lease": 1}
     recorder = actor.recorder

@@ -36,7 +36,6 @@ def rows(engine: sa.Engine, *columns: Any) -> list[Any]:
 
 
 def expire(engine: sa.Engine, model: Any) -> None:
-    """Let the leases of all jobs expire."""
     with engine.begin() as connection:
         connection.execute(sa.update(model).values(lease_expires_at=datetime(2020, 1, 1, tzinfo=UTC)))
 
@@ -387,7 +386,6 @@ PHOTO: Any = Photo.__table__
 
 @pytest.fixture
 def photos(url: Callable[[str], str]) -> Iterator[sa.Engine]:
-    """Three photos of size 1 to 3."""
     engine = sa.create_engine(url("mariadb+pymysql"))
     sqlaqueue.mariadb.prepare(engine)
     PhotoBase.metadata.create_all(engine)

@@ -293,7 +293,6 @@ def test_enqueue_waits_for_a_twin_that_is_not_committed(
 
 
 def waits_for_lock(engine: sa.Engine) -> None:
-    """Wait until a transaction waits for a lock."""
     query = sa.text("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

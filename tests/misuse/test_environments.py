@@ -43,7 +43,6 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def filled(engine: sa.Engine, model: Any) -> sa.Engine:
-    """An engine on a database with three jobs."""
     model.metadata.create_all(engine)
     insert(engine, model, 3)
     return engine

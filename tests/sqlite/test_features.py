@@ -163,8 +163,6 @@ def test_rows_of_a_test_are_known_in_another_schema(tmp_path: Path) -> None:
 
 
 class Wrapped(sa.types.TypeDecorator[datetime]):
-    """A type of the application."""
-
     impl = sa.DateTime(timezone=True)
     cache_ok = True
 

@@ -332,8 +332,6 @@ HOUR = 3600
 
 
 class Claims:
-    """Counts the claims on an engine."""
-
     def __init__(self, engine: sa.Engine) -> None:
         self.number = 0
         event.listen(engine, "before_cursor_execute", self._count)

@@ -64,7 +64,6 @@ def client(app: Any) -> httpx.AsyncClient:
 
 
 def ask(engine: sa.Engine, *models: Any, access: Any = everything, **options: Any) -> httpx.AsyncClient:
-    """Return a client of a dashboard of these classes."""
     return client(Dashboard(models, sessionmaker(engine), access=access, **options))
 
 
@@ -95,7 +94,6 @@ async def follow(browser: httpx.AsyncClient, response: httpx.Response) -> httpx.
 
 
 def hidden(text: str) -> list[tuple[str, str]]:
-    """Return the hidden fields of a page."""
     found = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', text)
     return [(unescape(name), unescape(value)) for name, value in found]
 
@@ -146,12 +144,10 @@ async def _serve(server: uvicorn.Server, bound: socket.socket) -> None:
 
 @pytest.fixture
 def dashboard(queues: Queues, sessions: Any) -> Dashboard:
-    """A dashboard of ``queues`` in which everything is allowed."""
     return Dashboard(queues.all, sessions, access=everything)
 
 
 @pytest.fixture
 def root(dashboard: Dashboard) -> Iterator[str]:
-    """The URL of that dashboard, which is served."""
     with serving(dashboard) as root:
         yield root

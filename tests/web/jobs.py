@@ -38,7 +38,6 @@ XSS = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>"
 
 
 def created(engine: sa.Engine, model: Any) -> Any:
-    """Create the tables of a class, and return it."""
     model.metadata.create_all(engine)
     return model
 
@@ -68,7 +67,6 @@ def add(engine: sa.Engine, *jobs: Any) -> None:
 
 
 def settle(engine: sa.Engine, model: Any, number: int, verb: Callable[..., Any], **options: Any) -> None:
-    """Claim the next jobs and settle them."""
     with Session(engine) as session:
         claimed = session.scalars(claim(model, number)).all()
         if not spec_of(model).strategy.holds_transaction:
@@ -293,7 +291,6 @@ def make_window_small(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
 
 
 def plan_of(engine: sa.Engine, model: Any, statement: str, parameters: Any) -> Any:
-    """Return the executed plan of a statement of a list."""
     with Session(engine) as session:
         set_planner(session, columns(model))
         explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
@@ -327,7 +324,6 @@ WRITE = sa.text("INSERT INTO ran VALUES (:id, :attempt, pg_backend_pid(), clock_
 
 
 def run_jobs(url: str, kind: str) -> None:
-    """Run jobs, and write down which, until SIGTERM."""
     engine = sa.create_engine(url)
     # A call is recorded at once, whatever becomes of the job's transaction.
     own = sa.create_engine(url, isolation_level="AUTOCOMMIT")

@@ -142,8 +142,6 @@ def make_rows(strategy: str = "update_status", **options: Any) -> Any:
 
 @shared
 def make_pairs() -> Any:
-    """Return a queue with a composite key."""
-
     class Pair(QueueMixin, new_base()):
         __tablename__ = "pair"
         __queue__ = QueueConfig(strategy="delete_returning")
@@ -178,8 +176,6 @@ def make_messages() -> Any:
 
 @shared
 def make_daily(strategy: str) -> Any:
-    """Return a queue whose keys are dates."""
-
     class Daily(QueueMixin, new_base()):
         __tablename__ = "daily"
         __queue__ = QueueConfig(strategy=strategy)

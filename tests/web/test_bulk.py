@@ -301,7 +301,6 @@ JOBS = SIZE * GROUPS
 
 @contextmanager
 def workers(url: str, kind: str) -> Iterator[None]:
-    """Run jobs in four processes."""
     started = [Program(jobs.__name__, url, kind) for _ in range(PROCESSES)]
     try:
         yield

@@ -278,7 +278,6 @@ def large(engine: sa.Engine, request: pytest.FixtureRequest, monkeypatch: pytest
 
 
 def cursor(engine: sa.Engine, model: Any, *pairs: tuple[str, str], key: int) -> str:
-    """Return the cursor after the job of a key."""
     with Session(engine) as session:
         source = source_of(columns(model), parse_filter(columns(model), pairs))
         sort = dict(pairs).get("sort", "-id")

@@ -243,7 +243,6 @@ async def test_an_action_on_all_jobs_says_how_many_match(
 
 
 def form_of(text: str, name: str) -> list[tuple[str, str]]:
-    """Return the hidden fields of a form of a list."""
     (form,) = re.findall(rf'<form id="{name}".*?</form>', text, re.DOTALL)
     return hidden(form)
 

@@ -39,11 +39,9 @@ class Stream:
         self._lines = response.aiter_lines()
 
     async def comment(self) -> str:
-        """Return the first line."""
         return await anext(self._lines)
 
     async def event(self) -> Any:
-        """Return the data of the next event."""
         async with asyncio.timeout(30):
             async for line in self._lines:
                 if line.startswith("data: "):
@@ -51,7 +49,6 @@ class Stream:
         return None
 
     async def names(self, queue: str) -> None:
-        """Wait for an event of a queue."""
         while queue not in (await self.event())["queues"]:
             pass
 
@@ -83,8 +80,6 @@ def any_root(request: pytest.FixtureRequest, queues: Queues, engine: sa.Engine) 
 
 @pytest.fixture
 def email(queues: Queues, engine: sa.Engine) -> Callable[[], None]:
-    """A function that enqueues an e-mail."""
-
     def enqueue() -> None:
         with Session(engine) as session:
             session.add(queues.Email(recipient="ada@example.com", subject="ten thousand"))

@@ -53,7 +53,6 @@ _QUIET = (
 
 @contextlib.contextmanager
 def running() -> Iterator[Browser]:
-    """Run a browser."""
     assert PROGRAM is not None, MISSING
     # As root, which tests often are in a container, Chromium does not start with its sandbox.
     root = ("--no-sandbox",) if os.getuid() == 0 else ()
@@ -121,7 +120,6 @@ class View:
             self.problems.append(f"status {response.status}: {response.url}")
 
     def check(self) -> None:
-        """Fail if anything has gone wrong so far."""
         assert not self.problems, "\n".join(self.problems)
 
     def expect(self, *statuses: int) -> None:
@@ -129,7 +127,6 @@ class View:
         self._expected |= set(statuses)
 
     def open(self, path: str = "", *, status: int = 200) -> View:
-        """Open a page of the dashboard, relative to its root."""
         if status >= 400:
             self.expect(status)
         response = self.page.goto(self.root + path)
@@ -152,7 +149,6 @@ class View:
         return self
 
     def press(self, *keys: str) -> View:
-        """Press keys one after the other."""
         for key in keys:
             self.page.keyboard.press(key)
         return self
@@ -166,7 +162,6 @@ class View:
         self.page.wait_for_function(condition, arg=argument)
 
     def run(self, function: str, argument: Any = None) -> Any:
-        """Return what a function of JavaScript returns."""
         return self.page.evaluate(function, argument)
 
     @property

@@ -114,7 +114,6 @@ TRACEBACK = """Traceback (most recent call last):
 
 
 def fill(session: Session) -> None:
-    """Create the tables and their rows."""
     Base.metadata.create_all(session.connection())
     now: datetime = session.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
     dice = random.Random(7)
@@ -308,13 +307,11 @@ class Site:
     database: Database
 
     def execute(self, statement: str, **parameters: Any) -> Any:
-        """Execute SQL, and return its rows if it has any."""
         with self.engine.begin() as connection:
             result = connection.execute(sa.text(statement), parameters)
             return result.all() if result.returns_rows else result.rowcount
 
     def add(self, *jobs: Any) -> None:
-        """Enqueue jobs."""
         with Session(self.engine) as session:
             session.add_all(jobs)
             session.commit()

@@ -44,7 +44,6 @@ PICTURES = [
 
 
 def write_screenshots(site: Site, folder: Path, pictures: Sequence[Picture] = PICTURES) -> list[Path]:
-    """Write those pictures whose pages exist, and return their files."""
     written = []
     with running_browser() as browser:
         for picture in pictures:
@@ -78,7 +77,6 @@ def _prepare(site: Site) -> None:
 
 
 def main() -> None:
-    """Write the pictures."""
     parser = argparse.ArgumentParser(prog="python -m tests.web.browser.screenshots", description=main.__doc__)
     parser.add_argument("names", nargs="*", help="such as overview or jobs-dark; all by default")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write them")

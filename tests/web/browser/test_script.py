@@ -73,7 +73,6 @@ class ScriptPage:
             self._loop.call_soon_threadsafe(event.set)
 
     def end_streams(self) -> None:
-        """End all open streams."""
         self._ends = True
         self.send()
 

@@ -103,6 +103,13 @@ def create(engine: sa.Engine, model: Any) -> Any:
     return model
 
 
+def add(sessions: Any, *jobs: Any) -> None:
+    """Add instances and commit, by a sessionmaker or on an engine."""
+    with Session(sessions) if isinstance(sessions, sa.Engine) else sessions() as session:
+        session.add_all(jobs)
+        session.commit()
+
+
 def insert(engine: sa.Engine, model: Any, rows: Iterable[Mapping[str, Any]] | int) -> list[Any]:
     """Add jobs with these values, or so many without any; commit, and return the first columns of their keys."""
     with Session(engine) as session:

@@ -40,7 +40,7 @@ from tests.citus import models as targets
 from tests.citus.cluster import CitusDatabase
 from tests.citus.conftest import engine_of, schema_in
 from tests.citus.models import DISTRIBUTE, execute, job_class, placed
-from tests.models import new_base
+from tests.models import add, new_base
 from tests.programs import wait_until
 from tests.web.conftest import client, everything
 
@@ -72,9 +72,7 @@ class Queue:
         self._options = {"poll_interval": 0.05, **OPTIONS.get(place, {})}
 
     def enqueue(self, keys: range, tenant: int = 1) -> None:
-        with self.sessions() as session:
-            session.add_all(self.job(id=key, tenant=tenant) for key in keys)
-            session.commit()
+        add(self.sessions, *(self.job(id=key, tenant=tenant) for key in keys))
 
     def consumer(self, handler: Any = lambda session, job: None, **options: Any) -> Consumer[Any]:
         return Consumer(self.job, handler, self.sessions, **(self._options | options))
@@ -236,9 +234,7 @@ def test_the_depth(own_engine: sa.Engine, place: str) -> None:
 def test_why_a_queue_does_not_run(own_engine: sa.Engine, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(own_engine, place, job_class())
     queue.enqueue(range(2))
-    with queue.sessions() as session:
-        session.add(queue.job(id=9, tenant=2, run_at=sa.func.now() + timedelta(hours=1)))
-        session.commit()
+    add(queue.sessions, queue.job(id=9, tenant=2, run_at=sa.func.now() + timedelta(hours=1)))
     monkeypatch.setattr(targets, "app", queue.job, raising=False)
     assert re.search("Due: 2 jobs, .*; the next one is due at ", output(own_engine, why))
 

@@ -48,7 +48,7 @@ from tests.faults.harness import Harness
 from tests.faults.mutants import lose
 from tests.faults.processes import Actor
 from tests.faults.roles import PayloadHandler, pool_size_of, record_events
-from tests.models import new_base
+from tests.models import add, new_base
 from tests.programs import wait_until
 from tests.servers import Server
 
@@ -73,9 +73,7 @@ class Queue:
             self.some = self.some.where(self.Job.tenant == 1)
 
     def enqueue(self, keys: range, **values: Any) -> None:
-        with self.sessions() as session:
-            session.add_all(self.Job(id=key, **values) for key in keys)
-            session.commit()
+        add(self.sessions, *(self.Job(id=key, **values) for key in keys))
 
     def states(self) -> Counter[str]:
         with self.sessions() as session:
@@ -294,9 +292,7 @@ def test_one_consumer_for_each_schema(citus_database: CitusDatabase) -> None:
             mapped = engine.execution_options(schema_translate_map={None: name})
             found.base.metadata.create_all(mapped)
             sessions = sessionmaker(mapped)
-            with sessions() as session:
-                session.add_all(found.job() for _ in range(5))
-                session.commit()
+            add(sessions, *(found.job() for _ in range(5)))
 
             def run(session: Session, job: Any, name: str = name) -> None:
                 ran[name] += 1
@@ -335,9 +331,7 @@ def test_old_jobs_of_a_schema_are_deleted(
     monkeypatch.setattr(pace, "RETENTION", 0.1)
     base.metadata.create_all(sharded_engine)
     sessions = sessionmaker(sharded_engine)
-    with sessions() as session:
-        session.add_all(Job() for _ in range(3))
-        session.commit()
+    add(sessions, *(Job() for _ in range(3)))
     count = sa.select(sa.func.count()).select_from(Job)
     with Consumer(Job, lambda session, job: None, sessions, poll_interval=0.05), sessions() as session:
         wait_until(lambda: session.scalar(count) == 0)

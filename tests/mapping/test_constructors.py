@@ -23,7 +23,7 @@ from sqlaqueue.exc import ConfigurationError, NotClaimedError
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.postgresql.ddl import objects_of
 from tests.mapping.conftest import TidyDatabase, created
-from tests.models import new_base
+from tests.models import add, new_base
 from tests.programs import FORKS
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -217,9 +217,7 @@ HELD = [Locked, Announced, Listed]
 @pytest.fixture
 def engine(engine: sa.Engine) -> Iterator[sa.Engine]:
     with created(engine, Base.metadata):
-        with Session(engine) as session:
-            session.add_all([model() for model in (Leased, *HELD) for _ in range(2)])
-            session.commit()
+        add(engine, *(model() for model in (Leased, *HELD) for _ in range(2)))
         yield engine
 
 

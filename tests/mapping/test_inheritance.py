@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sele
 from sqlaqueue import QueueConfig, QueueMixin, cancel, claim, complete, extend, fail, purge, reconcile, requeue, rescue
 from sqlaqueue.exc import ConfigurationError, StatementError
 from tests.mapping.conftest import created
-from tests.models import STRATEGIES, new_base
+from tests.models import STRATEGIES, add, new_base
 
 OWN_MESSAGE = QueueConfig(strategy="delete_returning", rows_are_messages=True)
 
@@ -175,9 +175,7 @@ class JoinedHierarchy:
 def joined(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[JoinedHierarchy]:
     hierarchy = JoinedHierarchy(QueueConfig(strategy=request.param))
     with created(engine, hierarchy.metadata):
-        with Session(engine) as session:
-            session.add_all([hierarchy.Job(), hierarchy.Letter(address="Rome"), hierarchy.Letter(address="Oslo")])
-            session.commit()
+        add(engine, hierarchy.Job(), hierarchy.Letter(address="Rome"), hierarchy.Letter(address="Oslo"))
         yield hierarchy
 
 

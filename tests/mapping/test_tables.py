@@ -28,7 +28,7 @@ from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.start_checks import missing_objects
 from tests.mapping.conftest import TidyDatabase, created
-from tests.models import STRATEGIES, execute, make_job, new_base
+from tests.models import STRATEGIES, add, execute, make_job, new_base
 from tests.servers import Database
 
 
@@ -165,9 +165,7 @@ def test_one_model_for_tenants_in_separate_schemas(tidy: TidyDatabase, engine: s
     for tenant in tenants:
         job.metadata.create_all(tenant)
     for number, tenant in enumerate(tenants, start=1):
-        with Session(tenant) as session:
-            session.add_all([job(id=n) for n in range(number)])
-            session.commit()
+        add(tenant, *(job(id=n) for n in range(number)))
     with Session(tenants[0]) as one, Session(tenants[1]) as other:
         assert one.scalars(cancel(job)).all() == [0]
         jobs = other.scalars(claim(job, 5)).all()
@@ -301,9 +299,7 @@ def test_jobs_of_two_queues_in_one_verb_are_refused(queues: Queues, engine: sa.E
 
 def test_one_process_runs_two_queues(queues: Queues, engine: sa.Engine) -> None:
     factory, done = sessionmaker(engine), []
-    with factory() as session:
-        session.add_all([model(id=n) for model in (queues.First, queues.Second) for n in range(20)])
-        session.commit()
+    add(factory, *(model(id=n) for model in (queues.First, queues.Second) for n in range(20)))
 
     def handle(session: Session, job: Any) -> None:
         done.append((type(job), job.id))

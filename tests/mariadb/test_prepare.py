@@ -33,7 +33,7 @@ from sqlaqueue.sql.engine import sqlstate
 from tests.mariadb.conftest import Prepared
 from tests.mariadb.models import Base, ByUuid, Child, Job
 from tests.mariadb.server import MariaDBServer
-from tests.models import new_base
+from tests.models import add, new_base
 
 # -- without a server --------------------------------------------------------------------------------------------------
 
@@ -190,9 +190,7 @@ def raised(engine: sa.Engine, *statements: Any) -> DBAPIError:
 
 def test_errors_have_the_sqlstate_of_postgresql(engine: sa.Engine) -> None:
     state = sqlstate
-    with Session(engine) as session:
-        session.add(Job(id=1))
-        session.commit()
+    add(engine, Job(id=1))
     error = raised(engine, sa.insert(Job).values(id=1))
     assert isinstance(error, IntegrityError)
     assert (state(error), violated_constraint(error)) == ("23505", "PRIMARY")
@@ -212,9 +210,7 @@ def test_errors_have_the_sqlstate_of_postgresql(engine: sa.Engine) -> None:
 
 def test_a_deadlock_and_a_lock_timeout_are_transient(engine: sa.Engine) -> None:
     """The first rolls the whole transaction back, the second one statement."""
-    with Session(engine) as session:
-        session.add_all([Job(id=1), Job(id=2)])
-        session.commit()
+    add(engine, Job(id=1), Job(id=2))
     lock = "SELECT id FROM job WHERE id = {} FOR UPDATE"
     with Session(engine) as first, Session(engine) as second:
         second.execute(sa.text("SET SESSION innodb_lock_wait_timeout = 1"))
@@ -410,9 +406,7 @@ def test_a_key_of_another_character_set_is_refused(old_engine: sa.Engine) -> Non
         consumer.drain()
     with old_engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE file CONVERT TO CHARACTER SET utf8mb4"))
-    with Session(old_engine) as session:
-        session.add(File(path="\N{SNOWMAN}"))
-        session.commit()
+    add(old_engine, File(path="\N{SNOWMAN}"))
     assert consumer.drain() == 1
 
 

@@ -22,6 +22,7 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.queue.names import ATTEMPT
 from tests.mariadb.conftest import Prepared
 from tests.mariadb.models import Base, ByUuid, Child, Job, Pair, Report
+from tests.models import add
 
 
 def enqueue(engine: sa.Engine, *jobs: Any) -> None:
@@ -389,9 +390,7 @@ def photos(url: Callable[[str], str]) -> Iterator[sa.Engine]:
     engine = sa.create_engine(url("mariadb+pymysql"))
     sqlaqueue.mariadb.prepare(engine)
     PhotoBase.metadata.create_all(engine)
-    with Session(engine) as session:
-        session.add_all([Photo(id=n, size=n) for n in range(1, 4)])
-        session.commit()
+    add(engine, *(Photo(id=n, size=n) for n in range(1, 4)))
     yield engine
     PhotoBase.metadata.drop_all(engine)
     engine.dispose()

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner, Result
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Fail, Limit, QueueConfig, QueueMixin, admin, cancel, claim, complete, rescue
+from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance.handlers_running import _take
 from sqlaqueue.exc import ConfigurationError
@@ -23,7 +25,7 @@ from sqlaqueue.sqlite import prepare
 from sqlaqueue.testing import crash, drain, enqueued, run_job, travel
 from sqlaqueue.web import Access, Dashboard
 from tests.cli.conftest import fill, sqlaqueue
-from tests.models import new_base
+from tests.models import add, new_base
 from tests.programs import wait_until
 from tests.sqlite.models import Email, Hourly, Measured, Order, SQLiteBench, do_nothing, made
 
@@ -151,9 +153,7 @@ def test_rows_of_a_test_are_known_in_another_schema(tmp_path: Path) -> None:
             driver: Any = connection.connection.driver_connection
             driver.execute(f"ATTACH '{tmp_path}/tenant.db' AS tenant")
 
-    with sessions() as session:
-        session.add_all([Email(), Email()])
-        session.commit()
+    add(sessions, Email(), Email())
     tenant = engine.execution_options(schema_translate_map={None: "tenant"})
     with Session(tenant) as session:
         session.add(Email())
@@ -260,19 +260,18 @@ def test_requests_are_taken_by_keys_of_any_type(tmp_path: Path) -> None:
 # -- a row that cannot be loaded or changed keeps no other job from running --------------------------------------------
 
 
-def test_a_row_that_cannot_be_loaded(bench: SQLiteBench, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE job SET created_at = 'yesterday' WHERE id = 5",
+        "CREATE TRIGGER refuse BEFORE UPDATE ON job WHEN OLD.id = 5 BEGIN SELECT RAISE(ABORT, 'no'); END",
+    ],
+    ids=["it cannot be loaded", "a trigger refuses to change it"],
+)
+def test_a_row_that_cannot_be_claimed(bench: SQLiteBench, caplog: pytest.LogCaptureFixture, change: str) -> None:
     bench.create()
     bench.enqueue(20)
-    bench.execute("UPDATE job SET created_at = 'yesterday' WHERE id = 5")
-    assert bench.consumer(concurrency=2).drain() == 19
-    assert bench.execute("SELECT group_concat(id) FROM job WHERE status = 'pending'") == "5"
-    assert [r.job_key for r in caplog.records if getattr(r, "event", None) == "job_unclaimable"] == [5]
-
-
-def test_a_row_that_a_trigger_refuses_to_change(bench: SQLiteBench, caplog: pytest.LogCaptureFixture) -> None:
-    bench.create()
-    bench.enqueue(20)
-    bench.execute("CREATE TRIGGER refuse BEFORE UPDATE ON job WHEN OLD.id = 5 BEGIN SELECT RAISE(ABORT, 'no'); END")
+    bench.execute(change)
     assert bench.consumer(concurrency=2).drain() == 19
     assert bench.execute("SELECT group_concat(id) FROM job WHERE status = 'pending'") == "5"
     assert [r.job_key for r in caplog.records if getattr(r, "event", None) == "job_unclaimable"] == [5]
@@ -302,46 +301,48 @@ class Limited(QueueMixin, Base):
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     sessions = made(tmp_path / "jobs.db")
-    with sessions() as session:
-        session.add_all(Email() for _ in range(3))
-        session.commit()
+    add(sessions, *(Email() for _ in range(3)))
     sessions.kw["bind"].dispose()
     return f"sqlite:///{tmp_path}/jobs.db"
+
+
+def run(command: str, *arguments: str) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(main, [command, *arguments], prog_name="sqlaqueue")
 
 
 def test_workers_run_jobs_and_operators_look_at_them(url: str) -> None:
     result = sqlaqueue("worker", EMAIL, "--handler", "tests.sqlite.test_features:refuse", "--url", url, "--drain")
     assert result.returncode == 0, result.stderr
-    assert "no such address" in sqlaqueue("failed", EMAIL, "--url", url).stdout
-    assert "3" in sqlaqueue("requeue", EMAIL, "--yes", "--url", url).stdout
+    assert "no such address" in run("failed", EMAIL, "--url", url).stdout
+    assert "3" in run("requeue", EMAIL, "--yes", "--url", url).stdout
     for command in ("stats", "jobs", "health", "pause", "resume", "rescue", "reconcile", "purge"):
         confirmed = ["--yes"] if command == "purge" else []
-        result = sqlaqueue(command, EMAIL, *confirmed, "--url", url)
-        assert "Traceback" not in result.stderr, command
+        shown = run(command, EMAIL, *confirmed, "--url", url)
         # No worker is there, which `health` reports.
-        assert result.returncode == (1 if command == "health" else 0), (command, result.stdout, result.stderr)
-    assert "pending" in sqlaqueue("why", EMAIL, "1", "--url", url).stdout
+        assert shown.exit_code == (1 if command == "health" else 0), (command, shown.output)
+    assert "pending" in run("why", EMAIL, "1", "--url", url).stdout
 
 
 def test_commands_of_postgresql_are_refused(url: str) -> None:
     for command in ("doctor", "web"):
-        result = sqlaqueue(command, EMAIL, "--url", url)
-        assert result.returncode != 0
+        result = run(command, EMAIL, "--url", url)
+        assert result.exit_code != 0
         assert "not available on SQLite" in result.stderr
 
 
 def test_workers_refuse_an_option_before_they_ask_for_its_table(url: str) -> None:
     names = [f"tests.sqlite.test_features:{name}" for name in ("Limited", "refuse")]
-    result = sqlaqueue("worker", "=".join(names), "--url", url, "--drain")
-    assert result.returncode != 0
+    result = run("worker", "=".join(names), "--url", url, "--drain")
+    assert result.exit_code != 0
     assert "Limited: QueueConfig(limits=...) is not available on SQLite" in result.stderr
 
 
 @pytest.mark.parametrize("path", ["nothing.db", ":memory:"])
 def test_a_file_that_does_not_exist_is_refused(path: str, tmp_path: Path) -> None:
     """SQLite would create it."""
-    result = sqlaqueue("stats", EMAIL, "--url", f"sqlite:///{path}")
-    assert (result.returncode, "there is no file" in result.stderr) == (2, True)
+    result = run("stats", EMAIL, "--url", f"sqlite:///{path}")
+    assert (result.exit_code, "there is no file" in result.stderr) == (2, True)
     assert not Path(path).exists()
 
 
@@ -352,5 +353,5 @@ def test_the_demo_needs_no_server(tmp_path: Path) -> None:
     result = sqlaqueue("demo", "--sqlite", "--path", files, "--workers", "2", "--batch", "8")
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{number} files: every one stored exactly once, none lost" in result.stdout
-    refused = sqlaqueue("demo", "--sqlite", "--strategy", "batch_select")
-    assert (refused.returncode, "--strategy update_status" in refused.stderr) == (2, True)
+    refused = run("demo", "--sqlite", "--strategy", "batch_select")
+    assert (refused.exit_code, "--strategy update_status" in refused.stderr) == (2, True)

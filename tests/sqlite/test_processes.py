@@ -29,6 +29,7 @@ from tests.consumer.models import models, prepared
 from tests.consumer.test_crashes import ENDS, children_are_ended, test_children_that_exit_in_the_handler_are_left_alone
 from tests.faults.history import with_event
 from tests.faults.scenarios import SCENARIOS, attempts, wait_for_handlers
+from tests.models import add
 from tests.programs import wait_until
 from tests.sqlite.conftest import MakeHarness
 from tests.sqlite.models import SQLiteBench
@@ -152,9 +153,7 @@ def enqueue_and_drain(path: Path) -> None:
     """Do so with an engine and a Consumer of this process, and count the jobs that it has run."""
     engine, (base, job, *_) = prepared(sa.create_engine(f"sqlite:///{path}")), models("update_status")
     base.metadata.create_all(engine)
-    with Session(engine) as session:
-        session.add_all(job(payload="child") for _ in range(3))
-        session.commit()
+    add(engine, *(job(payload="child") for _ in range(3)))
     ran: list[Any] = []
     mine = sa.select(job).where(job.payload == "child")
     Consumer(mine, lambda session, job: ran.append(job.id), sessionmaker(engine)).drain()
@@ -363,9 +362,7 @@ def test_idle_workers_begin_at_once(bench: SQLiteBench, other_engine: sa.Engine)
         wait_until(lambda: claims.number >= 1, "the first poll")
         idle = claims.number
         for number in range(1, 6):
-            with Session(other_engine) as session:
-                session.add(bench.Job())
-                session.commit()
+            add(other_engine, bench.Job())
             wait_until(lambda number=number: len(ran) == number, "the job runs")
         wait_until(lambda: bench.states()["completed"] == 5, "the jobs are completed")
     # For each job a claim that finds it and one that finds no other, not one of each worker.

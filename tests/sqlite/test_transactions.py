@@ -21,6 +21,7 @@ from sqlaqueue import Consumer, Retry, Scheduler, admin, claim, complete, enqueu
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.testing import async_drain, drain
+from tests.models import add
 from tests.programs import wait_until
 from tests.sqlite.models import HOURLY, Base, Email, Order, SQLiteBench, Waits, made
 
@@ -59,9 +60,7 @@ def test_a_verb_after_a_read_is_refused_once_another_transaction_has_committed(
     sessions: sessionmaker[Session], verb: Callable[[Session, Any], object]
 ) -> None:
     """What the program has read decides what it writes, so it must not be outdated when it commits."""
-    with sessions() as session:
-        session.add(Email())
-        session.commit()
+    add(sessions, Email())
     with sessions() as session:
         job = session.execute(claim(Email, 1)).scalar_one()
         session.commit()
@@ -76,9 +75,7 @@ def test_a_verb_after_a_read_is_refused_once_another_transaction_has_committed(
 
 def test_what_a_handler_writes_by_the_orm_is_not_based_on_an_outdated_read(sessions: sessionmaker[Session]) -> None:
     """The flush comes with the settlement, which alone may see what others have committed since."""
-    with sessions() as session:
-        session.add_all([Order(customer=0), Email(max_attempts=1)])
-        session.commit()
+    add(sessions, Order(customer=0), Email(max_attempts=1))
     calls: list[int] = []
 
     def handle(session: Session, _: Email) -> None:
@@ -100,9 +97,7 @@ def test_what_a_handler_writes_by_the_orm_is_not_based_on_an_outdated_read(sessi
 
 
 def test_a_job_that_its_handler_deletes_is_settled_as_the_handlers_write(sessions: sessionmaker[Session]) -> None:
-    with sessions() as session:
-        session.add(Email(to="first"))
-        session.commit()
+    add(sessions, Email(to="first"))
     calls: list[int] = []
 
     def handle(session: Session, job: Email) -> None:
@@ -120,9 +115,7 @@ def test_a_job_that_its_handler_deletes_is_settled_as_the_handlers_write(session
 
 
 def test_a_transaction_that_claims_first_is_never_refused(sessions: sessionmaker[Session]) -> None:
-    with sessions() as session:
-        session.add(Email())
-        session.commit()
+    add(sessions, Email())
     with sessions() as session, sessions() as other:
         jobs = session.scalars(claim(Email, 5)).all()
         assert session.scalar(sa.select(sa.func.count()).select_from(Order)) == 0
@@ -185,9 +178,7 @@ def test_a_scheduler_begins_with_the_lock(sessions: sessionmaker[Session]) -> No
 
 def test_a_consumer_that_settles_before_it_claims_begins_with_the_lock(sessions: sessionmaker[Session]) -> None:
     """A run of this queue that becomes pending looks for a twin first."""
-    with sessions() as session:
-        session.add(Waits(customer=1))
-        session.commit()
+    add(sessions, Waits(customer=1))
     begun = _transactions(sessions)
 
     def handle(_: Session, job: Waits) -> None:

@@ -17,7 +17,7 @@ from sqlaqueue.web.data.job import read_job
 from sqlaqueue.web.data.job_filters import JobsWanted, parse_filter
 from sqlaqueue.web.data.job_pages import parse_request, read_page
 from sqlaqueue.web.data.reader import ParameterError
-from tests.models import execute, sent_statements
+from tests.models import add, execute, sent_statements
 from tests.web.jobs import columns, created, page
 from tests.web.models import make_messages, make_pairs, make_rows, make_wide, new_base
 
@@ -164,9 +164,7 @@ def test_nothing_of_a_redacted_column_leaves_the_database(engine: sa.Engine, wid
 
 def test_redacted_column_of_an_index_is_not_in_cursors(engine: sa.Engine) -> None:
     model = created(engine, make_rows())
-    with Session(engine) as session:
-        session.add_all(model(id=number, few=1, many=4711) for number in range(1, 6))
-        session.commit()
+    add(engine, *(model(id=number, few=1, many=4711) for number in range(1, 6)))
     found = page(engine, model, ("sort", "few"), size=2, redacted=("many",))
     assert [job.position for job in found.jobs] == [("1", "1"), ("1", "2")]
 
@@ -372,9 +370,7 @@ def spans(engine: sa.Engine) -> Any:
         other: Mapped[timedelta | None]
 
     created(engine, Span)
-    with Session(engine) as session:
-        session.add_all(Span(code=bytes([number, 255]), length=timedelta(days=number)) for number in range(3))
-        session.commit()
+    add(engine, *(Span(code=bytes([number, 255]), length=timedelta(days=number)) for number in range(3)))
     return Span
 
 

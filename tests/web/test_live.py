@@ -18,11 +18,12 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from litestar import Litestar, asgi
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web import dashboard as dashboard_module
 from sqlaqueue.web.security import SECURITY_HEADERS
+from tests.models import add
 from tests.programs import ROOT, Program
 from tests.servers import PROGRAM, Database, Pooler
 from tests.web.conftest import everything, serving
@@ -81,9 +82,7 @@ def any_root(request: pytest.FixtureRequest, queues: Queues, engine: sa.Engine) 
 @pytest.fixture
 def email(queues: Queues, engine: sa.Engine) -> Callable[[], None]:
     def enqueue() -> None:
-        with Session(engine) as session:
-            session.add(queues.Email(recipient="ada@example.com", subject="ten thousand"))
-            session.commit()
+        add(engine, queues.Email(recipient="ada@example.com", subject="ten thousand"))
 
     return enqueue
 
@@ -188,9 +187,7 @@ async def test_only_queues_that_the_user_sees(queues: Queues, sessions: Any, eng
             assert await refused.response.aread() == await unknown.response.aread()
         async with streaming(root) as stream:
             await until(lambda: listening(engine) == 1)
-            with Session(engine) as session:
-                session.add(queues.Invoice())
-                session.commit()
+            add(engine, queues.Invoice())
             email()
             assert (await stream.event())["queues"] == ["email"]
 

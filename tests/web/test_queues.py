@@ -30,7 +30,7 @@ from sqlaqueue.web.data.queues import (
 )
 from sqlaqueue.web.data.reader import Unavailable
 from tests.admin.models import Setup
-from tests.models import execute, sent_statements
+from tests.models import add, execute, sent_statements
 from tests.web.conftest import ask
 from tests.web.jobs import (
     HISTORY,
@@ -136,9 +136,7 @@ def test_what_there_is_to_read_is_remembered(engine: sa.Engine, monkeypatch: pyt
 
 
 async def test_the_page_shows_all_queues(client_of: Any, queues: Any, engine: sa.Engine) -> None:
-    with Session(engine) as session:
-        session.add_all([queues.Invoice(note=str(number)) for number in range(7)])
-        session.commit()
+    add(engine, *(queues.Invoice(note=str(number)) for number in range(7)))
     page = (await client_of().get("/")).text
     assert page.count('<th scope="row" class="queue-name">') == 3
     assert '"./queues/invoice/jobs?state=pending">7</a>' in page
@@ -188,9 +186,7 @@ async def test_numbers_that_are_capped_say_so(
 ) -> None:
     monkeypatch.setattr("sqlaqueue.web.data.queues.COUNT_LIMIT", 5)
     monkeypatch.setattr("sqlaqueue.web.queues.COUNT_LIMIT", 5)
-    with Session(engine) as session:
-        session.add_all([queues.Invoice() for _ in range(7)])
-        session.commit()
+    add(engine, *(queues.Invoice() for _ in range(7)))
     assert ">5+</a>" in (await client_of().get("/")).text
 
 

@@ -319,6 +319,7 @@ def test_workers_run_jobs_and_operators_look_at_them(url: str) -> None:
     for command in ("stats", "jobs", "health", "pause", "resume", "rescue", "reconcile", "purge"):
         confirmed = ["--yes"] if command == "purge" else []
         shown = run(command, EMAIL, *confirmed, "--url", url)
+        assert isinstance(shown.exception, SystemExit | None), command
         # No worker is there, which `health` reports.
         assert shown.exit_code == (1 if command == "health" else 0), (command, shown.output)
     assert "pending" in run("why", EMAIL, "1", "--url", url).stdout

@@ -340,7 +340,7 @@ def test_twins_are_looked_for_by_several_attributes(sessions: Sessions) -> None:
     reminder = make_job(attributes=attributes, unique=Unique("payload", "day", "kind"))
     make_session = sessions(reminder)
     work: list[int] = []
-    for number in (500, 2000):
+    for number in (300, 1200):
         with make_session() as session, counted_work(session) as counts:
             jobs = [reminder(payload=f"c{n}", day=n, kind="call") for n in range(number)]
             assert all(each.created for each in enqueue(session, jobs))

@@ -125,7 +125,7 @@ def given_table(config: QueueConfig) -> type[Any]:
     return Order
 
 
-def imperative(config: QueueConfig) -> type[Any]:
+def imperative(config: QueueConfig, column: str = "status") -> type[Any]:
     class Order(QueueMixin):
         __queue__ = config
 
@@ -134,25 +134,14 @@ def imperative(config: QueueConfig) -> type[Any]:
         "orders",
         mapper_registry.metadata,
         sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("status", sa.Text, default="draft"),
+        sa.Column(column, sa.Text, default="draft"),
     )
-    mapper_registry.map_imperatively(Order, table)
+    mapper_registry.map_imperatively(Order, table, properties={} if column == "status" else {"status": table.c[column]})
     return Order
 
 
 def imperative_property(config: QueueConfig) -> type[Any]:
-    class Order(QueueMixin):
-        __queue__ = config
-
-    mapper_registry = registry()
-    table = sa.Table(
-        "orders",
-        mapper_registry.metadata,
-        sa.Column("id", sa.Integer, primary_key=True),
-        sa.Column("state_of_order", sa.Text, default="draft"),
-    )
-    mapper_registry.map_imperatively(Order, table, properties={"status": table.c.state_of_order})
-    return Order
+    return imperative(config, "state_of_order")
 
 
 WAYS = [annotated, base_first, annotation_only, from_another_mixin, dataclass, decorated, sql_model, given_table]

@@ -23,52 +23,16 @@ from sqlaqueue.exc import ConfigurationError, NotClaimedError
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.postgresql.ddl import objects_of
 from tests.mapping.conftest import TidyDatabase, created
+from tests.mapping.kinds import KINDS
 from tests.models import add, new_base
 from tests.programs import FORKS
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 
-def plain() -> type[Any]:
-    class Email(QueueMixin, new_base()):
-        __tablename__ = "email"
-        id: Mapped[int] = mapped_column(primary_key=True)
-        to: Mapped[str]
-
-    return Email
-
-
-def dataclass() -> type[Any]:
-    class Base(MappedAsDataclass, DeclarativeBase):
-        pass
-
-    class Email(QueueMixin, Base):
-        __tablename__ = "email"
-        id: Mapped[int] = mapped_column(primary_key=True, init=False)
-        to: Mapped[str]
-
-    return Email
-
-
-def decorated_dataclass() -> type[Any]:
-    @registry().mapped_as_dataclass
-    class Email(QueueMixin):
-        __tablename__ = "email"
-        id: Mapped[int] = mapped_column(primary_key=True, init=False)
-        to: Mapped[str]
-
-    return Email
-
-
-def sql_model() -> type[Any]:
-    class Base(sqlmodel.SQLModel, registry=registry()):
-        pass
-
-    class Email(QueueMixin, Base, table=True):
-        id: int | None = sqlmodel.Field(default=None, primary_key=True)
-        to: str
-
-    return Email
+def of_kind(name: str) -> Any:
+    """Return a new class of a kind of the matrix."""
+    return KINDS[name].map_class(QueueConfig)
 
 
 def sql_model_before_mixin() -> type[Any]:
@@ -77,27 +41,26 @@ def sql_model_before_mixin() -> type[Any]:
 
     class Email(Base, QueueMixin, table=True):
         id: int | None = sqlmodel.Field(default=None, primary_key=True)
-        to: str
+        payload: str
 
     return Email
 
 
-ALL = (plain, dataclass, decorated_dataclass, sql_model, sql_model_before_mixin)
-
-
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_constructors_accept_queue_attributes(make: Any, engine: sa.Engine) -> None:
-    model = make()
+@pytest.mark.parametrize("kind", ["plain", "dataclass", "decorated_dataclass", "sql_model", "sql_model_before_mixin"])
+def test_constructors_accept_queue_attributes(kind: str, engine: sa.Engine) -> None:
+    model = of_kind(kind) if kind in KINDS else sql_model_before_mixin()
     with created(engine, model.__table__.metadata), Session(engine) as session:
-        given = model(to="a", status="failed", priority=-3, run_at=LATER, attempts=2, max_attempts=9, last_error="x")
-        bare = model(to="b")
+        given = model(
+            payload="a", status="failed", priority=-3, run_at=LATER, attempts=2, max_attempts=9, last_error="x"
+        )
+        bare = model(payload="b")
         session.add_all([given, bare])
         session.commit()
         assert (given.status, given.priority, given.run_at) == ("failed", -3, LATER)
         assert (given.attempts, given.max_attempts, given.last_error) == (2, 9, "x")
         assert (bare.status, bare.priority, bare.attempts) == ("pending", 0, 0)
         assert (bare.max_attempts, bare.last_error, bare.finished_at, bare.lease_token) == (None, None, None, None)
-        assert bare.run_at == bare.created_at == session.scalar(sa.select(model.created_at).where(model.to == "a"))
+        assert bare.run_at == bare.created_at == session.scalar(sa.select(model.created_at).where(model.payload == "a"))
         assert session.execute(claim(model, 5)).scalars().all() == [bare]
 
 
@@ -124,9 +87,9 @@ def test_queue_attributes_of_a_dataclass_are_keyword_only() -> None:
 
 
 def test_repr_and_eq_of_a_dataclass_include_queue_attributes() -> None:
-    model = dataclass()
-    assert "priority=4" in repr(model(to="a", priority=4))
-    assert model(to="a", priority=4) == model(to="a", priority=4) != model(to="a", priority=5)
+    model = of_kind("dataclass")
+    assert "priority=4" in repr(model(payload="a", priority=4))
+    assert model(payload="a", priority=4) == model(payload="a", priority=4) != model(payload="a", priority=5)
 
 
 def test_a_dataclass_base_before_the_mixin_is_refused() -> None:
@@ -165,19 +128,19 @@ def test_a_dataclass_base_with_all_attributes_may_precede_the_mixin(engine: sa.E
 
 
 def test_a_sql_model_reads_and_writes_the_queue_attributes() -> None:
-    model = sql_model()
-    email = model.model_validate({"to": "a", "run_at": "2100-01-01T00:00:00Z", "priority": 3})
+    model = of_kind("sql_model")
+    email = model.model_validate({"payload": "a", "run_at": "2100-01-01T00:00:00Z", "priority": 3})
     assert (email.run_at, email.priority) == (LATER, 3)
-    assert model(to="a", priority=2).model_dump()["priority"] == 2
+    assert model(payload="a", priority=2).model_dump()["priority"] == 2
 
 
 def test_merging_a_loaded_instance_records_no_run(engine: sa.Engine) -> None:
-    model = plain()
+    model = of_kind("plain")
     with created(engine, model.metadata), Session(engine) as one, Session(engine) as other:
-        one.add(model(id=1, to="a"))
+        one.add(model(id=1, payload="a"))
         one.commit()
         loaded = one.get_one(model, 1)
-        assert other.merge(loaded, load=False).to == "a"
+        assert other.merge(loaded, load=False).payload == "a"
 
 
 # -- copies of claimed instances, by pickle, deepcopy and merge, and of classes and MetaData ---------------------------

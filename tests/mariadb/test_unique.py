@@ -28,7 +28,7 @@ from sqlaqueue.testing import wait_until
 from tests.faults.conftest import rng as rng  # noqa: PLC0414 - a fixture
 from tests.faults.twins import CONFIGURATIONS, Twins, administrate, engine_of, model_of, produce, violations, work
 from tests.mariadb.models import Color, Customer, Mail, Order, Periodical, Single, Typed
-from tests.models import new_base
+from tests.models import new_base, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,17 +36,6 @@ if TYPE_CHECKING:
     from tests.mariadb.server import MariaDBServer
 
 pytestmark = pytest.mark.once
-
-
-def count(unique_engine: sa.Engine, model: Any) -> int:
-    with unique_engine.connect() as connection:
-        return connection.scalar(sa.select(sa.func.count()).select_from(model.__table__)) or 0
-
-
-def states(session: Session, model: Any) -> dict[int, str]:
-    rows = session.execute(sa.select(model.__table__.c.id, model.__table__.c.status)).all()
-    session.rollback()
-    return {row[0]: row[1] for row in rows}
 
 
 def created(session: Session, jobs: Any, **options: Any) -> list[bool]:
@@ -110,7 +99,7 @@ def test_many_jobs_of_which_one_has_a_twin_by_then(unique_engine: sa.Engine, pag
         assert [(each.job.key, each.job.note) for each in result if not each.created] == [(twins[0], "twin")]
         assert {each.job.made_by for each in result} == {"app!"}
         session.commit()
-    assert count(unique_engine, Order) == 1200
+    assert len(read(unique_engine, Order)) == 1200
 
 
 def test_errors_of_other_constraints_are_raised(unique_engine: sa.Engine) -> None:
@@ -125,7 +114,7 @@ def test_errors_of_other_constraints_are_raised(unique_engine: sa.Engine) -> Non
         session.rollback()
         with pytest.raises(sa.exc.DataError):
             enqueue(session, [Order(key="c", note="n" * 51)])
-    assert count(unique_engine, Order) == 1
+    assert len(read(unique_engine, Order)) == 1
 
 
 def test_null_is_a_value_like_others(unique_engine: sa.Engine) -> None:
@@ -238,7 +227,7 @@ def test_each_type(unique_engine: sa.Engine) -> None:
         assert created(session, jobs()) == [False for _ in jobs()]
         session.execute(sa.text("SET SESSION max_statement_time = DEFAULT"))
         session.commit()
-    assert count(unique_engine, Typed) == len(jobs())
+    assert len(read(unique_engine, Typed)) == len(jobs())
 
 
 @pytest.mark.parametrize(
@@ -364,7 +353,7 @@ def test_a_consumer_does_not_wait_for_a_twin_that_is_not_committed(
             add_twin()
         with Consumer(Mail, handle, sessions, poll_interval=0.1):
             wait_until(sessions, (Mail, 2), "completed", timeout=30)
-            assert states(session, Mail)[1] == "processing"
+            assert read(unique_engine, Mail)[1] == "processing"
             other.commit()
             wait_until(sessions, (Mail, 1), "cancelled", timeout=30)
     with unique_engine.connect() as connection:

@@ -17,6 +17,7 @@ from sqlaqueue.consumer.maintenance.state import Walk
 from sqlaqueue.exc import DatabaseNotReadyError
 from tests.contexts import settings_of
 from tests.mapping.test_claim_functions import attach_function, count, name_of
+from tests.models import read
 from tests.privileges.conftest import Roles, of_page
 
 pytestmark = pytest.mark.once
@@ -70,11 +71,6 @@ def enqueue(limited: Roles, *documents: int) -> None:
     limited.execute(*(f"INSERT INTO export (customer_id, document_id) VALUES (1, {number})" for number in documents))
 
 
-def states(limited: Roles) -> list[str]:
-    with Session(limited.engine("owner")) as session:
-        return [*session.scalars(sa.select(Export.status).order_by(Export.id))]
-
-
 def test_a_worker_needs_what_the_page_says(limited: Roles) -> None:
     def fail_first(_session: Session, job: Any) -> None:
         if job.id == 1:
@@ -83,7 +79,7 @@ def test_a_worker_needs_what_the_page_says(limited: Roles) -> None:
     enqueue(limited, 1, 1, 2)
     assert Consumer(Export, fail_first, sessionmaker(limited.engine("worker"))).drain() == 2
     # The trigger of the order runs with the privileges of the worker.
-    assert states(limited) == ["failed", "cancelled", "completed"]
+    assert [*read(limited.engine("owner"), Export).values()] == ["failed", "cancelled", "completed"]
 
 
 @pytest.mark.parametrize("right", ["SELECT", "INSERT", "UPDATE", "DELETE"])

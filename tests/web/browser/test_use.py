@@ -115,13 +115,6 @@ def test_a_table_opened_in_a_chart_stays_open(own_site: Site, open_view: MakeVie
     assert view.page.locator("#throughput details").get_attribute("open") is not None
 
 
-def test_the_chart_of_a_day(open_view: MakeView, site: Site) -> None:
-    view = open_view(site).open("queues/email")
-    view.follow(view.page.get_by_role("link", name="Last day"))
-    assert view.page.get_by_role("link", name="Last day").get_attribute("aria-current") == "true"
-    assert view.page.locator("#throughput svg.chart-bars").count() == 1
-
-
 def test_the_fix_of_a_finding_is_copied(own_site: Site, open_view: MakeView) -> None:
     own_site.execute("ALTER TABLE thumbnail DISABLE TRIGGER sqlaqueue_message_insert")
     view = open_view(own_site).open("health")
@@ -171,6 +164,7 @@ def test_from_the_overview_to_the_last_day_of_a_queue(view: View) -> None:
     view.follow(view.page.get_by_role("link", name="Last day"))
     assert view.path == "queues/email?span=day"
     assert view.page.get_by_role("link", name="Last day").get_attribute("aria-current") == "true"
+    assert view.page.locator("#throughput svg.chart-bars").count() == 1
     view.follow(view.page.get_by_role("link", name="Claim plan"))
     assert "rolled back" in view.text("#plan")
 

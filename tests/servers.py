@@ -211,17 +211,26 @@ class Server:
         give_away(self.directory)
         self._execute("initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
 
+    def create(self, settings: str) -> Self:
+        """Set up the data directory, and start the server with settings of its own."""
+        self.initialize()
+        self._start_with(settings)
+        return self
+
     def start_as_copy(self, template: Server) -> Self:
         """Set up the data directory as that of another server, which has never run; start this one."""
         shutil.copytree(template.data, self.data)
         give_away(self.directory)
-        with (self.data / "postgresql.conf").open("a") as file:
-            file.write(SETTINGS.format(socket_directory=self.directory))
-        self.start()
+        self._start_with(SETTINGS)
         # The first connection to a database writes a file of what each of them needs at once, and copies have it then.
         with psycopg.connect(self.dsn("template1")):
             pass
         return self
+
+    def _start_with(self, settings: str) -> None:
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.write(settings.format(socket_directory=self.directory))
+        self.start()
 
     def start(self) -> None:
         """Start the server and wait until it takes connections."""

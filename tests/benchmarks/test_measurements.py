@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -28,11 +29,9 @@ from docs.benchmarks.tables import BLOCK, PAGE, TABLES, costs_table, fill, signi
 from docs.benchmarks.workloads import WORKLOADS, cases_of, flow_claims, participants
 from sqlaqueue import claim, copy_in
 from sqlaqueue.mapping.mixin import spec_of
+from tests.servers import Database
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.servers import Database
+pytestmark = pytest.mark.once
 
 REFERENCES = {("drain", "1 process"): "raw"}
 
@@ -41,7 +40,6 @@ def samples(*values: tuple[int, str, float]) -> list[Sample]:
     return [Sample(run, "drain", "1 process", who, "jobs_per_second", value) for run, who, value in values]
 
 
-@pytest.mark.once
 def test_ratios_are_taken_within_a_run() -> None:
     # The machine was half as fast in the second run, which affects the ratio of the medians, but not that within runs.
     measured = samples(
@@ -52,31 +50,26 @@ def test_ratios_are_taken_within_a_run() -> None:
     assert (ours.median, ours.least, ours.most, ours.runs) == (70, 40, 80, 3)
 
 
-@pytest.mark.once
 def test_a_run_without_the_reference_has_no_ratio() -> None:
     (ours,) = summarise(samples((0, "ours", 80)), REFERENCES)
     assert ours.ratio is None
 
 
-@pytest.mark.once
 def test_the_spread_is_relative_to_the_median() -> None:
     (ours,) = summarise(samples((0, "ours", 80), (1, "ours", 100), (2, "ours", 120)), {})
     assert ours.spread == pytest.approx(0.4)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.001, 1), (0.0, 1)])
 def test_quantiles(share: float, expected: float) -> None:
     assert quantile(list(range(100, 0, -1)), share) == expected
 
 
-@pytest.mark.once
 def test_no_values_have_no_quantile() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         quantile([], 0.5)
 
 
-@pytest.mark.once
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "results" / "one.json"
     write(path, {"cores": 2}, samples((0, "raw", 100), (0, "ours", 80)), REFERENCES)
@@ -85,7 +78,6 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert [(one.system, one.median, one.ratio) for one in summaries] == [("raw", 100, 1.0), ("ours", 80, 0.8)]
 
 
-@pytest.mark.once
 def test_the_runs_of_several_files_have_consecutive_numbers(tmp_path: Path) -> None:
     for number, value in enumerate((80, 60)):
         write(tmp_path / f"{number}.json", {}, samples((0, "raw", 100), (0, "ours", value)), REFERENCES)
@@ -94,7 +86,6 @@ def test_the_runs_of_several_files_have_consecutive_numbers(tmp_path: Path) -> N
     assert (ours.runs, ours.median, ours.ratio) == (2, 70, pytest.approx(0.7))
 
 
-@pytest.mark.once
 def test_every_case_includes_several_systems_and_its_reference() -> None:
     for workload in WORKLOADS:
         for case in cases_of(workload):
@@ -103,7 +94,6 @@ def test_every_case_includes_several_systems_and_its_reference() -> None:
             assert case.reference in included, (workload, case.name)
 
 
-@pytest.mark.once
 def test_systems_with_flow_control_take_part_in_its_workloads_only() -> None:
     for workload in WORKLOADS:
         for case in cases_of(workload):
@@ -113,6 +103,13 @@ def test_systems_with_flow_control_take_part_in_its_workloads_only() -> None:
 
 # -- the tables of docs/performance.md are generated ---------------------------------------------------------------
 DRAIN = ("drain", "1 process")
+ABOUT = {
+    "date": "2026-01-02",
+    "cores": 2,
+    "memory_gib": 24,
+    "python": "3.13.0",
+    "server": {"server_version": "18.1", "fsync": "on"},
+}
 
 
 def measured() -> list[Sample]:
@@ -127,7 +124,6 @@ def summaries() -> list[Summary]:
     return summarise(measured(), {DRAIN: "raw delete 100"})
 
 
-@pytest.mark.once
 def test_a_table_has_the_columns_with_results() -> None:
     assert table(TABLES["drain"], summaries()).splitlines() == [
         "|  | 1 process | connections |",
@@ -137,24 +133,14 @@ def test_a_table_has_the_columns_with_results() -> None:
     ]
 
 
-@pytest.mark.once
 def test_without_results_there_is_no_table() -> None:
     assert not table(TABLES["latency"], summaries())
 
 
-@pytest.mark.once
 def test_tables_without_new_results_are_kept(tmp_path: Path) -> None:
     page, results = tmp_path / "page.md", tmp_path / "results.json"
     page.write_text(PAGE.read_text())
-    about = {
-        "date": "2026-01-02",
-        "cores": 2,
-        "memory_gib": 24,
-        "python": "3.13.0",
-        "repeat": 3,
-        "server": {"server_version": "18.1", "fsync": "on"},
-        "versions": {"ours": {"sqlaqueue": "0.1.0"}},
-    }
+    about = {**ABOUT, "repeat": 3, "versions": {"ours": {"sqlaqueue": "0.1.0"}}}
     write(results, about, measured(), {DRAIN: "raw delete 100"})
     fill([results], page)
     before, after = (blocks(text) for text in (PAGE.read_text(), page.read_text()))
@@ -163,22 +149,13 @@ def test_tables_without_new_results_are_kept(tmp_path: Path) -> None:
     assert {name for name in before if before[name] != after[name]} <= {"drain", "about"}
 
 
-@pytest.mark.once
 def test_results_of_flow_control_have_a_description_of_their_own(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
     results = [tmp_path / "one.json", tmp_path / "two.json"]
     case = ("flow", "1 process of 1 thread")
     for repeat, path in enumerate(results, start=1):
-        about = {
-            "date": "2026-01-02",
-            "cores": 2,
-            "memory_gib": 24,
-            "python": "3.13.0",
-            "repeat": repeat,
-            "server": {"server_version": "18.1", "fsync": "on"},
-            "versions": {path.stem: {f"system of {path.stem}": "1.0"}},
-        }
+        about = {**ABOUT, "repeat": repeat, "versions": {path.stem: {f"system of {path.stem}": "1.0"}}}
         measured_once = [Sample(0, *case, "sqlaqueue Order", "ratio", 0.25)] if repeat == 1 else []
         write(path, about, [Sample(0, *case, "sqlaqueue Fair", "ratio", 0.5), *measured_once], {})
     fill(results, page)
@@ -192,24 +169,20 @@ def blocks(text: str) -> dict[str, str]:
     return {name: body for _, name, body, _ in BLOCK.findall(text)}
 
 
-@pytest.mark.once
 def test_the_page_has_every_table_and_no_other() -> None:
     assert set(blocks(PAGE.read_text())) == {*TABLES, "costs", "about", "flow-about"}
 
 
-@pytest.mark.once
 def test_the_page_shows_costs_json() -> None:
     assert blocks(PAGE.read_text())["costs"].strip() == costs_table()
 
 
-@pytest.mark.once
 def test_every_column_belongs_to_a_case() -> None:
     for columns in TABLES.values():
         for column in columns:
             assert column.case in {case.name for case in cases_of(column.workload)}, column
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -234,17 +207,14 @@ def runs_of(key: int, *times: tuple[float, float]) -> list[Run]:
     return [Run(key, number, begin, end) for number, (begin, end) in enumerate(times)]
 
 
-@pytest.mark.once
 def test_runs_at_once_are_counted() -> None:
     assert runs.at_once(runs_of(0, (0, 5), (1, 3), (2, 4), (4, 6))) == 3
 
 
-@pytest.mark.once
 def test_a_run_that_begins_when_another_one_ends_follows_it() -> None:
     assert runs.at_once(runs_of(0, (0, 1), (1, 2), (2, 3))) == 1
 
 
-@pytest.mark.once
 def test_a_limit_of_each_key_is_exceeded_by_runs_of_one_key() -> None:
     same, other = runs_of(1, (0, 5), (1, 5), (2, 5)), runs_of(2, (0, 5), (1, 5))
     assert runs.too_many(same + other, ONE) == 2
@@ -252,19 +222,16 @@ def test_a_limit_of_each_key_is_exceeded_by_runs_of_one_key() -> None:
     assert runs.too_many(other, TWO) == 0
 
 
-@pytest.mark.once
 def test_a_limit_of_the_queue_is_exceeded_by_runs_of_all_keys() -> None:
     all_runs = [run for key in range(5) for run in runs_of(key, (0, 5))]
     assert runs.too_many(all_runs, ONE) == 0
     assert runs.too_many(all_runs, FOUR) == 1
 
 
-@pytest.mark.once
 def test_turns_have_no_limit() -> None:
     assert runs.too_many(runs_of(1, (0, 5), (0, 5)), FLOW["Fair"]) is None
 
 
-@pytest.mark.once
 def test_a_rate_is_exceeded_in_the_worst_period() -> None:
     # Two at once, then one every tenth of a second.
     assert runs.above_rate([0, 0, 0.1, 0.2, 5, 5], per_second=10, burst=2) == 0
@@ -272,14 +239,12 @@ def test_a_rate_is_exceeded_in_the_worst_period() -> None:
     assert runs.above_rate([0, 1, 7, 7, 7, 7], per_second=10, burst=2) == 2
 
 
-@pytest.mark.once
 def test_runs_out_of_order_are_counted() -> None:
     assert runs.out_of_order([*runs_of(1, (0, 1), (1, 2)), *runs_of(2, (5, 6), (6, 7))]) == 0
     assert runs.out_of_order(runs_of(1, (0, 2), (1, 3))) == 1
     assert runs.out_of_order(runs_of(1, (4, 5), (1, 2))) == 1
 
 
-@pytest.mark.once
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     log = RunLog(str(tmp_path), 10)
     for job in payloads(2, first=7, keys=4, first_key=100):
@@ -291,7 +256,6 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert (unfinished.key, unfinished.number, unfinished.end) == (5, 255, 1e12)
 
 
-@pytest.mark.once
 def test_an_unfinished_run_after_a_kill_has_not_ended(tmp_path: Path) -> None:
     RunLog(str(tmp_path), 10).begin(1, "1")
     assert [run.end for run in runs.read(tmp_path, killed=1e-9)] == [math.inf]
@@ -309,7 +273,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.once
 def test_records_of_a_killed_process_are_complete(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -325,7 +288,6 @@ def options_of(name: str) -> dict[str, Any]:
     return dict(SYSTEMS[f"sqlaqueue {name}"].options)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", FLOW)
 def test_a_model_has_the_flow_control_of_its_system(name: str) -> None:
     config, flow = spec_of(make_model(options_of(name))).config, FLOW[name]
@@ -339,13 +301,11 @@ def test_a_model_has_the_flow_control_of_its_system(name: str) -> None:
     assert found == {kind: expected if kind == flow["kind"] else [] for kind in found}
 
 
-@pytest.mark.once
 def test_the_plain_system_has_none() -> None:
     config = spec_of(make_model(options_of("plain"))).config
     assert [config.limits, config.rates, config.order, config.fair] == [(), (), None, None]
 
 
-@pytest.mark.once
 def test_jobs_that_a_load_starts_count_as_running(database: Database) -> None:
     model = make_model(options_of("Limit(1) of each key"))
     engine = sa.create_engine(database.url("psycopg"))
@@ -363,7 +323,6 @@ def test_jobs_that_a_load_starts_count_as_running(database: Database) -> None:
 CASES = [pytest.param(*found, id=found[0]) for found in cases(20) if "4 processes" not in found[0]]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_both_sides_are_measured(name: str, case: partial[float]) -> None:
     found = medians(case, [partial(file, side, "NORMAL") for side in (RawSqlite, LibrarySqlite)], 1)
@@ -375,7 +334,6 @@ def test_both_sides_are_measured(name: str, case: partial[float]) -> None:
 # -- the measurement of an attempt history runs, and what does not depend on the machine stays within bounds -------
 
 
-@pytest.mark.once
 def test_the_costs_of_a_history() -> None:
     case = history.CASES[0]
     with bench_server(durable=False, more="autovacuum = off") as server:

@@ -10,9 +10,10 @@ import io
 import logging
 import re
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -25,11 +26,9 @@ import sqlaqueue as sq
 import sqlaqueue.alembic
 from sqlaqueue.consumer.maintenance import handlers_running
 from tests import servers
+from tests.servers import Database
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
+pytestmark = pytest.mark.once
 
 DIRECTORY = Path(__file__).with_name("plain")
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
@@ -200,14 +199,12 @@ def main(*, write: bool) -> int:
     return 1 if changed else 0
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_sql_of_a_plain_queue_is_unchanged(strategy: str, database: Database) -> None:
     changed = differences(strategy, record(strategy, database))
     assert not changed, "\n".join([*changed, ADVICE])
 
 
-@pytest.mark.once
 def test_each_difference_is_found() -> None:
     known = {name: [text] for name, text in read("batch_select").items()}
     assert differences("batch_select", known) == []

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -27,13 +28,9 @@ from tests.admin.models import HELD, Setup
 from tests.models import execute, sent_statements
 from tests.prometheus.conftest import STATEMENT_TIMEOUT, collect, make_two, parse, values
 from tests.schedules.models import hourly, make_report, start
+from tests.servers import Database
 from tests.strategies.conftest import buffers_of, nodes_of
 from tests.unique.models import make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
 
 NOW = datetime.now(UTC)
 AGO, LATER = NOW - timedelta(hours=1), NOW + timedelta(days=1)

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -47,13 +47,8 @@ from sqlaqueue import (
 from tests.conftest import SERVERS
 from tests.consumer.bench import Bench
 from tests.programs import wait_until
-from tests.servers import Pair, pair_of
+from tests.servers import Database, Pair, Server, pair_of
 from tests.strategies.conftest import explain, nodes_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database, Server
 
 pytestmark = pytest.mark.once
 

@@ -285,7 +285,7 @@ async def test_each_strategy_has_a_page(engine: sa.Engine, kind: str, options: A
         assert 'class="problem"' not in page
         assert re.search(r'<dt>Due</dt><dd><a href="[^"]+">3</a></dd>', page)
         assert ('id="throughput-chart"' in page) == bool(options)
-        assert "sqlaqueue worker tests.unique.models:make_job.<locals>.Job=MODULE:HANDLER" in page
+        assert "sqlaqueue worker tests.models:Job=MODULE:HANDLER" in page
 
 
 async def test_an_empty_queue_says_how_to_begin(engine: sa.Engine) -> None:

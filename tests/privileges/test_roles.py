@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from sqlaqueue import (
 )
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
-from tests.alembic.conftest import Project, dump
+from tests.alembic.conftest import Project, disconnect, dump
 from tests.privileges.conftest import Base, Roles, count, enqueue, of_page
 
 pytestmark = pytest.mark.once
@@ -192,16 +193,17 @@ def test_the_role_that_only_reads(roles: Roles) -> None:
 # -- migrations by the owner of the tables, who is no superuser --------------------------------------------------------
 
 
-def project_of(roles: Roles, directory: Path) -> Project:
+@pytest.fixture
+def project(roles: Roles, tmp_path: Path) -> Iterator[Project]:
     owner = roles.names["owner"]
-    return Project(directory=directory, database=roles.database, metadata=Base.metadata, user=owner)
+    yield Project(directory=tmp_path, database=roles.database, metadata=Base.metadata, user=owner)
+    disconnect()
 
 
 @pytest.mark.parametrize("kind", ["delete_returning"])
-def test_the_owner_migrates(roles: Roles, tmp_path: Path) -> None:
+def test_the_owner_migrates(roles: Roles, project: Project) -> None:
     made = dump(roles.database)
     Base.metadata.drop_all(roles.engine("owner"))
-    project = project_of(roles, tmp_path)
     text = project.revise()
     assert "definer=True" in text
     project.upgrade()
@@ -213,7 +215,7 @@ def test_the_owner_migrates(roles: Roles, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["delete_returning"])
-def test_a_function_without_security_definer_is_replaced(roles: Roles, tmp_path: Path) -> None:
+def test_a_function_without_security_definer_is_replaced(roles: Roles, project: Project) -> None:
     """Functions of version 1 had none; a downgrade restores it."""
     function = "sqlaqueue_message_orders_sync"
     roles.grant_web()
@@ -223,7 +225,6 @@ def test_a_function_without_security_definer_is_replaced(roles: Roles, tmp_path:
         f"COMMENT ON FUNCTION {function} IS 'sqlaqueue, version 1'",
     )
     before = dump(roles.database)
-    project = project_of(roles, tmp_path)
     project.revise()
     project.upgrade()
     project.check()

@@ -1,7 +1,5 @@
 """The context of a Consumer that does not run, for tests of single operations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy.orm import sessionmaker

@@ -1,7 +1,5 @@
 """The classes of jobs that tests share, and what tests do with their rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps

@@ -1,7 +1,5 @@
 """Which tests are nearest to a change, for ``nox -s quick``: as many as fit into the given time."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import subprocess

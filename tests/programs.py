@@ -3,8 +3,6 @@
 To start Python and to import the library takes a second of a core, which hundreds of tests would pay.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

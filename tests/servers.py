@@ -23,16 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, LiteralString, Self
+from typing import Any, Literal, LiteralString, Self
 
 import psycopg
 from psycopg import sql
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 Driver = Literal["psycopg", "psycopg2", "asyncpg"]
 StopMode = Literal["smart", "fast", "immediate"]
 OLDEST_SUPPORTED = 15

@@ -1,19 +1,12 @@
 """The fixtures of a database that the tests of a module share, and of an engine on it; each test finds it empty."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from tests.servers import end_others
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database, Server
+from tests.servers import Database, Server, end_others
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """What a start refuses about the places that Citus gives tables; tests/citus tests it on a cluster."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

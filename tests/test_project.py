@@ -1,21 +1,16 @@
 """The project itself: the shape of its code, as CONTRIBUTING.md describes it, its command, and its quick tests."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.nearest import FOLDERS, ROOT, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = ROOT / "sqlaqueue"
 FILES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

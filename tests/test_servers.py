@@ -1,7 +1,5 @@
 """The fixtures give what they promise; everything else in the suite stands on them."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -18,10 +15,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlaqueue.embedded_server import EmbeddedServerError, embedded_server
-from tests.servers import choose_versions
+from tests.servers import Database, Server, StopMode, choose_versions
 
-if TYPE_CHECKING:
-    from tests.servers import Database, Server, StopMode
 ROOT = Path(__file__).parent.parent
 SERVER_VERSION = text("SELECT current_setting('server_version_num')::int / 10000")
 

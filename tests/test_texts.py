@@ -1,7 +1,5 @@
 """The texts of primary keys and of notifications: what is written can be read again, and nothing else."""
 
-from __future__ import annotations
-
 import csv
 from typing import Any
 from uuid import UUID, uuid4

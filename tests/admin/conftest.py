@@ -1,7 +1,5 @@
 """Each test finds an empty database; ``setup`` is a queue of each kind in it."""
 
-from __future__ import annotations
-
 import pytest
 import sqlalchemy as sa
 

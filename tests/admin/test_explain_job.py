@@ -1,9 +1,8 @@
 """``admin.explain_job()``: why a job does not run, or would not be enqueued; and changes that the database refuses."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -15,12 +14,9 @@ from sqlaqueue.exc import NotAQueueError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from tests.admin.models import HELD, Setup, claimed, make_animals, make_rows
 from tests.models import make_job
+from tests.servers import Database
 from tests.unique.models import KEEPING_ROWS, KINDS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
 HOUR = timedelta(hours=1)
 
 

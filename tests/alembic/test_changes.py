@@ -1,7 +1,5 @@
 """Autogenerate finds each change of a class and of the database, and nothing else; its migrations can be undone."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The templates and the commands on the page about migrations work as printed, beside other plug-ins as well."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

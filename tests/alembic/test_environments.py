@@ -1,7 +1,5 @@
 """Different setups of Alembic: scripts, schemas, tenants, filters, engines, and errors in ``env.py``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A table with rows becomes a queue, or a queue gets another strategy: what becomes of its rows."""
 
-from __future__ import annotations
-
 import re
 import threading
 from datetime import timedelta

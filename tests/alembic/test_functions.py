@@ -1,7 +1,5 @@
 """Migrations create, replace and drop the functions that statements call, and all that flow control needs."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

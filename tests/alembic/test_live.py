@@ -1,7 +1,5 @@
 """``-x live=table``: steps that do not block other sessions, and can be run again after an interruption."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Autogenerate and the tables of schedules: everything in them is compared, and they are kept while they have rows."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

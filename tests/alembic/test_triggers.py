@@ -1,7 +1,5 @@
 """Migrations create, change and drop the triggers that wake idle consumers; and versions of trigger functions."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from pathlib import Path

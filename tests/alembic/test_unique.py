@@ -1,7 +1,5 @@
 """The unique index of ``QueueConfig(unique=...)``, and the twins in a table that refuse it."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from typing import Any

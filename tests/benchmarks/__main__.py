@@ -1,7 +1,5 @@
 """``python -m tests.benchmarks costs|plain [--write]``: compare the costs or the SQL with the files, or write them."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """Queue classes with database objects that `sqlaqueue bench` must neither copy nor use."""
 
-from __future__ import annotations
-
 import enum
 import multiprocessing
 import uuid

@@ -1,7 +1,5 @@
 """`sqlaqueue bench` runs in the user's database, and leaves it unchanged."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -9,8 +9,6 @@ Full page writes and autovacuum are off, as they depend on time.
 - *Dead rows* are updates and deletes of the job, and of the side tables of the strategy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

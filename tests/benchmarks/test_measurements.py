@@ -1,7 +1,5 @@
 """The programs of docs/benchmarks: their arithmetic, their tables, and that short measurements end."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

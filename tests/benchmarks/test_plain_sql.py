@@ -4,8 +4,6 @@ A model without options must not pay for features that it does not use. Its SQL 
 strategy, so that a reviewer sees each change.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import re

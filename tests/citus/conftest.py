@@ -1,7 +1,5 @@
 """A cluster and a schema for each test; without a cluster the tests are skipped."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

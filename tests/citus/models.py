@@ -1,7 +1,5 @@
 """The queues of these tests, and the DDL that places their tables."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

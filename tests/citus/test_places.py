@@ -1,7 +1,5 @@
 """What a queue has in each place that Citus gives its tables, and the places that are refused at the start."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re

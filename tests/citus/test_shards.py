@@ -1,7 +1,5 @@
 """Queues on shards and on the coordinator: Consumers, verbs, killed nodes, and the conformance suite."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

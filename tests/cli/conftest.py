@@ -1,7 +1,5 @@
 """The tables of a shop, its jobs, and the command line in this process or in others; files for the demo."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

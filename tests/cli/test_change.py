@@ -1,7 +1,5 @@
 """``requeue``, ``cancel``, ``purge``, ``rescue``, ``reconcile``, ``pause``, ``resume``, and their functions."""
 
-from __future__ import annotations
-
 import inspect
 from datetime import UTC, datetime, timedelta
 from typing import Any

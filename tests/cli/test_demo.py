@@ -1,7 +1,5 @@
 """``sqlaqueue demo`` as a user runs it, with real files, workers and kills; it leaves nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

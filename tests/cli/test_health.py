@@ -1,7 +1,5 @@
 """The endpoint of a worker, ``sqlaqueue worker --http``, and the command ``sqlaqueue health``."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json

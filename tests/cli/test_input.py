@@ -1,7 +1,5 @@
 """Input of users and of others: errors are one line that names the fix, and no text controls the terminal."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

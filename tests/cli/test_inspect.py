@@ -1,7 +1,5 @@
 """``stats``, ``failed``, ``workers``, ``jobs``, ``job`` and ``why``."""
 
-from __future__ import annotations
-
 import json
 import signal
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """The program as such: without a command, as a module, without what it needs, and as its page shows it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """``sqlaqueue schedules`` and ``sqlaqueue scheduler``."""
 
-from __future__ import annotations
-
 import signal
 from datetime import timedelta
 

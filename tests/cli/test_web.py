@@ -1,7 +1,5 @@
 """``sqlaqueue web``: the dashboard as a process of its own."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

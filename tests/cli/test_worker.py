@@ -1,7 +1,5 @@
 """``sqlaqueue worker`` in processes of its own, with the signals of a service manager."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

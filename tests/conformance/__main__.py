@@ -3,8 +3,6 @@
 ``python -m tests.conformance`` prints the table of docs/engines.md; with ``--write`` it writes the page.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Which engines, keys and tests the default session runs."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest

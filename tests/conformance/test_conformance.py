@@ -1,9 +1,8 @@
 """Each engine carries its strategies, and the page about engines says what it cannot."""
 
-from __future__ import annotations
-
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,12 +13,8 @@ import sqlaqueue.sqlite
 from sqlaqueue.testing import StrategyConformance
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 from tests.conformance.__main__ import PAGE, page
+from tests.mariadb.server import MariaDBServer
 from tests.strategies.conftest import class_engine as engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.mariadb.server import MariaDBServer
 
 __all__ = ["engine"]
 

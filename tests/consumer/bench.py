@@ -8,7 +8,8 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self, get_args
+from multiprocessing.context import ForkServerProcess
+from typing import Any, Self, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -21,11 +22,7 @@ from sqlaqueue.postgresql.triggers import channel_of
 from tests.consumer import worker
 from tests.consumer.models import DEADLINE, Handler, Models, for_async, for_sync, models, prepared
 from tests.programs import FORKS, wait_until
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerProcess
-
-    from tests.servers import Database
+from tests.servers import Database
 
 LATER = 600.0
 """Seconds that no test waits for."""

@@ -1,12 +1,11 @@
 """A queue of each strategy, and Consumers of both APIs on it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -15,13 +14,8 @@ from sqlaqueue.consumer import pace
 from tests.conftest import CONNECTIONS
 from tests.consumer.bench import Bench
 from tests.consumer.models import STRATEGIES
-from tests.servers import end_others
+from tests.servers import Database, Server, end_others
 from tests.shared_database import database, engine, shared
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database, Server
 
 __all__ = ["database", "engine", "shared"]
 

@@ -4,8 +4,6 @@ A handler is a coroutine, and awaits only the methods of a :class:`HandlerIO`. W
 sync handler runs the coroutine in one go.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect
@@ -13,16 +11,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 import sqlaqueue.sqlite
 from sqlaqueue import Constant, QueueConfig, QueueMixin
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 DEADLINE = 30.0

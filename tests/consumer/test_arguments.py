@@ -1,10 +1,9 @@
 """Arguments that cannot be meant are refused; and which handler gets the jobs of which class."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,16 +12,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
-from tests.consumer.bench import Server
+from tests.consumer.bench import Bench, Server
 from tests.consumer.models import STRATEGIES, Handler, models
 from tests.models import execute
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.consumer.bench import Bench
-    from tests.servers import Database
-    from tests.servers import Server as PostgresServer
+from tests.servers import Database
+from tests.servers import Server as PostgresServer
 
 Job = models("update_status").job
 sessions: Any = sessionmaker()

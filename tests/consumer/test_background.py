@@ -1,13 +1,12 @@
 """Consumers in a host program: `with`, `async with`, several by `run_all()`, and the program's own signal handlers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -22,11 +21,7 @@ from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from tests.consumer.bench import Bench, Crowd, Gate, nothing, noting
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.servers import Database
+from tests.servers import Database
 
 
 def hosted(server: Any, body: Callable[[Any], object]) -> None:

@@ -1,7 +1,5 @@
 """Runs that are ended: by cancel(), with the task that runs their Consumer, and by a timeout."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from datetime import timedelta

@@ -1,13 +1,11 @@
 """When workers claim, settle and wait for work, and how a Consumer serves the values of a column in turn."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -28,9 +26,7 @@ from tests.consumer.models import models
 from tests.contexts import make_context
 from tests.models import execute, insert, make_job
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from tests.servers import Database
+from tests.servers import Database
 
 JOB = models("update_status").job
 WORKERS, BATCH = 2, 4

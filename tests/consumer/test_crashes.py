@@ -1,12 +1,11 @@
 """Crashed workers: jobs that crash them, the quarantine of the others, the crash journal, and handlers that fork."""
 
-from __future__ import annotations
-
 import json
 import threading
 import uuid
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -24,13 +23,9 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.strategies.update_status import several_quarantined_token
 from tests.consumer.bench import Bench, Gate, Server, for_some, listening_connections
+from tests.consumer.conftest import Supply
 from tests.contexts import make_context
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.consumer.conftest import Supply
 
 pytestmark = pytest.mark.usefixtures("frequent_rescues")
 

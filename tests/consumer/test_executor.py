@@ -1,11 +1,10 @@
 """Jobs that one worker runs in one session, and claimed jobs that are released, as they would wait for long."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -17,6 +16,7 @@ from sqlaqueue import cancel, consumers
 from sqlaqueue.consumer import leased as leased_routines
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.claim import Claimer
+from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.in_flight import run_of_claimed
 from sqlaqueue.consumer.leased import Report, apply
@@ -29,11 +29,6 @@ from tests.consumer.bench import Bench, Gate, for_some, noting
 from tests.consumer.models import models
 from tests.contexts import make_context
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlaqueue.consumer.context import ConsumerContext
 
 N, BATCH = 60, 20
 """Jobs, and how many are claimed at once: by the third claim it is known that the handler does not use its session."""

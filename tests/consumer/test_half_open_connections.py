@@ -1,16 +1,15 @@
 """Half-open connections, on which nothing arrives any more: a firewall has dropped their state."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -27,11 +26,7 @@ from tests.consumer.bench import LATER, Bench, Gate, Server, await_listening, fo
 from tests.consumer.models import DEADLINE, Handler
 from tests.faults.proxy import Proxy
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
+from tests.servers import Database
 
 pytestmark = pytest.mark.once
 

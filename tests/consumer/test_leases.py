@@ -1,11 +1,10 @@
 """Leases: extended while a handler runs, rescued after its worker has died; and the maintenance loop that does so."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -15,9 +14,6 @@ from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import handlers_running, state
 from tests.consumer.bench import LATER, Bench, Gate, Server, await_listening, for_some, idle
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("frequent_rescues")]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -29,11 +30,8 @@ from tests.consumer.models import STRATEGIES, for_sync, models
 from tests.contexts import statements_of
 from tests.models import create, insert, make_job, read, sent_statements
 from tests.programs import wait_until
+from tests.servers import Database
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.servers import Database
 N, CLAIM = 12, 4
 
 

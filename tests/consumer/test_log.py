@@ -1,7 +1,5 @@
 """The events of jobs, for event listeners and in the log, and the other records of a worker."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Middleware around the calls of a handler, ``Consumer(..., around=[...])``, and the context variables of each call."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

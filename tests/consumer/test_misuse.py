@@ -1,12 +1,11 @@
 """Handlers that do what they must not fail with an error that names the fix; other jobs are not affected."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -16,11 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue import Consumer, cancel, complete, extend, fail, release, retry
 from sqlaqueue.consumer.sessions import ends_transaction
 from sqlaqueue.testing import async_run_job, run_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.consumer.bench import Bench
+from tests.consumer.bench import Bench
 
 
 @pytest.mark.parametrize("verb", ["commit", "rollback", "close"])

@@ -1,7 +1,5 @@
 """Notifications: which are sent and received, what a Consumer does without them, and control of a queue by them."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
@@ -9,8 +7,8 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -37,9 +35,6 @@ from tests.consumer.bench import (
 )
 from tests.models import sent_statements
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,13 @@
 """Outages of the database, pools of connections, and poolers: no job is lost, and the Consumer goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -35,11 +34,7 @@ from tests.consumer.bench import (
 from tests.consumer.conftest import MIXED
 from tests.programs import wait_until
 from tests.servers import PROGRAM, Pooler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Server as PostgresServer
+from tests.servers import Server as PostgresServer
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """When a Consumer polls and tries again, how many jobs it claims and from where on, without a database."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

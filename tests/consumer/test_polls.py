@@ -1,8 +1,6 @@
 """When Consumers poll and rescue, and which jobs callers wait for, without a database and with a clock of their own."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -18,9 +16,6 @@ from sqlaqueue.consumer.notifications.polls import (
     WaiterRegistry,
 )
 from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, Heartbeat, Settled, Signal, WaitRequest, parse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 pytestmark = pytest.mark.once
 

@@ -1,10 +1,9 @@
 """Finished jobs are deleted after their retention, and nothing else is."""
 
-from __future__ import annotations
-
 import logging
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -19,11 +18,7 @@ from tests.consumer.bench import Bench, Server
 from tests.consumer.models import Models
 from tests.contexts import settings_of
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from tests.servers import Database
+from tests.servers import Database
 
 DAY = timedelta(days=1)
 KEPT = {"completed": 7 * DAY, "failed": 90 * DAY}

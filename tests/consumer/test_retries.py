@@ -1,11 +1,10 @@
 """Jobs whose handlers fail: retry policies, limits of attempts, signals, outcomes, and the stored error."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -28,11 +27,7 @@ from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, Server, for_some
 from tests.consumer.models import STRATEGIES
 from tests.models import create, insert, make_job, read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
+from tests.servers import Database
 
 
 def delay_of(bench: Bench, key: int) -> float:

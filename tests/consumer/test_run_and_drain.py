@@ -1,7 +1,5 @@
 """run(), drain() and stop(), also by a signal: how many handlers run at once, when a run ends, and what is released."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

@@ -1,12 +1,11 @@
 """Unusual sessions, isolation levels and event hooks: they work, or are refused with an error that names the fix."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -37,9 +36,6 @@ from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, Server, nothing
 from tests.consumer.models import for_async, for_sync
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 READ_ONLY = "default_transaction_read_only"
 

@@ -1,14 +1,13 @@
 """One job that cannot be loaded, or that the database refuses to change, keeps no other from running."""
 
-from __future__ import annotations
-
 import enum
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -29,9 +28,6 @@ from tests.models import sent_statements
 from tests.programs import wait_until
 from tests.servers import Database
 from tests.servers import Server as PostgresServer
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 GOOD = 12
 REFUSE = """

@@ -1,14 +1,13 @@
 """A caller that waits for a job receives its result, or a timeout, whatever happens meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect
 import itertools
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -33,12 +32,8 @@ from sqlaqueue.waiting.wait import (
 from tests.consumer.bench import LATER, Bench, Gate, Server, notifications
 from tests.consumer.conftest import MIXED
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
-    from tests.servers import Server as PostgresServer
+from tests.servers import Database
+from tests.servers import Server as PostgresServer
 
 
 class Waiter:

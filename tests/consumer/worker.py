@@ -1,7 +1,5 @@
 """What a worker process does, see :class:`tests.consumer.bench.Worker`, and its handlers, which tests name."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os
@@ -12,8 +10,9 @@ import sys
 import threading
 import time
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -23,9 +22,6 @@ from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import pace
 from sqlaqueue.exc import HandlerNotStopped
 from tests.consumer.models import AsyncHandlerIO, for_async, for_sync, models, prepared
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 go_on = threading.Event()
 

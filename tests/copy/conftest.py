@@ -1,7 +1,5 @@
 """Classes for COPY: columns of each type, with each kind of default; a database with their tables; and each driver."""
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import uuid

@@ -1,7 +1,5 @@
 """COPY writes what an INSERT writes, in the transaction of the session; invalid rows are refused with the fix."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 import weakref

@@ -1,7 +1,5 @@
 """The pages of the documentation, and how tests find snippets, links and the names of tests in them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The documentation is right: its links, names and signatures, and each of its snippets, which run on a database."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

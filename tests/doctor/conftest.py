@@ -1,7 +1,5 @@
 """The queues in a database, what examines them, and what executes a fix."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Queues of each strategy, in a module, so that commands can name them."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """``sqlaqueue doctor``, and the line of ``stats`` and ``worker``."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

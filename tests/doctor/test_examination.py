@@ -1,7 +1,5 @@
 """How an examination runs: in which session, what it finds of a healthy queue, and what codes there are."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What keeps dead rows is named, and the fix ends it: sessions, slots, prepared transactions and standbys."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading

@@ -1,7 +1,5 @@
 """Faults of tables, columns, indexes, triggers and functions, and missing rights."""
 
-from __future__ import annotations
-
 import enum
 import re
 import threading

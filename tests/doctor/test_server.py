@@ -1,7 +1,5 @@
 """The server's settings, its clock and its notification queue; connections, poolers, and locked tables."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

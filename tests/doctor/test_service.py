@@ -1,7 +1,5 @@
 """What runs the jobs: Consumers, due jobs, schedules, leases, the plan of claims, and what nothing cleans up."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from datetime import UTC, datetime, timedelta

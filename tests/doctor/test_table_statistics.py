@@ -1,7 +1,5 @@
 """Tables that VACUUM and ANALYZE neglect, and integer keys that run out: each is named, and the fix repairs it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

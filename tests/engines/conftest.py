@@ -1,7 +1,5 @@
 """A database of each engine, given as a URL, with the call that prepares an engine for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Unique jobs, schedules, histories, waiting, and the functions for operators and for tests, on each engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any

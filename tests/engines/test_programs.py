@@ -1,7 +1,5 @@
 """Queues in the programs that others write: their engines, names and statements, and sessions of several engines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta, timezone

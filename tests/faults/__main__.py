@@ -3,8 +3,6 @@
 The exit code is 1 if one fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

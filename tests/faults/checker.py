@@ -5,8 +5,6 @@ if it was killed in between. So records of different processes are compared only
 follows from them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Fixtures of the fault scenarios, and the seed of their random choices."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable, Generator, Iterator

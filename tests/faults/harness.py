@@ -1,7 +1,5 @@
 """The test harness: a queue, the processes that work on it, the faults, and the check of the history at the end."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

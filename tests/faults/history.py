@@ -4,8 +4,6 @@ A record is one write(), so it is complete and survives a SIGKILL that follows i
 these tests kill processes, not the machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -16,8 +16,6 @@ admitted a job until snapshots show that the transaction has ended. So what runs
 ended the others.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

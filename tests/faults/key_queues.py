@@ -1,7 +1,5 @@
 """A queue under flow control, drawn at random from a seed, and the roles of the processes that work on it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """A round: a queue under flow control, its processes and their faults, a quiet end, and the check of the history."""
 
-from __future__ import annotations
-
 import random
 import signal
 import tempfile

@@ -4,8 +4,6 @@ The name of a mutant says what it does. It replaces a name in the module that de
 depending on which one the consumer's code looks up.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time

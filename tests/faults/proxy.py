@@ -4,8 +4,6 @@ It parses as much of the protocol as it needs: message boundaries, the statement
 of a COMMIT.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """The roles of processes that work on a queue of jobs: run a Consumer, enqueue jobs, or run a test under a mutant."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

@@ -3,8 +3,6 @@
 Beyond that a scenario asserts only what the checker cannot know, such as that a graceful shutdown counts no attempt.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The history checker accepts a valid history, and reports each violation that is added to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A primary is killed under load, its standby is promoted, and all processes go on there by themselves."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator

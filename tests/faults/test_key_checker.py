@@ -1,7 +1,5 @@
 """The checker of keys under flow control accepts a valid history, and reports each violation that is planted in one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The proxy drops or holds a COMMIT, however a driver sends it, and forwards everything else."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

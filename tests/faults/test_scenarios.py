@@ -4,27 +4,22 @@
 SQL of the strategies.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.consumer.conftest import APIS
 from tests.consumer.models import STRATEGIES
+from tests.faults.conftest import MakeHarness
 from tests.faults.key_queues import ACTIONS, FAULTS, Configuration
 from tests.faults.key_rounds import run_round
 from tests.faults.mutants import IN_DATABASE, MUTANTS, REPLACED
 from tests.faults.scenarios import CRASHES_SERVER, ONE_API, SCENARIOS, STRATEGIES_OF
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from tests.faults.conftest import MakeHarness
-    from tests.servers import Database
+from tests.servers import Database
 
 pytestmark = pytest.mark.once
 

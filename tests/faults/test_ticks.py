@@ -1,7 +1,5 @@
 """Each tick is fired exactly once, whatever happens to processes, connections, definitions and the clock."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import signal

@@ -1,7 +1,5 @@
 """Random histories of unique keys, with processes that are killed: no two twins count, and no job is lost."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

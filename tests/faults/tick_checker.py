@@ -1,7 +1,5 @@
 """What must hold of ticks, as rules: what was fired is compared with what the definitions want."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator

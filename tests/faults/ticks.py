@@ -8,7 +8,7 @@ import random
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import sqlalchemy as sa
@@ -19,9 +19,7 @@ from sqlaqueue import AsyncScheduler, Consumer, QueueConfig, QueueMixin, Schedul
 from sqlaqueue.consumer import pace
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from tests.faults.processes import Actor
-
-if TYPE_CHECKING:
-    from tests.servers import Database
+from tests.servers import Database
 
 PROGRAMS = ("old", "new")
 EDITS = ("*/2 * * * * *", "*/3 * * * * *")

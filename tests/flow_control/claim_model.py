@@ -24,11 +24,9 @@ changes wait for the lock. Cancelling a pending job takes two steps, because a c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
 
 Operation = Literal[
     "complete",

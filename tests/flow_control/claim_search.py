@@ -14,8 +14,6 @@ I4. If no transaction is in flight and a job is due whose key is below its limit
     that may claim it will look without waiting for a further notification.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import deque

@@ -1,7 +1,5 @@
 """Each test finds an empty database."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any

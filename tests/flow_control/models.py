@@ -1,7 +1,5 @@
 """A class of jobs for each test, and what the tests do with its rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The claim keeps its invariants in every reachable state; without any one of its safeguards, it does not."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.flow_control.claim_search import ALTERNATIVES, BROKEN, HOLDS, HOLDS_DEEP, NOT_PROMISED, Variant, search

@@ -1,14 +1,13 @@
 """Consumers of queues under flow control: several at once, in threads, each with its connections."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
 import uuid
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -36,11 +35,7 @@ from sqlaqueue.consumer.maintenance import handlers_running
 from tests.flow_control.models import HELD, claimed, create, customers, insert, make_job, make_queue, of_customers
 from tests.models import execute
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
+from tests.servers import Database
 
 LONG = 30.0
 """Seconds after which a test gives up."""

@@ -3,11 +3,10 @@
 A claim does not decide by what it has read before.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -29,9 +28,6 @@ from tests.flow_control.models import (
     set_status,
 )
 from tests.models import execute
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _GATE = 77
 _WAIT = f"PERFORM pg_catalog.pg_advisory_xact_lock({_GATE});"

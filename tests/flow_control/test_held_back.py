@@ -1,10 +1,8 @@
 """What is said of a job that is held back: by ``explain_job()``, ``stats()`` and ``run_job()``."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -26,9 +24,7 @@ from tests.flow_control.models import (
     of_customers,
     set_status,
 )
-
-if TYPE_CHECKING:
-    from tests.servers import Database
+from tests.servers import Database
 
 
 def explained(engine: sa.Engine, job: Any, key: int) -> dict[str, str]:

@@ -1,10 +1,9 @@
 """Limits: how many jobs of a key may run at once. Rates: how many may begin within a period, and ``Throttle``."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -47,9 +46,6 @@ from tests.flow_control.models import (
     set_status,
 )
 from tests.models import execute
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def test_a_claim_admits_no_more_than_the_limit_of_each_key(engine: sa.Engine) -> None:

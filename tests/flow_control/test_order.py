@@ -1,7 +1,5 @@
 """Order: within a key, jobs run strictly one after the other. Turns: among jobs of one priority, keys take turns."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

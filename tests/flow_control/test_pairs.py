@@ -5,13 +5,12 @@ transactions end, in each order, or one of them is rolled back. After that, what
 key has one run, the row of a rate is not behind what has begun, and the next claims take exactly what is left.
 """
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -37,11 +36,7 @@ from sqlaqueue.flow_control.rates import hold_back
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.names import RATE
 from tests.faults.mutants import lose_in_database
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.servers import Database, Server
+from tests.servers import Database, Server
 
 pytestmark = pytest.mark.once
 

@@ -1,7 +1,5 @@
 """Queues with an attempt history, for each strategy and API."""
 
-from __future__ import annotations
-
 import logging
 import zlib
 from collections.abc import Iterator

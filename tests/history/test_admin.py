@@ -1,13 +1,12 @@
 """What is done with a history: ``admin.attempts()``, ``sqlaqueue job``, deletion, ``sqlaqueue.testing``."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -29,11 +28,7 @@ from tests.contexts import settings_of
 from tests.history.conftest import HistoryQueue, make_model
 from tests.models import KINDS
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
+from tests.servers import Database
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,13 @@
 """Each ended attempt is a row of the history: whatever the strategy, the API and the way in which it ended."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from multiprocessing.context import ForkServerProcess
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -18,12 +18,7 @@ from sqlaqueue.consumer import pace
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 from tests.history.conftest import HistoryQueue, make_model, obey
 from tests.programs import DEADLINE, FORKS, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from multiprocessing.context import ForkServerProcess
-
-    from tests.servers import Database
+from tests.servers import Database
 
 FINAL = {
     None: [(1, "completed")],

@@ -1,17 +1,16 @@
 """An attempt is in the history if and only if its settlement is committed; no job stays unsettled for the history."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import Cancel, Fail, Snooze, claim
+from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.outcomes import COMPLETED, RELEASED, FinishedRun
 from sqlaqueue.consumer.settle import TRACEBACK_LIMIT, traceback_text
 from sqlaqueue.exc import DatabaseNotReadyError
@@ -21,9 +20,6 @@ from tests.consumer.bench import lose_at_commit
 from tests.contexts import make_context
 from tests.history.conftest import INSERT, HistoryQueue, obey
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from sqlaqueue.consumer.context import ConsumerContext
 
 
 def claimed_run(job: Any) -> Run:

@@ -1,7 +1,5 @@
 """An empty database for tests of classes, which must drop all that they create; engines; and kinds of classes."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Which attributes of a class are the queue's: those named like a role, adopted ones, and those of queue_column()."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
 from typing import Any

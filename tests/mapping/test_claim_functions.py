@@ -1,7 +1,5 @@
 """Functions that statements call are created and dropped with the table of their queue, and checked at the start."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 from typing import Any

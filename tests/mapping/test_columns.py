@@ -1,7 +1,5 @@
 """The status column: its types and values, in instances and in plain SQL; and the columns of a job's last run."""
 
-from __future__ import annotations
-
 import enum
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Constructors, generated or not, accept queue attributes; and copies of instances, classes and MetaData."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import pickle

@@ -1,7 +1,5 @@
 """Every kind of model supports all verbs under each strategy and driver; see ``Life``."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial

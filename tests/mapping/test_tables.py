@@ -1,7 +1,5 @@
 """The tables of queues: what is created and dropped with them, two in one database, and their partition keys."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

@@ -1,9 +1,7 @@
 """A database with all tables for each module of tests."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,11 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 import sqlaqueue.mariadb
 from tests.mariadb.models import Base, UniqueBase
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from tests.mariadb.server import MariaDBServer
+from tests.mariadb.server import MariaDBServer
 
 Prepared = Callable[..., sa.Engine]
 

@@ -1,7 +1,5 @@
 """Queues of the tests on MariaDB."""
 
-from __future__ import annotations
-
 import enum
 from datetime import date, datetime, timedelta
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """A MariaDB server in a temporary directory, which ends with the process that has started it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

@@ -1,7 +1,5 @@
 """Consumers on MariaDB, in one process and in several, some of which are killed; and the command line."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """INSERT .. ON CONFLICT: only duplicates are passed over, and each value is computed from the row that was there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

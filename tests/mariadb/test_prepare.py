@@ -1,7 +1,5 @@
 """What prepare() changes, what it refuses, how errors and times are read, and how tables are created."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import threading

@@ -1,7 +1,5 @@
 """What the library sends in the place of PostgreSQL's statements: verbs, their locks, transactions, RETURNING."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta

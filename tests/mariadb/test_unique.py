@@ -1,14 +1,13 @@
 """Unique jobs: a generated column and its index keep twins out. ``tests/engines`` has what holds on each engine."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading
 import time
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -28,12 +27,8 @@ from sqlaqueue.testing import wait_until
 from tests.faults.conftest import rng as rng  # noqa: PLC0414 - a fixture
 from tests.faults.twins import CONFIGURATIONS, Twins, administrate, engine_of, model_of, produce, violations, work
 from tests.mariadb.models import Color, Customer, Mail, Order, Periodical, Single, Typed
+from tests.mariadb.server import MariaDBServer
 from tests.models import new_base, read
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.mariadb.server import MariaDBServer
 
 pytestmark = pytest.mark.once
 

@@ -1,7 +1,5 @@
 """Claims and Consumers refuse sessions and databases that cannot work, and report what is missing or outdated."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import queue

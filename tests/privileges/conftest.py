@@ -1,7 +1,5 @@
 """A database with a queue of each strategy, and roles with exactly the privileges of docs/privileges.md."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A worker of a queue with more features needs the privileges of docs/privileges.md: each of them, and no others."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from typing import Any

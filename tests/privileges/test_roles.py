@@ -1,7 +1,5 @@
 """Each role works with the privileges of docs/privileges.md, and a Consumer names a missing one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Other schemas, search paths and policies: nobody runs code as another role, or reads or writes its tables."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time

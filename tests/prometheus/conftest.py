@@ -1,7 +1,5 @@
 """A queue of each kind, or two, in an empty database; and what collectors say: values of gauges by name and labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The exporters of queues: the ASGI application, and the process that is ``sqlaqueue metrics``."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

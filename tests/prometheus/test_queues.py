@@ -1,7 +1,5 @@
 """The gauges of queues: what each says of a prepared database, what a scrape costs, and what fails."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import subprocess

@@ -1,7 +1,5 @@
 """The dashboard and the alert rules name metrics that exist, promtool accepts them, and a real Prometheus scrapes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

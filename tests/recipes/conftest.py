@@ -1,7 +1,5 @@
 """The recipes of the documentation as data, a database with the tables of one, and worker processes on it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

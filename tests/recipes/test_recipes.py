@@ -1,7 +1,5 @@
 """Each recipe of the documentation does what it says: the code is run that a reader would paste."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

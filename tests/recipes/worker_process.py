@@ -4,8 +4,6 @@ Each job writes an effect through the session of its handler. In its HOLD-th job
 killed; with 0 it does not. The job whose key is POISON kills the worker, and another one replaces it.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

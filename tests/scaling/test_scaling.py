@@ -1,7 +1,5 @@
 """A queue on a partitioned table, whose old partitions are dropped, and one whose sessions read from a standby."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

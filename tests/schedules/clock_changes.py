@@ -5,8 +5,6 @@
 writes docs/schedules-clock-changes.md, with which the tests compare.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each test finds an empty database."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The models of the tests, and what they do with schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any

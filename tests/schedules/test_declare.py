@@ -1,12 +1,11 @@
 """What a program writes when it starts, what is changed at run time, and which privileges it needs."""
 
-from __future__ import annotations
-
 import re
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -34,11 +33,7 @@ from tests.schedules.models import (
     ticks_in,
 )
 from tests.schedules.test_schedule import VALUES, Base, Export
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
+from tests.servers import Database
 
 
 def test_a_definition_is_written_once(engine: sa.Engine, session: Session) -> None:

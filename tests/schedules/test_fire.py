@@ -1,10 +1,9 @@
 """One firing: which jobs it enqueues, which ticks it writes, when the next one is; also in a test's transaction."""
 
-from __future__ import annotations
-
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -35,11 +34,7 @@ from tests.schedules.models import (
     stored,
     ticks_in,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
+from tests.servers import Database
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,14 +1,12 @@
 """Schedulers and Consumers that run: they fire, obey changes, survive errors, and stop."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -25,9 +23,7 @@ from sqlaqueue.schedules.schedule import schedule_groups
 from tests.faults.proxy import Proxy
 from tests.programs import wait_until
 from tests.schedules.models import HOUR, count_jobs, execute, hourly, make_report, pass_time, prepared, stored, ticks_in
-
-if TYPE_CHECKING:
-    from tests.servers import Database
+from tests.servers import Database
 
 SECOND = {"every": None, "cron": "* * * * * *"}
 ADD = """

@@ -1,7 +1,5 @@
 """Broken, slow and locked schedules, changes between two looks, and a clock that was wrong."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

@@ -1,7 +1,5 @@
 """What a Schedule refuses when it is made, which tables it declares, and when it ticks; no database."""
 
-from __future__ import annotations
-
 import decimal
 import enum
 import random

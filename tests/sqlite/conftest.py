@@ -1,7 +1,5 @@
 """A file with a queue, Consumers of both APIs on it, and processes under faults."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager

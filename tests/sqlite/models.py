@@ -1,7 +1,5 @@
 """The queues of these tests: some with options, and that of the tests of Consumers and of faults, in a file."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

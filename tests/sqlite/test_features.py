@@ -1,7 +1,5 @@
 """The features of a queue as far as they differ in a file, and the command line; ``tests/engines`` has the others."""
 
-from __future__ import annotations
-
 import logging
 import uuid
 from datetime import datetime, timedelta

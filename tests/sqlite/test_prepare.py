@@ -1,7 +1,5 @@
 """What prepare() sets and refuses, in one line that says what to do; how moments, errors and tables are translated."""
 
-from __future__ import annotations
-
 import io
 import sqlite3
 import sys

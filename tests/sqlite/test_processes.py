@@ -1,7 +1,5 @@
 """Processes on one file, which are killed, fork, fill the disk or are idle: no job is lost, and none runs twice."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """When a transaction takes the write lock, and what a handler, a cancelled task and a test see that is refused it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

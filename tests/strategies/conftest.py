@@ -1,20 +1,15 @@
 """Engines for the tests of strategies, and statements under EXPLAIN ANALYZE."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from psycopg import sql
 from sqlalchemy.dialects.postgresql import asyncpg
 
+from tests.servers import Server
 from tests.shared_database import engine, shared
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tests.servers import Server
 
 __all__ = ["engine", "shared"]
 

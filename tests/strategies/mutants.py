@@ -2,24 +2,19 @@
 
 # ruff: noqa: ARG004 - what a mutant leaves out, it does not look at
 
-from __future__ import annotations
-
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from sqlaqueue.queue.options import STATES
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import ClaimedJobs, ClaimRequest, ClaimStrategy, Settlement, Verb
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
 from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.update_status import UpdateStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sqlaqueue.queue.spec import QueueSpec
 
 Rows = sa.Select[Any]
 Condition = sa.ColumnElement[bool]

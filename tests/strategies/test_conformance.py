@@ -1,13 +1,13 @@
 """The conformance suite: it tests a strategy of another package, and finds strategies that lack a safeguard."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy as sa
@@ -15,21 +15,15 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import claim, complete, purge, retry
 from sqlaqueue.exc import SqlaqueueError, UnknownStrategyError
-from sqlaqueue.strategies import find_strategy, strategy_names
+from sqlaqueue.strategies import ClaimStrategy, find_strategy, strategy_names
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
 from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.update_status import UpdateStatus
 from sqlaqueue.testing import QueueUnderTest, StrategyConformance
 from tests.models import create, insert, make_job
+from tests.servers import Database
 from tests.strategies import mutants as m
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sqlaqueue.strategies import ClaimStrategy
-    from tests.servers import Database
 
 MODULE = '''
 from sqlaqueue.strategies import ClaimStrategy

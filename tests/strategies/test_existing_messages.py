@@ -1,7 +1,5 @@
 """A message table of the application, which inserts the messages itself."""
 
-from __future__ import annotations
-
 import logging
 from datetime import datetime, timedelta
 from typing import Any

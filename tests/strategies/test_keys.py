@@ -1,13 +1,12 @@
 """Keys of any type: those of a batch are one parameter, and the triggers find a message by its key."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import string
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -20,9 +19,6 @@ from sqlaqueue import Consumer, admin, cancel, claim, complete, extend, release,
 from sqlaqueue.mapping.mixin import spec_of
 from tests.models import create, execute, insert, make_job, read, sent_statements, shared
 from tests.programs import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 DRIVERS = ("psycopg", "asyncpg", "psycopg2")
 

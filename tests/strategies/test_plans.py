@@ -1,11 +1,10 @@
 """A claim costs the same however large the tables, with and without statistics; and which plans the server may keep."""
 
-from __future__ import annotations
-
 import itertools
 import uuid
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -24,9 +23,6 @@ from sqlaqueue.testing import QueueUnderTest
 from tests.contexts import make_context
 from tests.models import create, make_job
 from tests.strategies.conftest import CUSTOM, GENERIC, QUEUES, buffers_of, explain, nodes_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 SMALL = 1_000
 BATCHES = (1, 100)

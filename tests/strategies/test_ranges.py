@@ -1,11 +1,10 @@
 """Ranges of a queue: a claim scans one priority after another or from a cursor, and a Consumer reconciles by parts."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy as sa
@@ -21,9 +20,6 @@ from tests.contexts import make_context
 from tests.models import STRATEGIES, create, make_job, shared
 from tests.programs import wait_until
 from tests.strategies.conftest import nodes_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 HOUR = timedelta(hours=1)
 NOW = datetime.now(UTC)

@@ -1,13 +1,12 @@
 """Statements: their names begin with ``sqlaqueue_``, they can be printed for any dialect, and are compiled once."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -24,9 +23,6 @@ from sqlaqueue.mapping.runs import set_run
 from sqlaqueue.queue.run import Run
 from tests.contexts import statements_of
 from tests.models import create, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 STRATEGIES = ("update_status", "batch_select", "delete_returning", "rows_are_messages")
 FULL: dict[str, Any] = {

@@ -1,11 +1,10 @@
 """Each kind of status column that a queue may have, and a walk through every statement that reads or writes one."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -48,11 +47,7 @@ from sqlaqueue.waiting import wait
 from tests.contexts import make_context
 from tests.mapping.conftest import PHASES, Letter, Phase
 from tests.models import shared
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.servers import Server
+from tests.servers import Server
 
 STRATEGIES = ("update_status", "batch_select", "delete_returning", "existing_messages")
 

@@ -1,9 +1,9 @@
 """The effects of every verb under every strategy: a table, random histories, and queues that keep no completed jobs."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import sqlalchemy as sa
@@ -16,12 +16,7 @@ from sqlaqueue import cancel, claim, complete, extend, fail, purge, reconcile, r
 from sqlaqueue.testing import QueueUnderTest
 from tests.mapping.conftest import awaitable_engine
 from tests.models import create, insert, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from tests.servers import Database
+from tests.servers import Database
 
 STRATEGIES: dict[str, tuple[str, dict[str, str | None]]] = {
     "update_status": ("update_status", {}),

@@ -1,7 +1,5 @@
 """Spans and metrics in memory, and a queue of each strategy whose jobs store their trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether Consumers are alive and ready: ``health()``, and the same over HTTP as an ASGI application."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """The metrics of a Consumer, for OpenTelemetry and Prometheus, and the events and notes of which telemetry is made."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

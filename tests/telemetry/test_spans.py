@@ -1,7 +1,5 @@
 """Traces, by OpenTelemetry's conventions: the spans of jobs, and the attribute ``traceparent`` that stores theirs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """An application: a queue for each strategy, and its code, sync or async, under the functions of sqlaqueue.testing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator

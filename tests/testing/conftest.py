@@ -1,7 +1,5 @@
 """An application for each strategy, sync and async, whose database must be empty after each test."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """check_handlers() finds queues without a handler, and handlers that cannot run their queue's jobs."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """drain() runs all due jobs, travel() lets time pass for what is stored, and wait_until() sees what workers commit."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """enqueued() returns the jobs that the test's transaction has enqueued, however it did."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any

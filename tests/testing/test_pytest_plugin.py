@@ -1,7 +1,5 @@
 """The pytest plug-in, in projects of their own that are tested by other processes."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

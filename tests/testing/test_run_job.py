@@ -1,7 +1,5 @@
 """run_job() follows the rules of a Consumer in the test's transaction, and crash() leaves what a dead worker leaves."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Type checks: Consumers and their handlers, waiting, bulk enqueueing, and the functions for tests."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import assert_type
 

@@ -1,7 +1,5 @@
 """Type checks: queues and their attributes, claims, verbs and enqueue()."""
 
-from __future__ import annotations
-
 import enum
 import uuid
 from collections.abc import Sequence

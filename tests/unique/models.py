@@ -1,7 +1,5 @@
 """The models of the tests: one unique queue of each kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy.orm import mapped_column

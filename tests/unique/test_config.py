@@ -1,7 +1,5 @@
 """Configurations of unique queues: what is refused, with which message, and which index the others get."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -1,12 +1,11 @@
 """What happens to runs and failed jobs that come back beside a twin: in Consumers, by verbs and by functions."""
 
-from __future__ import annotations
-
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -36,9 +35,6 @@ from sqlaqueue.consumer.settle import LOCK_TIMEOUT
 from tests.models import insert, read
 from tests.programs import wait_until
 from tests.unique.models import KEEPING_ROWS, KINDS, create, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture

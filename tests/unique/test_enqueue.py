@@ -1,12 +1,11 @@
 """``enqueue()``, ``async_enqueue()`` and ``copy_in(on_twin=...)``: a job is created, or is there already."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -16,12 +15,8 @@ from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_c
 from sqlaqueue import Consumer, JobExists, Retry, Unique, async_copy_in, async_enqueue, claim, copy_in, enqueue, wait
 from sqlaqueue.exc import ConfigurationError, StatementError
 from tests.models import execute, insert
+from tests.servers import Database
 from tests.unique.models import KINDS, create, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database
 
 
 @pytest.fixture(params=KINDS)

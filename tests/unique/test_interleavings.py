@@ -9,13 +9,12 @@ its snapshot before the first commits, and executes its operation afterwards.
 writes docs/unique-jobs-outcomes.md, with which the tests compare.
 """
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 import sqlalchemy as sa
@@ -24,9 +23,6 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import Unique, cancel, claim, complete, enqueue, extend, fail, purge, requeue, rescue, retry
 from tests.unique.models import create, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 Isolation = Literal["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 ISOLATIONS: tuple[Isolation, ...] = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")

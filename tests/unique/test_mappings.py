@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import uuid
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
@@ -28,9 +29,6 @@ from sqlalchemy.orm import (
 
 from sqlaqueue import QueueConfig, QueueMixin, Unique, claim, enqueue
 from sqlaqueue.exc import StatementError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)

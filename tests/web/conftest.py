@@ -1,7 +1,5 @@
 """Each test finds an empty database with the tables of ``queues``, and asks a dashboard by ``client_of``."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """What the tests of the dashboard do with jobs: enqueue, end and read them; as a program, run them."""
 
-from __future__ import annotations
-
 import sys
 import time
 import uuid

@@ -1,7 +1,5 @@
 """The queues that the dashboard shows in the tests, with columns of many types."""
 
-from __future__ import annotations
-
 import enum
 import uuid
 from datetime import date, datetime, timedelta

@@ -1,7 +1,5 @@
 """The actions: the right to each, what they do, the line of the audit, and what the user sees then."""
 
-from __future__ import annotations
-
 import re
 import threading
 from datetime import UTC, datetime, timedelta

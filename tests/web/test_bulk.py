@@ -1,7 +1,5 @@
 """Actions on several jobs: what a preview promises, and what is done, beside workers."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The frame: which requests are served, mounted under any path, in which words, and by which sessions."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

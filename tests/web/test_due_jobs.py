@@ -1,7 +1,5 @@
 """The lists of due jobs, and of jobs whose lease has expired: which jobs, in which order, and at what cost."""
 
-from __future__ import annotations
-
 import html
 import re
 from typing import Any

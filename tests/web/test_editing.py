@@ -1,7 +1,5 @@
 """Edits of a job's arguments: what can be edited, what is refused, and that no worker runs what is being edited."""
 
-from __future__ import annotations
-
 import json
 import threading
 import uuid

@@ -1,7 +1,5 @@
 """The pages of the doctor's findings and of all schedules."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import re

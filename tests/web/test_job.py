@@ -1,7 +1,5 @@
 """One job: its row, its attempts, its lease, what holds it back, and the pages that show and preview it."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from datetime import UTC, datetime, timedelta

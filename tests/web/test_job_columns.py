@@ -1,7 +1,5 @@
 """Columns of jobs, of every type and short in a list, and filters by them, exact or refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from datetime import UTC, date, datetime, timedelta

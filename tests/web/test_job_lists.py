@@ -1,7 +1,5 @@
 """Pages of a list of jobs: complete, without repetitions, in both directions, and at the same cost."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

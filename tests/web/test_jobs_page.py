@@ -1,7 +1,5 @@
 """The page with the jobs of a queue, the list to which actions come back, and keys that Python does not have."""
 
-from __future__ import annotations
-
 import html
 import logging
 import re

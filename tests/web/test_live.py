@@ -1,7 +1,5 @@
 """The stream of events: what it says, who may read it, and that it leaves nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What has ended: throughput, wait and run times, kinds of errors, and the charts that show them."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from datetime import timedelta

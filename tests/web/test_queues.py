@@ -1,7 +1,5 @@
 """All queues at a glance, the page of one queue, and the plan of its claims."""
 
-from __future__ import annotations
-
 import asyncio
 import html
 import re

@@ -1,7 +1,5 @@
 """Who may ask: origins of POSTs, forms however they arrive, the audit, and the link of ``sqlaqueue web``."""
 
-from __future__ import annotations
-
 import logging
 import re
 import select

@@ -1,7 +1,5 @@
 """The arguments of a dashboard, and what an access allows."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import quote
 

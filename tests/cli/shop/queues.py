@@ -1,7 +1,5 @@
 """Consumers and schedules of the application, and queues whose tables only some tests create."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -3,8 +3,6 @@
 Moments are relative to the time of the database, so that ages are the same as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import uuid

@@ -3,8 +3,6 @@
 The jobs are those of the example, the same each time. Pictures are reduced to a palette, as each is below 200 kB.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every page, as a reader meets it: on a desktop and a phone, light and dark, with and without JavaScript."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

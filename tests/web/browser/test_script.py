@@ -1,7 +1,5 @@
 """``dashboard.js``, on a page whose content and events are in the hands of a test."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,12 +1,11 @@
 """What a reader clicks and types, with JavaScript and without it: reading, acting, signing in."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue.web import Access, Dashboard
@@ -15,8 +14,6 @@ from tests.web.browser.conftest import PHONE, MakeView, View, Windows, viewing
 from tests.web.browser.example import QUEUES, Email, Site, example_site
 from tests.web.conftest import serving
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 everywhere = pytest.mark.parametrize(
     "options", [{}, {"javascript": False}, {"size": PHONE, "javascript": False}], ids=["script", "no-script", "phone"]
 )

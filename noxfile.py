@@ -161,7 +161,8 @@ def citus(session: nox.Session) -> None:
 @nox.session(python=[*PYTHONS])
 def tests(session: nox.Session) -> None:
     """Test with each version of everything: all tests with the newest ones."""
-    session.install("-e.[test]")
+    # Else six processes compile the same modules at the same time.
+    session.install("-e.[test]", env={"UV_COMPILE_BYTECODE": "1"} if session.python == [*PYTHONS][-1] else {})
     newest, *others = each_version(matrix(session))
     for number, combination in enumerate(others, start=1):
         if combination["python"] == session.python:

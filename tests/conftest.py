@@ -48,6 +48,9 @@ GROUPS = 4
 CLOSING = 5.0
 """Seconds in which threads that a test has stopped close their connections."""
 
+TWO_STRATEGIES = tuple(f"tests/{folder}/" for folder in ("consumer", "faults", "flow_control", "strategies"))
+"""The folders whose code has cases for strategies."""
+
 SECONDS = "sqlaqueue/seconds"
 """Where pytest's cache has the seconds that each test has taken."""
 
@@ -147,10 +150,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems")
 def pytest_leave_out_what_is_alike(items: list[pytest.Item]) -> None:
-    """Leave to `full` what repeats values: by default a test meets each value of each parameter, and two strategies.
+    """Leave to `full` what repeats values: by default a test meets each value of each parameter, but one strategy.
 
-    Which ones differs from test to test, so that all tests together meet all strategies. The conformance suite and
-    tests that are marked ``every_combination`` run with all.
+    Tests of what differs from strategy to strategy meet two. Which ones differs from test to test, so that all tests
+    together meet all. The conformance suite and tests that are marked ``every_combination`` run with all.
     """
     variants: dict[str, list[pytest.Function]] = {}
     for item in items:
@@ -185,12 +188,12 @@ def values_of(item: pytest.Function) -> set[Hashable]:
 
 
 def strategies_in_turn(name: str, alike: list[pytest.Function]) -> set[pytest.Function]:
-    """Return the variants of a test without those of its third strategy and of further ones."""
-    found = {*alike}
+    """Return the variants of a test with the strategies that it meets by default."""
+    found, number = {*alike}, 2 if name.startswith(TWO_STRATEGIES) else 1
     for parameter in alike[0].callspec.params:
         strategies = {str(item.callspec.params.get(parameter)) for item in alike}
         if strategies <= {*KINDS}:
-            chosen = sorted(strategies, key=lambda strategy: zlib.crc32(f"{name} {strategy}".encode()))[:2]
+            chosen = sorted(strategies, key=lambda strategy: zlib.crc32(f"{name} {strategy}".encode()))[:number]
             found = {item for item in found if item.callspec.params[parameter] in chosen}
     return found
 

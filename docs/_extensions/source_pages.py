@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import posixpath
 from collections.abc import Iterator
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def page_name(path: str) -> str:
     return f"source/{path.removesuffix('.py')}"
 
 
+@cache
 def definitions(path: str) -> dict[str, int]:
     """Return the first line of each function and class of a file, decorators included."""
     return {

@@ -22,7 +22,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import psycopg
@@ -34,13 +34,16 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.orm import Mapper, Session, sessionmaker
 from sqlalchemy.pool import Pool
 from sqlalchemy.util import LRUCache
-from xdist.workermanage import WorkerController  # type: ignore[import-untyped]  # it is typed, but does not say so
 
 from sqlaqueue import log as library_log
-from tests.mariadb.server import MariaDBServer
 from tests.models import KINDS
 from tests.nearest import changed_files, nearest
 from tests.servers import Database, Server, Servers, choose_versions, fast_directory, find_installations, running
+
+if TYPE_CHECKING:  # runs without MariaDB and without processes need neither
+    from xdist.workermanage import WorkerController  # type: ignore[import-untyped]  # it is typed, but does not say so
+
+    from tests.mariadb.server import MariaDBServer
 
 GROUPS = 4
 """The files fall into so many groups; each part of the tests is from one of them, if that comes out even."""

@@ -178,26 +178,30 @@ def pytest_leave_out_what_is_alike(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
 
 
+def axes_of(item: pytest.Function) -> list[list[str]]:
+    """Return the parameters of a test; those that one decorator gives together are together."""
+    marks = [mark.args[0] for mark in item.iter_markers("parametrize") if mark.args]
+    axes = [names.replace(" ", "").split(",") if isinstance(names, str) else [*names] for names in marks]
+    named = {name for axis in axes for name in axis}
+    return axes + [[name] for name in item.callspec.params if name not in {*named, "postgres_version"}]
+
+
 def values_of(item: pytest.Function) -> set[Hashable]:
-    """Return the values of each parameter of a test; those that one decorator gives together are one value."""
-    parameters = dict(item.callspec.params)
-    parameters.pop("postgres_version", None)
-    together = [mark.args[0] for mark in item.iter_markers("parametrize") if mark.args]
-    groups = [names.replace(" ", "").split(",") if isinstance(names, str) else [*names] for names in together]
-    grouped = {name for group in groups for name in group}
-    groups += [[name] for name in parameters if name not in grouped]
+    """Return the values of each parameter of a test, or of those that go together."""
     # The same objects in each combination; some cannot be hashed.
-    return {(*group, *(id(parameters.get(name)) for name in group)) for group in groups}
+    return {(*axis, *(id(item.callspec.params.get(name)) for name in axis)) for axis in axes_of(item)}
 
 
 def strategies_in_turn(name: str, alike: list[pytest.Function]) -> set[pytest.Function]:
     """Return the variants of a test with the strategies that it meets by default."""
     found, number = {*alike}, 2 if name.startswith(TWO_STRATEGIES) else 1
-    for parameter in alike[0].callspec.params:
+    # A pair of strategies is a case.
+    for parameter in (axis[0] for axis in axes_of(alike[0]) if len(axis) == 1):
         strategies = {str(item.callspec.params.get(parameter)) for item in alike}
         if strategies <= {*KINDS}:
             chosen = sorted(strategies, key=lambda strategy: zlib.crc32(f"{name} {strategy}".encode()))[:number]
             found = {item for item in found if item.callspec.params[parameter] in chosen}
+    assert found, f"{name}: no combination has these strategies"
     return found
 
 

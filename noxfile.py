@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -21,7 +20,7 @@ nox.needs_version = ">=2024.4"
 # uv installs in seconds what takes pip a minute in each environment.
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "docs", "tests"]
+nox.options.sessions = ["lint", "static", "tests"]
 
 SQLALCHEMY = ["2.1.*", "2.0.*", "2.0.32"]
 LATEST_SQLALCHEMY = SQLALCHEMY[:2]
@@ -38,6 +37,7 @@ PYTEST = ["pytest", f"--numprocesses={PROCESSES}"]
 # One a core: where few tests run, each process takes longer to import them all.
 FEW = ["pytest", f"--numprocesses={os.cpu_count() or 1}"]
 BROWSER = [*FEW, "tests/web/browser"]
+SITE = ["sphinx-build", "--quiet", "--fail-on-warning", "--keep-going", "docs", "build/docs"]
 
 
 def find_pythons() -> dict[str, Path]:
@@ -121,14 +121,18 @@ def quick(session: nox.Session) -> None:
 
 
 @nox.session
-def types(session: nox.Session) -> None:
-    """Check the types, of the package and of user code, against each SQLAlchemy in use."""
-    session.install("-e.[lint,test]")
-    for sqlalchemy in LATEST_SQLALCHEMY:
-        session.install("--upgrade", f"sqlalchemy=={sqlalchemy}")
-        # Side by side: neither uses more than one core. What one prints comes in one piece, when it fails as well.
-        with ThreadPoolExecutor() as pool:
-            for output in pool.map(partial(session.run, silent=True), ["mypy", "pyright"]):
+def static(session: nox.Session) -> None:
+    """Check the types, of the package and of user code, against each SQLAlchemy in use; build the documentation."""
+    session.install("-e.[docs,lint,test]")
+    newest, oldest = LATEST_SQLALCHEMY
+    # Side by side: none uses more than one core. What one prints comes in one piece, when it fails as well.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for sqlalchemy, commands in (
+            (newest, [["pyright"], ["mypy"], SITE]),
+            (oldest, [["pyright", "tests/typing"], ["mypy"]]),
+        ):
+            session.install("--upgrade", f"sqlalchemy=={sqlalchemy}")
+            for output in pool.map(lambda command: session.run(*command, silent=True), commands):
                 session.log(str(output).strip())
 
 
@@ -136,7 +140,7 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation as a site, in build/docs; its snippets are run by the tests."""
     session.install("-e.[docs]")
-    session.run("sphinx-build", "--quiet", "--fail-on-warning", "--keep-going", "docs", "build/docs")
+    session.run(*SITE)
 
 
 @nox.session(python=[*PYTHONS][-1:])

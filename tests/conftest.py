@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import re
@@ -127,6 +128,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if zlib.crc32(name.encode()) % GROUPS == part[0] % GROUPS:
         return None
     return "mark.everywhere" not in collection_path.read_text() or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import the tests in each process from another one on: else all compile the same file at the same time."""
+    config, told = session.config, getattr(session.config, "workerinput", None)
+    tests = config.rootpath / "tests"
+    if told is None or [Path(path).resolve() for path in config.args] != [tests]:
+        return
+    files = [path for path in sorted(tests.rglob("test_*.py")) if not pytest_ignore_collect(path, config)]
+    first = len(files) * int(told["workerid"].removeprefix("gw")) // told["workercount"]
+    for path in files[first:] + files[:first]:
+        # What is wrong with it is told when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True)

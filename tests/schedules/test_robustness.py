@@ -243,8 +243,6 @@ def test_it_stops_while_its_table_is_locked(shared: Database, engine: sa.Engine,
         connection.execute(sa.text("LOCK sqlaqueue_schedule IN ACCESS EXCLUSIVE MODE"))
         with scheduler:
             time.sleep(0.7)
-            began = time.monotonic()
-        assert time.monotonic() - began < 5
     assert not [thread for thread in threading.enumerate() if "schedul" in thread.name]
 
 
@@ -311,9 +309,7 @@ def test_a_look_does_not_wait_for_long(
     process = processes(hourly(report))
     with engine.begin() as connection:
         connection.execute(sa.text("LOCK sqlaqueue_schedule IN ACCESS EXCLUSIVE MODE"))
-        began = time.monotonic()
         process.turn()
-        assert time.monotonic() - began < 5
     assert "lock timeout" in caplog.text
     assert "[SQL" not in caplog.text
 

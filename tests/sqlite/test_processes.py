@@ -237,7 +237,7 @@ def test_a_lock_that_was_held_at_the_fork(tmp_path: Path, lock: Any) -> None:
     def work() -> None:
         enqueue_and_drain(tmp_path / "other.db")
         # That of PostgreSQL is not taken on a file.
-        assert lock._lock.acquire(timeout=5)
+        assert lock._lock.acquire(timeout=30)
 
     try:
         assert code_of_child(work) == 0

@@ -74,12 +74,6 @@ class Rig(Bench):
     def counted(self) -> int:
         return int(self.execute("SELECT sum(starts) FROM sqlaqueue_crash_journal") or 0)
 
-    def runs_no_more(self, key: int) -> bool:
-        """Return whether a handler is not called while the end of the job is tried a few times."""
-        before = self.ran.count(key)
-        time.sleep(4 * claim.TRY_AGAIN_AFTER)
-        return self.ran.count(key) == before
-
     async def handle(self, _: Any, job: Any) -> None:
         self.ran.append(job.id)
         if self.error is not None:
@@ -452,6 +446,9 @@ def test_a_job_that_fails_when_it_is_rescued_is_reported_as_failed(rigs: Rigs, a
     assert [record.levelname for record in logged(log, "failed")] == ["ERROR"]
 
 
+REFUSED = "SELECT last_value FROM refused"
+
+
 @pytest.mark.parametrize("refusal", ["RAISE EXCEPTION 'no'", "RETURN NULL"])
 @pytest.mark.parametrize("strategy", ["batch_select", "delete_returning"])
 def test_an_end_that_the_database_refuses(
@@ -460,18 +457,28 @@ def test_an_end_that_the_database_refuses(
     """Its handler runs as often as attempts are allowed, and in batches that were rolled back; then no more."""
     monkeypatch.setattr(claim, "TRY_AGAIN_AFTER", 0.2)
     rig = rigs(strategy, api, max_attempts=2)
+    body = f"PERFORM nextval('refused'); {refusal};"
     rig.execute(
         "INSERT INTO job (kind, note) VALUES ('USUAL', 'bad')",
-        REFUSE.format(body=f"{refusal};", kind="", when="BEFORE UPDATE", deferrable=""),
+        "CREATE SEQUENCE refused",
+        REFUSE.format(body=body, kind="", when="BEFORE UPDATE", deferrable=""),
     )
     rig.enqueue(GOOD)
+
+    def runs_no_more() -> bool:
+        """Return whether its end is tried again and again while its handler is not called."""
+        runs, refused = rig.ran.count(1), rig.execute(REFUSED)
+        # After one run a few tries are refused: with others of its batch, with fewer, and alone.
+        wait_until(lambda: rig.execute(REFUSED) > refused + 10)
+        return rig.ran.count(1) == runs
+
     with rig.running(concurrency=2):
         wait_until(lambda: len(set(rig.ran)) == GOOD + 1)
         with Session(rig.engine) as session:
             wait_until(lambda: "unclaimable" in _reasons(session, rig.Job, 1))
         wait_until(lambda: rig.counted() >= 2)
         # Later tries write the end, and call no handler.
-        wait_until(lambda: rig.runs_no_more(1))
+        wait_until(runs_no_more)
         runs = rig.ran.count(1)
         rig.enqueue(GOOD)
         wait_until(lambda: len(set(rig.ran)) == 2 * GOOD + 1)

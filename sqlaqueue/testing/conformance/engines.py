@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 
@@ -191,7 +192,9 @@ _ONE_TABLE = Exemption(
 _KINDS = Exemption("MariaDB has FOR UPDATE and LOCK IN SHARE MODE only")
 _MARIADB_ALIVE = sa.text("SELECT count(*) FROM information_schema.processlist WHERE id = :id")
 _MARIADB_OTHERS = sa.text(
-    "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx WHERE trx_mysql_thread_id <> CONNECTION_ID()"
+    # The server's own transactions have no thread.
+    "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx "
+    "WHERE trx_mysql_thread_id NOT IN (0, CONNECTION_ID())"
 )
 
 
@@ -227,7 +230,9 @@ class MariaDBUnderTest(EngineUnderTest):
     def end_transactions(self, engine: sa.Engine, tables: Sequence[sa.Table]) -> None:
         with engine.connect() as connection:
             for number in connection.scalars(_MARIADB_OTHERS).all():
-                connection.execute(sa.text(f"KILL {number}"))
+                # It may have ended since it was listed.
+                with suppress(OperationalError):
+                    connection.execute(sa.text(f"KILL {number}"))
 
     def kill(self, session: Session, engine: sa.Engine) -> None:
         number = session.scalar(sa.text("SELECT CONNECTION_ID()"))

@@ -505,9 +505,10 @@ def await_listening(*servers: Server) -> None:
     wait_until(lambda: all(map(is_listening, servers)), "that it receives its own heartbeat")
 
 
-def listening_connections(bench: Bench) -> int:
+def listening_connections(bench: Bench) -> set[int]:
+    """Return the numbers of the server's processes that listen."""
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    return int(bench.execute(f"SELECT count(*) {others} AND query LIKE 'LISTEN%'"))
+    return set(bench.execute(f"SELECT array_agg(pid) {others} AND query LIKE 'LISTEN%'") or ())
 
 
 def logged(log: Any, event: str) -> list[Any]:

@@ -414,12 +414,12 @@ def test_the_thread_that_waits_for_the_workers_may_fail(
     watched = held_by_threads.consumer(engine={"poolclass": sa.NullPool})
     with pytest.raises(RuntimeError, match="out of threads"), watched.running() as server:
         context = await_start(server)
-        wait_until(lambda: listening_connections(held_by_threads) == 1)
+        wait_until(lambda: len(listening_connections(held_by_threads)) == 1)
         monkeypatch.setattr(context.runner._waker, "wait", fail)
         context.runner._waker.wake()
         assert server.finished.wait(30)
     wait_until(lambda: not context.runner._working, "that all threads have ended")
-    wait_until(lambda: listening_connections(held_by_threads) == 0, "that it listens no longer")
+    wait_until(lambda: not listening_connections(held_by_threads), "that it listens no longer")
 
 
 def await_start(server: Server) -> Any:

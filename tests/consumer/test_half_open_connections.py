@@ -370,17 +370,16 @@ def test_what_a_handler_has_changed_may_take_long_to_write(bench: Bench) -> None
 def test_a_slow_statement_of_maintenance_has_longer_the_next_time(database: Database) -> None:
     """A large table may need it; and each transaction of an operation has its own time."""
     engine = sa.create_engine(database.url())
-    # A statement is cancelled after 60 % of this: 3 s, and 6 s the next time.
-    deadlines = waker.Deadlines(5.0, "test")
-    slow = sa.select(sa.func.pg_sleep(4.5))
+    # A statement is cancelled after 60 % of this: 4.5 s, and 9 s the next time.
+    deadlines = waker.Deadlines(7.5, "test")
     with deadlines.watched():
         with Session(engine) as session, pytest.raises(DBAPIError), deadlines.limit(session, slow="slow"):
-            session.execute(slow)
+            session.execute(sa.select(sa.func.pg_sleep(600)))
         with Session(engine) as session, deadlines.limit(session, slow="slow"):
-            session.execute(slow)
+            session.execute(sa.select(sa.func.pg_sleep(5.5)))
         with Session(engine) as session, deadlines.limit(session):
-            for _ in range(3):
-                session.execute(sa.select(sa.func.pg_sleep(1.2)))
+            for _ in range(4):
+                session.execute(sa.select(sa.func.pg_sleep(1.3)))
                 session.commit()
     engine.dispose()
 

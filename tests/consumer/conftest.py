@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.maintenance import handlers_running
 from tests.conftest import CONNECTIONS
 from tests.consumer.bench import Bench
 from tests.consumer.models import STRATEGIES
@@ -145,3 +146,10 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def frequent_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rescue expired leases and query requests to cancel more often than usual."""
     monkeypatch.setattr(pace, "RESCUE", 0.2)
+
+
+@pytest.fixture
+def no_job_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no job go back because it waits for its handler, as those of a slow machine do."""
+    for name in ("LATE", "LONGEST_IN_BUFFER"):
+        monkeypatch.setattr(handlers_running, name, 600.0)

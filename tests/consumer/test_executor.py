@@ -157,7 +157,7 @@ def test_no_job_waits_behind_a_handler_that_is_suddenly_slow(leased: Bench) -> N
     assert not server.told("released", "lease_lost")
 
 
-@pytest.mark.usefixtures("long_rows")
+@pytest.mark.usefixtures("long_rows", "no_job_is_late")
 def test_a_job_whose_lease_was_lost_meanwhile_is_not_run(leased: Bench) -> None:
     """The waiting jobs of an executor are loaded again, except those that another worker has claimed."""
     keys = leased.enqueue(N)
@@ -293,10 +293,9 @@ def test_a_held_batch_ends_when_it_takes_longer_than_expected(
     bench.expect(attempts=1, effects=keys)
 
 
+@pytest.mark.usefixtures("no_job_is_late")
 def test_consumers_report_running_and_waiting_jobs(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "HEARTBEAT", 0.2)
-    for name in ("LATE", "LONGEST_IN_BUFFER"):
-        monkeypatch.setattr(f"sqlaqueue.consumer.maintenance.handlers_running.{name}", 60.0)
     keys = leased.enqueue(HEAD + 3)
     slow, gate = keys[HEAD], Gate()
 

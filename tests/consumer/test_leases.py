@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from sqlaqueue import claim
 from sqlaqueue.consumer import pace
-from sqlaqueue.consumer.maintenance import handlers_running, state
+from sqlaqueue.consumer.maintenance import state
 from tests.consumer.bench import LATER, Bench, Gate, Server, await_listening, for_some, idle
 from tests.programs import wait_until
 
@@ -31,10 +31,9 @@ def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
     return look
 
 
-def test_a_lease_lives_as_long_as_its_handler(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_job_is_late")
+def test_a_lease_lives_as_long_as_its_handler(leased: Bench) -> None:
     """The leases of waiting jobs as well: none is rescued."""
-    for name in ("LATE", "LONGEST_IN_BUFFER"):
-        monkeypatch.setattr(handlers_running, name, 60.0)
     quick, keys = leased.enqueue(1, priority=-1), leased.enqueue(4, payload="slow")
     gate = Gate()
 

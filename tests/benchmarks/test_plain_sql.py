@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import sqlalchemy as sa
@@ -22,8 +21,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 import sqlaqueue as sq
 import sqlaqueue.alembic
-from sqlaqueue.consumer.maintenance import handlers_running
 from tests import servers
+from tests.benchmarks.test_costs import without_haste
 from tests.servers import Database
 
 pytestmark = pytest.mark.once
@@ -62,8 +61,7 @@ def record(strategy: str, database: Database) -> dict[str, list[str]]:
             model.metadata.create_all(engine)
         with _recorded(engine) as verbs:
             _use_verbs(model, engine)
-        # On a slow machine jobs may wait in the buffer until they are released, which needs other statements.
-        with _recorded(engine) as consumer, mock.patch.multiple(handlers_running, LATE=60.0, LONGEST_IN_BUFFER=60.0):
+        with _recorded(engine) as consumer, without_haste():
             _consume(model, engine)
         # The indexes of a table have no fixed order.
         ddl = sorted(text for text in created if text.startswith(("CREATE", "ALTER", "COMMENT")))

@@ -39,6 +39,7 @@ def long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one worker run the jobs of a claim that do not use the session, however slow this machine is at the moment."""
     monkeypatch.setattr(pace, "_IN_ROW_ALONE", 60.0)
     monkeypatch.setattr(pace, "_IN_ROW_AMONG_OTHERS", 60.0)
+    monkeypatch.setattr(pace, "_BUFFERED_WORK", 60.0)
     monkeypatch.setattr(pace, "LATE", 600.0)
 
 

@@ -207,7 +207,8 @@ def test_idle_consumers_are_not_all_woken(
                 gate.await_call()
             wait_until(lambda: sync_bench.states() == {"completed": number})
         ends = ("WITH sqlaqueue_ended AS", "DELETE FROM sqlaqueue_crash_journal")
-        assert len([text for text, _ in sent if not text.startswith(ends)]) <= most * number
+        # A few more, of a claim that a late notification could not stop; all together would be twenty times as many.
+        assert len([text for text, _ in sent if not text.startswith(ends)]) <= (most + 1) * number
 
 
 def test_a_look_for_unclaimable_jobs_has_others_poll(supply: Any, monkeypatch: pytest.MonkeyPatch) -> None:

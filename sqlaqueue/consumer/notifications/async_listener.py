@@ -169,10 +169,16 @@ class _Asyncpg:
             self._driver.remove_termination_listener(self._terminated)
 
     async def receive(self) -> None:
-        """Do nothing: asyncpg reads the connection itself."""
+        """Find out whether the connection was lost; asyncpg reads it itself.
+
+        :raises ConnectionError: if it was.
+        """
+        if self._driver.is_closed():
+            msg = "the server has ended the connection"
+            raise ConnectionError(msg)
 
     def _terminated(self, _: Any) -> None:
-        self._listener.reconnect()
+        self._listener.wake()
 
     def _received(self, _: Any, __: int, channel: str, text: str) -> None:
         self._listener.deliver(channel, text)

@@ -41,6 +41,15 @@ def expire(engine: sa.Engine, model: Any) -> None:
         connection.execute(sa.update(model).values(lease_expires_at=datetime(2020, 1, 1, tzinfo=UTC)))
 
 
+@pytest.mark.parametrize("make_token", [shared_token, several_quarantined_token])
+def test_the_server_takes_every_token_of_a_claim(engine: sa.Engine, make_token: Callable[[], UUID]) -> None:
+    """It refuses some UUIDs of version 8; a job whose claim had such a token was set aside for a minute."""
+    tokens = json.dumps([str(make_token()) for _ in range(1000)])
+    taken = "SELECT count(CAST(token AS UUID)) FROM JSON_TABLE(:tokens, '$[*]' COLUMNS (token TEXT PATH '$')) AS tokens"
+    with engine.connect() as connection:
+        assert connection.scalar(sa.text(taken), {"tokens": tokens}) == 1000
+
+
 def test_a_composite_key_and_an_attempt_history(engine: sa.Engine) -> None:
     enqueue(engine, *(Pair(site=site, number=n) for site in ("a", "b", "c ", "\N{SNOWMAN}") for n in (1, 2)))
     with Session(engine) as session:
@@ -555,12 +564,3 @@ def test_a_table_without_a_primary_key_is_refused(photos: sa.Engine) -> None:
         pytest.raises(StatementError, match="^bare: .* by the primary key, which this"),
     ):
         connection.execute(sa.update(bare).values(n=0).returning(bare.c.n))
-
-
-@pytest.mark.parametrize("make_token", [shared_token, several_quarantined_token])
-def test_the_server_takes_every_token_of_a_claim(engine: sa.Engine, make_token: Callable[[], UUID]) -> None:
-    """It refuses some UUIDs of version 8; a job whose claim had such a token was set aside for a minute."""
-    tokens = json.dumps([str(make_token()) for _ in range(1000)])
-    taken = "SELECT count(CAST(token AS UUID)) FROM JSON_TABLE(:tokens, '$[*]' COLUMNS (token TEXT PATH '$')) AS tokens"
-    with engine.connect() as connection:
-        assert connection.scalar(sa.text(taken), {"tokens": tokens}) == 1000

@@ -216,7 +216,8 @@ class Deadlines:
         """End a wait of this thread."""
         if self._close(wait):
             # The request may arrive late, and would cancel a statement of this connection's next user.
-            wait.canceller.join(1)
+            with contextlib.suppress(RuntimeError):  # it has not been started yet
+                wait.canceller.join(1)
             _invalidate(wait)
 
     async def end_in_task(self, wait: DatabaseWait, session: Any) -> None:
@@ -333,7 +334,7 @@ class Deadlines:
             return 0
         may_cancel = wait.loop is None and wait.owner not in _pinging and wait.owner not in _committing
         if wait.canceller is None and may_cancel:
-            wait.canceller = self._cancel(drivers[0], wait)
+            self._cancel(drivers[0], wait)
             return 0
         if silent < longest * _GIVE_UP / _CANCEL:
             return 0
@@ -345,13 +346,15 @@ class Deadlines:
                 wait.loop.call_soon_threadsafe(shut_down, driver)
         return len(drivers)
 
-    def _cancel(self, driver: Any, wait: DatabaseWait) -> Any:
+    def _cancel(self, driver: Any, wait: DatabaseWait) -> None:
         engine = wait.connections()[0].engine
         if self._in_loop:
-            return asyncio.ensure_future(_cancel_in_task(driver, engine))
+            wait.canceller = asyncio.ensure_future(_cancel_in_task(driver, engine))
+            return
         thread = threading.Thread(target=_cancel, args=(driver, engine), name="sqlaqueue-cancel", daemon=True)
+        # Before it starts: the wait may end, and is to know why, before this thread goes on.
+        wait.canceller = thread
         thread.start()
-        return thread
 
     def _start_probe(self) -> None:
         if self.engine is None:

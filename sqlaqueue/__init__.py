@@ -26,7 +26,7 @@ from sqlaqueue.exc import (
 from sqlaqueue.mapping.columns import queue_column
 from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.queue.config import QueueConfig
-from sqlaqueue.queue.options import Distribution, Fair, Limit, Order, Rate, States, Unique
+from sqlaqueue.queue.options import ConcurrencyLimit, Distribution, FairShare, InOrder, RateLimit, States, Unique
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.schedules.schedule import Schedule, Tick, tick_of
 from sqlaqueue.statements.claim import claim
@@ -64,25 +64,25 @@ __all__ = [
     "AsyncConsumer",
     "AsyncScheduler",
     "Cancel",
+    "ConcurrencyLimit",
     "Constant",
     "Consumer",
     "Distribution",
     "Enqueued",
     "Exponential",
     "Fail",
-    "Fair",
+    "FairShare",
+    "InOrder",
     "JobEvent",
     "JobExists",
     "JobFailed",
     "JobResult",
     "LeaseLost",
-    "Limit",
     "Linear",
-    "Order",
     "PollEvent",
     "QueueConfig",
     "QueueMixin",
-    "Rate",
+    "RateLimit",
     "Retry",
     "RetryPolicy",
     "Schedule",

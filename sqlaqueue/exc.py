@@ -169,8 +169,8 @@ class Throttle(HandlerSignal):
 
     :param until: until when no job of the key begins: seconds or :class:`~datetime.timedelta` from now, or a
         :class:`~datetime.datetime` with a time zone.
-    :param rate: the attributes of a :class:`~sqlaqueue.Rate` of the queue, as its ``per`` names them. All rates with
-        this key are held back. None means those of the whole queue.
+    :param rate: the attributes of a :class:`~sqlaqueue.RateLimit` of the queue, as its ``per`` names them. All rates
+        with this key are held back. None means those of the whole queue.
     :raises ConfigurationError: if ``until`` is no such time, below zero or without a time zone, or ``rate`` is neither
         a name nor several. If the queue has no such rate, the attempt fails with this error.
     """
@@ -180,7 +180,7 @@ class Throttle(HandlerSignal):
         _check_until(until)
         names: object = () if rate is None else (rate,) if isinstance(rate, str) else rate
         if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
-            msg = f"Throttle(rate={rate!r}): give the name of an attribute, or several, as the per of the Rate has them"
+            msg = f"Throttle(rate={rate!r}): give the name of an attribute, or several, as in the per of the RateLimit"
             raise ConfigurationError(msg)
         self.until = until
         self.rate: tuple[str, ...] = tuple(names)

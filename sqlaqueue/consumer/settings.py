@@ -253,7 +253,7 @@ class ConsumerSettings(NamedTuple):
     @property
     def has_flow_control(self) -> bool:
         """Whether limits, rates, an order or turns decide which jobs may begin."""
-        return bool(self.spec.flow_options)
+        return bool(self.spec.flow_rules)
 
     @property
     def connections(self) -> int:
@@ -356,7 +356,7 @@ def _check_distribution(spec: QueueSpec, distribution: Any) -> None:
     refused = {
         f"strategy={spec.config.strategy!r}": spec.config.strategy != "update_status",
         "unique": spec.config.unique is not None,
-        " and ".join(spec.flow_options): bool(spec.flow_options),
+        " and ".join(spec.flow_rules): bool(spec.flow_rules),
         "retention": bool(spec.config.retention),
         "attempt_history": spec.config.attempt_history is not None,
     }

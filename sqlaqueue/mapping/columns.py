@@ -163,7 +163,9 @@ def with_declared(cls: type[Any], config: QueueConfig) -> QueueConfig:
 
 def role_attributes(config: QueueConfig, strategy: ClaimStrategy) -> dict[str, str]:
     """Return role to attribute for the roles of a queue with this config."""
-    unused = (*OPT_IN_ROLES, *(LEASE_ROLES if strategy.holds_transaction else ()))
+    unused = {*OPT_IN_ROLES, *(LEASE_ROLES if strategy.holds_transaction else ())}
+    if config.order is not None:
+        unused.discard("started_at")
     attributes = {role: config.attribute_for(role, None if role in unused else role) for role in ROLES}
     return {role: attribute for role, attribute in attributes.items() if attribute is not None}
 

@@ -1,10 +1,11 @@
-"""The values of ``QueueConfig``: states, unique jobs, limits, rates, order, fairness, and shards."""
+"""The values of ``QueueConfig``: states, unique jobs, the rules of flow control, and shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -83,7 +84,7 @@ class Distribution:
 
 
 # -- flow control ------------------------------------------------------------------------------------------------------
-# The configuration of flow control: :class:`Limit`, :class:`Rate`, :class:`Order` and :class:`Fair`.
+# The rules of ``QueueConfig(flow_control=[...])``.
 
 
 Number = int | str | Callable[[Any], Any] | Any
@@ -96,11 +97,18 @@ _LONGEST_RATE = 366 * 86400.0
 _MOST = 2**31 - 1
 
 
-@dataclass(frozen=True, init=False, eq=False)
-class Limit:
-    """How many jobs of a queue, or of each key, may run at once.
+class FlowRule:
+    """One rule of ``QueueConfig(flow_control=[...])``."""
 
-    The limit is read by each claim. It may be changed while Consumers run: lowering it stops no job that runs.
+    per: tuple[str, ...]
+    """The attributes whose values are the key; empty for a rule of the whole queue."""
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class ConcurrencyLimit(FlowRule):
+    """How many jobs of a queue, or of each key, may run at the same time.
+
+    Each claim reads the limit. It may be changed while Consumers run: lowering it stops no running job.
 
     :param most: the number; or the name of an attribute of the class, so that each job has its own; or a scalar select,
         or a function that takes the class and returns one. NULL is no limit, and 0 lets no job begin.
@@ -111,7 +119,10 @@ class Limit:
     Example::
 
         class Export(QueueMixin, Base):
-            __queue__ = QueueConfig(limits=[Limit(2, per="customer_id")], order=Order("document_id", by="id"))
+            __queue__ = QueueConfig(flow_control=[ConcurrencyLimit(2, per="customer_id"), ConcurrencyLimit(10)])
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            customer_id: Mapped[int]
     """
 
     most: Number
@@ -119,23 +130,31 @@ class Limit:
 
     def __init__(self, most: Number, *, per: str | Sequence[str] | None = None) -> None:
         """Refuse invalid values."""
-        what = f"Limit({most!r})"
+        what = f"ConcurrencyLimit({most!r})"
         _check_number(most, what, least=0)
         object.__setattr__(self, "most", most)
-        object.__setattr__(self, "per", _attributes(per, f"Limit(per={per!r})"))
+        object.__setattr__(self, "per", _attributes(per, f"ConcurrencyLimit(per={per!r})"))
 
 
 @dataclass(frozen=True, init=False)
-class Rate:
-    """How many jobs of a queue, or of each key, may begin within a period.
+class RateLimit(FlowRule):
+    """How many jobs of a queue, or of each key, may start within a period.
 
-    Beginnings are spread: after a burst, one job may begin every ``every / most``.
+    The starts are spread: after a burst, one job may start every ``every / most``.
 
-    :param most: how many jobs may begin in each period.
+    :param most: how many jobs may start in each period.
     :param every: the length of the period, in seconds or as a timedelta.
-    :param per: as in :class:`Limit`.
-    :param burst: how many jobs may begin at once after a pause; by default ``most``.
+    :param per: as in :class:`ConcurrencyLimit`.
+    :param burst: how many jobs may start together after a pause; by default ``most``.
     :raises ConfigurationError: for invalid values.
+
+    Example::
+
+        class Call(QueueMixin, Base):
+            __queue__ = QueueConfig(flow_control=[RateLimit(10, every=1, per="host", burst=20)])
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            host: Mapped[str]
     """
 
     most: int
@@ -151,24 +170,25 @@ class Rate:
         numbers: dict[str, object] = {"": most, "burst=": most if burst is None else burst}
         for name, number in numbers.items():
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MOST:
-                msg = f"Rate({name}{number!r}): use an integer of 1 or more"
+                msg = f"RateLimit({name}{number!r}): use an integer of 1 or more"
                 raise ConfigurationError(msg)
-        what = f"Rate(every={every!r})"
+        what = f"RateLimit(every={every!r})"
         if not _SHORTEST_RATE <= seconds(every, what) <= _LONGEST_RATE:
             msg = f"{what}: use from one millisecond to one year"
             raise ConfigurationError(msg)
         set_field(self, "most", most)
         set_field(self, "every", timedelta(seconds=seconds(every)))
-        set_field(self, "per", _attributes(per, f"Rate(per={per!r})"))
+        set_field(self, "per", _attributes(per, f"RateLimit(per={per!r})"))
         set_field(self, "burst", most if burst is None else burst)
 
 
 @dataclass(frozen=True, init=False)
-class Order:
+class InOrder(FlowRule):
     """Jobs of the same key run strictly one after the other.
 
-    The head of a key is its first unfinished job, and only the head may run. A job that has begun and waits, for a
-    retry for example, stays the head. A job that is not due and has never begun is passed over.
+    The head of a key is its first unfinished job, and only the head may run. A job that has started and waits, for a
+    retry for example, stays the head. A job that is not due and has never started is skipped. To know which jobs have
+    started, the queue has the column ``started_at``.
 
     :param per: the name of an attribute, or several, whose values are the key. A job without a value in one of them has
         no place in an order.
@@ -177,6 +197,14 @@ class Order:
     :param on_failure: what a failed head does to its key: ``"block"`` holds the other jobs back until it is requeued
         or deleted, ``"continue"`` lets them run, ``"cancel"`` cancels those that wait.
     :raises ConfigurationError: for invalid values.
+
+    Example::
+
+        class Edit(QueueMixin, Base):
+            __queue__ = QueueConfig(flow_control=[InOrder("document_id", on_failure="continue")])
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            document_id: Mapped[int]
     """
 
     per: tuple[str, ...]
@@ -185,30 +213,38 @@ class Order:
 
     def __init__(self, *per: str, by: str = "id", on_failure: OnFailure = "block") -> None:
         """Refuse invalid values."""
-        what = f"Order({', '.join(map(repr, per))})"
+        what = f"InOrder({', '.join(map(repr, per))})"
         if not per:
-            msg = 'Order(): give the name of an attribute whose values are the key, as in Order("customer_id")'
+            msg = 'InOrder(): give the name of an attribute whose values are the key, as in InOrder("customer_id")'
             raise ConfigurationError(msg)
         object.__setattr__(self, "per", _attributes(per, what))
         given: object = by  # without a type checker, callers may pass any object
         if not isinstance(given, str) or not given:
-            msg = f"Order(by={by!r}): use the name of an attribute that does not change"
+            msg = f"InOrder(by={by!r}): use the name of an attribute that does not change"
             raise ConfigurationError(msg)
         object.__setattr__(self, "by", by)
         if on_failure not in {"block", "continue", "cancel"}:
-            msg = f'Order(on_failure={on_failure!r}): use "block", "continue" or "cancel"'
+            msg = f'InOrder(on_failure={on_failure!r}): use "block", "continue" or "cancel"'
             raise ConfigurationError(msg)
         object.__setattr__(self, "on_failure", on_failure)
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class Fair:
+class FairShare(FlowRule):
     """Among the jobs of one priority, keys take turns.
 
     :param per: the name of an attribute, or several, whose values are the key. NULL is a key as well.
     :param weight: how many jobs of a key one turn has: a number, the name of an attribute, or a scalar select as in
-        :class:`Limit`. One by default.
+        :class:`ConcurrencyLimit`. One by default.
     :raises ConfigurationError: for invalid values.
+
+    Example::
+
+        class Import(QueueMixin, Base):
+            __queue__ = QueueConfig(flow_control=[FairShare("customer_id", weight=3)])
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            customer_id: Mapped[int]
     """
 
     per: tuple[str, ...]
@@ -216,14 +252,58 @@ class Fair:
 
     def __init__(self, *per: str, weight: Number | None = None) -> None:
         """Refuse invalid values."""
-        what = f"Fair({', '.join(map(repr, per))})"
+        what = f"FairShare({', '.join(map(repr, per))})"
         if not per:
-            msg = 'Fair(): give the name of an attribute whose values take turns, as in Fair("customer_id")'
+            msg = 'FairShare(): give the name of an attribute whose values take turns, as in FairShare("customer_id")'
             raise ConfigurationError(msg)
         object.__setattr__(self, "per", _attributes(per, what))
         if weight is not None:
-            _check_number(weight, f"Fair(weight={weight!r})", least=1)
+            _check_number(weight, f"FairShare(weight={weight!r})", least=1)
         object.__setattr__(self, "weight", 1 if weight is None else weight)
+
+
+FLOW_RULES: Mapping[str, type[FlowRule]] = {
+    each.__name__: each for each in (ConcurrencyLimit, RateLimit, InOrder, FairShare)
+}
+"""The classes of rules by name, in the order in which statements apply them."""
+
+_FLOW_EXAMPLE = '[ConcurrencyLimit(2, per="customer_id"), InOrder("document_id")]'
+
+
+def checked_flow_control(given: object) -> tuple[FlowRule, ...]:
+    """Return the rules of ``QueueConfig(flow_control=...)`` in an order that does not depend on the given one.
+
+    Limits and rates of keys come before those of the whole queue.
+
+    :raises ConfigurationError: for anything but a list of rules, and for rules that contradict each other.
+    """
+    if isinstance(given, FlowRule):
+        name = type(given).__name__
+        msg = f"QueueConfig(flow_control={name}(...)): put it in a list, as in flow_control=[{name}(...)]"
+        raise ConfigurationError(msg)
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        msg = f"QueueConfig(flow_control={given!r}): use a list of rules, as in {_FLOW_EXAMPLE}"
+        raise ConfigurationError(msg)
+    for one in given:
+        if not isinstance(one, tuple(FLOW_RULES.values())):
+            msg = (
+                f"QueueConfig(flow_control=[...]): {one!r} is not one of {', '.join(FLOW_RULES)}; use for instance "
+                f"{_FLOW_EXAMPLE}"
+            )
+            raise ConfigurationError(msg)
+    rules = [one for kind in FLOW_RULES.values() for one in sorted(given, key=_place) if isinstance(one, kind)]
+    for one, following in pairwise(rules):
+        if type(one) is type(following) and (isinstance(one, InOrder | FairShare) or _place(one) == _place(following)):
+            name = type(one).__name__
+            which = "a queue has one" if isinstance(one, InOrder | FairShare) else "two of them have the same key"
+            msg = f"QueueConfig(flow_control=[{name}(...), {name}(...)]): {which}; leave one of them out"
+            raise ConfigurationError(msg)
+    return tuple(rules)
+
+
+def _place(rule: FlowRule) -> tuple[bool, tuple[str, ...], timedelta]:
+    """Return the place of a rule among those of its class: two rules with the same place contradict each other."""
+    return (not rule.per, rule.per, rule.every if isinstance(rule, RateLimit) else timedelta())
 
 
 def _attributes(per: object, what: str) -> tuple[str, ...]:

@@ -68,8 +68,8 @@ else:
             if spec.config.rates and spec.strategy.holds_transaction:
                 msg = (
                     f"claim({spec.model.__name__}): the strategy {spec.config.strategy!r} holds the job in this "
-                    "transaction. If it is rolled back, its Rate would forget that the job has begun; run the jobs "
-                    'with a Consumer, or use strategy="update_status"'
+                    "transaction. If it is rolled back, the RateLimit would forget that the job has started; run the "
+                    'jobs with a Consumer, or use strategy="update_status"'
                 )
                 raise StatementError(msg)
             statement = claim_statement(selection, sa.bindparam(None, n, sa.Integer()))

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
+    ConcurrencyLimit,
     Consumer,
     Distribution,
-    Fair,
-    Limit,
+    FairShare,
     QueueConfig,
     QueueMixin,
     Schedule,
@@ -390,8 +390,11 @@ def test_side_tables_elsewhere_than_a_local_table(engine: sa.Engine, kind: str) 
         ("strategy='delete_returning'", {"strategy": "delete_returning"}),
         ("notify=True", {"notify": True}),
         ("unique", {"unique": Unique("tenant")}),
-        ("of limits in QueueConfig", {"limits": [Limit(1)]}),
-        ("of limits and fair in QueueConfig", {"limits": [Limit(1)], "fair": Fair("tenant")}),
+        ("of ConcurrencyLimit in QueueConfig", {"flow_control": [ConcurrencyLimit(1)]}),
+        (
+            "of ConcurrencyLimit and FairShare in QueueConfig",
+            {"flow_control": [ConcurrencyLimit(1), FairShare("tenant")]},
+        ),
         ("attempt_history", {"attempt_history": 3600}),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, Distribution, Fair, Limit, Retry, Unique, claim
+from sqlaqueue import ConcurrencyLimit, Consumer, Distribution, FairShare, Retry, Unique, claim
 from sqlaqueue.consumer import pace, worker
 from sqlaqueue.consumer.claim import Claimer
 from sqlaqueue.consumer.core.effects import Wait
@@ -459,7 +459,7 @@ def test_wrong_values(values: Any) -> None:
     [
         ("strategy='batch_select'", {"kind": "batch_select"}),
         ("unique", {"unique": Unique("tenant")}),
-        ("limits and fair", {"limits": [Limit(1)], "fair": Fair("tenant")}),
+        ("ConcurrencyLimit and FairShare", {"flow_control": [ConcurrencyLimit(1), FairShare("tenant")]}),
         ("retention", {"retention": {"completed": 3600}}),
         ("attempt_history", {"attempt_history": 3600}),
     ],

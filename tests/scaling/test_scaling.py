@@ -16,8 +16,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import (
     AsyncConsumer,
+    ConcurrencyLimit,
     Consumer,
-    Limit,
     QueueConfig,
     QueueMixin,
     Retry,
@@ -251,7 +251,7 @@ def test_each_partition_serves_a_claim_by_its_index(queue: Queue) -> None:
 
 
 def test_limits_and_the_doctor(make_queue: MakeQueue) -> None:
-    queue = make_queue("update_status", limits=[Limit(1, per="name")])
+    queue = make_queue("update_status", flow_control=[ConcurrencyLimit(1, per="name")])
     queue.enqueue(OLD, "a", "a")
     queue.enqueue(NEW, "a", "b")
     with queue.sessions() as session:

@@ -25,6 +25,7 @@ from sqlaqueue.exc import (
 )
 from sqlaqueue.mapping.columns import queue_column
 from sqlaqueue.mapping.mixin import QueueMixin
+from sqlaqueue.preparation import prepare
 from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.options import Distribution, Fair, Limit, Order, Rate, States, Unique
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
@@ -110,6 +111,7 @@ __all__ = [
     "is_write",
     "pause",
     "paused",
+    "prepare",
     "purge",
     "queue_column",
     "reconcile",

@@ -1,4 +1,4 @@
-"""sqlaqueue: job queues in PostgreSQL whose jobs are rows of mapped classes.
+"""Job queues for SQLAlchemy: a job is a row of your own model.
 
 Inherit :class:`QueueMixin` and choose a strategy in the :class:`QueueConfig`. ``session.execute(claim(Model, n))`` then
 returns instances that no other worker gets, and a :class:`Consumer` runs a handler for each job.

@@ -265,7 +265,7 @@ class FairShare(FlowRule):
 FLOW_RULES: Mapping[str, type[FlowRule]] = {
     each.__name__: each for each in (ConcurrencyLimit, RateLimit, InOrder, FairShare)
 }
-"""The classes of rules by name, in the order in which statements apply them."""
+"""The classes of rules by name, in the order in which a config keeps them."""
 
 _FLOW_EXAMPLE = '[ConcurrencyLimit(2, per="customer_id"), InOrder("document_id")]'
 

@@ -1,4 +1,4 @@
-"""sqlaqueue: job queues in PostgreSQL whose jobs are rows of mapped classes.
+"""Job queues for SQLAlchemy: a job is a row of your own model.
 
 Inherit :class:`QueueMixin` and choose a strategy in the :class:`QueueConfig`. ``session.execute(claim(Model, n))`` then
 returns instances that no other worker gets, and a :class:`Consumer` runs a handler for each job.
@@ -25,6 +25,7 @@ from sqlaqueue.exc import (
 )
 from sqlaqueue.mapping.columns import queue_column
 from sqlaqueue.mapping.mixin import QueueMixin
+from sqlaqueue.preparation import prepare
 from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.options import Distribution, Fair, Limit, Order, Rate, States, Unique
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
@@ -110,6 +111,7 @@ __all__ = [
     "is_write",
     "pause",
     "paused",
+    "prepare",
     "purge",
     "queue_column",
     "reconcile",

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import sqlaqueue
+from sqlaqueue.cli import main
 from tests.nearest import FOLDERS, ROOT, nearest
 
 PACKAGE = ROOT / "sqlaqueue"
@@ -179,3 +182,12 @@ def test_each_package_has_tests() -> None:
     for package in packages:
         for folder in FOLDERS.get(package, [package]):
             assert Path(ROOT, "tests", folder).is_dir(), package
+
+
+@pytest.mark.once
+def test_one_description_stands_everywhere() -> None:
+    said = "Job queues for SQLAlchemy: a job is a row of your own model"
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"] == said
+    assert inspect.getdoc(sqlaqueue).partition("\n")[0] == inspect.getdoc(main).partition("\n")[0] == f"{said}."
+    for page in ("README.md", "docs/index.md"):
+        assert f"\n\n{said}." in (ROOT / page).read_text()

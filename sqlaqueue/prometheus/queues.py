@@ -25,7 +25,7 @@ from sqlaqueue.admin.jobs import JobFilter, bind_arguments
 from sqlaqueue.admin.state import DEFAULT_LIMIT, is_paused, keys_at_limit, live_consumers, missing_indexes
 from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.consumer import pace
-from sqlaqueue.consumer.core.driver import adrive, drive
+from sqlaqueue.consumer.core.effects import adrive, drive
 from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger

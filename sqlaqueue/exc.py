@@ -80,15 +80,15 @@ class TransactionLostError(SqlaqueueError):
 
 
 class JobExists(SqlaqueueError):
-    """A job was not enqueued because a twin of it exists, and the caller had passed ``on_twin="raise"``.
+    """A job was not enqueued because it is a duplicate, and the caller had passed ``on_duplicate="raise"``.
 
     :param job: the job that was given.
-    :param twin: the job that exists, or an earlier one of the same call.
+    :param existing: the job with the same values that exists, or an earlier one of the same call.
     """
 
-    def __init__(self, message: str, job: Any, twin: Any) -> None:
+    def __init__(self, message: str, job: Any, existing: Any) -> None:
         super().__init__(message)
-        self.job, self.twin = job, twin
+        self.job, self.existing = job, existing
 
 
 class LeaseLost(SqlaqueueError):

@@ -34,7 +34,7 @@ FORKS.set_forkserver_preload(
         "tests.faults.key_queues",
         "tests.faults.roles",
         "tests.faults.ticks",
-        "tests.faults.twins",
+        "tests.faults.duplicates",
         "uvicorn",
     ]
 )

@@ -34,10 +34,10 @@ def ways(job: Any) -> dict[str, Callable[[Session, list[dict[str, str]]], Any]]:
         "add_all()": lambda session, rows: session.add_all(instances(rows)),
         "enqueue(), all new": lambda session, rows: enqueue(session, instances(rows)),
         "enqueue(), all there": lambda session, rows: enqueue(session, instances(rows)),
-        'enqueue(on_twin="replace"), all there': lambda session, rows: enqueue(
-            session, instances(rows), on_twin="replace"
+        'enqueue(on_duplicate="replace"), all there': lambda session, rows: enqueue(
+            session, instances(rows), on_duplicate="replace"
         ),
-        'copy_in(on_twin="skip"), all new': lambda session, rows: copy_in(session, job, rows, on_twin="skip"),
+        'copy_in(on_duplicate="skip"), all new': lambda session, rows: copy_in(session, job, rows, on_duplicate="skip"),
     }
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.jobs import JobFilter, bind_arguments, counts, next_keys
-from sqlaqueue.consumer.core.errors import error_line, is_twin, kind_of, may_be_of_a_row
+from sqlaqueue.consumer.core.errors import error_line, is_duplicate, kind_of, may_be_of_a_row
 from sqlaqueue.consumer.maintenance.leases import expired_keys
 from sqlaqueue.consumer.settle import LOCK_TIMEOUT, LOCK_TIMEOUT_ONE_BY_ONE
 from sqlaqueue.log import fields, logger
@@ -270,11 +270,11 @@ def unchanged_jobs(model: Any, job_filter: JobFilter, keys: Sequence[Key]) -> An
 _LOCK_NOT_AVAILABLE = "55P03"
 
 Rows = Sequence[Sequence[Any]]
-"""The results of a verb: the key of each job, and the key of its twin."""
+"""The results of a verb: the key of each job, and that of its duplicate."""
 
 
 def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str, keys: Sequence[Key] = ()) -> Rows | None:
-    """Execute a verb in a savepoint; return None if a job meets a twin that was not committed when it began.
+    """Execute a verb in a savepoint; return None if a job meets a duplicate that was not committed when it began.
 
     It returns None as well if the database refuses to change a job, and names the job if it is the only one.
 
@@ -290,7 +290,7 @@ def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str, keys:
             session.execute(_set_timeout(former), bind_arguments=bind)
             return rows
     except DBAPIError as error:
-        if sqlstate(error) == _LOCK_NOT_AVAILABLE or is_twin(error, spec):
+        if sqlstate(error) == _LOCK_NOT_AVAILABLE or is_duplicate(error, spec):
             return None
         if not may_be_of_a_row(error):
             raise
@@ -424,8 +424,8 @@ def resume(session: Session, model: type[Any]) -> None:
 def rescue(session: Session, model: type[Any]) -> int:
     """Make jobs whose lease has expired pending again, commit, and return their number.
 
-    A job of a unique queue that has a twin by now counts as well. One whose twin is not committed yet is left as it is;
-    if there are many of these, other jobs may be left to the next call.
+    A job of a unique queue that has a duplicate by now counts as well. One whose duplicate is not committed yet is left
+    as it is; if there are many of these, other jobs may be left to the next call.
     """
     spec = select_jobs(model, "rescue").spec
     unique = unique_key(spec)
@@ -446,7 +446,7 @@ def rescue(session: Session, model: type[Any]) -> int:
 
 
 def _rescue_each(session: Session, model: type[Any], spec: QueueSpec) -> int:
-    """Rescue one job after the other, without those that have a twin, or that the database refuses to change."""
+    """Rescue one job after the other, without those that have a duplicate, or that the database refuses to change."""
     number, until = 0, time.monotonic() + _LONGEST
     for key in session.execute(expired_keys(spec), bind_arguments=bind_arguments(model)).all():
         if time.monotonic() > until:
@@ -481,13 +481,13 @@ def reconcile(session: Session, model: type[Any]) -> int:
 
 
 class Requeued(int):
-    """How many jobs are pending again. ``twins`` and ``left`` are empty unless the queue is unique."""
+    """How many jobs are pending again. ``duplicates`` and ``left`` are empty unless the queue is unique."""
 
-    twins: dict[Any, str]
-    """The keys of jobs that have a twin, each with the key of the twin as a text. They were cancelled, or left as they
-    were, as ``Unique(on_return=...)`` says. A key is a value, or a tuple for a composite primary key."""
+    duplicates: dict[Any, str]
+    """The keys of jobs that have a duplicate, each with the duplicate's key as a text. They were cancelled, or left as
+    they were, as ``Unique(on_return=...)`` says. A key is a value, or a tuple for a composite primary key."""
     left: list[Any]
-    """The keys of jobs that were left as they were: a twin was being enqueued and was not committed yet, another
+    """The keys of jobs that were left as they were: a duplicate was being enqueued and was not committed yet, another
     transaction had locked the job, or there were too many such jobs in their batch. Requeue them again later."""
 
     refused: dict[Any, str]
@@ -497,13 +497,13 @@ class Requeued(int):
     def __new__(
         cls,
         number: int = 0,
-        twins: dict[Any, str] | None = None,
+        duplicates: dict[Any, str] | None = None,
         left: Sequence[Any] = (),
         refused: dict[Any, str] | None = None,
     ) -> Self:
         """Return a number with the keys of the jobs that were not counted."""
         made = super().__new__(cls, number)
-        made.twins, made.left, made.refused = dict(twins or {}), list(left), dict(refused or {})
+        made.duplicates, made.left, made.refused = dict(duplicates or {}), list(left), dict(refused or {})
         return made
 
 
@@ -521,7 +521,7 @@ def requeue(
 ) -> Requeued:
     """Make finished jobs pending again, with no attempt counted; commit each batch, and return their number.
 
-    Of several twins in a batch the newest comes back, and the result names the others.
+    Of several duplicates in a batch only the newest becomes pending, and the result names the others.
 
     :param jobs: a queue class, or ``select(Model).where(...)``; or instances.
     :param job_filter: selects jobs of a class or a select; failed ones by default.
@@ -544,7 +544,7 @@ def requeue(
 def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
     """Make finished jobs pending again; a ``change`` for :func:`in_batches`.
 
-    They are requeued together, and each by itself if a twin of one of them is being enqueued.
+    They are requeued together, and each by itself if a duplicate of one of them is being enqueued.
     """
 
     def verb(some: Sequence[Key]) -> Any:
@@ -559,24 +559,24 @@ def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys
         rows = attempt(session, model, verb(keys), lock_timeout=LOCK_TIMEOUT, keys=keys)
         if rows is not None:
             return _requeued(rows)
-        # Backwards, so that of several twins among them the newest comes back.
+        # Backwards, so that of several duplicates among them the newest becomes pending.
         tried: dict[Key, Rows | None] = dict.fromkeys(reversed(keys))
         until = time.monotonic() + _LONGEST
         for key in tried:
             if time.monotonic() < until:
                 tried[key] = attempt(session, model, verb([key]), lock_timeout=LOCK_TIMEOUT_ONE_BY_ONE, keys=[key])
     done = _sum([_requeued(rows) for rows in tried.values() if rows is not None])
-    return Requeued(done, done.twins, done.left + [key_value(key) for key, rows in tried.items() if rows is None])
+    return Requeued(done, done.duplicates, done.left + [key_value(key) for key, rows in tried.items() if rows is None])
 
 
 def _requeued(rows: Rows) -> Requeued:
-    twins = {row[0]: row[1] for row in rows if row[1]}
-    # Without a key: a twin that was committed after the statement had begun.
+    duplicates = {row[0]: row[1] for row in rows if row[1]}
+    # Without a key: a duplicate that was committed after the statement had begun.
     left = [row[0] for row in rows if row[1] == ""]
-    return Requeued(len(rows) - len(twins) - len(left), twins, left)
+    return Requeued(len(rows) - len(duplicates) - len(left), duplicates, left)
 
 
 def _sum(results: Sequence[Requeued]) -> Requeued:
-    twins = {key: twin for one in results for key, twin in one.twins.items()}
+    duplicates = {key: duplicate for one in results for key, duplicate in one.duplicates.items()}
     refused = {key: error for one in results for key, error in one.refused.items()}
-    return Requeued(sum(results), twins, [key for one in results for key in one.left], refused)
+    return Requeued(sum(results), duplicates, [key for one in results for key in one.left], refused)

@@ -29,7 +29,7 @@ from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
 from sqlaqueue.strategies.unique_key import unique_key
-from sqlaqueue.strategies.update_status import waits_for_twin
+from sqlaqueue.strategies.update_status import waits_for_duplicate
 from sqlaqueue.texts import moment_text, printable
 from sqlaqueue.unique.insert import NewJob, search, set_created_at
 from sqlaqueue.unique.relationships import set_foreign_key
@@ -69,7 +69,7 @@ def explain_job(session: Session, job_or_model: Any, key: Any = None) -> Explana
     a pending job, to find out whether another transaction has.
 
     :param job_or_model: an instance that is in the database; a queue class, with ``key``; or a new instance, which is
-        not added to a session, to learn whether a twin of it exists, see :class:`~sqlaqueue.Unique`.
+        not added to a session, to learn whether a duplicate of it exists, see :class:`~sqlaqueue.Unique`.
     :param key: the primary key of a job of the class: a value, or a tuple for a composite key; a text is converted by
         the database.
     :raises NotAQueueError: for anything else than a queue class or an instance of one.
@@ -124,15 +124,15 @@ def _read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: b
         return Facts(spec=spec, key=key, info=None, claimed_here=claimed_here)
     facts = Facts(spec=spec, key=info.key, info=info, claimed_here=claimed_here)
     if info.state in FINISHED:
-        return replace(facts, twin=twin_of(session, spec, info.key)) if spec.has("status") else facts
+        return replace(facts, duplicate=duplicate_of(session, spec, info.key)) if spec.has("status") else facts
     facts = replace(facts, row=_row(session, spec, info.key))
     circumstances = session.execute(_circumstances(spec, info.key), bind_arguments=_bind(spec)).mappings().first()
     if circumstances is None:
         # It was deleted after the first statement.
         return replace(facts, info=None)
     facts = replace(facts, **circumstances, consumers=live_consumers(session, spec))
-    if facts.waits_for_twin:
-        facts = replace(facts, twin=twin_of(session, spec, info.key))
+    if facts.waits_for_duplicate:
+        facts = replace(facts, duplicate=duplicate_of(session, spec, info.key))
     return _read_place(session, facts, info) if info.state == "pending" else facts
 
 
@@ -185,7 +185,7 @@ def _circumstances(spec: QueueSpec, key: Key) -> AnySelect:
     columns: dict[str, sa.ColumnElement[Any]] = {
         "written_here": wrote.scalar_subquery(),
         "quarantined": _is_quarantined(spec, key),
-        "waits_for_twin": waits_for_twin(spec) if may_wait else sa.false(),
+        "waits_for_duplicate": waits_for_duplicate(spec) if may_wait else sa.false(),
     }
     for name, role in (("due_in", "run_at"), ("lease_left", "lease_expires_at")):
         if spec.has(role):
@@ -208,18 +208,18 @@ def _is_quarantined(spec: QueueSpec, key: Key) -> sa.ColumnElement[bool]:
     return sa.exists().where(journal.c.queue == spec.name, journal.c["keys"].has_key(key_text(key)))
 
 
-def twin_of(session: Session, spec: QueueSpec, key: Key) -> JobInfo | None:
-    """Return the job that counts, and with which this one is a twin."""
+def duplicate_of(session: Session, spec: QueueSpec, key: Key) -> JobInfo | None:
+    """Return the job that counts and has the same values as this one."""
     unique = unique_key(spec)
     if unique is None:
         return None
-    mine, twin = spec.table.alias("sqlaqueue_mine"), spec.table.alias("sqlaqueue_twin")
+    mine, duplicate = spec.table.alias("sqlaqueue_mine"), spec.table.alias("sqlaqueue_duplicate")
     found = session.execute(
-        sa.select(*(twin.c[each.key] for each in spec.keys)).where(
+        sa.select(*(duplicate.c[each.key] for each in spec.keys)).where(
             spec.key_in([mine.c[each.key] for each in spec.keys], [key]),
-            unique.are_twins(twin, mine),
-            unique.counts(twin),
-            sa.or_(*(twin.c[each.key] != mine.c[each.key] for each in spec.keys)),
+            unique.are_duplicates(duplicate, mine),
+            unique.counts(duplicate),
+            sa.or_(*(duplicate.c[each.key] != mine.c[each.key] for each in spec.keys)),
         ),
         bind_arguments=_bind(spec),
     ).first()
@@ -279,26 +279,26 @@ def _is_before(order: Sequence[sa.Column[Any]], place: Sequence[Any]) -> sa.Colu
 
 
 def _reason_of_new(session: Session, given: Any) -> Reason:
-    """Return whether a twin keeps a new instance from being enqueued. The instance is left as it is.
+    """Return whether a duplicate keeps a new instance from being enqueued. The instance is left as it is.
 
     :raises StatementError: if the database computes a value that makes the job unique.
     """
     spec = spec_of(type(given))
     key = unique_key(spec)
     if key is None:
-        return Reason(
-            "ready", f"Nothing keeps it from being enqueued: {spec.name} has no QueueConfig(unique=...), so no twins."
-        )
+        return Reason("ready", f"Nothing keeps it from being enqueued: {spec.name} has no QueueConfig(unique=...).")
     connection = session.connection(bind_arguments={"mapper": spec.mapper})
     new = NewJob(_copy(given))
     set_created_at(connection, key, [new])
     values = new.unique_values(key, connection)
     pairs = ", ".join(f"{name}={getattr(new.job, name)!r}" for name in key.config.attributes)
     if key.config.nulls_distinct and None in values:
-        return Reason("ready", f"It has no twin, as it has a None in {pairs} and NULLs differ; enqueue() inserts it.")
-    twin = search(connection, key, [values])[0].twin
-    found = None if twin is None else job(session, spec.model, twin)
-    if twin is None or found is None:
+        return Reason(
+            "ready", f"It has no duplicate, as it has a None in {pairs} and NULLs differ; enqueue() inserts it."
+        )
+    existing = search(connection, key, [values])[0].existing
+    found = None if existing is None else job(session, spec.model, existing)
+    if existing is None or found is None:
         return Reason(
             "ready",
             f"No job with {pairs} counts, so enqueue() inserts it; it would wait for a transaction that has inserted "
@@ -306,10 +306,10 @@ def _reason_of_new(session: Session, given: Any) -> Reason:
         )
     info = found[0]
     since = "" if info.created_at is None else f", enqueued at {moment_text(info.created_at)}"
-    until = "" if key.config.per is None else f", or the period of {key.config.per} is over"
+    until = "" if key.config.within is None else f", or the period of {key.config.within} is over"
     return Reason(
-        "twin",
-        f"Job {key_text(twin)} has {pairs} as well and is {info.state}{since}: enqueue() returns it and inserts "
+        "duplicate",
+        f"Job {key_text(existing)} has {pairs} as well and is {info.state}{since}: enqueue() returns it and inserts "
         f"nothing, and an INSERT fails, until it is no longer {' or '.join(key.states)}{until}.",
     )
 

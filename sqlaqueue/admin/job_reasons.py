@@ -21,7 +21,7 @@ from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.strategies.listing import OTHER
-from sqlaqueue.strategies.unique_key import twin_in
+from sqlaqueue.strategies.unique_key import duplicate_in
 from sqlaqueue.texts import duration_text, moment_text
 
 MOST_COUNTED = 1000
@@ -57,10 +57,10 @@ class Facts:
     """Whether the pending job has a message, if the strategy needs one."""
     quarantined: bool = False
     """Whether its last worker died."""
-    waits_for_twin: bool = False
-    """Whether it waits until a twin does not count any more."""
-    twin: JobInfo | None = None
-    """The twin that counts, of a job that waits for it or has finished; None if there is none."""
+    waits_for_duplicate: bool = False
+    """Whether it waits until a duplicate does not count any more."""
+    duplicate: JobInfo | None = None
+    """The duplicate that counts, of a job that waits for it or has finished; None if there is none."""
     held_back: Sequence[HeldBackBy] = ()
     """What holds the due job back, of the limits, rates and the order of its queue."""
     before: int = 0
@@ -86,7 +86,7 @@ class Facts:
 
     @property
     def has_expired(self) -> bool:
-        running = self.state == "processing" and not self.waits_for_twin
+        running = self.state == "processing" and not self.waits_for_duplicate
         return running and self.lease_left is not None and self.lease_left <= 0
 
     def runners(self) -> list[str]:
@@ -148,22 +148,24 @@ def _finished(facts: Facts) -> Iterator[Reason]:
     said = f" with the last error {error[0]!r}" if error else ""
     again = "requeue() makes it pending again"
     if facts.spec.config.unique is not None and not facts.spec.has("status"):
-        again += ", unless a twin of it counts by then"
-    if facts.twin is not None:
-        again = f"requeue() does not make it pending again while its twin, job {key_text(facts.twin.key)}, counts"
+        again += ", unless a duplicate of it counts by then"
+    if facts.duplicate is not None:
+        key = key_text(facts.duplicate.key)
+        again = f"requeue() does not make it pending again while its duplicate, job {key}, counts"
     yield Reason("finished", f"It {verb}{when}{after}{said}; {again}.")
 
 
-def _cancelled_for_twin(facts: Facts) -> Iterator[Reason]:
+def _cancelled_for_duplicate(facts: Facts) -> Iterator[Reason]:
     info = facts.info
     if info is None or info.state != "cancelled" or facts.spec.config.unique is None:
         return
-    twin = twin_in(info.last_error)
-    if twin is not None:
+    duplicate = duplicate_in(info.last_error)
+    if duplicate is not None:
         names = ", ".join(facts.spec.config.unique.attributes)
         yield Reason(
-            "twin",
-            f"It was cancelled when it was to be pending again, since job {twin} had the same {names} and counted.",
+            "duplicate",
+            f"It was cancelled when it was to be pending again, since job {duplicate} had the same {names} and "
+            "counted.",
         )
 
 
@@ -204,21 +206,23 @@ def _uncommitted(facts: Facts) -> Iterator[Reason]:
         )
 
 
-def _waits_for_twin(facts: Facts) -> Iterator[Reason]:
+def _waits_for_duplicate(facts: Facts) -> Iterator[Reason]:
     unique = facts.spec.config.unique
-    if not facts.waits_for_twin or unique is None:
+    if not facts.waits_for_duplicate or unique is None:
         return
-    if facts.twin is None:
+    if facts.duplicate is None:
         until = (
-            "until its twin does not count any more; the twin is gone, so the next rescue of a Consumer, or rescue(), "
-            "makes it pending"
+            "until its duplicate does not count any more; the duplicate is gone, so the next rescue of a Consumer, or "
+            "rescue(), makes it pending"
         )
     else:
         until = (
-            f"for job {key_text(facts.twin.key)}, which has the same {', '.join(unique.attributes)} and is "
-            f"{facts.twin.state}; when that does not count any more, a rescue makes this job pending"
+            f"for job {key_text(facts.duplicate.key)}, which has the same {', '.join(unique.attributes)} and is "
+            f"{facts.duplicate.state}; when that does not count any more, a rescue makes this job pending"
         )
-    yield Reason("waits_for_twin", f'A run of it has ended, and as Unique(on_return="wait") says it waits {until}.')
+    yield Reason(
+        "waits_for_duplicate", f'A run of it has ended, and as Unique(on_return="wait") says it waits {until}.'
+    )
 
 
 def _lease_expired(facts: Facts) -> Iterator[Reason]:
@@ -239,7 +243,7 @@ def _lease_expired(facts: Facts) -> Iterator[Reason]:
 
 def _running(facts: Facts) -> Iterator[Reason]:
     info = facts.info
-    if info is None or info.state != "processing" or facts.waits_for_twin or facts.has_expired:
+    if info is None or info.state != "processing" or facts.waits_for_duplicate or facts.has_expired:
         return
     if facts.spec.strategy.holds_transaction:
         name = facts.spec.strategy.name
@@ -386,10 +390,10 @@ REASONS: tuple[Callable[[Facts], Iterator[Reason]], ...] = (
     _missing,
     _unknown_class,
     _unknown_status,
-    _cancelled_for_twin,
+    _cancelled_for_duplicate,
     _finished,
     _uncommitted,
-    _waits_for_twin,
+    _waits_for_duplicate,
     _lease_expired,
     _running,
     _unclaimable,

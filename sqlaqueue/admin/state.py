@@ -29,7 +29,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.session_types import requires_session
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.strategies.update_status import waits_for_twin
+from sqlaqueue.strategies.update_status import waits_for_duplicate
 
 
 @requires_session
@@ -153,7 +153,7 @@ class Depth:
     processing: int | None
     """The number of jobs that read as processing; None under a strategy that holds a transaction, or without leases."""
     running: int | None
-    """The number of those that have a lease: the others wait for a twin. None like ``processing``."""
+    """The number of those that have a lease: the others wait for a duplicate. None like ``processing``."""
     expired: int | None
     """The number of those whose lease has expired, and that were not rescued yet. None like ``processing``."""
 
@@ -203,7 +203,7 @@ def has_leases(spec: QueueSpec) -> bool:
 
 def _leases(spec: QueueSpec, limit: int) -> AnySelect:
     expires = spec.columns["lease_expires_at"]
-    waits = waits_for_twin(spec).label("waits")
+    waits = waits_for_duplicate(spec).label("waits")
     # In the order of the index, so that the server does not scan the table instead.
     running = sa.select(expires.label("expires"), waits).where(spec.in_state("processing")).order_by(expires)
     first = running.limit(limit).subquery("sqlaqueue_first_running")
@@ -287,7 +287,9 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
 def _expired_leases(session: Session, model: type[Any], spec: QueueSpec) -> int:
     if not has_leases(spec):
         return 0
-    expired = sa.and_(spec.in_state("processing"), spec.columns["lease_expires_at"] <= clock(), ~waits_for_twin(spec))
+    expired = sa.and_(
+        spec.in_state("processing"), spec.columns["lease_expires_at"] <= clock(), ~waits_for_duplicate(spec)
+    )
     counted = sa.select(sa.func.count()).select_from(spec.table).where(expired)
     return session.execute(counted, bind_arguments=bind_arguments(model)).scalar_one()
 

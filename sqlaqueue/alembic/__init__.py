@@ -85,7 +85,7 @@ def compare_queues(
     steps.move_jobs(diff)
     steps.sort_dropped_columns(diff)
     steps.ask_for_status(diff)
-    steps.search_for_twins(diff)
+    steps.search_for_duplicates(diff)
     steps.split_into_steps(diff)
     steps.escape_status_values(diff)
     alembic_changes = [op for op in upgrade.ops if not (isinstance(op, alembic_ops.ModifyTableOps) and op.is_empty())]

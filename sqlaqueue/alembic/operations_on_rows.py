@@ -215,14 +215,14 @@ def _backfill(table: sa.Table, status: sa.Column[Any], expression: str) -> _Back
 
 
 class CreateUniqueIndex(QueueOp, name="create_queue_unique_index"):
-    """Creates the unique index of a queue, unless the table has jobs with the same values (twins).
+    """Creates the unique index of a queue, unless the table has jobs with the same values (duplicates).
 
-    The table is searched for twins first, which blocks no other transaction.
+    The table is searched for duplicates first, which blocks no other transaction.
 
     :param columns: the names of columns, and ``sa.text()`` with an expression.
     :param where: the predicate, as SQL: which jobs count.
-    :param keys: the columns of the primary key, by which the error message shows twins.
-    :param nulls_distinct: whether jobs with a NULL in one of the columns are never twins.
+    :param keys: the columns of the primary key, by which the error message shows duplicates.
+    :param nulls_distinct: whether jobs with a NULL in one of the columns are never duplicates.
     :param options: further arguments of SQLAlchemy's Index, such as ``{"postgresql_with": {"fillfactor": "70"}}``.
     :param replace: the table has an index of this name, which is dropped.
     :param live: the table is in use. Create the index CONCURRENTLY, outside of the migration's transaction; an index to
@@ -248,7 +248,7 @@ class CreateUniqueIndex(QueueOp, name="create_queue_unique_index"):
             with autocommit(op):
                 _build_concurrently(op, self, table)
             return
-        _refuse_twins(op, self, table)
+        _refuse_duplicates(op, self, table)
         if self.replace:
             op.drop_index(conv(self.index), table.name, schema=table.schema, if_exists=True)
         _build(op, self, self.index)
@@ -261,8 +261,8 @@ class CreateUniqueIndex(QueueOp, name="create_queue_unique_index"):
         return alembic_ops.DropIndexOp(conv(self.index), self.table, schema=self.schema)
 
 
-def twins_query(operation: CreateUniqueIndex) -> str:
-    """Return the SELECT of all twins, with ``{table}`` in place of the table's name."""
+def duplicates_query(operation: CreateUniqueIndex) -> str:
+    """Return the SELECT of all duplicates, with ``{table}`` in place of the table's name."""
     quote = NEUTRAL.identifier_preparer.quote
     values = _values(operation)
     keys = [quote(key) for key in operation.keys]
@@ -280,26 +280,26 @@ def twins_query(operation: CreateUniqueIndex) -> str:
     return "\n".join(lines)
 
 
-def twins_message(operation: CreateUniqueIndex) -> str:
-    """Return the error message about twins, with ``{table}`` in place of the table's name."""
+def duplicates_message(operation: CreateUniqueIndex) -> str:
+    """Return the error message about duplicates, with ``{table}`` in place of the table's name."""
     return (
         f"{{table}}: the unique index {operation.index} cannot be created, because there are jobs with the same "
         f"{', '.join(_values(operation))}. Cancel or delete all but one of each, and run the migration again. This "
-        f"query shows them:\n\n{twins_query(operation)};"
+        f"query shows them:\n\n{duplicates_query(operation)};"
     )
 
 
-def twins_check(operation: CreateUniqueIndex) -> str:
-    """Return a statement that raises ``unique_violation`` if there are twins; ``{table}`` is the table's name."""
+def duplicates_check(operation: CreateUniqueIndex) -> str:
+    """Return a statement that raises ``unique_violation`` if there are duplicates; ``{table}`` is the table's name."""
     # In PL/pgSQL, so that a script (--sql) contains the check as well. FOUND is a variable there, and may be a column.
     return f"""\
 DO $sqlaqueue_do$
 #variable_conflict use_column
 BEGIN
   IF EXISTS (
-{twins_query(operation)}
+{duplicates_query(operation)}
   ) THEN
-    RAISE unique_violation USING MESSAGE = $sqlaqueue_text${twins_message(operation)}$sqlaqueue_text$;
+    RAISE unique_violation USING MESSAGE = $sqlaqueue_text${duplicates_message(operation)}$sqlaqueue_text$;
   END IF;
 END
 $sqlaqueue_do$"""
@@ -316,13 +316,13 @@ def _build_concurrently(op: Operations, operation: CreateUniqueIndex, table: sa.
     name = object_name(operation.index, "new") if operation.replace else operation.index
     valid = None if connection is None else index_validity(connection, table, name)
     if not valid:
-        _refuse_twins(op, operation, table)
+        _refuse_duplicates(op, operation, table)
         if valid is False:
             drop_concurrently(op, name, table)
         try:
             _build(op, operation, name, postgresql_concurrently=True)
         except CommandError:
-            # An invalid index would still refuse twins.
+            # An invalid index would still refuse duplicates.
             drop_concurrently(op, name, table)
             raise
     if operation.replace:
@@ -337,13 +337,13 @@ def _build_concurrently(op: Operations, operation: CreateUniqueIndex, table: sa.
         execute(op, [RetryingTransaction(table, swap)])
 
 
-def _refuse_twins(op: Operations, operation: CreateUniqueIndex, table: sa.Table) -> None:
+def _refuse_duplicates(op: Operations, operation: CreateUniqueIndex, table: sa.Table) -> None:
     try:
-        op.execute(SqlTemplate(twins_check(operation), table=table))
+        op.execute(SqlTemplate(duplicates_check(operation), table=table))
     except DBAPIError as error:
         if sqlstate(error) != UNIQUE_VIOLATION:
             raise
-        raise _twins(op, operation) from error
+        raise _duplicates(op, operation) from error
 
 
 def _build(op: Operations, operation: CreateUniqueIndex, name: str, **options: Any) -> None:
@@ -363,11 +363,11 @@ def _build(op: Operations, operation: CreateUniqueIndex, name: str, **options: A
     except DBAPIError as error:
         if sqlstate(error) != UNIQUE_VIOLATION or violated_constraint(error) != name:
             raise
-        # Twins that were inserted after the search.
-        raise _twins(op, operation) from error
+        # Duplicates that were inserted after the search.
+        raise _duplicates(op, operation) from error
 
 
-def _twins(op: Operations, operation: CreateUniqueIndex) -> CommandError:
+def _duplicates(op: Operations, operation: CreateUniqueIndex) -> CommandError:
     connection = connection_of(op)
     options = {} if connection is None else connection.get_execution_options()
     schemas = options.get("schema_translate_map") or {}
@@ -375,4 +375,4 @@ def _twins(op: Operations, operation: CreateUniqueIndex) -> CommandError:
     # With this paramstyle no percent sign of a name is doubled.
     make_dialect: Any = type(op.get_context().dialect)
     name = make_dialect(paramstyle="named").identifier_preparer.format_table(table)
-    return CommandError(twins_message(operation).replace("{table}", name))
+    return CommandError(duplicates_message(operation).replace("{table}", name))

@@ -550,10 +550,11 @@ def sort_dropped_columns(diff: DiffContext) -> None:
 _NULLS = "postgresql_nulls_not_distinct"
 
 
-def search_for_twins(diff: DiffContext) -> None:
+def search_for_duplicates(diff: DiffContext) -> None:
     """Replace the operations on the unique indexes of tables that may have rows, in both directions.
 
-    An index that is created and dropped is replaced by one operation, so that twins are found before it is dropped.
+    An index that is created and dropped is replaced by one operation, so that duplicates are found before it is
+    dropped.
     """
     for table, database_table, _ in diff.remaining_tables:
         live = diff.is_live(table) and table.spec is not None

@@ -148,7 +148,7 @@ def _change_jobs(
         summary = f"{target.spec.name}: {jobs_text(number)}{_by_state(counts, change.limit)}"
         result: dict[str, Any] = {"changed": 0}
         if dry_run:
-            unless = ", unless they have a twin" if execute is _requeue and target.spec.config.unique else ""
+            unless = ", unless they have a duplicate" if execute is _requeue and target.spec.config.unique else ""
             _print(f"{summary} would be {change.participle}{unless}", json=json)
         # `cancel` reports keys without a job.
         elif number or (execute is _cancel and change.job_filter.keys):
@@ -176,17 +176,17 @@ def _requeue(session: Session, model: type[Any], change: _BulkChange) -> tuple[d
     done = admin.requeue(session, model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
     text = f"{jobs_text(done)} {change.participle}"
     result: dict[str, Any] = {"changed": int(done)}
-    if done.twins:
-        pairs = ", ".join(f"{_key_text(key)} (twin {twin})" for key, twin in done.twins.items())
-        text += f", {jobs_text(len(done.twins))} not, because of a twin: {pairs}"
+    if done.duplicates:
+        pairs = ", ".join(f"{_key_text(key)} (duplicate {duplicate})" for key, duplicate in done.duplicates.items())
+        text += f", {jobs_text(len(done.duplicates))} not, because of a duplicate: {pairs}"
     if done.left:
         keys = " ".join(map(_key_text, done.left))
-        text += f", {jobs_text(len(done.left))} not, as a twin is being enqueued: {keys}"
+        text += f", {jobs_text(len(done.left))} not, as a duplicate is being enqueued: {keys}"
     text += _refused_text(done.refused)
     if done.refused:
         result["refused"] = _by_text(done.refused)
-    if done.twins or done.left:
-        result |= {"twins": _by_text(done.twins), "left": done.left}
+    if done.duplicates or done.left:
+        result |= {"duplicates": _by_text(done.duplicates), "left": done.left}
     return result, text
 
 

@@ -474,7 +474,7 @@ def _serve(collector: ScrapeCollector, host: str, port: int) -> None:
 @url_option
 @json_option
 def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
-    """Say why a job does not run: its twin, a pause, its time, a lock, no Consumer, and what to do about it.
+    """Say why a job does not run: its duplicate, a pause, its time, a lock, no Consumer, and what to do about it.
 
     Separate the parts of a composite KEY by commas. Without KEY: what keeps the jobs of the queue from running. The
     exit code is 1 if there is no such job.

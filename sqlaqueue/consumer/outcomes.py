@@ -97,15 +97,15 @@ class FinishedRun:
     """A commit was tried: if its reply was lost, the run may have been settled or not."""
     claim_committed: bool = True
     """False if the reply to the claim's commit was lost: settle the run, but emit no event for it."""
-    twin: str | None = None
-    """The key of the twin for which the job was cancelled instead of made pending."""
+    duplicate: str | None = None
+    """The key of the duplicate for which the job was cancelled instead of made pending."""
 
     @property
     def ended_as(self) -> Outcome:
         """How the run has ended in the database."""
-        if self.twin is None:
+        if self.duplicate is None:
             return self.outcome
-        error = f"{REASON}: {self.twin}"
+        error = f"{REASON}{self.duplicate}"
         cancelled = Cancel(error)
         # The log and the listeners must not lose what the handler raised.
         cancelled.__cause__ = self.outcome.cause

@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.core.errors import (
     ascii_text,
+    is_duplicate,
     is_lock_or_timeout,
     is_transient,
-    is_twin,
     may_be_of_a_run,
     may_settle_later,
     text_of,
@@ -50,11 +50,11 @@ from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.unique_key import unique_key
 
 LOCK_TIMEOUT = "500ms"
-"""The longest time to wait for a lock where others wait as well, for a transaction that has enqueued a twin, or for the
-table of the attempt history: the settlement has locked jobs, whose leases are not extended."""
+"""The longest time to wait for a lock where others wait as well, for a transaction that has enqueued a duplicate, or
+for the table of the attempt history: the settlement has locked jobs, whose leases are not extended."""
 
 LOCK_TIMEOUT_ONE_BY_ONE = "10ms"
-"""The longest time to wait for a lock for one job of many, each of which may have a twin in the same transaction."""
+"""The longest time to wait for a lock for one job of many, each of which may have a duplicate in that transaction."""
 
 TRACEBACK_LIMIT = 10_000
 """The length of a traceback in characters; of a longer one the middle is left out."""
@@ -249,7 +249,7 @@ def _in_ascii(texts: list[str | None] | None) -> list[str | None] | None:
 def _error(one: FinishedRun) -> str | None:
     """Return the text of an attempt's error: that of ``last_error``, or why the run was released."""
     ended = one.ended_as
-    if one.twin is not None and one.outcome.error is not None:
+    if one.duplicate is not None and one.outcome.error is not None:
         return storable(f"{ended.error}\n{one.outcome.error}")
     if ended.error is not None:
         return storable(ended.error)
@@ -342,9 +342,9 @@ class Settler:
         self._spec, self._bind = settings.spec, settings.bind_arguments
         self.history = AttemptHistory(settings)
         unique = unique_key(self._spec)
-        self._may_meet_twins = unique is not None and unique.returns_from_runs
-        """Whether a run that becomes pending may meet a twin, and may have to wait for one that is not committed."""
-        self._cancels_for_twins = unique is not None and unique.config.on_return == "cancel"
+        self._may_meet_duplicates = unique is not None and unique.returns_from_runs
+        """Whether a run that becomes pending may meet a duplicate, and may have to wait for an uncommitted one."""
+        self._cancels_for_duplicates = unique is not None and unique.config.on_return == "cancel"
 
     def settle(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
         """Write how runs ended; return those whose lease was lost, about which nothing was changed."""
@@ -360,8 +360,8 @@ class Settler:
                     session.execute(statement, bind_arguments=self._bind)
             if group[0].outcome.state != "pending":
                 notify_settled(session, self._spec, self._waiters, settled)
-            elif self._cancels_for_twins:
-                notify_settled(session, self._spec, self._waiters, [one.run.key for one in group if one.twin])
+            elif self._cancels_for_duplicates:
+                notify_settled(session, self._spec, self._waiters, [one.run.key for one in group if one.duplicate])
         if self.history.is_kept:
             self.history.record(session, self._settled(finished, lost))
         return lost
@@ -390,13 +390,14 @@ class Settler:
         settlement = with_run_details(spec, settlement, [one.run for one in group], self._settings.worker())
         statement = settle_statement(spec, ClaimedJobs(list(claims.items()), jobs), settlement)
         found = session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=self._bind)
-        if not self._cancels_for_twins or first.outcome.state != "pending":
+        if not self._cancels_for_duplicates or first.outcome.state != "pending":
             return keys_from(found.scalars(), len(spec.keys))
         rows = found.all()
         settled = keys_from([row[0] for row in rows], len(spec.keys))
-        twins = {key: row.twin for key, row in zip(settled, rows, strict=True)} if rows and len(rows[0]) > 1 else {}
+        named = zip(settled, rows, strict=True) if rows and len(rows[0]) > 1 else ()
+        duplicates = {key: row.duplicate for key, row in named}
         for one in group:
-            one.twin = twins.get(one.run.key)
+            one.duplicate = duplicates.get(one.run.key)
         return settled
 
     def _complete(self, session: Session, token: Any, keys: list[Key]) -> list[Key]:
@@ -429,9 +430,9 @@ class Settler:
     ) -> list[FinishedRun]:
         """Do what :meth:`settle` does, and check runs whose earlier commit had no reply: they may be settled.
 
-        It waits for a moment at most where another transaction may have enqueued a twin and not committed it.
+        It waits for a moment at most where another transaction may have enqueued a duplicate and not committed it.
         """
-        if lock_timeout is None and self._may_meet_twin(finished):
+        if lock_timeout is None and self._may_meet_duplicate(finished):
             lock_timeout = LOCK_TIMEOUT
         if lock_timeout is not None:
             limit: Any = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'").execution_options(**{OURS: True})
@@ -443,26 +444,26 @@ class Settler:
             return lost
         return really_lost(session, self._spec, lost, self._bind)
 
-    def has_met_twin(self, error: BaseException) -> bool:
-        """Return whether an error of a settlement is about a twin that was not committed when it began."""
-        return self._may_meet_twins and (is_lock_or_timeout(error) or is_twin(error, self._spec))
+    def has_met_duplicate(self, error: BaseException) -> bool:
+        """Return whether an error of a settlement is about a duplicate that was not committed when it began."""
+        return self._may_meet_duplicates and (is_lock_or_timeout(error) or is_duplicate(error, self._spec))
 
-    def _may_meet_twin(self, finished: Sequence[FinishedRun]) -> bool:
-        return self._may_meet_twins and any(one.outcome.state == "pending" for one in finished)
+    def _may_meet_duplicate(self, finished: Sequence[FinishedRun]) -> bool:
+        return self._may_meet_duplicates and any(one.outcome.state == "pending" for one in finished)
 
     def settle_each(self, session: Session, finished: Sequence[FinishedRun], *, wait: bool = True) -> SettledEach:
         """Settle runs one by one, so that one that cannot be settled does not block the others."""
         result = SettledEach([], [], [])
         for one in finished:
             limit = None if wait else LOCK_TIMEOUT
-            if self._may_meet_twin([one]):
+            if self._may_meet_duplicate([one]):
                 # The others must not wait for one transaction again and again.
                 limit = LOCK_TIMEOUT_ONE_BY_ONE
             try:
                 result.lease_lost.extend(self.settle_and_commit(session, [one], lock_timeout=limit))
             except Exception as error:
                 session.rollback()
-                if is_lock_or_timeout(error) or is_twin(error, self._spec):
+                if is_lock_or_timeout(error) or is_duplicate(error, self._spec):
                     result.later.append(one)
                     continue
                 if not may_be_of_a_run(error):

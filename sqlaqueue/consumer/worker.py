@@ -176,7 +176,7 @@ def _claim(context: ConsumerContext, turn: WorkerTurn) -> Routine:
         if context.completions.put_back(finished):
             # It is unknown which of the two failed, and they must not block each other.
             yield from settle_finished(context)
-            if context.settler.has_met_twin(error):
+            if context.settler.has_met_duplicate(error):
                 return True
         if isinstance(error, ClaimFailed):
             return (yield from search_unclaimable(context, error))

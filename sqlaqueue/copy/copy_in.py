@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _STAGING = "sqlaqueue_copy"
 
 
-def copy_without_twins(connection: sa.Connection, key: UniqueKey, rows: RowStream) -> int:
-    """Copy rows, insert those that have no twin, and return their number.
+def copy_unless_duplicate(connection: sa.Connection, key: UniqueKey, rows: RowStream) -> int:
+    """Copy rows, insert those that have no duplicate, and return their number.
 
     They are copied into a temporary table first, since COPY cannot skip rows. They are inserted in the order of the
     unique values, so that two transactions that insert the same ones do not wait for each other in a circle.
@@ -60,7 +60,7 @@ def copy_without_twins(connection: sa.Connection, key: UniqueKey, rows: RowStrea
     return number
 
 
-CopyOnTwin = Literal["raise", "skip"]
+CopyOnDuplicate = Literal["raise", "skip"]
 
 
 def copy_in(
@@ -69,7 +69,7 @@ def copy_in(
     rows: Iterable[Mapping[str, Any]],
     /,
     *,
-    on_twin: CopyOnTwin = "raise",
+    on_duplicate: CopyOnDuplicate = "raise",
 ) -> int:
     """Enqueue a job for each row by COPY, in the session's transaction, and return the number of rows.
 
@@ -84,9 +84,9 @@ def copy_in(
 
     :param model: a queue class whose rows are in one table.
     :param rows: mappings from attribute names to values. Without rows, no statement is sent.
-    :param on_twin: for a queue with ``QueueConfig(unique=...)``: ``"raise"`` raises an IntegrityError if a row has a
-        twin, as any INSERT does. ``"skip"`` leaves such rows out, and returns the number of the others; the rows are
-        copied into a temporary table first, which needs SELECT on the table and TEMPORARY on the database.
+    :param on_duplicate: for a queue with ``QueueConfig(unique=...)``: ``"raise"`` raises an IntegrityError if a row is
+        a duplicate, as any INSERT does. ``"skip"`` leaves duplicates out, and returns the number of the other rows; all
+        are copied into a temporary table first, which needs SELECT on the table and TEMPORARY on the database.
     :raises NotAQueueError: if ``model`` is not a queue.
     :raises StatementError: if a row is not a mapping, does not have the attributes of the first row, or has a value
         that cannot be written. The error contains the number of the row, from 1.
@@ -98,11 +98,11 @@ def copy_in(
     if not isinstance(session, Session):
         msg = f"copy_in({session!r}, ...): use a Session, or async_copy_in() for an AsyncSession"
         raise StatementError(msg)
-    return copy_rows(session, model, rows, "copy_in", on_twin)
+    return copy_rows(session, model, rows, "copy_in", on_duplicate)
 
 
 def copy_rows(
-    session: Session, model: type[Any], rows: Iterable[Mapping[str, Any]], verb: str, on_twin: CopyOnTwin
+    session: Session, model: type[Any], rows: Iterable[Mapping[str, Any]], verb: str, on_duplicate: CopyOnDuplicate
 ) -> int:
     """Enqueue a job for each row, as :func:`copy_in` documents.
 
@@ -110,7 +110,7 @@ def copy_rows(
     """
     spec = spec_of(model)
     mapper, what = sa.inspect(model), f"{verb}({model.__name__})"
-    unique = _unique_key(spec, on_twin, what)
+    unique = _unique_key(spec, on_duplicate, what)
     # Sessions with several engines choose one by these. Not an INSERT: a get_bind() that reads from a replica may know
     # only UPDATE and DELETE as writes, since the INSERTs of a flush say so in another way.
     target: dict[str, Any] = {"mapper": mapper, "clause": sa.update(mapper.local_table)}
@@ -131,20 +131,22 @@ def copy_rows(
     plan = make_column_plan(what, spec, mapper, first, connection.dialect)
     stream = RowStream(plan, mapper, chain((first,), remaining))
     return (
-        send(Copy(connection, spec.table, stream)) if unique is None else copy_without_twins(connection, unique, stream)
+        send(Copy(connection, spec.table, stream))
+        if unique is None
+        else copy_unless_duplicate(connection, unique, stream)
     )
 
 
-def _unique_key(spec: QueueSpec, on_twin: object, what: str) -> UniqueKey | None:
-    """Return by what twins are found that are to be left out; None to copy all rows."""
-    if on_twin == "raise":
+def _unique_key(spec: QueueSpec, on_duplicate: object, what: str) -> UniqueKey | None:
+    """Return by what the duplicates are found that are left out; None to copy all rows."""
+    if on_duplicate == "raise":
         return None
-    if on_twin != "skip":
-        msg = f"{what}: on_twin={on_twin!r}: use 'raise' or 'skip'"
+    if on_duplicate != "skip":
+        msg = f"{what}: on_duplicate={on_duplicate!r}: use 'raise' or 'skip'"
         raise StatementError(msg)
     unique = unique_key(spec)
     if unique is None:
-        msg = f"{what}: on_twin='skip': {spec.model.__name__} is not unique; set QueueConfig(unique=Unique(...))"
+        msg = f"{what}: on_duplicate='skip': {spec.model.__name__} is not unique; set QueueConfig(unique=Unique(...))"
         raise StatementError(msg)
     return unique
 
@@ -155,7 +157,7 @@ async def async_copy_in(
     rows: Iterable[Mapping[str, Any]],
     /,
     *,
-    on_twin: CopyOnTwin = "raise",
+    on_duplicate: CopyOnDuplicate = "raise",
 ) -> int:
     """Enqueue a job for each row by COPY, like :func:`~sqlaqueue.copy_in`, which documents parameters and errors.
 
@@ -165,5 +167,5 @@ async def async_copy_in(
     if not is_of_asyncio(own, "AsyncSession"):
         msg = f"async_copy_in({session!r}, ...): use an AsyncSession, or copy_in() for a Session"
         raise StatementError(msg)
-    inserted: int = await own.run_sync(copy_rows, model, rows, "async_copy_in", on_twin)
+    inserted: int = await own.run_sync(copy_rows, model, rows, "async_copy_in", on_duplicate)
     return inserted

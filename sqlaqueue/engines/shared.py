@@ -31,7 +31,7 @@ class SharedEngine:
     title: str
     """The name for people."""
     inserts_all_or_none = False
-    """Whether an INSERT of several jobs, one of which has a twin, inserts none of them."""
+    """Whether an INSERT of several jobs, one of which is a duplicate, inserts none of them."""
     no_strategy: ClassVar[str]
     """Why no other strategy is available, as it follows the name of the database."""
     no_flow_control: ClassVar[Mapping[str, str]]

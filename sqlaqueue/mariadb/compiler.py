@@ -27,7 +27,7 @@ from sqlaqueue.mariadb.base import (
 )
 from sqlaqueue.mariadb.changes import as_rendered, divided, hint_of, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
-from sqlaqueue.mariadb.unique import UniqueStatements, index_name, twins_table, unless_twin
+from sqlaqueue.mariadb.unique import UniqueStatements, duplicates_table, index_name, unless_duplicate
 from sqlaqueue.postgresql.due_times import WRITTEN_ROWS
 from sqlaqueue.sql.engine import plain_form
 
@@ -187,7 +187,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             hint = index_to_lock_by(self, select)
             if hint is not None:
                 select = select.with_hint(*hint)
-        searched = None if plain_form(select) is not None else twins_table(select)
+        searched = None if plain_form(select) is not None else duplicates_table(select)
         if searched is not None:
             # A search without this index raises an error, as jobs are not unique then.
             index = index_name(getattr(searched, "element", searched))
@@ -227,7 +227,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             insert_stmt = insert_stmt.prefix_with("IGNORE")
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
         if unless:
-            return unless_twin(rendered, insert_stmt.table)
+            return unless_duplicate(rendered, insert_stmt.table)
         return ignoring_duplicates(rendered, clause, insert_stmt.table) if ignores else rendered
 
     def visit_on_conflict_do_nothing(self, _: Any, **__: Any) -> str:

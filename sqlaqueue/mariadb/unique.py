@@ -155,8 +155,8 @@ class UniqueStatements:
         return f"({since} DIV {length} - ({since} MOD {length} < 0))"
 
 
-def twins_table(select: Any) -> Any:
-    """Return the table of a SELECT in which twins are looked for; None for any other SELECT."""
+def duplicates_table(select: Any) -> Any:
+    """Return the table of a SELECT in which duplicates are looked for; None for any other SELECT."""
     joined = (each.onclause for each in _joins(select._from_obj))  # noqa: SLF001 - not public
     for condition in [*select._where_criteria, *joined]:  # noqa: SLF001 - SQLAlchemy has no public name for it
         for part in iterate(condition):
@@ -173,8 +173,8 @@ def _joins(froms: Iterable[Any]) -> Iterator[sa.Join]:
             yield from _joins([each.left, each.right])
 
 
-def unless_twin(statement: str, table: sa.Table) -> str:
-    """Return an INSERT that :func:`insert_unless_twin` executes.
+def unless_duplicate(statement: str, table: sa.Table) -> str:
+    """Return an INSERT that :func:`insert_unless_duplicate` executes.
 
     :param statement: the INSERT, with RETURNING.
     """
@@ -182,12 +182,12 @@ def unless_twin(statement: str, table: sa.Table) -> str:
     return f"/*sqlaqueue unless {index_name(table).replace('%', '%%')}*/ {statement}"
 
 
-def insert_unless_twin(cursor: Any, statement: str, parameters: Any, context: Any) -> bool | None:
-    """Execute an INSERT that inserts and returns nothing if one of its rows has a twin; None for any other statement.
+def insert_unless_duplicate(cursor: Any, statement: str, parameters: Any, context: Any) -> bool | None:
+    """Execute an INSERT that inserts and returns nothing if one of its rows is a duplicate; None for another statement.
 
-    The error of any other index is raised. So is that of a twin under REPEATABLE READ and above, where the snapshot of
-    the transaction may be older than the twin, and a search would not find it. It is a listener of the event
-    ``do_execute``.
+    The error of any other index is raised. So is that of a duplicate under REPEATABLE READ and above, where the
+    snapshot of the transaction may be older than the existing job, and a search would not find that. It is a listener
+    of the event ``do_execute``.
     """
     head = _UNLESS.match(statement)
     if head is None:

@@ -246,7 +246,7 @@ def _check_supported(table: sa.Table, connection: sa.Connection, **_: Any) -> No
     used = [option for option in _WITH_INDEXES if getattr(spec.config, option)]
     if used and connection.dialect.name in PREPARED:
         # Their indexes have expressions and conditions, which another compiler refuses or leaves out: a unique index
-        # without its condition would forbid a job for ever, once it has had a twin.
+        # without its condition would forbid a job for ever, once it has had a duplicate.
         msg = (
             f"{spec.model.__name__}: the indexes of QueueConfig({used[0]}=...) cannot be created by an engine for "
             f"{connection.dialect.name} that is not prepared; call sqlaqueue.prepare(engine) right after "

@@ -331,23 +331,24 @@ OnReturn = Literal["cancel", "wait"]
 class Unique:
     """At most one job with the same values of some attributes, among the jobs in some states.
 
-    Two jobs with the same values are *twins*. A unique partial index refuses the second one, whichever way it is
-    inserted; :func:`~sqlaqueue.enqueue` returns the first one instead.
+    A second job with the same values is a *duplicate*. A unique partial index refuses it, however it is inserted;
+    :func:`~sqlaqueue.enqueue` returns the first job instead, or does what its ``on_duplicate`` says.
 
     :param attributes: the names of attributes of the class that have columns in the queue's table.
     :param states: the states in which a job counts: ``"pending"``, and by default ``"processing"``.
-    :param per: jobs count only with those that were created in the same period, such as ``timedelta(hours=1)``: in
-        seconds or as a timedelta. Periods follow each other from Monday, 1970-01-05, 00:00 UTC. None for no limit.
-    :param nulls_distinct: whether jobs with a NULL in one of the attributes are never twins, as in SQL.
-    :param on_return: what becomes of a job that would be pending again while a twin of it counts: ``"cancel"``
-        cancels it, with the twin's key in ``last_error``; ``"wait"`` leaves it until the twin no longer counts.
+    :param within: the length of a period, in seconds or as a timedelta: jobs count only with those that were created in
+        the same period. Periods follow each other from Monday, 1970-01-05, 00:00 UTC. None for no limit.
+    :param nulls_distinct: whether jobs with a NULL in one of the attributes are never duplicates, as in SQL.
+    :param on_return: what becomes of a job that would be pending again while a duplicate of it counts: ``"cancel"``
+        cancels it, with the duplicate's key in ``last_error``; ``"wait"`` leaves it until the duplicate no longer
+        counts.
     :raises ConfigurationError: for invalid values.
 
     Example::
 
         class Reminder(QueueMixin, Base):
             __tablename__ = "reminder"
-            __queue__ = QueueConfig(unique=Unique("customer_id", "kind"))
+            __queue__ = QueueConfig(unique=Unique("customer_id", "kind", within=timedelta(hours=1)))
 
             id: Mapped[int] = mapped_column(primary_key=True)
             customer_id: Mapped[int]
@@ -356,7 +357,7 @@ class Unique:
 
     attributes: tuple[str, ...]
     states: tuple[str, ...]
-    per: timedelta | None
+    within: timedelta | None
     nulls_distinct: bool
     on_return: OnReturn
 
@@ -364,7 +365,7 @@ class Unique:
         self,
         *attributes: str,
         states: Sequence[str] = UNFINISHED,
-        per: Delay | None = None,
+        within: Delay | None = None,
         nulls_distinct: bool = True,
         on_return: OnReturn = "cancel",
     ) -> None:
@@ -372,7 +373,7 @@ class Unique:
         set_field = object.__setattr__
         set_field(self, "attributes", _checked_attributes(attributes))
         set_field(self, "states", _checked_states(states))
-        set_field(self, "per", None if per is None else _checked_period(per))
+        set_field(self, "within", None if within is None else _checked_period(within))
         if not isinstance(nulls_distinct, bool):
             msg = f"Unique(nulls_distinct={nulls_distinct!r}): use True or False"
             raise ConfigurationError(msg)
@@ -424,9 +425,9 @@ def _checked_states(given: object) -> tuple[str, ...]:
     return tuple(state for state in STATES if state in given)
 
 
-def _checked_period(per: Delay) -> timedelta:
-    what = f"Unique(per={per!r})"
-    if not _SHORTEST_PERIOD <= seconds(per, what) <= _LONGEST_PERIOD:
+def _checked_period(within: Delay) -> timedelta:
+    what = f"Unique(within={within!r})"
+    if not _SHORTEST_PERIOD <= seconds(within, what) <= _LONGEST_PERIOD:
         msg = f"{what}: use from one second to 100 years"
         raise ConfigurationError(msg)
-    return timedelta(seconds=seconds(per))
+    return timedelta(seconds=seconds(within))

@@ -189,7 +189,7 @@ class Fired(NamedTuple):
     late: timedelta
     """The time from the tick to the firing."""
     job: Any = None
-    """The instance; None if no job was enqueued, as the last one is unfinished or a twin exists."""
+    """The instance; None if no job was enqueued, as the last one is unfinished or the new one a duplicate."""
     key: Key | None = None
 
 

@@ -54,7 +54,7 @@ class OtherEngine(Protocol):
     migrating: str
     """How an existing table gets what it lacks, as an advice to people."""
     inserts_all_or_none: bool
-    """Whether an INSERT of several jobs, one of which has a twin, inserts none of them."""
+    """Whether an INSERT of several jobs, one of which is a duplicate, inserts none of them."""
 
     @property
     def checks(self) -> Any:

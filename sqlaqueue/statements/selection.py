@@ -34,7 +34,7 @@ from sqlaqueue.sql.types import NEUTRAL, as_library_statement
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.base import TOKEN
 from sqlaqueue.strategies.columns import attribute_names, column_of, named
-from sqlaqueue.strategies.unique_key import TWIN
+from sqlaqueue.strategies.unique_key import DUPLICATE
 from sqlaqueue.write_routing import WRITES_OPTION
 
 
@@ -328,7 +328,7 @@ def without_criteria(statement: Any) -> Any:
 def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, chosen: bool = False) -> Any:
     """Return ``verb`` with the keys of the changed jobs as its only result column.
 
-    Where jobs may have come back to a twin, a second column ``twin`` has the key of the twin, as a text.
+    Where jobs that come back may meet a duplicate, a second column ``duplicate`` has the duplicate's key, as a text.
 
     :param jobs: the instances whose queue attributes expire, see :class:`_Key`.
     :param chosen: whether the statement chooses its jobs, so that a ``with_loader_criteria()`` of the application
@@ -347,10 +347,10 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, cho
             attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
             verb = verb.with_only_columns(*attributes)
         changed = verb.subquery("sqlaqueue_changed_keys").c
-        twins = [column.label("twin") for column in changed if column.key == TWIN]
+        duplicates = [column.label("duplicate") for column in changed if column.key == DUPLICATE]
         # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
-        keys = _Key("key", *(column for column in changed if column.key != TWIN))
-        statement = as_library_statement(sa.select(keys, *twins).where(planned_anew()))
+        keys = _Key("key", *(column for column in changed if column.key != DUPLICATE))
+        statement = as_library_statement(sa.select(keys, *duplicates).where(planned_anew()))
         if jobs:
             options[JOBS_OPTION] = tuple(jobs)
     statement = statement.execution_options(**options)

@@ -158,8 +158,8 @@ def cancel(jobs: Any, /) -> Any:
 def requeue(jobs: Any, /) -> Any:
     """Return a statement that makes finished jobs pending again, with 0 attempts.
 
-    For a queue with ``QueueConfig(unique=...)`` the statement returns a second column ``twin``: the key of the twin, as
-    a text, for a job that has one and is not pending therefore, and None for the others.
+    For a queue with ``QueueConfig(unique=...)`` the statement returns a second column ``duplicate``: the key of its
+    duplicate, as a text, for a job that has one and is not pending therefore, and None for the others.
 
     :param jobs: instances, a queue class, or ``select(Model).where(...)``.
     """

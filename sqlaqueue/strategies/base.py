@@ -39,7 +39,7 @@ from sqlaqueue.strategies.attach import attach_retention, consumer_privileges, o
 from sqlaqueue.strategies.columns import ListedKeys, column_of, holds_none_back, named, named_in
 from sqlaqueue.strategies.listing import job_listing
 from sqlaqueue.strategies.unique_key import (
-    TWIN,
+    DUPLICATE,
     attach_unique,
     columns_to_judge,
     judge,
@@ -185,7 +185,8 @@ class ClaimStrategy(StatementParts):
 
     tells_running_apart: ClassVar[bool] = False
     """Whether a running job reads as processing, and the strategy's settlements and rescues leave out a job whose
-    place a twin has taken, see ``sqlaqueue.strategies.unique_key``. Only then can jobs be unique while they wait."""
+    place a duplicate has taken, see ``sqlaqueue.strategies.unique_key``. Only then can jobs be unique while they
+    wait."""
 
     required_roles: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The queue attributes that the strategy requires, each with the reason for the error message."""
@@ -402,9 +403,9 @@ class ClaimStrategy(StatementParts):
             rows = self.lock(spec, finished.add_columns(*columns_to_judge(spec, unique)), skip_locked=False)
             judged = judge(spec, unique, rows)
             error = spec.columns.get("last_error")
-            instead = self.values_for_twin(spec, judged, error) if unique.config.on_return == "cancel" else {}
+            instead = self.values_for_duplicate(spec, judged, error) if unique.config.on_return == "cancel" else {}
             # What is completed stays completed.
-            where = [sa.or_(judged.c[TWIN].is_(None), ~spec.in_state("completed"))]
+            where = [sa.or_(judged.c[DUPLICATE].is_(None), ~spec.in_state("completed"))]
             pending = {**back, spec.columns["status"]: spec.literal("pending")}
             return update_judged(spec, judged, pending, instead, where=where)
         return (
@@ -413,15 +414,15 @@ class ClaimStrategy(StatementParts):
             .values(back)
         )
 
-    def values_for_twin(
+    def values_for_duplicate(
         self, spec: QueueSpec, judged: sa.CTE, error: sa.ColumnElement[Any] | None = None
     ) -> dict[sa.Column[Any], Any]:
-        """Return the values that cancel jobs of a unique queue whose place a twin has taken; they count no attempt.
+        """Return the values that cancel jobs whose place a duplicate has taken; they count no attempt.
 
         :param error: the error of the last run, which is kept.
         """
         status = {spec.columns["status"]: spec.literal("cancelled")}
-        values = self.settled_values(spec, Settlement("cancelled", error=reason(judged.c[TWIN], error))) | status
+        values = self.settled_values(spec, Settlement("cancelled", error=reason(judged.c[DUPLICATE], error))) | status
         return {column: value for column, value in values.items() if column is not spec.columns.get("attempts")}
 
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:

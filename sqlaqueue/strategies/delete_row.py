@@ -28,7 +28,7 @@ from sqlaqueue.strategies.attach import attach_to_dead_letters, everything, olde
 from sqlaqueue.strategies.base import TOKEN, HeldStrategy
 from sqlaqueue.strategies.columns import add_index, named
 from sqlaqueue.strategies.listing import SHOWN, labelled_keys
-from sqlaqueue.strategies.unique_key import TWIN, UniqueKey, key_text_of, reason, unique_key
+from sqlaqueue.strategies.unique_key import DUPLICATE, UniqueKey, key_text_of, reason, unique_key
 
 # -- dead letters ------------------------------------------------------------------------------------------------------
 # Dead letters as rows of the model's table, with the conditions of a caller's select applied to them.
@@ -93,20 +93,20 @@ def _conditions(spec: QueueSpec, rows: sa.FromClause, chosen: AnySelect, verb: s
     return conditions
 
 
-# -- insert unless twin ------------------------------------------------------------------------------------------------
-# Statements that insert rows of jobs again unless a twin is there by now, for a queue whose claims delete rows.
+# -- insert unless duplicate -------------------------------------------------------------------------------------------
+# Statements that insert rows of jobs again unless a duplicate is there by now, for a queue whose claims delete rows.
 #
-# Of several twins the first of ``rows`` is inserted. A row that is not inserted becomes a cancelled dead letter.
+# Of several duplicates the first of ``rows`` is inserted. A row that is not inserted becomes a cancelled dead letter.
 
 
 def insert_again(spec: QueueSpec, key: UniqueKey, rows: AnySelect) -> AnySelect:
     """Return the statement that inserts ``rows``, with all columns of the table, or buries them."""
     back, inserted = _inserted(spec, key, rows)
-    twin = _twin_of(spec, key, back, inserted)
+    duplicate = _duplicate_of(spec, key, back, inserted)
     left_out = sa.select(*back.c).where(~_is_among(spec, back, inserted)).cte("sqlaqueue_left_out")
-    error = reason(_twin_of(spec, key, left_out, inserted))
+    error = reason(_duplicate_of(spec, key, left_out, inserted))
     buried = bury(spec, left_out, "cancelled", error).cte("sqlaqueue_buried")
-    return _judged(spec, back, inserted, twin).add_cte(buried)
+    return _judged(spec, back, inserted, duplicate).add_cte(buried)
 
 
 def requeue_letters(spec: QueueSpec, key: UniqueKey, letters: sa.CTE, rows: AnySelect) -> AnySelect:
@@ -119,15 +119,15 @@ def requeue_letters(spec: QueueSpec, key: UniqueKey, letters: sa.CTE, rows: AnyS
     here = sa.and_(dead.c.queue == letters.c.sqlaqueue_letter_queue, dead.c.key == letters.c.sqlaqueue_letter_key)
     is_back = _is_among(spec, letters, inserted)
     opened = sa.delete(dead).where(here, is_back).cte("sqlaqueue_opened")
-    twin = _twin_of(spec, key, letters, inserted)
+    duplicate = _duplicate_of(spec, key, letters, inserted)
     marked = (
         sa.update(dead)
-        # A twin that was committed after the statement had begun is not known yet: the letter stays as it is.
-        .where(here, ~is_back, twin.is_not(None))
-        .values(state="cancelled", error=reason(twin, dead.c.error), created_at=clock())
+        # A duplicate that was committed after the statement had begun is not known yet: the letter stays as it is.
+        .where(here, ~is_back, duplicate.is_not(None))
+        .values(state="cancelled", error=reason(duplicate, dead.c.error), created_at=clock())
         .cte("sqlaqueue_marked")
     )
-    return _judged(spec, back, inserted, _twin_of(spec, key, back, inserted)).add_cte(opened, marked)
+    return _judged(spec, back, inserted, _duplicate_of(spec, key, back, inserted)).add_cte(opened, marked)
 
 
 def _inserted(spec: QueueSpec, key: UniqueKey, rows: AnySelect) -> tuple[sa.CTE, sa.CTE]:
@@ -138,9 +138,9 @@ def _inserted(spec: QueueSpec, key: UniqueKey, rows: AnySelect) -> tuple[sa.CTE,
     return back, insert.returning(*named(returned)).cte("sqlaqueue_inserted")
 
 
-def _judged(spec: QueueSpec, back: sa.CTE, inserted: sa.CTE, twin: sa.ColumnElement[str]) -> AnySelect:
-    shown = sa.case((~_is_among(spec, back, inserted), sa.func.coalesce(twin, "")))
-    return sa.select(*(back.c[key.key] for key in spec.keys), shown.label(TWIN))
+def _judged(spec: QueueSpec, back: sa.CTE, inserted: sa.CTE, duplicate: sa.ColumnElement[str]) -> AnySelect:
+    shown = sa.case((~_is_among(spec, back, inserted), sa.func.coalesce(duplicate, "")))
+    return sa.select(*(back.c[key.key] for key in spec.keys), shown.label(DUPLICATE))
 
 
 def _is_among(spec: QueueSpec, rows: sa.FromClause, inserted: sa.CTE) -> sa.ColumnElement[bool]:
@@ -148,11 +148,15 @@ def _is_among(spec: QueueSpec, rows: sa.FromClause, inserted: sa.CTE) -> sa.Colu
     return here.where(*(inserted.c[key.key] == rows.c[key.key] for key in spec.keys)).correlate(rows).exists()
 
 
-def _twin_of(spec: QueueSpec, key: UniqueKey, rows: sa.FromClause, inserted: sa.CTE) -> sa.ColumnElement[str]:
-    """Return the key of a twin that was there, or is among the rows that the statement inserts."""
-    table = spec.table.alias("sqlaqueue_twin_row")
+def _duplicate_of(spec: QueueSpec, key: UniqueKey, rows: sa.FromClause, inserted: sa.CTE) -> sa.ColumnElement[str]:
+    """Return the key of a duplicate that was there, or is among the rows that the statement inserts."""
+    table = spec.table.alias("sqlaqueue_duplicate_row")
     found = [
-        sa.select(key_text_of(spec, each)).where(key.are_twins(each, rows)).correlate(rows).limit(1).scalar_subquery()
+        sa.select(key_text_of(spec, each))
+        .where(key.are_duplicates(each, rows))
+        .correlate(rows)
+        .limit(1)
+        .scalar_subquery()
         for each in (table, inserted)
     ]
     return sa.func.coalesce(*found, type_=sa.Text())
@@ -236,7 +240,7 @@ class DeleteRow(HeldStrategy):
         rows = _rows(spec, held, Settlement("pending", starts=0), was_committed=True).subquery("sqlaqueue_held")
         return _insert(spec, rows)
 
-    # -- the dead letters are the finished jobs of this queue --------------------------------------------------
+    # -- the dead letters are the finished jobs of this queue ----------------------------------------------------------
 
     def cancel(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Move pending rows to the dead letters as cancelled, and request the cancellation of claimed ones."""

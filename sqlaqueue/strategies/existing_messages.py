@@ -31,7 +31,7 @@ from sqlaqueue.sql.types import object_name
 from sqlaqueue.strategies.attach import everything
 from sqlaqueue.strategies.columns import column_of, named, numbered, same
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
-from sqlaqueue.strategies.unique_key import TWIN
+from sqlaqueue.strategies.unique_key import DUPLICATE
 
 
 class ExistingMessages(MessageStrategy):
@@ -163,7 +163,7 @@ class ExistingMessages(MessageStrategy):
         verb = super().requeue(spec, chosen)
         if not isinstance(verb, sa.Update):
             judged = verb.cte("sqlaqueue_requeued")
-            back = sa.select(*(judged.c[key.key] for key in spec.keys)).where(judged.c[TWIN].is_(None))
+            back = sa.select(*(judged.c[key.key] for key in spec.keys)).where(judged.c[DUPLICATE].is_(None))
             return sa.select(*judged.c).add_cte(self._insert(spec, back).cte("sqlaqueue_inserted"))
         changed = verb.returning(*named(spec.keys)).cte("sqlaqueue_changed")
         return sa.select(*changed.c).add_cte(self._insert(spec, sa.select(*changed.c)).cte("sqlaqueue_inserted"))

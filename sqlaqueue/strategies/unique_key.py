@@ -1,10 +1,11 @@
-"""Statements that make jobs pending again unless a twin counts by now, see :class:`~sqlaqueue.Unique`.
+"""Statements that make jobs pending again unless a duplicate counts by now, see :class:`~sqlaqueue.Unique`.
 
 A job that comes back is compared with the jobs that count, and with the others that come back in the same statement:
-of several twins the newest comes back. What becomes of the others, ``Unique(on_return=...)`` says.
+of several duplicates the newest comes back. What becomes of the others, ``Unique(on_return=...)`` says.
 
-A twin that another transaction has inserted and not committed is not visible to the statement. Then the UPDATE waits
-for that transaction, and raises an IntegrityError if it commits. Repeated in a new transaction, it finds the twin.
+A duplicate that another transaction has inserted and not committed is not visible to the statement. Then the UPDATE
+waits for that transaction, and raises an IntegrityError if it commits. Repeated in a new transaction, it finds the
+duplicate.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sqlaqueue.sql.engine import engine_of_error, sqlstate
 from sqlaqueue.sql.types import object_name, period
 from sqlaqueue.strategies.columns import add_index, key_column, same
 
-# -- twin comparison ---------------------------------------------------------------------------------------------------
+# -- comparison of jobs ------------------------------------------------------------------------------------------------
 # Comparisons of jobs by their unique values, which another engine may write by one column instead.
 #
 # PostgreSQL compares the columns of a partial index. An engine without such an index keeps a digest of these columns
@@ -130,7 +131,7 @@ def _render_values(element: UniqueValues, compiler: Any, **options: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class UniqueKey:
-    """What makes two jobs of a queue twins."""
+    """What makes two jobs of a queue duplicates."""
 
     spec: QueueSpec
     config: Unique
@@ -142,7 +143,7 @@ class UniqueKey:
     @property
     def stored(self) -> list[sa.Column[Any]]:
         """All columns that are compared, with the time of creation if jobs are unique for a period."""
-        times = [] if self.config.per is None else [self.spec.columns["created_at"]]
+        times = [] if self.config.within is None else [self.spec.columns["created_at"]]
         return list(dict.fromkeys([*self.columns, *times]))
 
     @property
@@ -154,8 +155,8 @@ class UniqueKey:
     def values(self, rows: sa.FromClause) -> list[sa.ColumnElement[Any]]:
         """Return what is compared of the jobs in ``rows``, which has the columns :attr:`stored` by their keys."""
         values: list[sa.ColumnElement[Any]] = [rows.c[column.key] for column in self.columns]
-        if self.config.per is not None:
-            values.append(period(self.config.per, rows.c[self.spec.columns["created_at"].key]))
+        if self.config.within is not None:
+            values.append(period(self.config.within, rows.c[self.spec.columns["created_at"].key]))
         return values
 
     def counts(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
@@ -167,12 +168,12 @@ class UniqueKey:
         return sa.or_(*(status == self.spec.literal(state) for state in self.states))
 
     def is_complete(self, values: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
-        """Return the condition that a job with these values can have a twin."""
+        """Return the condition that a job with these values can have a duplicate."""
         if not self.config.nulls_distinct:
             return sa.true()
         return sa.and_(*(value.is_not(None) for value in values))
 
-    def are_twins(self, rows: sa.FromClause, others: sa.FromClause) -> sa.ColumnElement[bool]:
+    def are_duplicates(self, rows: sa.FromClause, others: sa.FromClause) -> sa.ColumnElement[bool]:
         """Return the condition that jobs of two tables have the same values."""
         pairs = zip(self.values(rows), self.values(others), strict=True)
         if self.config.nulls_distinct:
@@ -189,7 +190,7 @@ class UniqueKey:
 
     @property
     def returns_from_runs(self) -> bool:
-        """Whether a run may end in a state in which its job meets a twin: it does not count while it runs."""
+        """Whether a run may end in a state in which its job meets a duplicate: it does not count while it runs."""
         return "processing" not in self.config.states
 
 
@@ -204,11 +205,11 @@ def key_text_of(spec: QueueSpec, rows: sa.FromClause) -> sa.ColumnElement[str]:
     return parts[0] if len(parts) == 1 else sa.func.concat_ws(",", *parts, type_=sa.Text())
 
 
-TWIN = "sqlaqueue_twin"
-"""The column in which a statement returns the key of the twin, as a text, for a job that does not come back."""
+DUPLICATE = "sqlaqueue_duplicate"
+"""The column in which a statement returns the key of the duplicate, as a text, for a job that does not come back."""
 
-REASON = "twin"
-"""The kind of error of a job that was cancelled because of a twin; its key follows."""
+REASON = "duplicate of job "
+"""The beginning of the error of a job that was cancelled because of a duplicate, whose key follows."""
 
 Values = Mapping[sa.Column[Any], Any]
 
@@ -220,7 +221,7 @@ def columns_to_judge(
 ) -> list[sa.ColumnElement[Any]]:
     """Return the columns, besides the key, of the rows that are given to :func:`judge`.
 
-    :param returns: the condition that a job comes back; others are no twins. None for all.
+    :param returns: the condition that a job comes back; the others are duplicates of none. None for all.
     """
     needed = dict.fromkeys([*key.stored, *_newest(spec)])
     columns: list[sa.ColumnElement[Any]] = [column.label(column.key) for column in needed if column not in spec.keys]
@@ -230,70 +231,70 @@ def columns_to_judge(
 
 
 def judge(spec: QueueSpec, key: UniqueKey, rows: AnySelect, *more: str) -> sa.CTE:
-    """Return ``rows`` with the key of the twin for which each does not come back, in the column :data:`TWIN`.
+    """Return ``rows`` with the column :data:`DUPLICATE`, the key of the duplicate because of which one stays away.
 
     :param rows: a SELECT of the keys and of :func:`columns_to_judge`, with the rows locked.
     :param more: names of further columns of it that are kept.
     """
     back = rows.cte("sqlaqueue_back")
-    twin = spec.table.alias("sqlaqueue_twin_row")
-    another = sa.or_(*(twin.c[column.key] != back.c[column.key] for column in spec.keys))
-    first_twin = sa.select(key_text_of(spec, twin)).where(key.are_twins(twin, back), key.counts(twin), another).limit(1)
+    duplicate = spec.table.alias("sqlaqueue_duplicate_row")
+    another = sa.or_(*(duplicate.c[column.key] != back.c[column.key] for column in spec.keys))
+    counting = key.are_duplicates(duplicate, back), key.counts(duplicate), another
+    first = sa.select(key_text_of(spec, duplicate)).where(*counting).limit(1)
     mine, values = key_text_of(spec, back), key.values(back)
     order = [back.c[_COUNTS].desc(), *(back.c[column.key].desc() for column in (*_newest(spec), *spec.keys))]
     newest = sa.func.first_value(mine).over(partition_by=[key.as_one(back), back.c[_RETURNS]], order_by=order)
     competes = sa.and_(back.c[_RETURNS], ~back.c[_COUNTS], key.is_complete(values))
-    place = sa.func.coalesce(first_twin.scalar_subquery(), sa.func.nullif(newest, mine), type_=sa.Text())
+    place = sa.func.coalesce(first.scalar_subquery(), sa.func.nullif(newest, mine), type_=sa.Text())
     return sa.select(
         *(back.c[column.key] for column in spec.keys),
         *(back.c[name] for name in more),
-        sa.case((competes, place)).label(TWIN),
+        sa.case((competes, place)).label(DUPLICATE),
     ).cte("sqlaqueue_judged")
 
 
 def update_judged(
     spec: QueueSpec, judged: sa.CTE, back: Values, instead: Values, *, where: Sequence[sa.ColumnElement[bool]] = ()
 ) -> AnySelect:
-    """Return the statement that updates judged jobs, and selects the key of each with that of its twin.
+    """Return the statement that updates judged jobs, and selects the key of each with that of its duplicate.
 
     :param back: the values for jobs that come back.
-    :param instead: the values for jobs that have a twin; empty to leave them as they are.
+    :param instead: the values for jobs that have a duplicate; empty to leave them as they are.
     :param where: conditions on the jobs to update, by the columns of ``judged``.
     """
-    twin = judged.c[TWIN]
+    duplicate = judged.c[DUPLICATE]
     if not instead:
-        where = [*where, twin.is_(None)]
+        where = [*where, duplicate.is_(None)]
     values = {
-        column: sa.case((twin.is_(None), _value(column, back)), (sa.true(), _value(column, instead)), else_=column)
+        column: sa.case((duplicate.is_(None), _value(column, back)), (sa.true(), _value(column, instead)), else_=column)
         for column in dict.fromkeys([*back, *instead])
     }
     mine = same(spec.keys, [judged.c[key.key] for key in spec.keys])
     update = sa.update(spec.table).where(mine, *where).values(values)
-    return sa.select(*(judged.c[key.key] for key in spec.keys), twin).add_cte(update.cte("sqlaqueue_updated"))
+    return sa.select(*(judged.c[key.key] for key in spec.keys), duplicate).add_cte(update.cte("sqlaqueue_updated"))
 
 
-def reason(twin: sa.ColumnElement[str], error: sa.ColumnElement[Any] | None = None) -> sa.ColumnElement[str]:
-    """Return the text for ``last_error`` of a job that was cancelled because of a twin.
+def reason(duplicate: sa.ColumnElement[str], error: sa.ColumnElement[Any] | None = None) -> sa.ColumnElement[str]:
+    """Return the text for ``last_error`` of a job that was cancelled because of a duplicate.
 
     :param error: the error of its last run, which follows in the next line.
     """
-    parts: list[Any] = [f"{REASON}: ", twin]
+    parts: list[Any] = [REASON, duplicate]
     if error is not None:
         # Without the line that an earlier requeue has added.
-        former = sa.func.regexp_replace(sa.cast(error, sa.Text()), f"^{REASON}: [^\n]*\n?", "", type_=sa.Text())
+        former = sa.func.regexp_replace(sa.cast(error, sa.Text()), f"^{REASON}[^\n]*\n?", "", type_=sa.Text())
         parts.append(sa.literal("\n", sa.Text()) + sa.func.nullif(former, ""))
     return sa.func.concat(*parts, type_=sa.Text())
 
 
-def twin_in(error: str | None) -> str | None:
-    """Return the key of the twin for which a job was cancelled, as its ``last_error`` names it; None for others."""
+def duplicate_in(error: str | None) -> str | None:
+    """Return the key of the duplicate for which a job was cancelled, as ``last_error`` names it; None for others."""
     first, *_ = (error or "").split("\n")
-    kind, colon, twin = first.partition(": ")
-    return twin if kind == REASON and colon else None
+    return first.removeprefix(REASON) if first.startswith(REASON) else None
 
 
 def _newest(spec: QueueSpec) -> list[sa.Column[Any]]:
-    """Return the columns by which the newest of several twins is found, before their keys."""
+    """Return the columns by which the newest of several duplicates is found, before their keys."""
     return [spec.columns["created_at"]] if spec.has("created_at") else []
 
 
@@ -326,8 +327,8 @@ def attach_unique(spec: QueueSpec, strategy: Strategy) -> None:
         _check_attribute(spec, name)
     for reason in _reasons_against(spec, key.config, strategy):
         raise ConfigurationError(f"{spec.model.__name__}: {reason}")
-    if key.config.per is not None:
-        check_roles(spec.model.__name__, {"created_at": "Unique(per=...)"}, spec.columns, spec.config)
+    if key.config.within is not None:
+        check_roles(spec.model.__name__, {"created_at": "Unique(within=...)"}, spec.columns, spec.config)
     where = key.counts(spec.table) if spec.has("status") else None
     index = add_index(spec, PURPOSE, key.values(spec.table), where=where, unique=True)
     if not key.config.nulls_distinct:
@@ -390,7 +391,8 @@ def _reasons_against(spec: QueueSpec, unique: Unique, strategy: Strategy) -> Ite
         if unique.states != UNFINISHED:
             yield (
                 f"{what}: with rows_are_messages=True the claim deletes the row of a job, and nothing is left of a "
-                "finished one to count; a twin of a running job waits for the end of its transaction. Leave out states"
+                "finished one to count; a duplicate of a running job waits for the end of its transaction. Leave out "
+                "states"
             )
         if unique.on_return == "wait":
             yield (
@@ -402,10 +404,13 @@ def _reasons_against(spec: QueueSpec, unique: Unique, strategy: Strategy) -> Ite
     yield from _reasons_against_finished(spec, unique)
     if unique.on_return == "cancel" and set(FINISHED) - set(unique.states):
         if "cancelled" in unique.states:
-            yield f'{what}: a cancelled job counts as well, so a twin cannot be cancelled; use Unique(on_return="wait")'
+            yield (
+                f"{what}: a cancelled job counts as well, so a duplicate cannot be cancelled; use "
+                'Unique(on_return="wait")'
+            )
         if states.cancelled is None:
             yield (
-                "Unique(...): a job that meets a twin is cancelled, and there is no status value for that; set "
+                "Unique(...): a job that meets a duplicate is cancelled, and there is no status value for that; set "
                 'States(cancelled=...), or use Unique(on_return="wait")'
             )
 
@@ -422,7 +427,7 @@ def _reasons_against_running(spec: QueueSpec, unique: Unique, strategy: Strategy
         )
     elif unique.on_return == "wait" and not spec.has("lease_expires_at"):
         yield (
-            'Unique(on_return="wait"): a run that ends beside a twin waits with an expired lease, and '
+            'Unique(on_return="wait"): a run that ends beside a duplicate waits with an expired lease, and '
             f"{spec.model.__name__} leaves out lease_expires_at; {spec.config.fix_for('lease_expires_at')}, or use "
             '"cancel"'
         )
@@ -430,7 +435,7 @@ def _reasons_against_running(spec: QueueSpec, unique: Unique, strategy: Strategy
 
 def _reasons_against_finished(spec: QueueSpec, unique: Unique) -> Iterator[str]:
     """Yield why finished jobs would not be there to count."""
-    what, per = f"Unique(states={unique.states!r})", unique.per
+    what, within = f"Unique(states={unique.states!r})", unique.within
     for state in unique.finished:
         if getattr(spec.config.states, state) is None:
             yield f"{what}: there is no status value for {state!r}; leave it out, or set States({state}=...)"
@@ -440,8 +445,8 @@ def _reasons_against_finished(spec: QueueSpec, unique: Unique) -> Iterator[str]:
                 '"completed" or on_complete="delete"'
             )
         kept = spec.config.retention.get(state)
-        if kept is not None and (per is None or seconds(kept) < per.total_seconds()):
-            period = "without per= jobs count for ever" if per is None else f"per= is {per}"
+        if kept is not None and (within is None or seconds(kept) < within.total_seconds()):
+            period = "jobs count indefinitely without within=" if within is None else f"within= is {within}"
             yield (
                 f"{what}: QueueConfig(retention={{{state!r}: {kept}}}) deletes jobs that still count, as {period}; "
                 f"keep them for at least as long, or leave {state!r} out of one of the two"

@@ -26,7 +26,7 @@ from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, Settlem
 from sqlaqueue.strategies.base import ClaimStrategy
 from sqlaqueue.strategies.columns import add_index, named
 from sqlaqueue.strategies.listing import has_history, record_rescued, run_columns
-from sqlaqueue.strategies.unique_key import TWIN, UniqueKey, columns_to_judge, judge, unique_key, update_judged
+from sqlaqueue.strategies.unique_key import DUPLICATE, UniqueKey, columns_to_judge, judge, unique_key, update_judged
 
 # -- claim tokens ------------------------------------------------------------------------------------------------------
 # The tokens of claims, and what a token that a dead worker left behind reveals about its run.
@@ -85,17 +85,17 @@ LEASE_EXPIRED = "the lease expired: its worker died or lost the database"
 
 _WAITS = "sqlaqueue_waits"
 _WAITS_SINCE = sa.func.to_timestamp(0, type_=sa.DateTime(timezone=True))
-"""The end of the lease of a job that waits for its twin. No run has such a lease."""
+"""The end of the lease of a job that waits for its duplicate. No run has such a lease."""
 
 
-def waits_for_twin(spec: QueueSpec) -> sa.ColumnElement[bool]:
-    """Return the condition that a job waits for its twin, as ``Unique(on_return="wait")`` says."""
+def waits_for_duplicate(spec: QueueSpec) -> sa.ColumnElement[bool]:
+    """Return the condition that a job waits for its duplicate, as ``Unique(on_return="wait")`` says."""
     expires = sa.func.coalesce(spec.columns["lease_expires_at"] <= _WAITS_SINCE, sa.false())
     return sa.and_(spec.in_state("processing"), expires)
 
 
 def has_expired(expires: sa.ColumnElement[Any], at: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Return the condition that a lease has expired at a moment, which is not that of a job that waits for its twin.
+    """Return the condition that a lease has expired at a moment, and is not that of a job that waits for its duplicate.
 
     :param expires: the end of the lease.
     """
@@ -208,7 +208,7 @@ class UpdateStatus(ClaimStrategy):
         return sa.update(spec.model).where(self.among(spec, spec.keys, mine)).values({expires: clock() + lease})
 
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
-        """Settle the runs; a job that does not count while it runs comes back only if no twin of it counts."""
+        """Settle the runs; a job that does not count while it runs comes back only if no duplicate of it counts."""
         unique = unique_key(spec)
         if unique is None or settlement.state != "pending" or not unique.returns_from_runs:
             return super().settle(spec, held, settlement)
@@ -216,7 +216,7 @@ class UpdateStatus(ClaimStrategy):
         judged = judge(spec, unique, self.lock(spec, mine.order_by(*spec.keys), skip_locked=False))
         back = {**self.settled_values(spec, settlement), spec.columns["status"]: spec.literal("pending")}
         if unique.config.on_return == "cancel":
-            instead = self.values_for_twin(spec, judged, settlement.error)
+            instead = self.values_for_duplicate(spec, judged, settlement.error)
             return update_judged(spec, judged, back, self._attempts_in(spec, back) | instead)
         return update_judged(spec, judged, back, back | self._waiting_values(spec))
 
@@ -227,16 +227,16 @@ class UpdateStatus(ClaimStrategy):
 
     @staticmethod
     def _waiting_values(spec: QueueSpec) -> dict[sa.Column[Any], Any]:
-        """Return the values of a job that waits for its twin: rescues find it by its lease, which has no owner."""
+        """Return the values of a job that waits for its duplicate: rescues find it by its lease, which has no owner."""
         values = {"status": spec.literal("processing"), "lease_expires_at": _WAITS_SINCE, "finished_at": None}
         return {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
 
     def not_running(self, spec: QueueSpec) -> sa.ColumnElement[bool]:
-        """Return the condition that a job is pending, or waits for its twin."""
+        """Return the condition that a job is pending, or waits for its duplicate."""
         unique, pending = unique_key(spec), super().not_running(spec)
         if unique is None or not (unique.returns_from_runs and spec.has("lease_expires_at")):
             return pending
-        return sa.or_(pending, waits_for_twin(spec))
+        return sa.or_(pending, waits_for_duplicate(spec))
 
     def rescue(self, spec: QueueSpec) -> Verb:
         """Set jobs with an expired lease to pending, or to failed if a job ran alone and has no attempt left.
@@ -255,7 +255,7 @@ class UpdateStatus(ClaimStrategy):
         status, expires = spec.columns["status"], spec.column("lease_expires_at", "rescue()")
         unique = unique_key(spec)
         if unique is not None and unique.returns_from_runs:
-            return self._rescue_unless_twin(spec, unique, None if keys is None else spec.key_in(spec.keys, keys))
+            return self._rescue_unless_duplicate(spec, unique, None if keys is None else spec.key_in(spec.keys, keys))
         job = spec.table.alias("sqlaqueue_expired_job")
         among = [] if keys is None else [spec.key_in([job.c[key.key] for key in spec.keys], keys)]
         expired = (
@@ -277,14 +277,14 @@ class UpdateStatus(ClaimStrategy):
             return rescued
         return self.with_insert(spec, rescued, record_rescued(spec, expired, LEASE_EXPIRED))
 
-    def _rescue_unless_twin(
+    def _rescue_unless_duplicate(
         self, spec: QueueSpec, unique: UniqueKey, among: sa.ColumnElement[bool] | None = None
     ) -> AnySelect:
-        """Return the rescue of jobs that come back only if no twin of them counts.
+        """Return the rescue of jobs that come back only if no duplicate of them counts.
 
         :param among: limits the jobs; None for all.
         """
-        expires, waits = spec.columns["lease_expires_at"], waits_for_twin(spec)
+        expires, waits = spec.columns["lease_expires_at"], waits_for_duplicate(spec)
         fails = sa.and_(~waits, self._is_spent(spec, self._ran_alone(spec)))
         last_run = run_columns(spec, spec.table)
         expired = (
@@ -302,15 +302,15 @@ class UpdateStatus(ClaimStrategy):
             spec.columns["status"]: sa.case((waited, spec.literal("pending")), else_=rescued[spec.columns["status"]]),
         }
         if unique.config.on_return == "cancel":
-            instead = self._attempts_in(spec, rescued) | self.values_for_twin(spec, judged)
+            instead = self._attempts_in(spec, rescued) | self.values_for_duplicate(spec, judged)
             return self._recorded(spec, judged, update_judged(spec, judged, back, instead))
-        stays = sa.and_(waited, judged.c[TWIN].is_not(None))
+        stays = sa.and_(waited, judged.c[DUPLICATE].is_not(None))
         verb = update_judged(spec, judged, back, rescued | self._waiting_values(spec), where=[~stays])
         return self._recorded(spec, judged, verb.where(~stays))
 
     @staticmethod
     def _recorded(spec: QueueSpec, judged: sa.CTE, verb: AnySelect) -> AnySelect:
-        """Return a rescue that also inserts the attempts; a job that has waited for its twin had no run."""
+        """Return a rescue that also inserts the attempts; a job that has waited for its duplicate had no run."""
         if not has_history(spec):
             return verb
         return verb.add_cte(record_rescued(spec, judged, LEASE_EXPIRED, ~judged.c[_WAITS]).cte("sqlaqueue_recorded"))

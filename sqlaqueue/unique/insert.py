@@ -1,4 +1,4 @@
-"""Insert the rows of new jobs that have no twin, and make their instances persistent."""
+"""Insert the rows of new jobs that are no duplicates, and make their instances persistent."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class NewJob:
 
 def set_created_at(connection: sa.Connection, key: UniqueKey, jobs: Iterable[NewJob]) -> None:
     """Set the time by which jobs belong to a period, so that it is the same when they are looked for."""
-    if key.config.per is None:
+    if key.config.within is None:
         return
     column, now = key.spec.columns["created_at"], None
     for job in jobs:
@@ -162,9 +162,9 @@ _MOST_ROWS, _MOST_PARAMETERS = 500, 30_000
 
 
 def insert_rows(connection: sa.Connection, key: UniqueKey, jobs: Sequence[NewJob]) -> dict[Key, Row]:
-    """Insert the rows of those jobs that have no twin, and return what was inserted, by key.
+    """Insert the rows of those jobs that are no duplicates, and return what was inserted, by key.
 
-    It waits for a transaction that has inserted or deleted a twin.
+    It waits for a transaction that has inserted or deleted a job with the same values.
     """
     spec = key.spec
     where = key.counts(spec.table) if spec.has("status") else None
@@ -273,7 +273,7 @@ def _set_values(job: NewJob, row: Row) -> None:
             job.set_value(column, value)
 
 
-# -- twin search -------------------------------------------------------------------------------------------------------
+# -- search for existing jobs ------------------------------------------------------------------------------------------
 
 _NUMBER = "sqlaqueue_number"
 
@@ -281,7 +281,7 @@ _NUMBER = "sqlaqueue_number"
 class Found(NamedTuple):
     """What a search has found for one job."""
 
-    twin: Key | None
+    existing: Key | None
     """The key of the job that counts already; None for none."""
     first: int
     """The place of the first job of the call with these values; its own for most."""
@@ -305,14 +305,13 @@ def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[
         sa.func.min(given.c[_NUMBER]).over(partition_by=[parts]),
         sa.func.row_number().over(order_by=[parts, given.c[_NUMBER]]),
         *spec.keys,
-    ).select_from(given.outerjoin(spec.table, sa.and_(key.are_twins(spec.table, given), key.counts(spec.table))))
+    ).select_from(given.outerjoin(spec.table, sa.and_(key.are_duplicates(spec.table, given), key.counts(spec.table))))
     found = found.where(planned_anew()).order_by(given.c[_NUMBER])
     with explaining_missing_index(spec):
         rows: Any = connection.execute(as_library_statement(found))
-    # One for each: without the index there may be several twins, which the INSERT finds out.
+    # One for each: without the index there may be several jobs with the same values, which the INSERT finds out.
     answers = {
-        number: Found(None if twin[0] is None else tuple(twin), first - 1, order)
-        for number, first, order, *twin in rows
+        number: Found(None if key[0] is None else tuple(key), first - 1, order) for number, first, order, *key in rows
     }
     return list(answers.values())
 
@@ -342,9 +341,9 @@ _MOVED = {"priority", "run_at", "max_attempts", *_FRESH}
 """The roles whose values are written; those of the others stay as they are."""
 
 
-def lock_waiting(connection: sa.Connection, key: UniqueKey, twins: Sequence[Key]) -> set[Key]:
-    """Lock those of ``twins`` that wait, and return their keys; in the order of keys, as all that lock several."""
-    spec, keys = key.spec, list(dict.fromkeys(twins))
+def lock_waiting(connection: sa.Connection, key: UniqueKey, existing: Sequence[Key]) -> set[Key]:
+    """Lock those of ``existing`` that wait, and return their keys; in the order of keys, as all that lock several."""
+    spec, keys = key.spec, list(dict.fromkeys(existing))
     if engine_of(connection.dialect) is None:
         waiting = with_keys(spec, sa.select(*spec.keys), keys)
     else:
@@ -356,28 +355,28 @@ def lock_waiting(connection: sa.Connection, key: UniqueKey, twins: Sequence[Key]
 
 
 def replace(
-    connection: sa.Connection, key: UniqueKey, twins: Mapping[Key, tuple[NewJob, Any]], *, keep_time: bool
+    connection: sa.Connection, key: UniqueKey, replaced: Mapping[Key, tuple[NewJob, Any]], *, keep_time: bool
 ) -> None:
-    """Write the values of new jobs into the rows of their twins, which are locked.
+    """Write the values of new jobs into the rows of existing ones, which are locked.
 
-    :param twins: the new job and the instance of the twin, by the twin's key.
-    :param keep_time: whether the twins keep their ``run_at``.
+    :param replaced: the new job and the instance of the existing one, by the key of that.
+    :param keep_time: whether the existing jobs keep their ``run_at``.
     """
     groups: dict[tuple[sa.Table, tuple[Any, ...]], list[dict[str, Any]]] = {}
-    for job, instance in twins.values():
+    for job, instance in replaced.values():
         if type(instance) is not job.mapper.class_:
             msg = (
-                f"enqueue(on_twin='replace'): the twin of a {job.name} is a {type(instance).__name__}, which has other "
-                "columns; add the class to Unique(...), or use on_twin='skip'"
+                f"enqueue(on_duplicate='replace'): a {job.name} is a duplicate of a {type(instance).__name__}, which "
+                "has other columns; add the class to Unique(...), or use on_duplicate='skip'"
             )
             raise StatementError(msg)
         if job.relationships.has_others:
             msg = (
-                f"enqueue(on_twin='replace'): a {job.name} has objects that refer to it, and only its columns move to "
-                "a twin; use on_twin='skip', and change the twin that it returns"
+                f"enqueue(on_duplicate='replace'): a {job.name} has objects that refer to it, and only its columns "
+                "move to the existing job; use on_duplicate='skip', and change the job that it returns"
             )
             raise StatementError(msg)
-    for twin, (job, instance) in twins.items():
+    for existing, (job, instance) in replaced.items():
         job.set_defaults(connection)
         given = job.given()
         for table in job.mapper.tables:
@@ -387,7 +386,7 @@ def replace(
                 # Values that are SQL are part of the statement.
                 parts = tuple((column, None if column in bound else value) for column, value in values.items())
                 parameters = {f"value_{number}": bound.get(column) for number, (column, _) in enumerate(parts)}
-                parameters |= {f"key_{number}": part for number, part in enumerate(twin)}
+                parameters |= {f"key_{number}": part for number, part in enumerate(existing)}
                 groups.setdefault((table, parts), []).append(parameters)
     for (table, parts), parameters_of_rows in groups.items():
         here = sa.and_(*(column == sa.bindparam(f"key_{number}") for number, column in enumerate(table.primary_key)))
@@ -425,12 +424,12 @@ def _values(
     return values | (fresh if table is spec.table else {})
 
 
-def _next_version(job: NewJob, table: sa.Table, twin: Any) -> dict[sa.Column[Any], Any]:
-    """Return the version that follows that of the twin, for a class with ``version_id_col``."""
+def _next_version(job: NewJob, table: sa.Table, existing: Any) -> dict[sa.Column[Any], Any]:
+    """Return the version that follows that of the existing job, for a class with ``version_id_col``."""
     version, generate = job.mapper.version_id_col, job.mapper.version_id_generator
     if not isinstance(version, sa.Column) or version.table is not table or not callable(generate):
         return {}
-    return {version: generate(getattr(twin, job.mapper.get_property_by_column(version).key))}
+    return {version: generate(getattr(existing, job.mapper.get_property_by_column(version).key))}
 
 
 def _default(column: sa.Column[Any]) -> Any:

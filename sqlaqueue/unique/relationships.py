@@ -1,7 +1,7 @@
 """The relationships of a new job while it is out of its session.
 
-A flush would insert a job that is in the session, and fail if a twin exists. So a new job is taken out of the session
-and out of the collections of the objects to which it refers, until it is known whether it is inserted.
+A flush would insert a job that is in the session, and fail if it is a duplicate. So a new job is taken out of the
+session and out of the collections of the objects to which it refers, until it is known whether it is inserted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Relationships:
             if any(instance_state(child).key is not None for child in children):
                 msg = (
                     f"enqueue(): {name}.{each.key} has objects that are in the database, and would lose them "
-                    "if the job has a twin; set it after enqueue()"
+                    "if the job is a duplicate; set it after enqueue()"
                 )
                 raise StatementError(msg)
 

@@ -180,7 +180,7 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
                 done = await context.database.write(act, action, chosen)
         except SqlaqueueError as error:
             raise BadRequest(f"{error}") from error
-    counts = {"asked": done.asked, "twins": done.twins, "left": done.left, "missing": done.missing}
+    counts = {"asked": done.asked, "duplicates": done.duplicates, "left": done.left, "missing": done.missing}
     facts = {name: number for name, number in counts.items() if number}
     what = {"keys": done.keys, **links.in_words(chosen)}
     context.audit(action, queue, count=done.changed, **what, **facts, error=done.problem)

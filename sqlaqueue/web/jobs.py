@@ -372,6 +372,6 @@ def _why_not(action: BulkAction, life: JobLife) -> str:
     if life.row is None:
         return "Its row was deleted, so it cannot run again."
     unique = life.uniqueness.value
-    if action == "requeue" and unique is not None and unique.twin is not None:
-        return f"Its twin, job {unique.twin}, counts: only one of the two can be unfinished."
+    if action == "requeue" and unique is not None and unique.duplicate is not None:
+        return f"Its duplicate, job {unique.duplicate}, counts: only one of the two can be unfinished."
     return ""

@@ -102,7 +102,7 @@ def shared_renderer() -> Renderer:
 
 _TEXTS = {
     "requeued": ("{} job is pending again.", "{} jobs are pending again."),
-    "twins": ("{} job has a twin and was not requeued.", "{} jobs have a twin and were not requeued."),
+    "duplicates": ("{} job has a duplicate and was not requeued.", "{} jobs have a duplicate and were not requeued."),
     "left": ("{} job was left as it was; try again later.", "{} jobs were left as they were; try again later."),
     "rescued": ("{} job was rescued.", "{} jobs were rescued."),
     "cancelled": ("{} job was cancelled.", "{} jobs were cancelled."),

@@ -169,7 +169,7 @@ def test_a_dead_letter(engine: sa.Engine) -> None:
     assert "with the last error 'ValueError: no'" in setup.text("finished")
 
 
-def test_a_job_that_was_cancelled_for_its_twin(engine: sa.Engine) -> None:
+def test_a_job_that_was_cancelled_for_its_duplicate(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "update_status", unique=Unique("key", states=("pending",))).with_job(key="a")
     with Session(engine) as session:
         jobs = claimed(session, setup.model)
@@ -177,11 +177,11 @@ def test_a_job_that_was_cancelled_for_its_twin(engine: sa.Engine) -> None:
         setup.add(setup.model(id=2, key="a"))
         session.execute(retry(jobs)).all()
         session.commit()
-    assert setup.codes() == ["twin", "finished"]
-    assert "since job 2 had the same key" in setup.text("twin")
+    assert setup.codes() == ["duplicate", "finished"]
+    assert "since job 2 had the same key" in setup.text("duplicate")
 
 
-def test_a_job_that_waits_for_its_twin(engine: sa.Engine) -> None:
+def test_a_job_that_waits_for_its_duplicate(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "update_status", unique=Unique("key", states=("pending",), on_return="wait")).with_job(
         key="a"
     )
@@ -192,11 +192,11 @@ def test_a_job_that_waits_for_its_twin(engine: sa.Engine) -> None:
         setup.add(setup.model(id=2, key="a"))
         session.execute(retry(jobs)).all()
         session.commit()
-        assert (setup.explain().state, setup.codes()) == ("processing", ["waits_for_twin"])
-        assert "it waits for job 2, which has the same key and is pending" in setup.text("waits_for_twin")
+        assert (setup.explain().state, setup.codes()) == ("processing", ["waits_for_duplicate"])
+        assert "it waits for job 2, which has the same key and is pending" in setup.text("waits_for_duplicate")
         setup.execute("DELETE FROM job WHERE id = 2")
-        assert setup.codes() == ["waits_for_twin"]
-        assert "the twin is gone" in setup.text("waits_for_twin")
+        assert setup.codes() == ["waits_for_duplicate"]
+        assert "the duplicate is gone" in setup.text("waits_for_duplicate")
         assert session.execute(rescue(setup.model)).all()
         session.commit()
     assert setup.codes() == ["ready"]
@@ -428,7 +428,7 @@ def test_a_quarantined_job_in_the_crash_journal(engine: sa.Engine, kind: str) ->
         assert setup.codes() == ["locked"]
 
 
-# -- new instances: whether a twin keeps them from being enqueued -------------------------------------------------
+# -- new instances: whether a duplicate keeps them from being enqueued -------------------------------------------------
 
 
 def explain_new(setup: Setup, job: Any) -> tuple[str, str]:
@@ -441,11 +441,11 @@ def explain_new(setup: Setup, job: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_twin(engine: sa.Engine, session: Session, kind: str) -> None:
+def test_a_duplicate(engine: sa.Engine, session: Session, kind: str) -> None:
     setup = Setup.of(engine, kind)
     setup.add(setup.model(id=5, key="a"))
     code, text = explain_new(setup, setup.model(key="a"))
-    assert code == "twin"
+    assert code == "duplicate"
     assert text.startswith("Job 5 has key='a' as well and is pending, enqueued at ")
     code, text = explain_new(setup, setup.model(key="b"))
     assert code == "ready"
@@ -458,7 +458,7 @@ def test_a_twin(engine: sa.Engine, session: Session, kind: str) -> None:
     assert [one.created for one in enqueue(session, [setup.model(key="a"), setup.model(key="b")])] == [False, True]
 
 
-def test_a_running_twin(engine: sa.Engine) -> None:
+def test_a_running_duplicate(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "update_status")
     setup.add(setup.model(id=5, key="a"))
     with Session(engine) as session, session.begin():
@@ -470,15 +470,15 @@ def test_nulls_that_do_not_differ(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "update_status", unique=Unique("key", nulls_distinct=False))
     setup.add(setup.model(id=5))
     code, text = explain_new(setup, setup.model())
-    assert (code, text[:22]) == ("twin", "Job 5 has key=None as ")
+    assert (code, text[:22]) == ("duplicate", "Job 5 has key=None as ")
 
 
 def test_a_period(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "update_status", unique=Unique("key", per=timedelta(days=36500)))
+    setup = Setup.of(engine, "update_status", unique=Unique("key", within=timedelta(days=36500)))
     setup.add(setup.model(id=5, key="a"))
     job = setup.model(key="a")
     code, text = explain_new(setup, job)
-    assert code == "twin"
+    assert code == "duplicate"
     assert "or the period of 36500 days, 0:00:00 is over" in text
     # Nothing was set on the instance.
     assert "created_at" not in job.__dict__
@@ -516,7 +516,7 @@ def test_defaults_and_relationships_count(engine: sa.Engine, session: Session) -
     session.commit()
     job = Reminder(customer=customer)
     [reason] = admin.explain_job(session, job).reasons
-    assert reason.code == "twin"
+    assert reason.code == "duplicate"
     assert "Job 3 has customer_id=7, kind='invoice' as well" in reason.text
     assert "kind" not in job.__dict__
     assert list(session.new) == []

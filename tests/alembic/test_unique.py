@@ -1,4 +1,4 @@
-"""The unique index of ``QueueConfig(unique=...)``, and the twins in a table that refuse it."""
+"""The unique index of ``QueueConfig(unique=...)``, and the duplicates in a table that refuse it."""
 
 import re
 from datetime import timedelta
@@ -29,14 +29,14 @@ def unique(config: Unique | None, **options: Any) -> type[Any]:
 
 CHANGES = {
     "added": (None, Unique("article", "kind")),
-    "added with all options": (None, Unique("kind", per=HOUR, nulls_distinct=False, states=FINISHED_AS_WELL)),
-    "removed": (Unique("article", "kind", per=HOUR, nulls_distinct=False), None),
+    "added with all options": (None, Unique("kind", within=HOUR, nulls_distinct=False, states=FINISHED_AS_WELL)),
+    "removed": (Unique("article", "kind", within=HOUR, nulls_distinct=False), None),
     "another attribute": (Unique("article"), Unique("kind")),
     "one more attribute": (Unique("article"), Unique("article", "kind")),
     "other states": (Unique("article"), Unique("article", states=FINISHED_AS_WELL)),
-    "a period": (Unique("article"), Unique("article", per=HOUR)),
-    "another period": (Unique("article", per=HOUR), Unique("article", per=DAY)),
-    "no period": (Unique("article", per=HOUR), Unique("article")),
+    "a period": (Unique("article"), Unique("article", within=HOUR)),
+    "another period": (Unique("article", within=HOUR), Unique("article", within=DAY)),
+    "no period": (Unique("article", within=HOUR), Unique("article")),
     "equal nulls": (Unique("kind"), Unique("kind", nulls_distinct=False)),
     "distinct nulls": (Unique("kind", nulls_distinct=False), Unique("kind")),
 }
@@ -60,7 +60,7 @@ def test_the_settings_of_a_session_are_no_difference(
 
     def model(per: timedelta) -> type[Any]:
         created_at = mapped_column(sa.DateTime(timezone=timezone), server_default=sa.func.now())
-        config = QueueConfig(unique=Unique("article", per=per), columns={"created_at": "made_at"})
+        config = QueueConfig(unique=Unique("article", within=per), columns={"created_at": "made_at"})
         return order(config, made_at=created_at)
 
     project = make(model(HOUR))
@@ -87,7 +87,7 @@ BY_HAND = {
 @pytest.mark.parametrize("index", BY_HAND)
 def test_an_index_made_by_hand_is_replaced(database: Database, make: Any, engine: sa.Engine, index: str) -> None:
     """And restored by the downgrade."""
-    model = unique(Unique("article", per=HOUR))
+    model = unique(Unique("article", within=HOUR))
     project = make(model)
     where = "" if index == "no predicate" else " WHERE status = 'pending' OR status = 'processing'"
     execute(engine, f"DROP INDEX {NAME}", BY_HAND[index].format(NAME) + where)
@@ -96,7 +96,7 @@ def test_an_index_made_by_hand_is_replaced(database: Database, make: Any, engine
 
 
 def test_an_index_in_another_spelling_is_no_difference(make: Any, engine: sa.Engine) -> None:
-    project = make(unique(Unique("article", per=HOUR)))
+    project = make(unique(Unique("article", within=HOUR)))
     execute(
         engine,
         f"DROP INDEX {NAME}",
@@ -121,7 +121,7 @@ def test_unusual_names_and_states(database: Database, make: Any, *, live: bool) 
 
     project = make(model(None))
     states = []
-    after = model(Unique("article", per=HOUR, nulls_distinct=False))
+    after = model(Unique("article", within=HOUR, nulls_distinct=False))
     for target in (after, model(Unique("article")), after):
         states.append(in_any_order(dump(database)))
         project.revise("change", target, **({"live": "The orders :all 100%"} if live else {}))
@@ -137,15 +137,15 @@ def test_a_queue_without_a_status(database: Database, make: Any) -> None:
     options = {"strategy": "delete_returning", "rows_are_messages": True}
     project = make(unique(None, **options))
     changed(project, unique(Unique("article"), **options))
-    changed(project, unique(Unique("article", "kind", per=HOUR), **options))
-    assert dump(database) == wanted(unique(Unique("article", "kind", per=HOUR), **options), database)
+    changed(project, unique(Unique("article", "kind", within=HOUR), **options))
+    assert dump(database) == wanted(unique(Unique("article", "kind", within=HOUR), **options), database)
     changed(project, unique(None, **options))
 
 
 def test_a_new_queue_and_its_end(database: Database, make: Any) -> None:
     """For an empty table the index is created by Alembic's own operation."""
     project = make(type("Empty", (), {"metadata": sa.MetaData()}))
-    model = unique(Unique("article", per=HOUR, nulls_distinct=False))
+    model = unique(Unique("article", within=HOUR, nulls_distinct=False))
     text = changed(project, model)
     assert "create_queue_unique_index" not in text
     assert dump(database) == wanted(model, database)
@@ -153,7 +153,7 @@ def test_a_new_queue_and_its_end(database: Database, make: Any) -> None:
 
 
 def test_a_unique_queue_becomes_a_plain_table(database: Database, make: Any) -> None:
-    project = make(unique(Unique("kind", per=HOUR)))
+    project = make(unique(Unique("kind", within=HOUR)))
     before = dump(database)
     text = project.revise("no queue", order(None, kind=mapped_column("Kind", sa.Text)))
     assert "existing_rows=..." in text
@@ -169,7 +169,7 @@ def test_an_index_that_the_filters_leave_out(make: Any, engine: sa.Engine) -> No
     def include_object(_: Any, name: str | None, kind: str, *__: Any) -> bool:
         return kind != "index" or name != NAME
 
-    project = make(unique(Unique("article", per=HOUR)), include_object=include_object)
+    project = make(unique(Unique("article", within=HOUR)), include_object=include_object)
     execute(engine, f"CREATE UNIQUE INDEX {NAME} ON orders (article)")
     assert NAME not in project.revise("nothing")
 
@@ -184,7 +184,7 @@ def test_a_table_becomes_a_unique_queue(make: Any) -> None:
     project.check()
 
 
-# -- migrations that create a unique index are refused while the table has twins, with the query that shows them -------
+# -- migrations that create a unique index, and find duplicates: they are refused with the query that shows them -------
 
 INVALID = f"SELECT count(*) FROM pg_index WHERE NOT indisvalid OR indexrelid = to_regclass('{NAME}_new')"
 live_or_not = pytest.mark.parametrize("live", [False, True], ids=["in one transaction", "live"])
@@ -220,7 +220,7 @@ def refused(project: Project) -> str:
     return query[1]
 
 
-def twins(engine: sa.Engine, query: str) -> list[list[int]]:
+def duplicates(engine: sa.Engine, query: str) -> list[list[int]]:
     with engine.connect() as connection:
         return sorted(row.array_agg for row in connection.exec_driver_sql(query))
 
@@ -248,18 +248,21 @@ CONFIGURATIONS = {
     "equal nulls": (Unique("article", "kind", nulls_distinct=False), [[1, 2], [4, 5]]),
     "only pending": (Unique("article", states=("pending",), on_return="wait"), [[1, 4, 5], [6, 8]]),
     "finished as well": (Unique("article", "kind", states=("pending", "processing", "completed")), [[1, 2, 3], [7, 8]]),
-    "a period": (Unique("article", per=HOUR), [[1, 2, 4], [6, 8]]),
-    "a period and equal nulls": (Unique("kind", per=HOUR, nulls_distinct=False), [[1, 2, 6]]),
+    "a period": (Unique("article", within=HOUR), [[1, 2, 4], [6, 8]]),
+    "a period and equal nulls": (Unique("kind", within=HOUR, nulls_distinct=False), [[1, 2, 6]]),
 }
-THOROUGH_TWINS = {"one attribute", "only pending", "a period"}
+THOROUGH_DUPLICATES = {"one attribute", "only pending", "a period"}
 
 
 @live_or_not
 @pytest.mark.parametrize(
     "configuration",
-    [pytest.param(each, marks=pytest.mark.thorough) if each in THOROUGH_TWINS else each for each in CONFIGURATIONS],
+    [
+        pytest.param(each, marks=pytest.mark.thorough) if each in THOROUGH_DUPLICATES else each
+        for each in CONFIGURATIONS
+    ],
 )
-def test_the_query_in_the_error_shows_the_twins(
+def test_the_query_in_the_error_shows_the_duplicates(
     database: Database, make: Any, engine: sa.Engine, configuration: str, *, live: bool
 ) -> None:
     """When all but one of each are deleted, the migration succeeds."""
@@ -268,19 +271,19 @@ def test_the_query_in_the_error_shows_the_twins(
     insert(engine, *ROWS)
     revise(project, queue(unique), live=live)
     query = refused(project)
-    assert twins(engine, query) == expected
+    assert duplicates(engine, query) == expected
     assert invalid(engine) == 0
     with engine.begin() as connection:
         for _, *rest in expected:
             connection.exec_driver_sql(f"DELETE FROM orders WHERE id IN ({', '.join(map(str, rest))})")
     project.upgrade()
     project.check()
-    assert twins(engine, query) == []
+    assert duplicates(engine, query) == []
     assert in_any_order(dump(database)) == in_any_order(wanted(queue(unique), database))
 
 
 @live_or_not
-def test_twins_are_found_before_anything_waits_for_a_lock(
+def test_duplicates_are_found_before_anything_waits_for_a_lock(
     database: Database, make: Any, engine: sa.Engine, *, live: bool
 ) -> None:
     """An open transaction that has written to the table blocks the creation of an index."""
@@ -295,7 +298,7 @@ def test_twins_are_found_before_anything_waits_for_a_lock(
 
 @live_or_not
 @pytest.mark.parametrize("change", ["new", "replaced"])
-def test_twins_that_appear_while_the_index_is_built(
+def test_duplicates_that_appear_while_the_index_is_built(
     make: Any, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, change: str, *, live: bool
 ) -> None:
     """The same error, and no invalid index remains, which would refuse new jobs."""
@@ -303,9 +306,9 @@ def test_twins_that_appear_while_the_index_is_built(
     insert(engine, ("a", "x"), ("a", "y"))
     revise(project, queue(Unique("article")), live=live)
     with monkeypatch.context() as patch:
-        patch.setattr(operations_on_rows, "twins_check", lambda _: "DO 'BEGIN END'")
+        patch.setattr(operations_on_rows, "duplicates_check", lambda _: "DO 'BEGIN END'")
         query = refused(project)
-    assert twins(engine, query) == [[1, 2]]
+    assert duplicates(engine, query) == [[1, 2]]
     assert invalid(engine) == 0
     insert(engine, ("c", "z"))
     execute(engine, "DELETE FROM orders WHERE id = 2")
@@ -338,14 +341,14 @@ def test_an_interrupted_live_migration_is_run_again(database: Database, make: An
     """An invalid index, left by a lost connection, is dropped."""
     project = make(queue(None))
     insert(engine, ("a", "x"))
-    revise(project, queue(Unique("article", per=HOUR)), live=True)
+    revise(project, queue(Unique("article", within=HOUR)), live=True)
     execute(
         engine,
         f"CREATE UNIQUE INDEX {NAME} ON orders (id)",
         f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{NAME}'::regclass",
     )
     upgrade_with_interruption(project)
-    assert dump(database) == wanted(queue(Unique("article", per=HOUR)), database)
+    assert dump(database) == wanted(queue(Unique("article", within=HOUR)), database)
 
 
 def test_an_index_beside_a_live_table_is_created_again(make: Any) -> None:
@@ -363,10 +366,10 @@ def test_an_index_beside_a_live_table_is_created_again(make: Any) -> None:
 
 
 @live_or_not
-def test_a_downgrade_that_restores_an_index_finds_twins(
+def test_a_downgrade_that_restores_an_index_finds_duplicates(
     database: Database, make: Any, engine: sa.Engine, *, live: bool
 ) -> None:
-    project = make(queue(Unique("kind", per=HOUR, nulls_distinct=False)))
+    project = make(queue(Unique("kind", within=HOUR, nulls_distinct=False)))
     before = dump(database)
     revise(project, queue(None), live=live)
     project.upgrade()
@@ -374,7 +377,7 @@ def test_a_downgrade_that_restores_an_index_finds_twins(
     insert(engine, ("a", None, "pending", f"{MONDAY}:00+00"), ("b", None, "pending", f"{MONDAY}:01+00"))
     with pytest.raises(CommandError, match=NAME) as error:
         project.downgrade()
-    assert twins(engine, str(error.value).partition("\n\n")[2]) == [[1, 2]]
+    assert duplicates(engine, str(error.value).partition("\n\n")[2]) == [[1, 2]]
     execute(engine, "DELETE FROM orders WHERE id = 2")
     project.downgrade()
     assert dump(database) == before
@@ -382,7 +385,7 @@ def test_a_downgrade_that_restores_an_index_finds_twins(
 
 @live_or_not
 def test_an_attribute_whose_column_is_new(database: Database, make: Any, engine: sa.Engine, *, live: bool) -> None:
-    """The search for twins needs the column."""
+    """The search for duplicates needs the column."""
     project = make(order(QueueConfig()))
     insert(engine, ("a",), ("b",))
     before = dump(database)
@@ -444,16 +447,16 @@ def test_columns_with_the_names_of_variables(make: Any, engine: sa.Engine) -> No
     project = make(order(QueueConfig(), found=mapped_column(sa.Text)))
     execute(engine, "INSERT INTO orders (article, found) VALUES ('a', 'x'), ('b', 'x')")
     revise(project, order(QueueConfig(unique=Unique("found")), found=mapped_column(sa.Text)), live=False)
-    assert twins(engine, refused(project)) == [[1, 2]]
+    assert duplicates(engine, refused(project)) == [[1, 2]]
 
 
 @live_or_not
-def test_a_script_refuses_twins(database: Database, make: Any, engine: sa.Engine, *, live: bool) -> None:
+def test_a_script_refuses_duplicates(database: Database, make: Any, engine: sa.Engine, *, live: bool) -> None:
     """Its statements are executed one by one, as psql does."""
     project = make(queue(Unique("kind", "article")))
     before = project.current()
     insert(engine, ("a", "x"), ("a", "y"))
-    revise(project, queue(Unique("article", per=HOUR)), live=live)
+    revise(project, queue(Unique("article", within=HOUR)), live=live)
     script = project.script(f"{before}:head")
     with database.connect() as connection:
         execute(engine, "UPDATE orders SET created_at = '2026-01-05'")
@@ -462,7 +465,7 @@ def test_a_script_refuses_twins(database: Database, make: Any, engine: sa.Engine
         connection.execute("ROLLBACK")
         query = error.value.diag.message_primary
         assert query is not None
-        assert twins(engine, query.partition("\n\n")[2]) == [[1, 2]]
+        assert duplicates(engine, query.partition("\n\n")[2]) == [[1, 2]]
         connection.execute("DELETE FROM orders WHERE id = 2")
         run_script(connection, script)
     project.check()
@@ -497,7 +500,7 @@ def test_the_error_names_a_translated_schema(
     with pytest.raises(CommandError, match='"Tenant 1".orders: the unique index') as error:
         project.upgrade()
     query = str(error.value).partition("\n\n")[2]
-    assert twins(engine, query) == [[1, 2]]
+    assert duplicates(engine, query) == [[1, 2]]
     execute(engine, 'DELETE FROM "Tenant 1".orders WHERE id = 2')
     project.upgrade()
     project.execution_options = {}

@@ -216,15 +216,15 @@ def test_no_row_is_locked_between_two_batches(shop: Shop) -> None:
         assert list(batches) == [2]
 
 
-def test_requeue_names_the_twins_of_jobs_that_it_cancels(shop: Shop) -> None:
+def test_requeue_names_the_duplicates_of_jobs_that_it_cancels(shop: Shop) -> None:
     Base.metadata.create_all(shop.engine)
     for customer, status in [(1, "failed"), (1, "pending"), (2, "failed"), (2, "pending"), (3, "failed")]:
         shop.add(Sync(customer=customer, status=status))
     target = "tests.cli.shop.queues:Sync"
     (found,) = shop.json("requeue", target, "--yes", "--key", "1")
-    assert (found["changed"], found["twins"], found["left"]) == (0, {"1": "2"}, [])
+    assert (found["changed"], found["duplicates"], found["left"]) == (0, {"1": "2"}, [])
     printed = shop.ok("requeue", target, "--yes")
-    assert printed == "sync: 1 job requeued, 1 job not, because of a twin: 3 (twin 4)\n"
+    assert printed == "sync: 1 job requeued, 1 job not, because of a duplicate: 3 (duplicate 4)\n"
     assert keys(shop, "status = 'cancelled'", "sync") == [1, 3]
 
 

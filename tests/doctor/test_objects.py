@@ -223,7 +223,7 @@ def test_an_invalid_index(patient: Patient, model: Any, name: str, severity: str
     assert finding.severity == severity
 
 
-def test_an_invalid_unique_index_of_jobs_that_are_twins(patient: Patient) -> None:
+def test_an_invalid_unique_index_of_jobs_that_are_duplicates(patient: Patient) -> None:
     patient.execute("DROP INDEX ix_email_queue_unique")
     create = patient.find("missing_index", Email).fixes[0]
     patient.add(Email(id=1, to="ada"), Email(id=2, to="ada"))

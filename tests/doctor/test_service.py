@@ -386,7 +386,7 @@ def test_runs_without_a_lease(patient: Patient) -> None:
     assert patient.execute("SELECT status FROM email") == [("pending",)]
 
 
-def test_jobs_that_wait_for_a_twin_have_no_expired_lease(patient: Patient) -> None:
+def test_jobs_that_wait_for_a_duplicate_have_no_expired_lease(patient: Patient) -> None:
     patient.add(Email(id=1))
     patient.execute("UPDATE email SET status = 'processing', lease_expires_at = to_timestamp(0)")
     assert patient.findings(Email) == []

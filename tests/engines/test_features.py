@@ -46,7 +46,7 @@ def unique(*arguments: str, **options: Any) -> Any:
 Order = unique()
 Mail = unique(states=("pending",))
 Waiting = unique(states=("pending",), on_return="wait")
-Hourly = unique(per=timedelta(hours=1), states=("pending", "processing", "completed"))
+Hourly = unique(within=timedelta(hours=1), states=("pending", "processing", "completed"))
 Plain = make_job(max_attempts=1)
 Pair = make_job(attributes={"site": mapped_column(sa.String(20), primary_key=True, default="a")})
 Kept = make_job(
@@ -100,33 +100,33 @@ def test_the_answers_are_in_order(sessions: Sessions) -> None:
         session.commit()
 
 
-def test_on_twin_raise_inserts_nothing(sessions: Sessions) -> None:
+def test_on_duplicate_raise_inserts_nothing(sessions: Sessions) -> None:
     with sessions(Order)() as session:
-        [(existing, _)] = enqueue(session, Order(key="b"), on_twin="raise")
+        [(existing, _)] = enqueue(session, Order(key="b"), on_duplicate="raise")
         jobs = [Order(key="a"), Order(key="b")]
         with pytest.raises(JobExists, match=r"a Job with key='b' exists") as raised:
-            enqueue(session, jobs, on_twin="raise")
-        assert (raised.value.job, raised.value.twin) == (jobs[1], existing)
+            enqueue(session, jobs, on_duplicate="raise")
+        assert (raised.value.job, raised.value.existing) == (jobs[1], existing)
         session.commit()
         assert len(states(session, Order)) == 1
 
 
-def test_on_twin_replace(sessions: Sessions) -> None:
+def test_on_duplicate_replace(sessions: Sessions) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     with sessions(Order)() as session:
         [(first, _)] = enqueue(session, Order(key="a", note="first", priority=5))
         session.commit()
-        assert enqueue(session, Order(key="a", note="second", run_at=later), on_twin="replace") == [(first, False)]
+        assert enqueue(session, Order(key="a", note="second", run_at=later), on_duplicate="replace") == [(first, False)]
         session.commit()
         assert (first.note, first.priority, first.run_at) == ("second", 0, later)
-        enqueue(session, Order(key="a", note="third", run_at=None), on_twin="replace_keep_time")
+        enqueue(session, Order(key="a", note="third", run_at=None), on_duplicate="replace_keep_time")
         session.commit()
         assert (first.note, first.run_at) == ("third", later)
-        enqueue(session, Order(key="a"), on_twin="replace")
+        enqueue(session, Order(key="a"), on_duplicate="replace")
         assert session.scalars(sa.select(Order.run_at <= sa.func.now())).all() == [True]
 
 
-def test_null_keys_have_no_twins(sessions: Sessions) -> None:
+def test_null_keys_have_no_duplicates(sessions: Sessions) -> None:
     with sessions(Order)() as session:
         assert created(session, [Order(), Order(), Order(key="a")]) == [True] * 3
         session.commit()
@@ -153,7 +153,7 @@ def test_a_finished_job_counts_if_configured(sessions: Sessions, model: Any, *, 
         assert created(session, model(key="a")) == [not counts]
 
 
-def test_every_way_to_write_a_twin_is_refused(sessions: Sessions) -> None:
+def test_every_way_to_write_a_duplicate_is_refused(sessions: Sessions) -> None:
     ways: list[Callable[[Session], Any]] = [
         lambda session: session.add_all([Order(key="b"), Order(key="b")]) or session.flush(),  # type: ignore[func-returns-value] # both are called
         lambda session: session.execute(sa.insert(Order), [{"key": "b"}, {"key": "a"}]),
@@ -175,7 +175,7 @@ def test_every_way_to_write_a_twin_is_refused(sessions: Sessions) -> None:
         assert states(session, Order) == {1: "cancelled", 2: "pending", 3: "pending"}
 
 
-# -- jobs that come back beside a twin ---------------------------------------------------------------------------------
+# -- jobs that come back beside a duplicate ----------------------------------------------------------------------------
 
 
 END_RUN: dict[str, Callable[[Session, Any, Any], Any]] = {
@@ -187,14 +187,14 @@ END_RUN: dict[str, Callable[[Session, Any, Any], Any]] = {
 
 @pytest.mark.parametrize("model", [Mail, Waiting], ids=["cancel", "wait"])
 @pytest.mark.parametrize("end", END_RUN)
-def test_a_run_ends_beside_a_twin(sessions: Sessions, model: Any, end: str) -> None:
+def test_a_run_ends_beside_a_duplicate(sessions: Sessions, model: Any, end: str) -> None:
     with sessions(model)() as session:
         session.add_all([model(id=1, key="a"), model(id=2, key="b")])
         session.commit()
         claimed = session.scalars(claim(model, 2)).all()
         session.commit()
         assert enqueue(session, model(id=3, key="a"))[0].created
-        # No twin.
+        # No duplicate.
         assert enqueue(session, model(id=4, key="A"))[0].created
         session.commit()
         assert sorted(END_RUN[end](session, model, claimed)) == [(1, "3"), (2, None)]
@@ -202,22 +202,22 @@ def test_a_run_ends_beside_a_twin(sessions: Sessions, model: Any, end: str) -> N
         first, second = claimed
         assert (second.status, second.lease_expires_at) == ("pending", None)
         if model is Mail:
-            error = "twin: 3\nagain" if end == "retry" else "twin: 3"
+            error = "duplicate of job 3\nagain" if end == "retry" else "duplicate of job 3"
             assert (first.status, first.last_error, first.lease_token) == ("cancelled", error, None)
             return
         assert first.status == "processing"
         assert session.execute(rescue(model)).all() == []
         session.commit()
-        (twin,) = session.scalars(claim(sa.select(model).where(model.id == 3), 1)).all()
+        (duplicate,) = session.scalars(claim(sa.select(model).where(model.id == 3), 1)).all()
         session.commit()
         assert session.execute(rescue(model)).all() == [(1, None)]
         session.commit()
         assert first.status == "pending"
-        assert session.scalars(complete(twin)).all() == [3]
+        assert session.scalars(complete(duplicate)).all() == [3]
         session.commit()
 
 
-def test_the_newest_of_failed_twins_comes_back(sessions: Sessions) -> None:
+def test_the_newest_of_failed_duplicates_comes_back(sessions: Sessions) -> None:
     with sessions(Order)() as session:
         for number, key in enumerate(["a", "a", "A", None, None, "x" * 3000, "x" * 3000 + "y"], start=1):
             session.add(Order(id=number, key=key))
@@ -227,23 +227,23 @@ def test_the_newest_of_failed_twins_comes_back(sessions: Sessions) -> None:
         assert sorted(session.execute(requeue(Order)).all()) == [(1, "2"), *((number, None) for number in range(2, 8))]
         session.commit()
         ended = admin.jobs(session, Order, admin.JobFilter(states=("cancelled",)))
-        assert [(each.key, each.last_error) for each in ended] == [((1,), "twin: 2\nfailed")]
-        # Now the twin is pending.
+        assert [(each.key, each.last_error) for each in ended] == [((1,), "duplicate of job 2\nfailed")]
+        # Now the duplicate is pending.
         assert session.execute(requeue(sa.select(Order).where(Order.id == 1))).all() == [(1, "2")]
         done = admin.requeue(session, Order, admin.JobFilter(states=("cancelled",)))
-        assert (int(done), dict(done.twins)) == (0, {1: "2"})
+        assert (int(done), dict(done.duplicates)) == (0, {1: "2"})
 
 
-def test_explain_job_names_the_twin(sessions: Sessions) -> None:
+def test_explain_job_names_the_duplicate(sessions: Sessions) -> None:
     with sessions(Order)() as session:
         session.add(Order(id=7, key="a"))
         session.commit()
         found = str(admin.explain_job(session, Order(key="a")))
         assert "7" in found
-        assert "twin" in found
+        assert "duplicate" in found
 
 
-def test_a_consumer_retries_beside_a_twin(sessions: Sessions) -> None:
+def test_a_consumer_retries_beside_a_duplicate(sessions: Sessions) -> None:
     """The handler enqueues its own successor, and its retry meets it."""
     make_session = sessions(Mail)
 
@@ -263,7 +263,7 @@ def test_a_consumer_retries_beside_a_twin(sessions: Sessions) -> None:
         assert [*found.values()] == ["completed"]
 
 
-def test_a_job_that_comes_back_waits_for_its_twin(sessions: Sessions) -> None:
+def test_a_job_that_comes_back_waits_for_its_duplicate(sessions: Sessions) -> None:
     ran: list[int] = []
     make_session = sessions(Waiting)
 
@@ -279,7 +279,7 @@ def test_a_job_that_comes_back_waits_for_its_twin(sessions: Sessions) -> None:
         enqueue(session, [Waiting(key="a")])
         session.commit()
         Consumer(Waiting, handle, make_session, retry=Constant(0)).drain()
-        # The first waits until a rescue finds that its twin has gone, which may be before the end or at the end.
+        # The first waits until a rescue finds that its duplicate has gone, which may be before the end or at the end.
         assert states(session, Waiting) in [
             {1: state, 2: "completed"} for state in ("processing", "pending", "completed")
         ]
@@ -365,7 +365,7 @@ def test_another_program_changes_a_schedule(sessions: Sessions) -> None:
     plain.dispose()
 
 
-def test_a_schedule_enqueues_no_twin(sessions: Sessions) -> None:
+def test_a_schedule_enqueues_no_duplicate(sessions: Sessions) -> None:
     with sessions(Order)() as session:
         fired = []
         for _ in range(3):

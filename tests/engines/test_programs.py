@@ -90,7 +90,7 @@ def test_names_with_percent_signs(sessions: Sessions) -> None:
     with sessions(Base)() as session:
         found = enqueue(session, [Percent(customer=name) for name in ("ada", "bob", "ada")])
         assert [each.created for each in found] == [True, True, False]
-        enqueue(session, [Percent(customer="ada")], on_twin="replace")
+        enqueue(session, [Percent(customer="ada")], on_duplicate="replace")
         session.commit()
         jobs = session.scalars(claim(Percent, 2)).all()
         session.commit()
@@ -331,7 +331,7 @@ def counted_work(session: Session) -> Iterator[list[int]]:
     counts[0] = int(session.execute(status).one()[1]) - before
 
 
-def test_twins_are_looked_for_by_several_attributes(sessions: Sessions) -> None:
+def test_duplicates_are_looked_for_by_several_attributes(sessions: Sessions) -> None:
     """The time is in proportion to the number of jobs."""
     attributes = {name: mapped_column(type_) for name, type_ in {"day": sa.Integer, "kind": TEXT}.items()}
     reminder = make_job(attributes=attributes, unique=Unique("payload", "day", "kind"))

@@ -5,7 +5,7 @@ the library without a safeguard each, which the tests have to detect. On these s
 
 * for jobs: ``roles``, ``harness``, ``scenarios`` and ``checker``;
 * for the keys of flow control: ``key_queues``, ``key_history``, ``key_rounds`` and ``key_checker``;
-* for unique keys: ``twins``;
+* for unique keys: ``duplicates``;
 * for the ticks of schedules: ``ticks`` and ``tick_checker``.
 
 A checker has rules, functions of a history that yield what breaks them. For each rule a test breaks a valid history.

@@ -137,7 +137,7 @@ def each_tick_has_its_job(history: TickHistory) -> Violations:
     """Each tick with a key has one job, and each job one tick; the job is that of its tick."""
     ticks = {(row.queue, row.id): row for row in history.ticks if row.id is not None}
     for row in history.ticks:
-        # Its last job was unfinished, or a twin of its job.
+        # Its last job was unfinished, or a duplicate of its job.
         if row.id is None and not row.schedule.startswith("alone") and row.queue != "single":
             yield f"no job was made for {row}"
     jobs = {(job.queue, job.id): (job.schedule, job.tick) for job in history.jobs}

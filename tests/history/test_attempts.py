@@ -158,8 +158,8 @@ def test_a_retry_without_an_error(leased: HistoryQueue) -> None:
     assert completed.outcome == "completed"
 
 
-def test_a_twin_cancels(database: Any) -> None:
-    """A retried job whose place a twin has taken is cancelled, as its row says."""
+def test_a_duplicate_cancels(database: Any) -> None:
+    """A retried job whose place a duplicate has taken is cancelled, as its row says."""
     unique = Unique("payload", states=("pending",), on_return="cancel")
     queue = HistoryQueue(database, "update_status", unique=unique)
     [key] = queue.enqueue("raise")
@@ -171,7 +171,7 @@ def test_a_twin_cancels(database: Any) -> None:
 
     queue.drain(work)
     (row,) = [row for row in queue.history() if row.key == [key]]
-    assert (row.outcome, row.error) == ("cancelled", "twin: 2\nValueError: no address")
+    assert (row.outcome, row.error) == ("cancelled", "duplicate of job 2\nValueError: no address")
     assert row.error == queue.execute(f"SELECT last_error FROM job WHERE id = {key}")
     assert "ValueError: no address" in row.traceback
 
@@ -321,18 +321,18 @@ def test_a_queue_without_attempts_and_workers(database: Database) -> None:
 
 @pytest.mark.parametrize("on_return", ["cancel", "wait"])
 def test_unique_jobs(database: Database, on_return: Any) -> None:
-    """A job that waits for its twin has no run, and is no attempt when it comes back."""
+    """A job that waits for its duplicate has no run, and is no attempt when it comes back."""
     unique = Unique("payload", states=("pending",), on_return=on_return)
     queue = HistoryQueue(database, "update_status", unique=unique, lease=600)
     [key] = expired(queue)
-    queue.execute("UPDATE job SET payload = 'twin'")
-    [twin] = queue.enqueue("twin")
+    queue.execute("UPDATE job SET payload = 'duplicate'")
+    [duplicate] = queue.enqueue("duplicate")
     with queue.sessions() as session:
         admin.rescue(session, queue.Job)
     assert queue.outcomes() == [(1, "rescued")]
     state = {"cancel": "cancelled", "wait": "processing"}[on_return]
     assert queue.execute(f"SELECT status FROM job WHERE id = {key}") == state
-    queue.execute(f"DELETE FROM job WHERE id = {twin}")
+    queue.execute(f"DELETE FROM job WHERE id = {duplicate}")
     with queue.sessions() as session:
         admin.rescue(session, queue.Job)
     assert queue.outcomes() == [(1, "rescued")]
@@ -358,7 +358,7 @@ def test_a_consumer_rescues_without_a_history_that_cannot_be_written(
         locking.execute(sa.text("LOCK TABLE sqlaqueue_attempt IN SHARE MODE"))
     with server.running():
         if fault == "locked" and unique is not None:
-            # It cannot be told from a twin that is not committed: the job is rescued when the lock is gone.
+            # It cannot be told from a duplicate that is not committed: the job is rescued when the lock is gone.
             wait_until(lambda: queue.execute("SELECT count(*) FROM sqlaqueue_consumer") == 1)
             locking.rollback()
         wait_until(lambda: queue.execute(f"SELECT status FROM job WHERE id = {key}") == "completed")

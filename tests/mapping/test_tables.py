@@ -394,7 +394,7 @@ def test_a_partition_key_is_accepted_by_the_server_as_well(database: Database, p
             r"unique=Unique\('kind', ...\)\): .* add Job.created_at, if jobs may be equal otherwise, or partition by",
         ),
         # The index has the number of the period, not the column.
-        ("RANGE (created_at)", {"unique": Unique("kind", per=3600)}, "add Job.created_at"),
+        ("RANGE (created_at)", {"unique": Unique("kind", within=3600)}, "add Job.created_at"),
     ],
 )
 def test_a_partition_key_is_refused(partition_by: str, options: Any, message: str) -> None:

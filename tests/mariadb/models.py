@@ -104,7 +104,7 @@ class Order(QueueMixin, UniqueBase):
 
 
 class Mail(QueueMixin, UniqueBase):
-    """Unique while it waits; a job that comes back beside a twin is cancelled."""
+    """Unique while it waits; a job that comes back beside a duplicate is cancelled."""
 
     __tablename__ = "mail"
     __queue__ = QueueConfig(unique=Unique("key", states=("pending",)))
@@ -131,7 +131,7 @@ class Periodical(QueueMixin, UniqueBase):
         unique=Unique(
             "customer_id",
             "kind",
-            per=timedelta(hours=1),
+            within=timedelta(hours=1),
             states=("pending", "processing", "completed"),
             nulls_distinct=False,
         )

@@ -442,7 +442,7 @@ async def test_the_same_in_async_sessions(async_engine: AsyncEngine, photos: sa.
 def test_a_flush_fetches_what_the_server_computes(photos: sa.Engine) -> None:
     """The mapper asks for it by RETURNING, as it has eager_defaults, and checks the version."""
     with Session(photos) as session, Session(photos) as other:
-        photo, twin = session.get_one(Photo, 1), other.get_one(Photo, 1)
+        photo, duplicate = session.get_one(Photo, 1), other.get_one(Photo, 1)
         touched = photo.touched
         photo.title, photo.code = "a %(title)s", "abc"
         session.flush()
@@ -452,7 +452,7 @@ def test_a_flush_fetches_what_the_server_computes(photos: sa.Engine) -> None:
         assert (photo.version, photo.touched != touched) == (2, True)
         session.commit()
         assert session.execute(sa.select(PHOTO.c.title, PHOTO.c.photo_code).limit(1)).all() == [("a %(title)s", "ABC")]
-        twin.title = "another"
+        duplicate.title = "another"
         with pytest.raises(StaleDataError):
             other.flush()
 

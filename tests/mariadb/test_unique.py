@@ -1,4 +1,4 @@
-"""Unique jobs: a generated column and its index keep twins out. ``tests/engines`` has what holds on each engine."""
+"""Unique jobs: a generated column and its index refuse duplicates. ``tests/engines`` has what holds on each engine."""
 
 import asyncio
 import random
@@ -25,7 +25,16 @@ from sqlaqueue.consumer.core.errors import is_conflict
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.testing import wait_until
 from tests.faults.conftest import rng as rng  # noqa: PLC0414 - a fixture
-from tests.faults.twins import CONFIGURATIONS, Twins, administrate, engine_of, model_of, produce, violations, work
+from tests.faults.duplicates import (
+    CONFIGURATIONS,
+    Duplicates,
+    administrate,
+    engine_of,
+    model_of,
+    produce,
+    violations,
+    work,
+)
 from tests.mariadb.models import Color, Customer, Mail, Order, Periodical, Single, Typed
 from tests.mariadb.server import MariaDBServer
 from tests.models import new_base, read
@@ -53,7 +62,7 @@ def test_texts_are_compared_byte_by_byte(unique_engine: sa.Engine) -> None:
             session.flush()
 
 
-def test_replacing_locks_the_twins_only(unique_engine: sa.Engine) -> None:
+def test_replacing_locks_the_duplicates_only(unique_engine: sa.Engine) -> None:
     """By the primary key: a scan would lock other jobs, and wait for theirs."""
     with Session(unique_engine) as session, Session(unique_engine) as other:
         session.add_all([Order(id=number, key=f"k{number}") for number in range(1, 40)])
@@ -61,37 +70,37 @@ def test_replacing_locks_the_twins_only(unique_engine: sa.Engine) -> None:
         other.execute(sa.select(Order).where(Order.id == 3).with_for_update()).all()
         session.execute(sa.text("SET SESSION innodb_lock_wait_timeout = 1"))
         jobs = [Order(key="k2", note="new"), Order(key="k30", note="new")]
-        assert created(session, jobs, on_twin="replace") == [False, False]
+        assert created(session, jobs, on_duplicate="replace") == [False, False]
         session.commit()
         other.rollback()
         assert session.scalar(sa.select(sa.func.count()).where(Order.note == "new")) == 2
 
 
 @pytest.mark.parametrize("page_size", [1000, 100])
-def test_many_jobs_of_which_one_has_a_twin_by_then(unique_engine: sa.Engine, page_size: int) -> None:
-    """An INSERT of many rows inserts none of them if one has a twin; they are inserted one by one then."""
+def test_many_jobs_of_which_one_has_a_duplicate_by_then(unique_engine: sa.Engine, page_size: int) -> None:
+    """An INSERT of many rows inserts none of them if one has a duplicate; they are inserted one by one then."""
     sizes: list[int] = []
-    twins: list[str] = []
+    duplicates: list[str] = []
 
-    def insert_twin(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+    def insert_duplicate(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
         if statement.startswith("/*sqlaqueue unless"):
             sizes.append(sum(name.startswith("key__") for name in parameters) or 1)
-            if not twins:
+            if not duplicates:
                 # Before the transaction has locked anything, for which this one would wait.
-                twins.append(parameters["key__1"])
+                duplicates.append(parameters["key__1"])
                 with Session(unique_engine) as other:
-                    other.add(Order(key=twins[0], note="twin"))
+                    other.add(Order(key=duplicates[0], note="duplicate"))
                     other.commit()
 
     with Session(unique_engine.execution_options(insertmanyvalues_page_size=page_size)) as session:
         jobs = [Order(key=f"k{number}") for number in range(1200)]
-        sa.event.listen(unique_engine, "before_cursor_execute", insert_twin)
+        sa.event.listen(unique_engine, "before_cursor_execute", insert_duplicate)
         try:
             result = enqueue(session, jobs)
         finally:
-            sa.event.remove(unique_engine, "before_cursor_execute", insert_twin)
+            sa.event.remove(unique_engine, "before_cursor_execute", insert_duplicate)
         assert sizes == [500, *[1] * 500, 500, 200]
-        assert [(each.job.key, each.job.note) for each in result if not each.created] == [(twins[0], "twin")]
+        assert [(each.job.key, each.job.note) for each in result if not each.created] == [(duplicates[0], "duplicate")]
         assert {each.job.made_by for each in result} == {"app!"}
         session.commit()
     assert len(read(unique_engine, Order)) == 1200
@@ -122,7 +131,7 @@ def test_null_is_a_value_like_others(unique_engine: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_twin_that_the_snapshot_does_not_have(
+def test_a_duplicate_that_the_snapshot_does_not_have(
     mariadb: MariaDBServer, unique_tables: str, unique_engine: sa.Engine, level: Any
 ) -> None:
     other = sqlaqueue.prepare(sa.create_engine(mariadb.url(unique_tables), isolation_level=level))
@@ -145,7 +154,7 @@ def test_a_twin_that_the_snapshot_does_not_have(
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def test_null_keys_are_twins_if_configured(unique_engine: sa.Engine) -> None:
+def test_null_keys_are_duplicates_if_configured(unique_engine: sa.Engine) -> None:
     with Session(unique_engine) as session:
         session.add(Customer(id=1))
         session.flush()
@@ -207,7 +216,7 @@ def typed(**values: Any) -> Typed:
 
 
 def test_each_type(unique_engine: sa.Engine) -> None:
-    """A job with another value in one column is no twin, and one with the same values is, as the column stores them."""
+    """A job with another value in one column is no duplicate, and one with the same stored values is."""
 
     def jobs() -> list[Typed]:
         return [typed(), *(typed(**{name: value}) for name, value in OTHER_VALUES.items())]
@@ -246,12 +255,12 @@ def test_other_types_are_refused(unique_engine: sa.Engine, type_: Any) -> None:
 
 @pytest.mark.parametrize("commits", [True, False])
 @pytest.mark.parametrize("finished_before", [True, False])
-def test_enqueue_waits_for_a_twin_that_is_not_committed(
+def test_enqueue_waits_for_a_duplicate_that_is_not_committed(
     unique_engine: sa.Engine, commits: Any, finished_before: Any
 ) -> None:
     result: list[Any] = []
 
-    def enqueue_twin() -> None:
+    def enqueue_duplicate() -> None:
         with Session(unique_engine) as session:
             result.extend((each.job.id, each.created) for each in enqueue(session, [Order(key="b"), Order(key="a")]))
             session.commit()
@@ -265,7 +274,7 @@ def test_enqueue_waits_for_a_twin_that_is_not_committed(
                 session.execute(sa.text("UPDATE orders SET status = 'completed'"))
                 session.commit()
         assert enqueue(session, Order(id=1, key="a"))[0].created
-        thread = threading.Thread(target=enqueue_twin)
+        thread = threading.Thread(target=enqueue_duplicate)
         thread.start()
         waits_for_lock(unique_engine)
         assert not result
@@ -318,7 +327,7 @@ def test_a_deadlock_is_raised_as_such(unique_engine: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("end", ["retry", "rescue"])
-def test_a_consumer_does_not_wait_for_a_twin_that_is_not_committed(
+def test_a_consumer_does_not_wait_for_a_duplicate_that_is_not_committed(
     unique_engine: sa.Engine, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's own limit, of 50 seconds, is longer than a lease; other jobs are settled meanwhile."""
@@ -326,25 +335,25 @@ def test_a_consumer_does_not_wait_for_a_twin_that_is_not_committed(
     sessions = sessionmaker(unique_engine)
     with Session(unique_engine) as session, Session(unique_engine) as other:
         session.add_all([Mail(id=1, key="b"), Mail(id=2, key="a")])
-        # InnoDB also locks the entry behind that of a twin, which would be that of the other job.
+        # InnoDB also locks the entry behind that of a duplicate, which would be that of the other job.
         later = datetime.now(UTC) + timedelta(days=1)
         session.add_all([Mail(id=number, key=f"between {number}", run_at=later) for number in range(10, 60)])
         session.commit()
 
-        def add_twin() -> None:
+        def add_duplicate() -> None:
             other.add(Mail(id=3, key="b", run_at=later))
             other.flush()
 
         def handle(_: Session, job: Mail) -> None:
             if job.id == 1 and end == "retry" and not other.in_transaction():
-                add_twin()
+                add_duplicate()
             if job.attempts == 1 and end == "retry":
                 raise Retry(0)
 
         if end == "rescue":
             session.execute(extend(session.scalars(claim(Mail, 2)).all(), lease=0))
             session.commit()
-            add_twin()
+            add_duplicate()
         with Consumer(Mail, handle, sessions, poll_interval=0.1):
             wait_until(sessions, (Mail, 2), "completed", timeout=30)
             assert read(unique_engine, Mail)[1] == "processing"
@@ -363,20 +372,20 @@ def test_async_enqueue(mariadb: MariaDBServer, unique_tables: str, unique_engine
             assert [first.created, second.created, third.created, fourth.created] == [True, True, False, True]
             assert [each.attempts for each in jobs[:2]] == [0, 0]
             await session.commit()
-            [again] = await async_enqueue(session, Order(key="b", note="new"), on_twin="replace")
+            [again] = await async_enqueue(session, Order(key="b", note="new"), on_duplicate="replace")
             assert (again.job, again.job.note, again.created) == (second.job, "new", False)
             await session.commit()
 
             met: list[int] = []
 
-            def insert_twin(_: Any, __: Any, statement: str, *___: Any) -> None:
+            def insert_duplicate(_: Any, __: Any, statement: str, *___: Any) -> None:
                 if statement.startswith("/*sqlaqueue unless") and not met:
                     met.append(1)
                     with Session(unique_engine) as other:
                         other.add(Order(key="d"))
                         other.commit()
 
-            sa.event.listen(engine.sync_engine, "before_cursor_execute", insert_twin)
+            sa.event.listen(engine.sync_engine, "before_cursor_execute", insert_duplicate)
             result = await async_enqueue(session, [Order(key=key) for key in "cde"])
             assert [each.created for each in result] == [True, False, True]
             await session.commit()
@@ -430,21 +439,21 @@ NAMES = [name for name, (kind, _) in CONFIGURATIONS.items() if kind == "update_s
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.thorough) for name in NAMES]
 )
-def test_no_two_twins_count_and_no_job_is_lost(
+def test_no_two_duplicates_count_and_no_job_is_lost(
     mariadb: MariaDBServer, tmp_path: Path, name: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with mariadb.database() as database:
         url = mariadb.url(database)
         engine = engine_of(url)
         model_of(name).metadata.create_all(engine)
-        with Twins(engine, url, name, tmp_path, rng) as test:
+        with Duplicates(engine, url, name, tmp_path, rng) as test:
             test.run((produce, produce, produce, administrate, work, work), jobs=15)
-            # Of the jobs that wait for twins with one key, each rescue lets one go on.
+            # Of the jobs that wait for duplicates with one key, each rescue lets one go on.
             monkeypatch.setattr(pace, "RESCUE", 0.2)
             test.drain()
             history = test.history()
             assert violations(history) == {}
         assert sum(map(len, history.observed)) > 20
         assert len(history.jobs) > 10
-        assert history.twins or "waiting" not in str(test.unique.states)
+        assert history.duplicates or "waiting" not in str(test.unique.states)
         engine.dispose()

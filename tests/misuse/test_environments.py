@@ -266,7 +266,7 @@ def test_a_missing_unique_index_is_reported(
     engine: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a statement that creates it, and replaces an invalid one."""
-    job = make_job(unique=Unique("payload", per=3600, nulls_distinct=False))
+    job = make_job(unique=Unique("payload", within=3600, nulls_distinct=False))
     job.metadata.create_all(engine)
     assert advice(engine, job) is None
     execute(engine, statement)

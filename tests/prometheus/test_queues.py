@@ -113,7 +113,7 @@ def test_jobs_of_an_open_transaction_run_as_heartbeats_say(engine: sa.Engine, ki
     assert found["running_jobs", "job"] == 1
 
 
-def test_jobs_that_wait_for_a_twin_are_not_running(engine: sa.Engine) -> None:
+def test_jobs_that_wait_for_a_duplicate_are_not_running(engine: sa.Engine) -> None:
     setup = Setup(engine, make_job("update_status", Unique("key", on_return="wait", states=("pending",))))
     setup.add(setup.model(key="a"))
     setup.execute("UPDATE job SET status = 'processing', lease_expires_at = to_timestamp(0)")

@@ -514,7 +514,7 @@ def test_functions_need_no_hint(bench: Bench, engines: tuple[sa.Engine, sa.Engin
 def test_unique_jobs_are_enqueued_beside_a_stale_replica(
     pair: Pair, bench: Bench, engines: tuple[sa.Engine, sa.Engine], stale: None
 ) -> None:
-    """A twin that the replica does not have yet is found."""
+    """A duplicate that the replica does not have yet is found."""
 
     class Base(DeclarativeBase):
         pass

@@ -229,7 +229,7 @@ def test_two_schedules_of_a_class_are_unfinished_apart(engine: sa.Engine, report
     assert found == {"one": True, "two": False}
 
 
-def test_a_twin_stands_for_the_job_of_a_unique_queue(engine: sa.Engine) -> None:
+def test_a_duplicate_stands_for_the_job_of_a_unique_queue(engine: sa.Engine) -> None:
     report = make_report(unique=Unique("kind"))
     schedules = started(engine, hourly(report, catch_up="all"))
     pass_time(engine, 2 * HOUR)

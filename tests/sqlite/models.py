@@ -37,7 +37,7 @@ class Order(QueueMixin, Base):
 class Hourly(QueueMixin, Base):
     __tablename__ = "hourly"
     __queue__ = QueueConfig(
-        unique=Unique("customer", per=timedelta(hours=1), states=("pending", "processing", "completed"))
+        unique=Unique("customer", within=timedelta(hours=1), states=("pending", "processing", "completed"))
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)

@@ -175,7 +175,7 @@ def test_a_scheduler_begins_with_the_lock(sessions: sessionmaker[Session]) -> No
 
 
 def test_a_consumer_that_settles_before_it_claims_begins_with_the_lock(sessions: sessionmaker[Session]) -> None:
-    """A run of this queue that becomes pending looks for a twin first."""
+    """A run of this queue that becomes pending looks for a duplicate first."""
     add(sessions, Waits(customer=1))
     begun = _transactions(sessions)
 

@@ -587,7 +587,7 @@ def test_a_requeued_job_keeps_it(session: Session, span: str) -> None:
 def test_a_replaced_job_keeps_its_trace(session: Session, span: str) -> None:
     enqueue(session, Email(to="a"))
     with trace.use_span(trace.INVALID_SPAN):
-        enqueue(session, Email(to="a"), on_twin="replace")
+        enqueue(session, Email(to="a"), on_duplicate="replace")
     assert _stored(session) == {span}
 
 

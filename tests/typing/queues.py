@@ -116,7 +116,7 @@ class Reminder(QueueMixin, Base):
 
 def enqueueing(session: Session) -> None:
     assert_type(enqueue(session, Reminder(to="a")), list[Enqueued[Reminder]])
-    assert_type(enqueue(session, [Reminder(to="a")], on_twin="replace"), list[Enqueued[Reminder]])
+    assert_type(enqueue(session, [Reminder(to="a")], on_duplicate="replace"), list[Enqueued[Reminder]])
     assert_type(enqueue(session, (Reminder(to=name) for name in "ab")), list[Enqueued[Reminder]])
     for job, created in enqueue(session, {Reminder(to="a")}):
         assert_type(job, Reminder)

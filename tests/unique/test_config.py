@@ -29,8 +29,8 @@ ENDED = ("pending", "processing", "completed")
         (lambda: Unique("a", states=("pending", "done")), "there is no state 'done'; use some of pending, processing"),
         (lambda: Unique("a", states=("processing",)), '"pending" must be among them'),
         (lambda: Unique("a", states=("pending", "failed")), 'add "processing"'),
-        (lambda: Unique("a", per=0), r"Unique\(per=0\): use from one second to 100 years"),
-        (lambda: Unique("a", per="1h"), r"Unique\(per='1h'\) must be seconds or a timedelta"),  # type: ignore[arg-type] # wrong on purpose
+        (lambda: Unique("a", within=0), r"Unique\(within=0\): use from one second to 100 years"),
+        (lambda: Unique("a", within="1h"), r"Unique\(within='1h'\) must be seconds or a timedelta"),  # type: ignore[arg-type] # wrong on purpose
         (lambda: Unique("a", nulls_distinct=1), "use True or False"),  # type: ignore[arg-type] # wrong on purpose
         (lambda: Unique("a", on_return="fail"), 'use "cancel" or "wait"'),  # type: ignore[arg-type] # wrong on purpose
         (lambda: QueueConfig(unique="key"), r"QueueConfig\(unique='key'\): use sqlaqueue.Unique"),  # type: ignore[arg-type] # wrong on purpose
@@ -66,13 +66,13 @@ def test_wrong_arguments(make: Callable[[], Any], message: str) -> None:
             "update_status",
             Unique("key", states=ENDED),
             {"retention": {"completed": DAY}},
-            "without per= jobs count for ever",
+            "jobs count indefinitely without within=",
         ),
         (
             "update_status",
-            Unique("key", states=ENDED, per=2 * DAY),
+            Unique("key", states=ENDED, within=2 * DAY),
             {"retention": {"completed": DAY}},
-            "per= is 2 days",
+            "within= is 2 days",
         ),
         ("update_status", Unique("key", states=(*ENDED, "cancelled")), {}, "a cancelled job counts as well"),
         ("update_status", Unique("key"), {"states": States(cancelled=None)}, "there is no status value for that"),
@@ -84,7 +84,7 @@ def test_wrong_arguments(make: Callable[[], Any], message: str) -> None:
         ),
         (
             "update_status",
-            Unique("key", per=DAY),
+            Unique("key", within=DAY),
             {"columns": {"created_at": None}},
             "needs the queue attribute 'created_at'",
         ),
@@ -150,7 +150,7 @@ def test_a_relationship() -> None:
         ("rows_are_messages", Unique("key"), "(key)"),
         (
             "update_status",
-            Unique("key", per=timedelta(days=1, seconds=0.5)),
+            Unique("key", within=timedelta(days=1, seconds=0.5)),
             "(key, date_bin('24:00:00.5'::interval, created_at, to_timestamp(345600::double precision))) WHERE",
         ),
     ],

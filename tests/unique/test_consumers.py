@@ -1,4 +1,4 @@
-"""What happens to runs and failed jobs that come back beside a twin: in Consumers, by verbs and by functions."""
+"""What happens to runs and failed jobs that come back beside a duplicate: in Consumers, by verbs and by functions."""
 
 import threading
 import time
@@ -49,14 +49,14 @@ def other(engine: sa.Engine) -> Iterator[sa.Connection]:
         connection.rollback()
 
 
-def insert_twin(connection: sa.Connection, job: Any, number: int, key: str, delay: float = 0) -> None:
+def insert_duplicate(connection: sa.Connection, job: Any, number: int, key: str, delay: float = 0) -> None:
     """Insert a job, due after some seconds."""
     run_at = datetime.now(UTC) + timedelta(seconds=delay)
     connection.execute(sa.insert(job.__table__).values(id=number, key=key, run_at=run_at))
 
 
 @pytest.mark.parametrize("signal", [Retry(0), Snooze(0), ValueError("again")])
-def test_a_retry_beside_a_twin_is_cancelled(engine: sa.Engine, job: Any, signal: Exception) -> None:
+def test_a_retry_beside_a_duplicate_is_cancelled(engine: sa.Engine, job: Any, signal: Exception) -> None:
     events: list[JobEvent] = []
     seen: list[int] = []
 
@@ -64,7 +64,7 @@ def test_a_retry_beside_a_twin_is_cancelled(engine: sa.Engine, job: Any, signal:
         seen.append(each.id)
         if each.id < 3:
             with engine.begin() as connection:
-                insert_twin(connection, job, each.id + 10, each.key)
+                insert_duplicate(connection, job, each.id + 10, each.key)
             raise signal
 
     insert(engine, job, [{"id": number, "key": str(number)} for number in (1, 2, 3)])
@@ -73,11 +73,11 @@ def test_a_retry_beside_a_twin_is_cancelled(engine: sa.Engine, job: Any, signal:
     consumer.drain()
     assert read(engine, job) == {1: "cancelled", 2: "cancelled", 3: "completed", 11: "completed", 12: "completed"}
     assert sorted(seen) == [1, 2, 3, 11, 12]
-    assert {each.key: str(each.error) for each in events} == {(1,): "twin: 11", (2,): "twin: 12"}
+    assert {each.key: str(each.error) for each in events} == {(1,): "duplicate of job 11", (2,): "duplicate of job 12"}
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_retry_waits_for_a_twin_that_is_not_committed(
+def test_a_retry_waits_for_a_duplicate_that_is_not_committed(
     engine: sa.Engine, job: Any, other: sa.Connection, commits: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Meanwhile the run keeps its lease, other runs are settled, and nothing is logged as an error."""
@@ -85,7 +85,7 @@ def test_a_retry_waits_for_a_twin_that_is_not_committed(
 
     def handle(session: Session, each: Any) -> None:
         if each.id == 1 and each.attempts == 1:
-            insert_twin(other, job, 11, "1", delay=3600)
+            insert_duplicate(other, job, 11, "1", delay=3600)
             begun.set()
             raise Retry(3600)
         if each.id == 2 and each.attempts == 1:
@@ -107,7 +107,7 @@ def test_a_retry_waits_for_a_twin_that_is_not_committed(
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_rescue_does_not_wait_for_a_twin_that_is_not_committed(
+def test_a_rescue_does_not_wait_for_a_duplicate_that_is_not_committed(
     engine: sa.Engine, job: Any, other: sa.Connection, commits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "RESCUE", 0.2)
@@ -116,7 +116,7 @@ def test_a_rescue_does_not_wait_for_a_twin_that_is_not_committed(
         session.commit()
         session.execute(extend(session.scalars(claim(job, 3)).all(), lease=0))
         session.commit()
-    insert_twin(other, job, 12, "2", delay=3600)
+    insert_duplicate(other, job, 12, "2", delay=3600)
     done: list[int] = []
     consumer = Consumer(job, lambda session, each: done.append(each.id), sessionmaker(engine), poll_interval=0.1)
     with consumer:
@@ -127,7 +127,7 @@ def test_a_rescue_does_not_wait_for_a_twin_that_is_not_committed(
         wait_until(lambda: read(engine, job)[2] == ("cancelled" if commits else "completed"))
 
 
-def test_a_job_that_waits_for_its_twin_runs_after_it(engine: sa.Engine) -> None:
+def test_a_job_that_waits_for_its_duplicate_runs_after_it(engine: sa.Engine) -> None:
     job = create(engine, make_job("update_status", Unique("key", states=("pending",), on_return="wait")))
     order: list[tuple[int, int]] = []
 
@@ -135,7 +135,7 @@ def test_a_job_that_waits_for_its_twin_runs_after_it(engine: sa.Engine) -> None:
         order.append((each.id, each.attempts))
         if len(order) == 1:
             with engine.begin() as connection:
-                insert_twin(connection, job, 11, "1")
+                insert_duplicate(connection, job, 11, "1")
             raise Retry(0)
 
     insert(engine, job, [{"id": 1, "key": "1"}])
@@ -146,7 +146,7 @@ def test_a_job_that_waits_for_its_twin_runs_after_it(engine: sa.Engine) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_handler_that_enqueues_its_successor(engine: sa.Engine, kind: str) -> None:
-    """A running job is its own twin, unless it does not count while it runs, or its row is deleted."""
+    """A running job is its own duplicate, unless it does not count while it runs, or its row is deleted."""
     job = create(engine, make_job(kind))
     created = []
 
@@ -164,21 +164,21 @@ def test_a_handler_that_enqueues_its_successor(engine: sa.Engine, kind: str) -> 
 
 
 def test_a_job_of_a_batch_that_comes_back_beside_a_successor(engine: sa.Engine, session: Session) -> None:
-    """The claim has deleted the rows of a batch, so a handler can enqueue a twin of another job of it."""
+    """The claim has deleted the rows of a batch, so a handler can enqueue a duplicate of another job of it."""
     job = create(engine, make_job("rows_are_messages"))
     session.add_all([job(id=1, key="a"), job(id=2, key="b")])
     session.commit()
     jobs = session.scalars(claim(job, 2)).all()
-    [(twin, created)] = enqueue(session, job(id=9, key="b", note="twin"))
+    [(duplicate, created)] = enqueue(session, job(id=9, key="b", note="duplicate"))
     assert created
-    assert sorted(session.execute(retry(jobs)).all()) == [(1, None), (2, str(twin.id))]
+    assert sorted(session.execute(retry(jobs)).all()) == [(1, None), (2, str(duplicate.id))]
     session.commit()
-    assert sorted(session.scalars(sa.select(job.id))) == [1, twin.id]
+    assert sorted(session.scalars(sa.select(job.id))) == [1, duplicate.id]
     (letter,) = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
-    assert (letter.key, letter.last_error) == ((2,), f"twin: {twin.id}")
+    assert (letter.key, letter.last_error) == ((2,), f"duplicate of job {duplicate.id}")
 
 
-def test_admin_requeue_names_twins_and_waits_for_none(
+def test_admin_requeue_names_duplicates_and_waits_for_none(
     engine: sa.Engine, session: Session, other: sa.Connection
 ) -> None:
     job = create(engine, make_job("update_status"))
@@ -187,22 +187,24 @@ def test_admin_requeue_names_twins_and_waits_for_none(
         session.commit()
         session.execute(fail(session.scalars(claim(job, 1)).all(), error="failed"))
         session.commit()
-    insert_twin(other, job, 12, "b")
+    insert_duplicate(other, job, 12, "b")
     done = admin.requeue(session, job)
-    assert (done, done.twins, done.left) == (2, {1: "4"}, [2])
+    assert (done, done.duplicates, done.left) == (2, {1: "4"}, [2])
     assert read(engine, job) == {1: "cancelled", 2: "failed", 3: "pending", 4: "pending"}
     other.commit()
     done = admin.requeue(session, session.get_one(job, 2))
-    assert (done, done.twins, done.left) == (0, {2: "12"}, [])
+    assert (done, done.duplicates, done.left) == (0, {2: "12"}, [])
     assert read(engine, job)[2] == "cancelled"
 
 
-def test_admin_rescue_waits_for_no_twin(engine: sa.Engine, session: Session, job: Any, other: sa.Connection) -> None:
+def test_admin_rescue_waits_for_no_duplicate(
+    engine: sa.Engine, session: Session, job: Any, other: sa.Connection
+) -> None:
     session.add_all([job(id=number, key=str(number)) for number in (1, 2)])
     session.commit()
     session.execute(extend(session.scalars(claim(job, 3)).all(), lease=0))
     session.commit()
-    insert_twin(other, job, 12, "2", delay=3600)
+    insert_duplicate(other, job, 12, "2", delay=3600)
     assert admin.rescue(session, job) == 1
     assert read(engine, job) == {1: "pending", 2: "processing"}
     other.commit()
@@ -211,17 +213,17 @@ def test_admin_rescue_waits_for_no_twin(engine: sa.Engine, session: Session, job
 
 
 @pytest.mark.parametrize("change", [admin.requeue, admin.rescue])
-def test_a_twin_that_is_committed_while_it_is_waited_for(
+def test_a_duplicate_that_is_committed_while_it_is_waited_for(
     engine: sa.Engine, job: Any, other: sa.Connection, change: Callable[[Session, Any], int]
 ) -> None:
-    """The UPDATE violates the index then; repeated, it sees the twin."""
+    """The UPDATE violates the index then; repeated, it sees the duplicate."""
     with Session(engine) as session, engine.connect() as observer, ThreadPoolExecutor(1) as thread:
         session.add(job(id=1, key="1"))
         session.commit()
         claimed = session.scalars(claim(job, 1)).all()
         session.execute(fail(claimed) if change is admin.requeue else extend(claimed, lease=0))
         session.commit()
-        insert_twin(other, job, 11, "1")
+        insert_duplicate(other, job, 11, "1")
         pid = session.scalar(sa.select(sa.func.pg_backend_pid()))
         session.connection()
         call = thread.submit(change, session, job)
@@ -231,22 +233,24 @@ def test_a_twin_that_is_committed_while_it_is_waited_for(
     assert read(engine, job) == {1: "cancelled", 11: "pending"}
 
 
-def test_a_dead_letter_whose_twin_is_committed_while_it_is_waited_for(engine: sa.Engine, other: sa.Connection) -> None:
-    """The statement does not know the twin's key, so it leaves the letter as it is, and so the caller's settings."""
+def test_a_dead_letter_whose_duplicate_is_committed_while_it_is_waited_for(
+    engine: sa.Engine, other: sa.Connection
+) -> None:
+    """The statement does not know the duplicate's key: the letter and the caller's settings stay as they are."""
     job = create(engine, make_job("rows_are_messages"))
     with Session(engine) as session, engine.connect() as observer, ThreadPoolExecutor(1) as thread:
         session.add(job(id=1, key="1"))
         session.commit()
         session.execute(fail(session.scalars(claim(job, 1)).all(), error="failed"))
         session.commit()
-        insert_twin(other, job, 11, "1")
+        insert_duplicate(other, job, 11, "1")
         pid = session.scalar(sa.select(sa.func.pg_backend_pid()))
         session.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
         call = thread.submit(admin.requeue_some, session, job, admin.JobFilter(), [(1,)])
         wait_until(lambda: observer.scalar(sa.select(sa.func.cardinality(sa.func.pg_blocking_pids(pid)))))
         other.commit()
         done = call.result(20)
-        assert (done, done.twins, done.left) == (0, {}, [1])
+        assert (done, done.duplicates, done.left) == (0, {}, [1])
         assert session.scalar(sa.text("SHOW lock_timeout")) == "7s"
         assert [info.last_error for info in admin.jobs(session, job, admin.JobFilter(states=("failed",)))] == ["failed"]
 
@@ -268,14 +272,14 @@ def test_rescues_one_by_one_end_after_their_time(
         session.commit()
         session.execute(extend(session.scalars(claim(job, 1)).all(), lease=0))
         session.commit()
-    insert_twin(other, job, 11, "1")
+    insert_duplicate(other, job, 11, "1")
     with Consumer(job, lambda session, each: None, sessionmaker(engine), poll_interval=0.1):
         wait_until(lambda: len(waits) > 1)
     # Those of one job each wait for less.
     assert set(waits) == {LOCK_TIMEOUT}
 
 
-# -- runs that end beside a twin, where jobs are unique only while they wait: retry, release and rescue ------------
+# -- runs that end beside a duplicate, where jobs are unique only while they wait: retry, release and rescue -----------
 
 END_RUN: dict[str, Callable[[Session, Any, Any], Any]] = {
     "retry": lambda session, _, jobs: session.execute(retry(jobs, error="again")).all(),
@@ -297,7 +301,7 @@ def returning(engine: sa.Engine, on_return: Any) -> Any:
 
 
 @pytest.mark.parametrize("end", END_RUN)
-def test_a_run_ends_beside_a_twin(session: Session, returning: Any, on_return: str, end: str) -> None:
+def test_a_run_ends_beside_a_duplicate(session: Session, returning: Any, on_return: str, end: str) -> None:
     session.add_all([returning(id=1, key="a"), returning(id=2, key="b")])
     session.commit()
     claimed = session.scalars(claim(returning, 2)).all()
@@ -309,23 +313,23 @@ def test_a_run_ends_beside_a_twin(session: Session, returning: Any, on_return: s
     first, second = claimed
     assert (second.status, second.lease_expires_at) == ("pending", None)
     if on_return == "cancel":
-        error = "twin: 3\nagain" if end == "retry" else "twin: 3"
+        error = "duplicate of job 3\nagain" if end == "retry" else "duplicate of job 3"
         assert (first.status, first.last_error, first.lease_token) == ("cancelled", error, None)
         return
     assert first.status == "processing"
     assert session.execute(rescue(returning)).all() == []
     session.commit()
-    (twin,) = session.scalars(claim(sa.select(returning).where(returning.id == 3), 1)).all()
+    (duplicate,) = session.scalars(claim(sa.select(returning).where(returning.id == 3), 1)).all()
     session.commit()
     before = (first.attempts, first.last_error)
     assert session.execute(rescue(returning)).all() == [(1, None)]
     session.commit()
     assert (first.status, first.attempts, first.last_error) == ("pending", *before)
-    assert session.scalars(complete(twin)).all() == [3]
+    assert session.scalars(complete(duplicate)).all() == [3]
     session.commit()
 
 
-def test_two_runs_of_twins_that_end_together(engine: sa.Engine, returning: Any, on_return: str) -> None:
+def test_two_runs_of_duplicates_that_end_together(engine: sa.Engine, returning: Any, on_return: str) -> None:
     with Session(engine) as session:
         runs = []
         for number in (1, 2, 3):
@@ -339,7 +343,7 @@ def test_two_runs_of_twins_that_end_together(engine: sa.Engine, returning: Any, 
     assert read(engine, returning) == {1: left, 2: left, 3: "pending"}
 
 
-def test_cancel_of_a_job_that_waits_for_its_twin(engine: sa.Engine) -> None:
+def test_cancel_of_a_job_that_waits_for_its_duplicate(engine: sa.Engine) -> None:
     returning = create(engine, make_job("update_status", Unique("key", states=("pending",), on_return="wait")))
     with Session(engine) as session:
         session.add(returning(id=1, key="a"))
@@ -355,8 +359,8 @@ def test_cancel_of_a_job_that_waits_for_its_twin(engine: sa.Engine) -> None:
     assert read(engine, returning) == {1: "cancelled", 2: "pending"}
 
 
-def test_a_poisonous_run_fails_beside_a_twin(engine: sa.Engine) -> None:
-    """A run that is rescued for the last time fails, and takes no place from its twin."""
+def test_a_poisonous_run_fails_beside_a_duplicate(engine: sa.Engine) -> None:
+    """A run that is rescued for the last time fails, and takes no place from its duplicate."""
     returning = create(engine, make_job("update_status", Unique("key", states=("pending",)), max_attempts=1))
     with Session(engine) as session:
         for number in (1, 2):
@@ -371,7 +375,7 @@ def test_a_poisonous_run_fails_beside_a_twin(engine: sa.Engine) -> None:
     assert read(engine, returning) == {1: "pending", 2: "failed"}
 
 
-def test_a_run_without_attempts_fails_although_it_has_a_twin(engine: sa.Engine, returning: Any) -> None:
+def test_a_run_without_attempts_fails_although_it_has_a_duplicate(engine: sa.Engine, returning: Any) -> None:
     with Session(engine) as session:
         session.add(returning(id=1, key="a", max_attempts=1))
         session.commit()
@@ -383,7 +387,7 @@ def test_a_run_without_attempts_fails_although_it_has_a_twin(engine: sa.Engine, 
     assert read(engine, returning) == {1: "failed", 2: "pending"}
 
 
-# -- ``requeue()`` of jobs that have a twin by now -----------------------------------------------------------------
+# -- ``requeue()`` of jobs that have a duplicate by now ----------------------------------------------------------------
 
 
 def fail_jobs(session: Session, job: Any, *jobs: Any) -> None:
@@ -400,7 +404,7 @@ def fail_jobs(session: Session, job: Any, *jobs: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_without_a_twin_comes_back(engine: sa.Engine, session: Session, kind: str) -> None:
+def test_a_job_without_a_duplicate_comes_back(engine: sa.Engine, session: Session, kind: str) -> None:
     job = create(engine, make_job(kind))
     fail_jobs(session, job, job(id=1, key="a"))
     assert session.execute(requeue(job)).all() == [(1, None)]
@@ -410,7 +414,7 @@ def test_a_job_without_a_twin_comes_back(engine: sa.Engine, session: Session, ki
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("nulls_distinct", [True, False])
-def test_the_newest_of_failed_twins_comes_back(
+def test_the_newest_of_failed_duplicates_comes_back(
     engine: sa.Engine, session: Session, kind: str, nulls_distinct: Any
 ) -> None:
     job = create(engine, make_job(kind, Unique("key", nulls_distinct=nulls_distinct)))
@@ -422,12 +426,12 @@ def test_the_newest_of_failed_twins_comes_back(
     assert {each.id for each in session.scalars(claim(job, 9))} == {2, 3, 5} | ({4} if nulls_distinct else set())
     session.rollback()
     ended = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
-    assert {(info.key, info.last_error) for info in ended} >= {((1,), "twin: 2\nfailed")}
+    assert {(info.key, info.last_error) for info in ended} >= {((1,), "duplicate of job 2\nfailed")}
     assert session.execute(requeue(sa.select(job).where(job.id == 1))).all() == [(1, "2")]
 
 
 @pytest.mark.parametrize("kind", KEEPING_ROWS)
-def test_a_twin_that_waits_cancels_the_requeued_job(engine: sa.Engine, kind: str) -> None:
+def test_a_duplicate_that_waits_cancels_the_requeued_job(engine: sa.Engine, kind: str) -> None:
     job = create(engine, make_job(kind))
     with Session(engine) as session:
         fail_jobs(session, job, job(id=1, key="a"))
@@ -436,7 +440,7 @@ def test_a_twin_that_waits_cancels_the_requeued_job(engine: sa.Engine, kind: str
         older = session.get_one(job, 1)
         assert session.execute(requeue(older)).all() == [(1, "2")]
         session.commit()
-        assert (older.status, older.last_error, older.attempts) == ("cancelled", "twin: 2\nfailed", 1)
+        assert (older.status, older.last_error, older.attempts) == ("cancelled", "duplicate of job 2\nfailed", 1)
         assert older.finished_at is not None
     assert read(engine, job) == {1: "cancelled", 2: "pending", 3: "pending"}
 
@@ -456,7 +460,7 @@ def test_on_return_wait_leaves_the_requeued_job_as_it_is(engine: sa.Engine, kind
     assert read(engine, job) == {1: "failed", 2: "pending", 3: "pending"}
 
 
-def test_an_error_names_one_twin_however_often_the_job_is_requeued(engine: sa.Engine, session: Session) -> None:
+def test_an_error_names_one_duplicate_however_often_the_job_is_requeued(engine: sa.Engine, session: Session) -> None:
     job = create(engine, make_job("update_status"))
     fail_jobs(session, job, job(id=1, key="a"))
     session.add(job(id=2, key="a"))
@@ -464,7 +468,7 @@ def test_an_error_names_one_twin_however_often_the_job_is_requeued(engine: sa.En
     for _ in range(2):
         session.execute(requeue(sa.select(job).where(job.id == 1)))
         session.commit()
-    assert session.get_one(job, 1).last_error == "twin: 2\nfailed"
+    assert session.get_one(job, 1).last_error == "duplicate of job 2\nfailed"
 
 
 @pytest.mark.parametrize("kind", KEEPING_ROWS)

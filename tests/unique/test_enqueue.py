@@ -1,4 +1,4 @@
-"""``enqueue()``, ``async_enqueue()`` and ``copy_in(on_twin=...)``: a job is created, or is there already."""
+"""``enqueue()``, ``async_enqueue()`` and ``copy_in(on_duplicate=...)``: a job is created, or is there already."""
 
 import asyncio
 import threading
@@ -91,7 +91,7 @@ def test_attributes_are_loaded_as_after_a_flush(engine: sa.Engine, session: Sess
     assert not statements
 
 
-def test_null_keys_have_no_twins(engine: sa.Engine, job: Any) -> None:
+def test_null_keys_have_no_duplicates(engine: sa.Engine, job: Any) -> None:
     with Session(engine) as session, session.begin():
         enqueue(session, job())
         result = enqueue(session, [job(), job(key="a"), job()])
@@ -100,7 +100,7 @@ def test_null_keys_have_no_twins(engine: sa.Engine, job: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_null_keys_are_twins_if_configured(engine: sa.Engine, session: Session, kind: str) -> None:
+def test_null_keys_are_duplicates_if_configured(engine: sa.Engine, session: Session, kind: str) -> None:
     job = create(engine, make_job(kind, Unique("key", nulls_distinct=False)))
     first, second, third = enqueue(session, [job(), job(key="a"), job()])
     assert [first.created, second.created, third.created] == [True, True, False]
@@ -137,7 +137,7 @@ def test_a_savepoint_undoes_an_enqueued_job(engine: sa.Engine, job: Any) -> None
     assert count(engine, job) == 2
 
 
-def test_jobs_that_the_session_has_not_flushed_are_twins(engine: sa.Engine, job: Any) -> None:
+def test_jobs_that_the_session_has_not_flushed_are_duplicates(engine: sa.Engine, job: Any) -> None:
     with Session(engine, autoflush=False) as session:
         first = job(key="a")
         session.add(first)
@@ -155,20 +155,20 @@ def test_a_job_that_was_added_to_the_session(session: Session, job: Any) -> None
     assert existing.key == "a"
 
 
-def test_on_twin_raise_inserts_nothing(engine: sa.Engine, job: Any) -> None:
+def test_on_duplicate_raise_inserts_nothing(engine: sa.Engine, job: Any) -> None:
     with Session(engine) as session:
-        [(existing, _)] = enqueue(session, job(key="b"), on_twin="raise")
+        [(existing, _)] = enqueue(session, job(key="b"), on_duplicate="raise")
         jobs = [job(key="a"), job(key="b")]
         with pytest.raises(JobExists, match=r"a Job with key='b' exists; it has the key 1") as raised:
-            enqueue(session, jobs, on_twin="raise")
-        assert (raised.value.job, raised.value.twin) == (jobs[1], existing)
+            enqueue(session, jobs, on_duplicate="raise")
+        assert (raised.value.job, raised.value.existing) == (jobs[1], existing)
         with pytest.raises(JobExists, match="given in the same call"):
-            enqueue(session, [job(key="c"), job(key="c")], on_twin="raise")
+            enqueue(session, [job(key="c"), job(key="c")], on_duplicate="raise")
         session.commit()
     assert count(engine, job) == 1
 
 
-def test_a_finished_job_is_no_twin(engine: sa.Engine, session: Session) -> None:
+def test_a_finished_job_is_no_duplicate(engine: sa.Engine, session: Session) -> None:
     job = create(engine, make_job("update_status"))
     [(first, _)] = enqueue(session, job(key="a"))
     first.status = "completed"
@@ -176,7 +176,7 @@ def test_a_finished_job_is_no_twin(engine: sa.Engine, session: Session) -> None:
     assert enqueue(session, job(key="a"))[0].created
 
 
-def test_a_running_job_is_a_twin_unless_configured(engine: sa.Engine, session: Session) -> None:
+def test_a_running_job_is_a_duplicate_unless_configured(engine: sa.Engine, session: Session) -> None:
     job = create(engine, make_job("update_status", Unique("key", states=("pending",))))
     [(first, _)] = enqueue(session, job(key="a"))
     session.commit()
@@ -190,7 +190,7 @@ def test_a_running_job_is_a_twin_unless_configured(engine: sa.Engine, session: S
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_period(engine: sa.Engine, session: Session, kind: str) -> None:
-    job = create(engine, make_job(kind, Unique("key", per=timedelta(hours=1))))
+    job = create(engine, make_job(kind, Unique("key", within=timedelta(hours=1))))
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
     first = job(key="a", created_at=noon)
     second = job(key="a", created_at=noon + timedelta(minutes=59))
@@ -205,7 +205,7 @@ def test_a_period(engine: sa.Engine, session: Session, kind: str) -> None:
     assert session.scalars(sa.select(job).where(job.key == "b")).one().created_at is not None
 
 
-def test_on_twin_replace(engine: sa.Engine, session: Session) -> None:
+def test_on_duplicate_replace(engine: sa.Engine, session: Session) -> None:
     job = create(engine, make_job("update_status"))
     later = datetime.now(UTC) + timedelta(hours=1)
     [(first, _)] = enqueue(session, job(key="a", note="first", priority=5))
@@ -213,20 +213,20 @@ def test_on_twin_replace(engine: sa.Engine, session: Session) -> None:
     created_at, run_at = first.created_at, first.run_at
     session.execute(sa.update(job).values(attempts=2, last_error="old"))
     session.commit()
-    [(same, created)] = enqueue(session, job(key="a", note="second", run_at=later), on_twin="replace")
+    [(same, created)] = enqueue(session, job(key="a", note="second", run_at=later), on_duplicate="replace")
     assert (same, created) == (first, False)
     assert (first.note, first.run_at, first.priority, first.attempts) == ("second", later, 0, 0)
     assert (first.last_error, first.created_at) == (None, created_at)
     session.commit()
-    enqueue(session, job(key="a", note="third"), on_twin="replace_keep_time")
+    enqueue(session, job(key="a", note="third"), on_duplicate="replace_keep_time")
     assert (first.note, first.run_at) == ("third", later)
     session.commit()
-    enqueue(session, job(key="a"), on_twin="replace")
+    enqueue(session, job(key="a"), on_duplicate="replace")
     assert first.note is None
     assert run_at < first.run_at < later
     session.commit()
     result = enqueue(
-        session, [job(key="b", note="1"), job(key="b", note="2"), job(key="b", note="3")], on_twin="replace"
+        session, [job(key="b", note="1"), job(key="b", note="2"), job(key="b", note="3")], on_duplicate="replace"
     )
     assert [each.created for each in result] == [True, False, False]
     assert {id(each.job) for each in result} == {id(result[0].job)}
@@ -235,14 +235,14 @@ def test_on_twin_replace(engine: sa.Engine, session: Session) -> None:
     assert result[0].job.note == "3"
 
 
-def test_a_running_twin_is_never_replaced(engine: sa.Engine, session: Session) -> None:
+def test_a_running_duplicate_is_never_replaced(engine: sa.Engine, session: Session) -> None:
     job = create(engine, make_job("update_status"))
     enqueue(session, job(key="a", note="first"))
     session.commit()
     session.execute(claim(job, 1))
     session.commit()
-    [(twin, created)] = enqueue(session, job(key="a", note="second"), on_twin="replace")
-    assert (twin.note, twin.status, created) == ("first", "processing", False)
+    [(duplicate, created)] = enqueue(session, job(key="a", note="second"), on_duplicate="replace")
+    assert (duplicate.note, duplicate.status, created) == ("first", "processing", False)
 
 
 def test_ten_thousand_jobs(engine: sa.Engine) -> None:
@@ -258,7 +258,7 @@ def test_ten_thousand_jobs(engine: sa.Engine) -> None:
     assert count(engine, job) == 10_000
 
 
-def test_a_visible_twin_is_not_waited_for(engine: sa.Engine, job: Any) -> None:
+def test_a_visible_duplicate_is_not_waited_for(engine: sa.Engine, job: Any) -> None:
     with Session(engine) as session, Session(engine) as other:
         enqueue(session, job(key="a", note="first"))
         session.commit()
@@ -268,7 +268,7 @@ def test_a_visible_twin_is_not_waited_for(engine: sa.Engine, job: Any) -> None:
         other.rollback()
 
 
-def test_an_uncommitted_twin_is_waited_for_up_to_the_lock_timeout(engine: sa.Engine, job: Any) -> None:
+def test_an_uncommitted_duplicate_is_waited_for_up_to_the_lock_timeout(engine: sa.Engine, job: Any) -> None:
     with Session(engine) as session, Session(engine) as other:
         enqueue(other, job(key="a"))
         mine = job(key="a")
@@ -331,7 +331,7 @@ def test_calls_at_the_same_time_create_each_job_once(engine: sa.Engine, plain: A
     assert [sum(created) for created in zip(*answers, strict=True)] == [1] * len(keys)
 
 
-def test_a_twin_that_ends_between_two_statements(engine: sa.Engine, plain: Any) -> None:
+def test_a_duplicate_that_ends_between_two_statements(engine: sa.Engine, plain: Any) -> None:
     """It was seen, and is gone when it is to be loaded; or it was not seen, and is gone after the INSERT."""
     with Session(engine) as session, session.begin():
         enqueue(session, plain(key="a"))
@@ -370,7 +370,7 @@ def test_a_listener_that_changes_a_unique_value(session: Session, plain: Any) ->
     assert enqueue(session, [plain(key="A"), plain(key="B")]) == [(first, False), (second, False)]
 
 
-def test_a_twin_that_row_level_security_hides(engine: sa.Engine, plain: Any) -> None:
+def test_a_duplicate_that_row_level_security_hides(engine: sa.Engine, plain: Any) -> None:
     with Session(engine) as session, session.begin():
         enqueue(session, plain(key="a"))
     with engine.connect() as connection:
@@ -384,7 +384,9 @@ def test_a_twin_that_row_level_security_hides(engine: sa.Engine, plain: Any) -> 
     try:
         with Session(engine) as session:
             session.execute(sa.text("SET LOCAL ROLE clerk"))
-            with pytest.raises(StatementError, match="a Job has a twin that cannot be seen; does row-level security"):
+            with pytest.raises(
+                StatementError, match="a Job has a duplicate that cannot be seen; does row-level security"
+            ):
                 enqueue(session, plain(key="a", note="clerk"))
     finally:
         with engine.connect() as connection:
@@ -392,7 +394,7 @@ def test_a_twin_that_row_level_security_hides(engine: sa.Engine, plain: Any) -> 
             connection.commit()
 
 
-def test_wait_returns_a_job_that_was_cancelled_because_of_a_twin(engine: sa.Engine) -> None:
+def test_wait_returns_a_job_that_was_cancelled_because_of_a_duplicate(engine: sa.Engine) -> None:
     plain = create(engine, make_job("update_status", Unique("key", states=("pending",))))
     with Session(engine, expire_on_commit=False) as session, session.begin():
         [(first, _)] = enqueue(session, plain(key="a"))
@@ -406,23 +408,23 @@ def test_wait_returns_a_job_that_was_cancelled_because_of_a_twin(engine: sa.Engi
     with Consumer(plain, handle, sessionmaker(engine)):
         result = wait(sessionmaker(engine), first, timeout=20)
     assert result.state == "cancelled"
-    assert str(result.error).startswith("twin: ")
+    assert str(result.error).startswith("duplicate of job ")
 
 
-def test_a_twin_is_replaced_or_running(engine: sa.Engine, plain: Any) -> None:
+def test_a_duplicate_is_replaced_or_running(engine: sa.Engine, plain: Any) -> None:
     """A replacement waits for an open claim, and then leaves the running job alone."""
     with Session(engine) as session, Session(engine) as worker:
         enqueue(session, plain(key="a", note="first"))
         session.commit()
         worker.execute(claim(plain, 1))
         with ThreadPoolExecutor(1) as thread:
-            call = thread.submit(lambda: enqueue(session, plain(key="a", note="second"), on_twin="replace"))
+            call = thread.submit(lambda: enqueue(session, plain(key="a", note="second"), on_duplicate="replace"))
             worker.commit()
-            [(twin, created)] = call.result(20)
-        assert (twin.status, twin.note, created) == ("processing", "first", False)
+            [(duplicate, created)] = call.result(20)
+        assert (duplicate.status, duplicate.note, created) == ("processing", "first", False)
 
 
-def test_a_running_twin_that_is_pending_again_is_replaced(engine: sa.Engine, plain: Any) -> None:
+def test_a_running_duplicate_that_is_pending_again_is_replaced(engine: sa.Engine, plain: Any) -> None:
     """It runs when it is to be locked, and has been retried when it is loaded."""
     with Session(engine) as session:
         enqueue(session, plain(key="a", note="first"))
@@ -438,12 +440,12 @@ def test_a_running_twin_that_is_pending_again_is_replaced(engine: sa.Engine, pla
 
     with Session(engine) as session, session.begin():
         sa.event.listen(engine, "before_cursor_execute", retry_once)
-        [(twin, created)] = enqueue(session, plain(key="a", note="second"), on_twin="replace")
-        assert (twin.status, twin.note, created, len(retried)) == ("pending", "second", False, 1)
+        [(duplicate, created)] = enqueue(session, plain(key="a", note="second"), on_duplicate="replace")
+        assert (duplicate.status, duplicate.note, created, len(retried)) == ("pending", "second", False, 1)
 
 
 @pytest.mark.parametrize("change", [{"key": None}, {"status": "cancelled"}])
-def test_a_listener_after_which_a_job_has_no_twin(engine: sa.Engine, plain: Any, change: dict[str, Any]) -> None:
+def test_a_listener_after_which_a_job_has_no_duplicate(engine: sa.Engine, plain: Any, change: dict[str, Any]) -> None:
     def clear(_: Any, __: Any, target: Any) -> None:
         if target.key != "a":
             for name, value in change.items():
@@ -495,7 +497,7 @@ def test_autocommit(engine: sa.Engine, plain: Any) -> None:
     with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
         assert [each.created for each in enqueue(session, [plain(key="a"), plain(key="a")])] == [True, False]
         with pytest.raises(StatementError, match="it needs a transaction, and the engine has AUTOCOMMIT"):
-            enqueue(session, plain(key="a"), on_twin="raise")
+            enqueue(session, plain(key="a"), on_duplicate="raise")
 
 
 # -- ``async_enqueue()``, with asyncpg and psycopg -----------------------------------------------------------------
@@ -515,9 +517,9 @@ def test_async_enqueue(shared: Database, engine: sa.Engine, driver: Any) -> None
             # No attribute is left to be loaded, which would need an await.
             assert [each.attempts for each in jobs[:2]] == [0, 0]
             await session.commit()
-            [again] = await async_enqueue(session, job(key="b", note="new"), on_twin="replace")
+            [again] = await async_enqueue(session, job(key="b", note="new"), on_duplicate="replace")
             assert (again.job, again.job.note, again.created) == (second.job, "new", False)
-            same = await async_enqueue(session, [job(key="c"), job(key="c", note="last")], on_twin="replace")
+            same = await async_enqueue(session, [job(key="c"), job(key="c", note="last")], on_duplicate="replace")
             assert same[0].job.note == "last"
             await session.commit()
         scoped = async_scoped_session(async_sessionmaker(of_driver), asyncio.current_task)
@@ -545,14 +547,14 @@ def test_wrong_jobs(engine: sa.Engine) -> None:
         one = job(key="a")
         with pytest.raises(StatementError, match="the same Job is given twice"):
             enqueue(session, [one, one])
-        with pytest.raises(StatementError, match="on_twin='update'.*use one of 'skip', 'raise', 'replace'"):
-            enqueue(session, one, on_twin="update")  # type: ignore[arg-type] # wrong on purpose
-        with pytest.raises(StatementError, match="Job is not unique, so its jobs have no twins"):
-            enqueue(session, plain(key="a"), on_twin="replace")
+        with pytest.raises(StatementError, match="on_duplicate='update'.*use one of 'skip', 'raise', 'replace'"):
+            enqueue(session, one, on_duplicate="update")  # type: ignore[arg-type] # wrong on purpose
+        with pytest.raises(StatementError, match="Job is not unique, so no job is a duplicate"):
+            enqueue(session, plain(key="a"), on_duplicate="replace")
         with pytest.raises(
             StatementError, match='under the strategy "batch_select" a running job still reads as pending'
         ):
-            enqueue(session, held(key="a"), on_twin="replace")
+            enqueue(session, held(key="a"), on_duplicate="replace")
         other.add(one)
         with pytest.raises(StatementError, match="was added to another session"):
             enqueue(session, one)
@@ -574,17 +576,17 @@ def test_a_database_without_the_index(engine: sa.Engine) -> None:
         enqueue(session, job(key="a"))
 
 
-# -- ``copy_in(on_twin="skip")``: COPY of rows of which some have a twin -------------------------------------------
+# -- ``copy_in(on_duplicate="skip")``: COPY of rows of which some have a duplicate -------------------------------------
 
 ROWS = [{"key": "a"}, {"key": None}, {"key": "b"}, {"key": "a"}, {"key": None}]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_twins_are_left_out(engine: sa.Engine, session: Session, kind: str) -> None:
+def test_duplicates_are_left_out(engine: sa.Engine, session: Session, kind: str) -> None:
     job = create(engine, make_job(kind))
     session.add(job(key="b"))
-    assert copy_in(session, job, ROWS, on_twin="skip") == 3
-    assert copy_in(session, job, [{"key": "a"}, {"key": "z"}], on_twin="skip") == 1
+    assert copy_in(session, job, ROWS, on_duplicate="skip") == 3
+    assert copy_in(session, job, [{"key": "a"}, {"key": "z"}], on_duplicate="skip") == 1
     session.commit()
     assert sorted(str(key) for key in session.scalars(sa.select(job.key))) == ["None", "None", "a", "b", "z"]
     if kind != "existing_messages":
@@ -599,14 +601,14 @@ def test_other_drivers(shared: Database, engine: sa.Engine, driver: Any) -> None
     job = create(engine, make_job("update_status"))
     if driver == "psycopg2":
         with Session(sa.create_engine(shared.url(driver))) as session:
-            assert copy_in(session, job, ROWS, on_twin="skip") == 4
+            assert copy_in(session, job, ROWS, on_duplicate="skip") == 4
             session.rollback()
         return
 
     async def copy() -> int:
         of_driver = create_async_engine(shared.url(driver))
         async with AsyncSession(of_driver) as session:
-            number = await async_copy_in(session, job, ROWS, on_twin="skip")
+            number = await async_copy_in(session, job, ROWS, on_duplicate="skip")
             await session.rollback()
         await of_driver.dispose()
         return number
@@ -620,7 +622,7 @@ def test_a_translated_schema(engine: sa.Engine) -> None:
     translated = engine.execution_options(schema_translate_map={None: "tenant"})
     job.metadata.create_all(translated)
     with Session(translated) as session, session.begin():
-        assert copy_in(session, job, ROWS, on_twin="skip") == 4
+        assert copy_in(session, job, ROWS, on_duplicate="skip") == 4
     with engine.begin() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM tenant.job").scalar() == 4
         connection.exec_driver_sql("DROP SCHEMA tenant CASCADE")
@@ -629,6 +631,8 @@ def test_a_translated_schema(engine: sa.Engine) -> None:
 def test_wrong_values(session: Session) -> None:
     plain, job = make_job("update_status", unique=None), make_job("update_status")
     with pytest.raises(StatementError, match="use 'raise' or 'skip'"):
-        copy_in(session, job, ROWS, on_twin="replace")  # type: ignore[arg-type] # wrong on purpose
-    with pytest.raises(StatementError, match=r"copy_in\(Job\): on_twin='skip': Job is not unique; set QueueConfig"):
-        copy_in(session, plain, ROWS, on_twin="skip")
+        copy_in(session, job, ROWS, on_duplicate="replace")  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(
+        StatementError, match=r"copy_in\(Job\): on_duplicate='skip': Job is not unique; set QueueConfig"
+    ):
+        copy_in(session, plain, ROWS, on_duplicate="skip")

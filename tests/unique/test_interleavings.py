@@ -41,7 +41,7 @@ class Operation:
 
 def _enqueue(session: Session, job: Any, _: Any, new: int) -> str:
     [(_, created)] = enqueue(session, job(id=new, key=KEY))
-    return "created" if created else "twin"
+    return "created" if created else "duplicate"
 
 
 def _insert(session: Session, job: Any, _: Any, new: int) -> str:
@@ -53,7 +53,7 @@ def _insert(session: Session, job: Any, _: Any, new: int) -> str:
 def _keys(session: Session, verb: Any, done: str) -> str:
     rows = session.execute(verb).all()
     if rows and len(rows[0]) > 1 and rows[0][1] is not None:
-        return "twin"
+        return "duplicate"
     return done if rows else "nothing"
 
 
@@ -252,7 +252,7 @@ class Driver:
         raise TimeoutError
 
     def _check(self) -> None:
-        """Check that no two jobs that count are twins, and that no job is lost."""
+        """Check that no two jobs that count are duplicates, and that no job is lost."""
         table = self.job.__table__
         if self.kind == "rows_are_messages":
             counting = sa.select(sa.func.count()).select_from(table)
@@ -260,7 +260,7 @@ class Driver:
             counting = sa.select(sa.func.count()).where(table.c.status.in_(self.unique.states))
         number = self.observer.scalar(counting)
         assert number is not None
-        assert number <= 1, "two twins count"
+        assert number <= 1, "two duplicates count"
 
 
 CONFIGURATIONS = {
@@ -279,12 +279,20 @@ Two transactions work on jobs with the same unique values. The column names the 
 which stays open; the row names that of the second, which begins meanwhile. The tests execute each pair statement by
 statement, and compare the outcome with these tables.
 
-A cell is the outcome of the second transaction: *twin* means that it found the twin, and `enqueue()` returned it or the
-returning job was cancelled; *nothing* that it changed no job; *created*, *back* (pending again) and the like that it
-did its work. "waits: A; later: B" means that it waits for the end of the first transaction, and its outcome is A when
-that commits; executed after the commit, its outcome is B. Where the first transaction is rolled back instead, the
-second one does its work, as if there had been no other; operations that pass over locked rows have found nothing. An
-empty cell is a pair that cannot occur, as both operations need a job that counts.
+Each cell shows what the second transaction does:
+
+| in a cell | what happens |
+| --- | --- |
+| duplicate | It finds the other job: `enqueue()` returns that, or the job that was to be pending again is cancelled. |
+| nothing | It changes no job. |
+| created, claimed, back (pending again) .. | It does its work. |
+| waits: A | It waits for the end of the first transaction, and does A when that commits. |
+| meanwhile: A | It does A, and does not wait. |
+| later: B | It does B if it is executed after the first transaction has committed. |
+| empty | The pair cannot occur, as both operations need a job that counts. |
+
+If the first transaction is rolled back, the second one does its work, as if there had been no other; operations that
+skip locked rows have found nothing.
 
 Under `SERIALIZABLE` the outcomes are those of `REPEATABLE READ`, or one of the two transactions fails with 40001: which
 one depends on the plans of the statements.
@@ -347,7 +355,7 @@ if __name__ == "__main__":
     write()
 
 
-# -- pairs of transactions on twins have the outcomes that the documentation has tables of -------------------------
+# -- pairs of transactions on duplicates have the outcomes that the documentation has tables of ------------------------
 
 NAMES = list(CONFIGURATIONS)
 USUAL = [(NAMES[1], "READ COMMITTED")]

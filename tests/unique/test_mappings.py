@@ -156,9 +156,9 @@ def test_a_parent_whose_collection_is_loaded(session: Session) -> None:
     job = Email(kind="a")
     customer.jobs.append(job)
     assert enqueue(session, job) == [(job, True)]
-    twin = Email(kind="a")
-    customer.jobs.append(twin)
-    assert enqueue(session, twin) == [(job, False)]
+    duplicate = Email(kind="a")
+    customer.jobs.append(duplicate)
+    assert enqueue(session, duplicate) == [(job, False)]
     session.commit()
     assert customer.jobs == [job]
     assert session.scalar(sa.select(sa.func.count()).select_from(Email)) == 1
@@ -182,7 +182,7 @@ def test_replace_refuses_children(session: Session) -> None:
     session.commit()
     job = Email(customer=customer, kind="a", files=[Attachment(name="1")])
     with pytest.raises(StatementError, match="only its columns move"):
-        enqueue(session, [Email(customer=customer, kind="b"), job], on_twin="replace")
+        enqueue(session, [Email(customer=customer, kind="b"), job], on_duplicate="replace")
     session.commit()
     assert session.scalars(sa.select(Email.kind)).all() == ["a"]
 
@@ -191,8 +191,8 @@ def test_inheritance(session: Session) -> None:
     key, other = uuid.uuid4(), uuid.uuid4()
     leaf, branch, node = Leaf(key=key, size=5), Branch(key=other), Node(key=key, color=Color.BLUE)
     more = [Leaf(key=uuid.uuid4()) for _ in range(3)]
-    twin = Branch(key=key)
-    result = enqueue(session, [leaf, branch, node, *more, twin])
+    duplicate = Branch(key=key)
+    result = enqueue(session, [leaf, branch, node, *more, duplicate])
     assert [each.created for each in result] == [True] * 6 + [False]
     assert result[-1].job is leaf
     assert (leaf.size, more[0].size, branch.length, node.label) == (5, 3, 4, "Color.BLUE")
@@ -210,14 +210,14 @@ def test_replace_in_two_tables(session: Session) -> None:
     key = uuid.uuid4()
     enqueue(session, Leaf(key=key, size=5, label="one"))
     session.commit()
-    [(leaf, _)] = enqueue(session, Leaf(key=key, size=6, label="two"), on_twin="replace")
+    [(leaf, _)] = enqueue(session, Leaf(key=key, size=6, label="two"), on_duplicate="replace")
     assert (leaf.size, leaf.label) == (6, "two")
-    enqueue(session, Leaf(key=key), on_twin="replace")
+    enqueue(session, Leaf(key=key), on_duplicate="replace")
     assert (leaf.size, leaf.label) == (3, "Color.RED")
-    with pytest.raises(StatementError, match="the twin of a Branch is a Leaf"):
-        enqueue(session, Branch(key=key), on_twin="replace")
+    with pytest.raises(StatementError, match="a Branch is a duplicate of a Leaf"):
+        enqueue(session, Branch(key=key), on_duplicate="replace")
     second = uuid.uuid4()
-    result = enqueue(session, [Leaf(key=second, size=1), Leaf(key=second, size=2)], on_twin="replace")
+    result = enqueue(session, [Leaf(key=second, size=1), Leaf(key=second, size=2)], on_duplicate="replace")
     assert result[0].job.size == 2
     session.commit()
     assert session.scalar(sa.select(Leaf.size).where(Leaf.key == second)) == 2
@@ -233,7 +233,7 @@ def test_composite_keys_and_values_that_the_server_compares(session: Session) ->
     session.commit()
     [(again, created)] = enqueue(session, Pair(left=4, name="abc", data={"a": 1, "b": [2]}))
     assert (again, created) == (first, False)
-    [(again, _)] = enqueue(session, Pair(left=4, name="abc  ", data={"b": 2}, priority=3), on_twin="replace")
+    [(again, _)] = enqueue(session, Pair(left=4, name="abc  ", data={"b": 2}, priority=3), on_duplicate="replace")
     assert (again.left, again.priority) == (3, 3)
 
 
@@ -411,9 +411,9 @@ class Great(Grandchild):
 
 def test_collections_without_backrefs(session: Session) -> None:
     job = Job(key="a", tags=[Tag(name="t")], files=[File(name="f", pages=[Page()])], by_name={"n": Named(name="n")})
-    twin = Job(key="a", tags=[Tag(name="u")], files=[File(name="g")], by_name={"m": Named(name="m")})
-    assert enqueue(session, [job, twin]) == [(job, True), (job, False)]
-    assert (len(twin.tags), twin.files[0].name, list(twin.by_name)) == (1, "g", ["m"])
+    duplicate = Job(key="a", tags=[Tag(name="u")], files=[File(name="g")], by_name={"m": Named(name="m")})
+    assert enqueue(session, [job, duplicate]) == [(job, True), (job, False)]
+    assert (len(duplicate.tags), duplicate.files[0].name, list(duplicate.by_name)) == (1, "g", ["m"])
     session.commit()
     assert ([each.name for each in job.tags], [each.name for each in job.files]) == (["t"], ["f"])
     assert (list(job.by_name), len(job.files[0].pages)) == (["n"], 1)
@@ -423,10 +423,10 @@ def test_collections_without_backrefs(session: Session) -> None:
 def test_objects_of_the_session_stay_in_it(session: Session) -> None:
     enqueue(session, Job(key="a"))
     session.commit()
-    tag, twin = Tag(name="of the application"), Job(key="a", files=[File(name="f", pages=[Page()])])
-    twin.tags.append(tag)
-    session.add_all([tag, twin])
-    assert not enqueue(session, twin)[0].created
+    tag, duplicate = Tag(name="of the application"), Job(key="a", files=[File(name="f", pages=[Page()])])
+    duplicate.tags.append(tag)
+    session.add_all([tag, duplicate])
+    assert not enqueue(session, duplicate)[0].created
     session.commit()
     assert session.scalars(sa.select(Tag.name)).all() == ["of the application"]
     assert session.scalars(sa.select(File)).all() == []
@@ -464,7 +464,7 @@ def test_columns(session: Session) -> None:
     job.data["a"] = 1
     session.commit()
     assert (job.version, job.data) == (2, {"a": 1})
-    enqueue(session, Job(key="a", made="again"), on_twin="replace")
+    enqueue(session, Job(key="a", made="again"), on_duplicate="replace")
     assert (job.version, job.from_made, job.data) == (3, "from again", {})
     assert job.updated == "updated"
     session.commit()
@@ -477,7 +477,7 @@ def test_columns(session: Session) -> None:
 
 def test_the_last_parent_counts_in_one_call(session: Session) -> None:
     first, last = Owner(name="first"), Owner(name="last")
-    result = enqueue(session, [Job(key="a", owner=first), Job(key="a", owner=last)], on_twin="replace")
+    result = enqueue(session, [Job(key="a", owner=first), Job(key="a", owner=last)], on_duplicate="replace")
     assert result[0].job.owner is last
     session.commit()
     assert result[1].job.owner is last
@@ -545,7 +545,7 @@ def test_siblings_in_one_call(session: Session) -> None:
 
 
 def test_a_collection_that_numbers_its_members(session: Session) -> None:
-    job, twin = Job(key="a", steps=[Step(), Step(), Step()]), Job(key="a", steps=[Step(), Step()])
-    enqueue(session, [job, twin])
+    job, duplicate = Job(key="a", steps=[Step(), Step(), Step()]), Job(key="a", steps=[Step(), Step()])
+    enqueue(session, [job, duplicate])
     session.commit()
-    assert ([each.place for each in job.steps], [each.place for each in twin.steps]) == ([0, 1, 2], [0, 1])
+    assert ([each.place for each in job.steps], [each.place for each in duplicate.steps]) == ([0, 1, 2], [0, 1])

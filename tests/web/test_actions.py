@@ -156,8 +156,8 @@ async def test_what_was_not_changed_is_told(engine: sa.Engine, client_of: Any, a
     fail_jobs(engine, model, 2)
     add(engine, model(id=3, key="a"))
     response = await act(client_of(model), "requeue", "job", key=["1", "2", "3", "9"])
-    assert "notice=requeued%3A1&notice=twins%3A1&notice=unchanged%3A2" in response.headers["location"]
-    assert audit() == ["user='ada' action=requeue queue='job' count=1 keys=['1', '2', '3', '9'] twins=1"]
+    assert "notice=requeued%3A1&notice=duplicates%3A1&notice=unchanged%3A2" in response.headers["location"]
+    assert audit() == ["user='ada' action=requeue queue='job' count=1 keys=['1', '2', '3', '9'] duplicates=1"]
     with claimed(engine, model):
         response = await act(client_of(model), "cancel", "job", key=["2", "3"])
         assert "notice=cancelled%3A1&notice=asked%3A1" in response.headers["location"]

@@ -181,7 +181,7 @@ def test_large_actions_go_on_where_they_stopped(
     assert stopped.after is not None
 
 
-def test_twins_are_told(engine: sa.Engine) -> None:
+def test_duplicates_are_told(engine: sa.Engine) -> None:
     model = new_queue(engine, unique=Unique("key"))
     add(engine, model(id=1, key="a"), model(id=2, key="b"))
     fail_jobs(engine, model, 2)
@@ -190,17 +190,17 @@ def test_twins_are_told(engine: sa.Engine) -> None:
     assert [(job.key, job.is_changed) for job in found.jobs.value] == [("1", False), ("2", True)]
     assert "job 3" in found.jobs.value[0].effect
     done = do(engine, "requeue", of_keys(model, 1, 2))
-    assert (done.changed, done.twins, done.unchanged) == (1, 1, 0)
+    assert (done.changed, done.duplicates, done.unchanged) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dead_letter_with_a_twin_stays(engine: sa.Engine, kind: str) -> None:
+def test_dead_letter_with_a_duplicate_stays(engine: sa.Engine, kind: str) -> None:
     model = new_queue(engine, kind, unique=Unique("key"))
     add(engine, model(id=1, key="a"))
     fail_jobs(engine, model, 1)
     add(engine, model(id=2, key="a"))
     done = do(engine, "requeue", of_keys(model, 1))
-    assert (done.changed, done.twins) == (0, 1)
+    assert (done.changed, done.duplicates) == (0, 1)
     assert states(engine, model)["2"] == "pending"
 
 

@@ -316,7 +316,7 @@ async def test_explanations_name_buttons_instead_of_functions(engine: sa.Engine,
         )
         add(engine, model(id=2, key="a"))
         assert (
-            "; Requeue does not make it pending again while its twin"
+            "; Requeue does not make it pending again while its duplicate"
             in (await browser.get("/queues/job/job?key=1")).text
         )
 

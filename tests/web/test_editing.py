@@ -315,7 +315,10 @@ def test_violated_constraints_are_told_beside_their_fields(engine: sa.Engine) ->
             {"place": "2", "row": "2"},
             dict.fromkeys(("place", "row"), "Another row has these values together already (one_place)."),
         ),
-        ({"topic": "b"}, {"topic": "It would have a twin: another job has the same values of the unique columns."}),
+        (
+            {"topic": "b"},
+            {"topic": "It would have a duplicate: another job has the same values of the unique columns."},
+        ),
         ({"hint": "s"}, {"hint": "Another row has this value already (hint_once)."}),
     ):
         edited = edit(engine, Task, given)
@@ -417,7 +420,7 @@ def test_finished_job_is_edited_and_stays(engine: sa.Engine, queues: Queues) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_twin_is_told_and_nothing_is_changed(engine: sa.Engine, kind: str) -> None:
+def test_duplicate_is_told_and_nothing_is_changed(engine: sa.Engine, kind: str) -> None:
     model = new_queue(engine, kind, unique=Unique("key"))
     add(engine, model(id=1, key="a", note="old"))
     fail_jobs(engine, model)
@@ -425,10 +428,10 @@ def test_twin_is_told_and_nothing_is_changed(engine: sa.Engine, kind: str) -> No
     edited = edit(engine, model, {"note": "new"})
     assert edited.outcome == "wrong"
     # The unique index refuses an inserted row; a stored one is not requeued.
-    assert "twin" in (errors(edited).get("key") or edited.form.problem)
+    assert "duplicate" in (errors(edited).get("key") or edited.form.problem)
     assert states(engine, model) == {"1": "failed", "2": "pending", "3": "pending"}
     clash = edit(engine, model, {"key": "a"}, key="2")
-    assert "twin" in errors(clash)["key"]
+    assert "duplicate" in errors(clash)["key"]
     assert edit(engine, model, {"key": "free"}).outcome == "requeued"
 
 

@@ -244,13 +244,13 @@ def test_redacted_key_of_a_limit_is_not_told(engine: sa.Engine) -> None:
         assert "secret" not in repr(life_of(engine, model, "2", "note").reasons)
 
 
-def test_unique_job_names_its_twin(engine: sa.Engine) -> None:
+def test_unique_job_names_its_duplicate(engine: sa.Engine) -> None:
     model = new_queue(engine, unique=Unique("key"))
     add(engine, model(id=1, key="a"))
     fail_jobs(engine, model)
     add(engine, model(id=2, key="a"))
     uniqueness = life_of(engine, model).uniqueness.value
-    assert (uniqueness.twin, [value.text for value in uniqueness.values]) == ("2", ["a"])
+    assert (uniqueness.duplicate, [value.text for value in uniqueness.values]) == ("2", ["a"])
 
 
 def test_tick_names_the_schedule(engine: sa.Engine, sessions: Any) -> None:
@@ -522,7 +522,7 @@ async def test_why_a_retry_cannot_be_made(engine: sa.Engine, queues: Queues, cli
     assert "not possible" not in pending
     fail_jobs(engine, model)
     add(engine, model(id=2, key="a"))
-    assert "twin, job 2, counts" in (await get(client_of(model), "/queues/job/job", key="1")).text
+    assert "duplicate, job 2, counts" in (await get(client_of(model), "/queues/job/job", key="1")).text
     add(engine, queues.Email(recipient="a"))
     execute(
         engine,

@@ -45,7 +45,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.strategies.columns import same
 from sqlaqueue.strategies.delete_returning import MessageTable
-from sqlaqueue.strategies.update_status import waits_for_twin
+from sqlaqueue.strategies.update_status import waits_for_duplicate
 from sqlaqueue.texts import duration_text, moment_text
 
 _FIRST_JOBS = 10_000
@@ -340,7 +340,7 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
     old = sa.select(expires).where(
         spec.in_state("processing"),
         expires <= clock() - examination.thresholds.lease_expired_for,
-        ~waits_for_twin(spec),
+        ~waits_for_duplicate(spec),
     )
     first = at_most(old.order_by(expires), "sqlaqueue_expired")
     age = sa.extract(

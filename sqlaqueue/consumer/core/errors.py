@@ -62,8 +62,8 @@ def is_lock_or_timeout(error: BaseException) -> bool:
     return isinstance(error, exc.DBAPIError) and sqlstate(error) in _LOCKS_AND_TIMEOUTS
 
 
-def is_twin(error: BaseException, spec: QueueSpec) -> bool:
-    """Return whether a statement met a twin that was committed after it had begun; repeated, it sees the twin."""
+def is_duplicate(error: BaseException, spec: QueueSpec) -> bool:
+    """Return whether a statement met a duplicate that was committed after it had begun; repeated, it sees that job."""
     if not isinstance(error, exc.DBAPIError):
         return False
     # A migration that replaces the index builds the new one under a longer name.

@@ -20,9 +20,9 @@ from sqlaqueue.consumer.core.effects import Effect, ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.core.errors import (
     ascii_text,
     error_line,
+    is_duplicate,
     is_lock_or_timeout,
     is_transient,
-    is_twin,
     may_be_of_a_row,
 )
 from sqlaqueue.consumer.leased import RescuedJob, report_rescued, report_unclaimable
@@ -440,18 +440,18 @@ def _verb(spec: QueueSpec, keys: Sequence[Key] | None) -> Verb:
 def _rescue_jobs(
     session: Session, context: ConsumerContext, spec: QueueSpec, keys: Sequence[Key] | None
 ) -> list[RescuedJob]:
-    """Rescue jobs; in parts if the database refuses one of them, or a twin of one is being enqueued."""
+    """Rescue jobs; in parts if the database refuses one of them, or a duplicate of one is being enqueued."""
     unique = unique_key(spec)
-    may_meet_twins = unique is not None and unique.returns_from_runs
+    may_meet_duplicates = unique is not None and unique.returns_from_runs
     # The thread that rescues also extends leases, so it must not wait while the table of the history is locked.
-    limit = LOCK_TIMEOUT if has_history(spec) or may_meet_twins else None
+    limit = LOCK_TIMEOUT if has_history(spec) or may_meet_duplicates else None
     try:
         return _rescue(session, context, _verb(spec, keys), lock_timeout=limit)
     except DBAPIError as error:
         session.rollback()
         of_history = has_history(spec) and violated_table(error) == spec.side_tables[ATTEMPT].name
         is_refused = may_be_of_a_row(error) and not of_history
-        if not (is_refused or (may_meet_twins and _meets_twin(error, spec))):
+        if not (is_refused or (may_meet_duplicates and _meets_duplicate(error, spec))):
             raise
     if keys is None:
         rows = session.execute(expired_keys(spec), bind_arguments=context.settings.bind_arguments).all()
@@ -472,14 +472,14 @@ def _rescue_parts(
         return _rescue(session, context, spec.strategy.rescue_some(spec, keys), lock_timeout=LOCK_TIMEOUT_ONE_BY_ONE)
     except DBAPIError as error:
         session.rollback()
-        meets_twin = _meets_twin(error, spec)
-        if not (meets_twin or may_be_of_a_row(error)):
+        meets_duplicate = _meets_duplicate(error, spec)
+        if not (meets_duplicate or may_be_of_a_row(error)):
             raise
         if len(keys) == 1:
-            if has_history(spec) and not meets_twin:
+            if has_history(spec) and not meets_duplicate:
                 # It may be the history that is refused.
                 return _rescue_parts(session, context, without_history(spec), keys, until)
-            if not meets_twin:
+            if not meets_duplicate:
                 found = context.claimer.unclaimable.add(keys[0], error_line(error))
                 report_unclaimable(context, found, error, "rescued")
             return []
@@ -488,8 +488,8 @@ def _rescue_parts(
     return first + _rescue_parts(session, context, spec, keys[half:], until)
 
 
-def _meets_twin(error: DBAPIError, spec: QueueSpec) -> bool:
-    return is_lock_or_timeout(error) or is_twin(error, spec)
+def _meets_duplicate(error: DBAPIError, spec: QueueSpec) -> bool:
+    return is_lock_or_timeout(error) or is_duplicate(error, spec)
 
 
 def expired_keys(spec: QueueSpec, most: int = _MOST_IN_PARTS) -> AnySelect:

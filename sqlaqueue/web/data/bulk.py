@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.explain_job import twin_of
+from sqlaqueue.admin.explain_job import duplicate_of
 from sqlaqueue.admin.jobs import filtered_jobs
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.names import DEAD_LETTER
@@ -126,7 +126,7 @@ class Preview:
 @dataclass
 class Done:
     changed: int = 0
-    twins: int = 0
+    duplicates: int = 0
     left: int = 0
     asked: int = 0
     missing: int = 0
@@ -200,9 +200,10 @@ def _previewed(
     spec, found = columns.spec, []
     for key, state in _states(session, columns, keys):
         is_changed, text = state in APPLIES_TO[action], effect_of(spec, action, state)
-        twin = twin_of(session, spec, key) if action == "requeue" and is_changed and spec.has("status") else None
-        if twin is not None:
-            is_changed, text = False, f"left alone: its twin, job {key_text(twin.key)}, is {twin.state}"
+        requeues = action == "requeue" and is_changed and spec.has("status")
+        duplicate = duplicate_of(session, spec, key) if requeues else None
+        if duplicate is not None:
+            is_changed, text = False, f"left alone: its duplicate, job {key_text(duplicate.key)}, is {duplicate.state}"
         found.append(PreviewedJob(key_text(key), state, text, is_changed))
     return found
 
@@ -247,7 +248,7 @@ def act(session: Session, action: BulkAction, chosen: Selection, *, longest: flo
             _act_by_filter(session, action, chosen, done, until)
     except (DBAPIError, SqlaqueueError) as error:
         session.rollback()
-        if not (done.changed or done.asked or done.twins):
+        if not (done.changed or done.asked or done.duplicates):
             raise
         done.problem = problem_text(error)
     return done
@@ -307,11 +308,11 @@ def _change(session: Session, action: BulkAction, columns: JobColumns, keys: Seq
     # Between the preview and now a job may have begun, or come to its end.
     jobs, only = _select(columns, keys), admin.JobFilter(states=APPLIES_TO[action])
     done.keys += keys[: max(0, MOST_KEYS - len(done.keys))]
-    before = done.changed + done.twins + done.left + done.asked + done.missing
+    before = done.changed + done.duplicates + done.left + done.asked + done.missing
     if action == "requeue":
         requeued = admin.requeue(session, jobs, only, batch_size=_BATCH)
         done.changed += requeued
-        done.twins += len(requeued.twins)
+        done.duplicates += len(requeued.duplicates)
         done.left += len(requeued.left)
         _note_refused(done, requeued.refused)
     elif action == "cancel":
@@ -322,5 +323,5 @@ def _change(session: Session, action: BulkAction, columns: JobColumns, keys: Seq
         _note_refused(done, cancelled.refused)
     else:
         done.changed += admin.purge(session, jobs, only, batch_size=_BATCH)
-    after = done.changed + done.twins + done.left + done.asked + done.missing
+    after = done.changed + done.duplicates + done.left + done.asked + done.missing
     done.unchanged += len(keys) - (after - before)

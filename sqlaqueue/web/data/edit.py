@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session, attributes, defer, lazyload
 
 from sqlaqueue import admin
-from sqlaqueue.consumer.core.errors import is_connection_lost, is_lock_or_timeout, is_twin
+from sqlaqueue.consumer.core.errors import is_connection_lost, is_duplicate, is_lock_or_timeout
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -261,11 +261,11 @@ def _assign(attempt: _Attempt, instance: Any) -> None:
 def _requeue(session: Session, columns: JobColumns, attempt: _Attempt) -> None:
     spec, key = columns.spec, attempt.job.key
     done = admin.requeue_some(session, spec.model, admin.JobFilter(), [key])
-    if done.twins:
-        twin = next(iter(done.twins.values()))
-        attempt.problem = f"It has a twin, job {twin}, so it cannot be pending again. Nothing was changed."
+    if done.duplicates:
+        duplicate = next(iter(done.duplicates.values()))
+        attempt.problem = f"It has a duplicate, job {duplicate}, so it cannot be pending again. Nothing was changed."
     elif not done:
-        attempt.problem = "It could not be requeued: a twin is being enqueued. Nothing was changed; try again."
+        attempt.problem = "It could not be requeued: a duplicate is being enqueued. Nothing was changed; try again."
     typed = [value for each, value in attempt.values.items() if each.column.role == "run_at"]
     if typed and not attempt.problem:
         # To be requeued means to be due at once.
@@ -311,8 +311,8 @@ def _refusals(spec: QueueSpec, attempt: _Attempt, fields: Sequence[EditableField
 
 def _refusal(error: DBAPIError, spec: QueueSpec) -> str:
     """Return why the database refused a row, without its own text: that repeats values, which may be redacted."""
-    if is_twin(error, spec):
-        return "It would have a twin: another job has the same values of the unique columns."
+    if is_duplicate(error, spec):
+        return "It would have a duplicate: another job has the same values of the unique columns."
     constraint = violated_constraint(error)
     if constraint:
         return f"The database refused the values: they violate {constraint}."

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Mapper
 
-from sqlaqueue.consumer.core.errors import is_twin
+from sqlaqueue.consumer.core.errors import is_duplicate
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import violated_column, violated_constraint, violated_table
 from sqlaqueue.sql.types import NEUTRAL
@@ -35,10 +35,10 @@ def violation_of(error: DBAPIError, spec: QueueSpec) -> tuple[Sequence[sa.Column
     if column is not None:
         return [each for each in spec.table.c if each.name == column], "A value is required."
     name = violated_constraint(error) or ""
-    if is_twin(error, spec) and spec.config.unique is not None:
+    if is_duplicate(error, spec) and spec.config.unique is not None:
         names = spec.config.unique.attributes
         columns = [spec.mapper.columns[each] for each in names if each in spec.mapper.columns]
-        return columns, "It would have a twin: another job has the same values of the unique columns."
+        return columns, "It would have a duplicate: another job has the same values of the unique columns."
     indexes = [index for index in spec.table.indexes if index.unique]
     elements: list[Element] = [*spec.table.constraints, *indexes]
     found = next((each for each in elements if name in _names(each, spec.table)), None)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.explain_job import twin_of
+from sqlaqueue.admin.explain_job import duplicate_of
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.catalog_indexes import can_be_converted, shown_text, stored_size
 from sqlaqueue.postgresql.due_times import row_version
@@ -277,7 +277,7 @@ class Lease:
 @dataclass(frozen=True, kw_only=True)
 class Uniqueness:
     values: Sequence[ShownValue]
-    twin: str | None
+    duplicate: str | None
     """The key of the job that counts in its place; None if there is none."""
 
 
@@ -391,7 +391,7 @@ def _redacted_reasons(columns: JobColumns) -> set[str]:
     held_back = () if flow is None else {column for key in flow.keys for column in key.columns}
     of_reasons: dict[str, Any] = {
         "finished": [of_role("last_error"), of_role("finished_at"), of_role("attempts")],
-        "twin": [of_role("last_error")],
+        "duplicate": [of_role("last_error")],
         "running": [of_role("claimed_by"), of_role("lease_expires_at"), of_role("started_at")],
         "lease_expired": [of_role("claimed_by"), of_role("lease_expires_at")],
         "not_due": [of_role("run_at"), of_role("attempts")],
@@ -415,9 +415,9 @@ def _uniqueness(session: Session, columns: JobColumns, row: StoredJob) -> Unique
     spec = columns.spec
     unique = spec.config.unique
     names = () if unique is None else unique.attributes
-    twin = twin_of(session, spec, row.key) if spec.has("status") and not row.is_dead_letter else None
+    duplicate = duplicate_of(session, spec, row.key) if spec.has("status") and not row.is_dead_letter else None
     values = [row.values[name] for name in names if name in row.values]
-    return Uniqueness(values=values, twin=None if twin is None else key_text(twin.key))
+    return Uniqueness(values=values, duplicate=None if duplicate is None else key_text(duplicate.key))
 
 
 Kind = Literal["enqueued", "due", "attempt", "running", "asked", "finished"]

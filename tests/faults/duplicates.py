@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session, mapped_column, sessionmaker
 import sqlaqueue
 from sqlaqueue import Cancel, Consumer, Fail, JobExists, Retry, Snooze, Unique, admin, cancel, enqueue
 from sqlaqueue.consumer import pace
-from sqlaqueue.strategies.unique_key import twin_in
+from sqlaqueue.strategies.unique_key import duplicate_in
 from tests.faults.history import Record, Violations, violations_of, with_event
 from tests.faults.processes import Actor, Process, Processes, Role
 from tests.models import TEXT, make_job, shared
@@ -72,7 +72,7 @@ def produce(actor: Actor, *, url: str, name: str) -> None:
                     session.flush()
                     created = [jobs[0].id]
                 else:
-                    created = [each.job.id for each in enqueue(session, jobs, on_twin=way) if each.created]
+                    created = [each.job.id for each in enqueue(session, jobs, on_duplicate=way) if each.created]
                 time.sleep(rng.random() * 0.02)
                 if rng.random() < 0.8:
                     # Whether a process that is killed now has committed is found out from the table.
@@ -130,7 +130,7 @@ def work(actor: Actor, *, url: str, name: str) -> None:
 # -- the test ----------------------------------------------------------------------------------------------------------
 
 
-class Twins(Processes):
+class Duplicates(Processes):
     """The processes of a test, and the history of what they do to one table."""
 
     def __init__(self, engine: sa.Engine, url: str, name: str, directory: Path, rng: random.Random) -> None:
@@ -185,17 +185,17 @@ class Twins(Processes):
         with consumer:
             wait_until(is_empty, "all jobs have an end")
 
-    def history(self) -> TwinHistory:
+    def history(self) -> DuplicateHistory:
         with Session(self.engine) as session:
             found = admin.jobs(session, self.job, limit=10**6)
-            return TwinHistory(self.records(), {info.key[0]: (info.state, info.last_error) for info in found})
+            return DuplicateHistory(self.records(), {info.key[0]: (info.state, info.last_error) for info in found})
 
 
 # -- what must hold ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class TwinHistory:
+class DuplicateHistory:
     """What the processes have recorded, and the final state and the last error of each job that has a row."""
 
     records: Sequence[Record]
@@ -212,12 +212,12 @@ class TwinHistory:
         return {record.key for record in with_event(self.records, "enqueueing")}
 
     @cached_property
-    def twins(self) -> dict[int, str]:
-        """The errors of the jobs that were cancelled for a twin."""
-        return {key: error for key, (_, error) in self.jobs.items() if error and error.startswith("twin: ")}
+    def duplicates(self) -> dict[int, str]:
+        """The errors of the jobs that were cancelled for a duplicate."""
+        return {key: error for key, (_, error) in self.jobs.items() if error and error.startswith("duplicate of job ")}
 
 
-def no_two_twins_count(history: TwinHistory) -> Violations:
+def no_two_duplicates_count(history: DuplicateHistory) -> Violations:
     """Of each key at most one job counts at any time."""
     for counts in history.observed:
         for key, number in counts.items():
@@ -225,7 +225,7 @@ def no_two_twins_count(history: TwinHistory) -> Violations:
                 yield f"{number} jobs of {key!r} count"
 
 
-def each_job_has_an_end(history: TwinHistory) -> Violations:
+def each_job_has_an_end(history: DuplicateHistory) -> Violations:
     """Each job that was committed has an end, and no other exists."""
     for key, (state, _) in history.jobs.items():
         if key not in history.enqueued:
@@ -234,16 +234,16 @@ def each_job_has_an_end(history: TwinHistory) -> Violations:
             yield f"job {key} is {state}"
 
 
-def twins_existed(history: TwinHistory) -> Violations:
-    """A job that was cancelled for its twin names one that existed."""
-    for key, error in history.twins.items():
-        if int(twin_in(error) or 0) not in history.enqueued:
-            yield f"job {key} names a twin that was never enqueued: {error}"
+def duplicates_existed(history: DuplicateHistory) -> Violations:
+    """A job that was cancelled for its duplicate names one that existed."""
+    for key, error in history.duplicates.items():
+        if int(duplicate_in(error) or 0) not in history.enqueued:
+            yield f"job {key} names a duplicate that was never enqueued: {error}"
 
 
-RULES = (no_two_twins_count, each_job_has_an_end, twins_existed)
+RULES = (no_two_duplicates_count, each_job_has_an_end, duplicates_existed)
 
 
-def violations(history: TwinHistory) -> dict[str, list[str]]:
+def violations(history: DuplicateHistory) -> dict[str, list[str]]:
     """Return the violations of each rule by its name; empty if all hold."""
     return violations_of(RULES, history)

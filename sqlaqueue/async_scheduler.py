@@ -9,8 +9,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from sqlaqueue.consumer import pace
-from sqlaqueue.consumer.core.driver import adrive
-from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait, adrive
 from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules

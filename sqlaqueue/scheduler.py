@@ -19,8 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer import pace
-from sqlaqueue.consumer.core.driver import drive
-from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait, drive
 from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.core.waker import Deadlines, Waker, limit_connects
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pymysql
 import sqlalchemy as sa
 
-import sqlaqueue.mariadb
+import sqlaqueue
 from docs.benchmarks.beside_raw.measures import Case, Make, Parts, cell, drains, enqueues, latency, medians, polled
 from docs.benchmarks.beside_raw.sides import LibrarySide, RawSide, Side, VerbsSide
 from tests.mariadb.models import Base, Job
@@ -78,9 +78,7 @@ class LibraryMariaDB(LibrarySide):
     model = Job
 
     def connect(self) -> sa.Engine:
-        engine = sa.create_engine(self.url)
-        sqlaqueue.mariadb.prepare(engine)
-        return engine
+        return sqlaqueue.prepare(sa.create_engine(self.url))
 
 
 class VerbsMariaDB(LibraryMariaDB, VerbsSide):

@@ -32,7 +32,7 @@ from sqlaqueue.alembic.compare import ComparedTable, DiffContext
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.catalog_schemas import PREFIX, CatalogReader
 from sqlaqueue.postgresql.ddl import queue_of
-from sqlaqueue.sql.engine import PREPARED_BY, engine_of
+from sqlaqueue.sql.engine import engine_of
 
 # -- autogenerate ------------------------------------------------------------------------------------------------------
 # The two functions that Alembic calls during autogenerate, and the order of all comparisons.
@@ -138,8 +138,7 @@ def compare_sqlite_queues(
         return PriorityDispatchResult.CONTINUE
     tables = [table for table in context.sorted_tables if queue_of(table) is not None]
     if tables and engine_of(connection.dialect) is None:
-        call = PREPARED_BY[connection.dialect.name]
-        msg = f"env.py: the engine is not prepared for queues; call {call} before it connects"
+        msg = "env.py: the engine is not prepared for queues; call sqlaqueue.prepare(engine) before it connects"
         raise ConfigurationError(msg)
     for op in upgrade.ops:
         if isinstance(op, alembic_ops.CreateTableOp):

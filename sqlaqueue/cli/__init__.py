@@ -90,7 +90,7 @@ def _checked(key: str, known: set[str], where: str) -> str:
 @click.version_option(__version__, prog_name="sqlaqueue")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Job queues in PostgreSQL, made of your own SQLAlchemy models.
+    """Job queues for SQLAlchemy: a job is a row of your own model.
 
     A TARGET is a queue class, such as app.models:Email, or a Consumer of your application, such as
     app.queues:consumer. Options can also be set in the environment (SQLAQUEUE_URL, SQLAQUEUE_WORKER_CONCURRENCY) and

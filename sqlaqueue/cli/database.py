@@ -25,10 +25,9 @@ from sqlaqueue.cli.output import InputError, command_errors, first_line
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.exc import NotAQueueError
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec, spec_of
-from sqlaqueue.mariadb import prepare as prepare_mariadb
+from sqlaqueue.preparation import prepare
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.scheduler import SchedulerBase
-from sqlaqueue.sqlite import prepare as prepare_sqlite
 
 # -- targets -----------------------------------------------------------------------------------------------------------
 
@@ -225,9 +224,7 @@ def _engine_for_mariadb(url: sa.URL, *, needs_async: bool | None, connections: i
     if connections is not None:
         options |= {"pool_size": connections}
     url = url.set(drivername=f"{url.get_backend_name()}+{driver}")
-    engine = _create(url, is_async=is_async, options=options)
-    prepare_mariadb(engine)
-    return engine
+    return prepare(_create(url, is_async=is_async, options=options))
 
 
 def _engine_for_file(url: sa.URL, *, needs_async: bool | None, connections: int | None) -> Any:
@@ -236,9 +233,7 @@ def _engine_for_file(url: sa.URL, *, needs_async: bool | None, connections: int 
         raise InputError("--url: async handlers need aiosqlite: pip install 'sqlaqueue[aiosqlite]'")
     options = {} if connections is None else {"pool_size": connections}
     url = url.set(drivername="sqlite+aiosqlite" if is_async else "sqlite")
-    engine = _create(url, is_async=is_async, options=options)
-    prepare_sqlite(engine)
-    return engine
+    return prepare(_create(url, is_async=is_async, options=options))
 
 
 def _create(url: sa.URL, *, is_async: bool, options: dict[str, Any]) -> Any:

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Mapper
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.citus import SHARD, Distribution
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError, JobTimeout
 from sqlaqueue.postgresql.triggers import wakes
 from sqlaqueue.queue.config import check_lease, is_count
-from sqlaqueue.queue.options import SHARD, Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, schedule_groups
@@ -344,7 +344,10 @@ def _check_distribution(spec: QueueSpec, distribution: Any) -> None:
     """Refuse shards of a table whose statements cannot be limited to one shard."""
     name = spec.model.__name__
     if not isinstance(distribution, Distribution):
-        msg = f"Consumer(distribution={distribution!r}): give a sqlaqueue.Distribution, with an attribute and values"
+        msg = (
+            f"Consumer(distribution={distribution!r}): give a sqlaqueue.citus.Distribution, with an attribute and "
+            "values"
+        )
         raise ConfigurationError(msg)
     attributes = [spec.mapper.get_property_by_column(column).key for column in spec.keys]
     if distribution.attribute not in attributes or len(attributes) == 1:

@@ -13,7 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerParts
-from sqlaqueue.consumer.core.driver import adrive, await_in
 from sqlaqueue.consumer.core.effects import (
     CallHandler,
     Effect,
@@ -22,6 +21,8 @@ from sqlaqueue.consumer.core.effects import (
     Routine,
     Wait,
     WithSession,
+    adrive,
+    await_in,
     require_session,
 )
 from sqlaqueue.consumer.core.signals import signal_handlers

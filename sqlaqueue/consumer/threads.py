@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts, Runner
-from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import (
     CallHandler,
     Effect,
@@ -21,6 +20,7 @@ from sqlaqueue.consumer.core.effects import (
     Routine,
     Wait,
     WithSession,
+    drive,
     require_session,
 )
 from sqlaqueue.consumer.core.errors import is_connection_lost

@@ -20,11 +20,10 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.schema import CreateSchema, DropSchema
 
-from sqlaqueue import Consumer, Fail, JobEvent, QueueConfig, QueueMixin
+from sqlaqueue import Consumer, Fail, JobEvent, QueueConfig, QueueMixin, prepare
 from sqlaqueue.embedded_server import EmbeddedServerError, embedded_server
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.sql.engine import sqlstate
-from sqlaqueue.sqlite import prepare
 
 SCHEMA = "sqlaqueue_demo"
 
@@ -137,10 +136,9 @@ def demo_database(url: str | None, *, sqlite: bool = False) -> Iterator[sa.Engin
 
 def connect(url: str) -> sa.Engine:
     """Return an engine for the URL of a database that :func:`demo_database` has made."""
-    engine = sa.create_engine(url)
+    engine = prepare(sa.create_engine(url))
     if engine.dialect.name != "sqlite":
         return engine
-    prepare(engine)
     # A file has no schemas.
     return engine.execution_options(schema_translate_map={SCHEMA: None})
 

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 
 from sqlaqueue.engines import checks, notifications
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.sql.engine import PREPARED_BY, OtherEngine, engine_of, mark_prepared
+from sqlaqueue.sql.engine import OtherEngine, engine_of, mark_prepared
 from sqlaqueue.sql.types import TextArray
 
 TIMING = ("cron", "every", "timezone", "paused_at")
@@ -178,26 +178,16 @@ def plain(value: Any) -> Any:
     return value.hex if isinstance(value, UUID) else str(value)
 
 
-def whole_engine(engine: Any) -> sa.Engine:
-    """Return the Engine of an AsyncEngine, and that from which ``execution_options()`` has made another one.
-
-    These share dialect and pool, so one of them cannot be prepared without the others.
-    """
-    found = getattr(engine, "sync_engine", engine)
-    while (before := getattr(found, "_proxied", None)) is not None:
-        found = before
-    whole: sa.Engine = found
-    return whole
-
-
 def is_prepared(engine: sa.Engine) -> bool:
     """Return whether an engine has been prepared before; refuse one that has connected without it."""
     if engine_of(engine.dialect) is not None:
         return True
     pool: Any = engine.pool
     if hasattr(pool, "checkedin") and pool.checkedin() + pool.checkedout():
-        call = PREPARED_BY[engine.dialect.name].replace("engine", repr(engine))
-        msg = f"{call}: the engine has connections already, which are not prepared; call it right after create_engine()"
+        msg = (
+            f"prepare({engine!r}): the engine has connections already, which are not prepared; call it right after "
+            "create_engine()"
+        )
         raise ConfigurationError(msg)
     return False
 

@@ -2,12 +2,7 @@
 
 ::
 
-    engine = create_engine("mariadb+pymysql://user:password@host/shop")
-    sqlaqueue.mariadb.prepare(engine)
+    engine = prepare(create_engine("mariadb+pymysql://user:password@host/shop"))
 
 Everything else is as with PostgreSQL, except for what is refused; each refusal names the reason. MySQL is refused.
 """
-
-from sqlaqueue.mariadb.prepare import prepare
-
-__all__ = ["prepare"]

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.pool import AssertionPool, SingletonThreadPool, StaticPool
 
 from sqlaqueue.engines.notifications import note_before_inserts, notify_within_process, send
-from sqlaqueue.engines.shared import SharedEngine, is_prepared, replace_compilers, whole_engine
+from sqlaqueue.engines.shared import SharedEngine, is_prepared, replace_compilers
 from sqlaqueue.engines.steps import carry_out_statements
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb import base
@@ -36,7 +36,7 @@ _CHARACTER_SET = sa.text(
 
 
 class MariaDB(SharedEngine):
-    """The engine of :func:`sqlaqueue.mariadb.prepare`.
+    """MariaDB, whose engines :func:`sqlaqueue.prepare` prepares.
 
     :param name: the name of SQLAlchemy's dialect, mariadb or mysql.
     """
@@ -131,29 +131,23 @@ _SETTINGS = {
 """What a session needs, whatever the settings of the server are."""
 
 
-def prepare(engine: Any) -> None:
-    """Prepare an engine, so that models with queues can be used with its sessions.
+def prepare_mariadb(engine: sa.Engine) -> None:
+    """Let transactions begin at READ COMMITTED, unless the engine was made with another ``isolation_level``.
 
-    Call it once, before the engine is used. Transactions of the engine begin at READ COMMITTED, unless it was made with
-    another ``isolation_level``. A DateTime is stored in UTC with microseconds, whatever the session's time zone is.
-
-    :param engine: an Engine with PyMySQL, or an AsyncEngine with asyncmy.
-    :raises ConfigurationError: if the engine is for another database or driver, or has connected before. If the server
-        is MariaDB before 10.6 or MySQL, the first connection raises it.
+    A DateTime is stored in UTC with microseconds, whatever the session's time zone is.
     """
-    sync = whole_engine(engine)
-    dialect: Any = sync.dialect
-    if dialect.name not in {"mariadb", "mysql"} or dialect.driver not in _DRIVERS:
+    dialect: Any = engine.dialect
+    if dialect.driver not in _DRIVERS:
         msg = (
-            f"sqlaqueue.mariadb.prepare({engine!r}): the engine is for {dialect.name} with {dialect.driver}; use "
+            f"prepare({engine!r}): the engine is for {dialect.name} with {dialect.driver}; use "
             "create_engine('mariadb+pymysql://...') or create_async_engine('mariadb+asyncmy://...')"
         )
         raise ConfigurationError(msg)
-    if is_prepared(sync):
+    if is_prepared(engine):
         return
     other = MariaDB(dialect.name)
     replace_compilers(
-        sync,
+        engine,
         other,
         drivers=_DRIVERS,
         compilers=(StatementCompiler, TableCompiler, TypeCompiler),
@@ -173,15 +167,15 @@ def prepare(engine: Any) -> None:
         cursor.execute(f"SET SESSION {', '.join(f'{name} = {value}' for name, value in _SETTINGS.items())}")
         cursor.close()
 
-    event.listen(sync, "connect", connected)
-    event.listen(sync, "do_execute", insert_unless_twin)
-    event.listen(sync, "do_execute", execute)
-    event.listen(sync, "do_executemany", execute_each)
-    event.listen(sync, "after_cursor_execute", _notify)
-    limit_lock_waits(sync)
-    note_before_inserts(sync, EARLIER, _keys)
-    notify_within_process(sync)
-    carry_out_statements(sync, other, run_step, locks_apart=True, forget=forget_rows)
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "do_execute", insert_unless_twin)
+    event.listen(engine, "do_execute", execute)
+    event.listen(engine, "do_executemany", execute_each)
+    event.listen(engine, "after_cursor_execute", _notify)
+    limit_lock_waits(engine)
+    note_before_inserts(engine, EARLIER, _keys)
+    notify_within_process(engine)
+    carry_out_statements(engine, other, run_step, locks_apart=True, forget=forget_rows)
 
 
 def _notify(
@@ -201,5 +195,5 @@ def _check_version(dialect: Any) -> None:
         found = f"MariaDB {shown}, which has no SKIP LOCKED"
     else:
         return
-    msg = f"sqlaqueue.mariadb: the server is {found}; use MariaDB 10.6 or newer"
+    msg = f"the server is {found}; use MariaDB 10.6 or newer"
     raise ConfigurationError(msg)

@@ -22,7 +22,7 @@ from sqlalchemy.types import TypeEngine
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.engine import PREPARED_BY, engine_of
+from sqlaqueue.sql.engine import PREPARED, engine_of
 from sqlaqueue.sql.types import NEUTRAL
 
 UPDATE_COMMAND: str = "`alembic revision --autogenerate -m sqlaqueue && alembic upgrade head`"
@@ -243,14 +243,14 @@ def _check_supported(table: sa.Table, connection: sa.Connection, **_: Any) -> No
     if other is not None:
         other.check_supported(spec)
         return
-    call = PREPARED_BY.get(connection.dialect.name)
     used = [option for option in _WITH_INDEXES if getattr(spec.config, option)]
-    if call is not None and used:
+    if used and connection.dialect.name in PREPARED:
         # Their indexes have expressions and conditions, which another compiler refuses or leaves out: a unique index
         # without its condition would forbid a job for ever, once it has had a twin.
         msg = (
             f"{spec.model.__name__}: the indexes of QueueConfig({used[0]}=...) cannot be created by an engine for "
-            f"{connection.dialect.name} that is not prepared; call {call} right after create_engine()"
+            f"{connection.dialect.name} that is not prepared; call sqlaqueue.prepare(engine) right after "
+            "create_engine()"
         )
         raise ConfigurationError(msg)
 

@@ -24,9 +24,8 @@ from sqlaqueue.admin.jobs import JobFilter, bind_arguments, count
 from sqlaqueue.admin.schedules import schedules
 from sqlaqueue.admin.state import DEFAULT_LIMIT, is_paused, keys_at_limit, live_consumers, missing_indexes
 from sqlaqueue.admin.state import depth as read_depth
-from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.consumer import pace
-from sqlaqueue.consumer.core.driver import adrive, drive
+from sqlaqueue.consumer.core.effects import adrive, drive
 from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
@@ -38,6 +37,7 @@ from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.session_types import makes_async, resolve_factory
+from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.write_routing import execute, open_session
 
 

@@ -35,12 +35,8 @@ if it reads first, as it writes later.
 SETTLES: ContextVar[bool] = ContextVar("sqlaqueue_settles", default=False)
 """Whether a Consumer settles a run in the transaction of its handler, whose own writes have been flushed."""
 
-PREPARED_BY = {
-    "sqlite": "sqlaqueue.sqlite.prepare(engine)",
-    "mariadb": "sqlaqueue.mariadb.prepare(engine)",
-    "mysql": "sqlaqueue.mariadb.prepare(engine)",
-}
-"""The call that prepares an engine, by the name of its dialect."""
+PREPARED = ("sqlite", "mariadb", "mysql")
+"""The dialects whose engines ``sqlaqueue.prepare(engine)`` has to prepare."""
 
 _PREPARED = "_sqlaqueue_engine"
 
@@ -120,6 +116,18 @@ def engine_of(dialect: sa.Dialect) -> OtherEngine | None:
     """Return the engine for which a dialect is prepared; None for PostgreSQL, and for one that is not prepared."""
     found: OtherEngine | None = dialect.__dict__.get(_PREPARED)
     return found
+
+
+def whole_engine(engine: Any) -> sa.Engine:
+    """Return the Engine of an AsyncEngine, and that from which ``execution_options()`` has made another one.
+
+    These share dialect and pool, so one of them cannot be prepared without the others.
+    """
+    found = getattr(engine, "sync_engine", engine)
+    while (before := getattr(found, "_proxied", None)) is not None:
+        found = before
+    whole: sa.Engine = found
+    return whole
 
 
 def engine_of_error(error: DBAPIError) -> OtherEngine | None:

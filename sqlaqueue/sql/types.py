@@ -20,7 +20,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.sql.engine import OURS, PREPARED_BY, engine_of, with_plain_form
+from sqlaqueue.sql.engine import OURS, PREPARED, engine_of, with_plain_form
 
 _make_dialect: Any = postgresql.dialect
 NEUTRAL: sa.Dialect = _make_dialect(paramstyle="named")
@@ -89,10 +89,9 @@ def as_library_statement(statement: Statement) -> Statement:
 
 
 def _fix(dialect: sa.Dialect) -> str:
-    line = PREPARED_BY.get(dialect.name)
-    if line is None:
+    if dialect.name not in PREPARED:
         return 'which sqlaqueue does not support; use create_engine("postgresql+psycopg://...")'
-    return f"and is not prepared; call {line} before its first use"
+    return "and is not prepared; call sqlaqueue.prepare(engine) before its first use"
 
 
 def check_dialect(dialect: sa.Dialect, what: str) -> None:

@@ -2,12 +2,7 @@
 
 ::
 
-    engine = create_engine("sqlite:///jobs.db")
-    sqlaqueue.sqlite.prepare(engine)
+    engine = prepare(create_engine("sqlite:///jobs.db"))
 
 Everything else is as with PostgreSQL, except for what is refused; each refusal names the reason.
 """
-
-from sqlaqueue.sqlite.prepare import prepare
-
-__all__ = ["prepare"]

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from sqlaqueue.engines.notifications import note_before_inserts, notify_within_process, send
-from sqlaqueue.engines.shared import SharedEngine, is_prepared, moment_text, replace_compilers, whole_engine
+from sqlaqueue.engines.shared import SharedEngine, is_prepared, moment_text, replace_compilers
 from sqlaqueue.engines.steps import carry_out_statements, keys_in
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.engine import engine_of
@@ -237,42 +237,35 @@ def _rowids(connection: sa.Connection, _: sa.Table, name: str) -> frozenset[int]
 _OLDEST = (3, 35)
 
 
-def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
-    """Prepare an engine, so that models with queues can be used with its sessions.
+def prepare_sqlite(engine: sa.Engine, busy_timeout: float | None) -> None:
+    """Set the file to write-ahead logging, and let transactions begin with ``BEGIN IMMEDIATE`` where they write first.
 
-    Call it once, before the engine is used. It sets the file to write-ahead logging, in which readers and the writer
-    do not wait for each other, and lets transactions begin with ``BEGIN IMMEDIATE`` where they begin with a write.
-
-    :param engine: an Engine or an AsyncEngine.
-    :param busy_timeout: how many seconds a transaction waits for that of another connection before it raises an error;
-        30 by default.
-    :raises ConfigurationError: if the engine is for another database or has connected before, SQLite is older than
-        3.35, or the engine has been prepared with another ``busy_timeout``.
+    With write-ahead logging, readers and the writer do not wait for each other.
     """
-    sync = whole_engine(engine)
-    dialect: Any = sync.dialect
-    if dialect.name != "sqlite":
-        msg = f"sqlaqueue.sqlite.prepare({engine!r}): the engine is for {dialect.name}; use create_engine('sqlite:///...')"
-        raise ConfigurationError(msg)
+    dialect: Any = engine.dialect
     version = dialect.dbapi.sqlite_version_info
     if version < _OLDEST:
         msg = (
-            f"sqlaqueue.sqlite.prepare({engine!r}): SQLite {'.'.join(map(str, version))} has no UPDATE .. RETURNING; "
+            f"prepare({engine!r}): SQLite {'.'.join(map(str, version))} has no UPDATE .. RETURNING; "
             "use a Python that is linked with SQLite 3.35 or newer"
         )
         raise ConfigurationError(msg)
-    if is_prepared(sync):
+    if is_prepared(engine):
         prepared: Any = engine_of(dialect)
         if busy_timeout not in {None, prepared.busy_timeout}:
             msg = (
-                f"sqlaqueue.sqlite.prepare({engine!r}, busy_timeout={busy_timeout}): the engine has been prepared with "
+                f"prepare({engine!r}, busy_timeout={busy_timeout}): the engine has been prepared with "
                 f"busy_timeout={prepared.busy_timeout}; give it in the first call, and call prepare() once"
             )
             raise ConfigurationError(msg)
         return
+    wanted: Any = busy_timeout
+    if wanted is not None and not (isinstance(wanted, int | float) and wanted >= 0):
+        msg = f"prepare({engine!r}): busy_timeout={busy_timeout!r} must be a number of seconds, for example 30"
+        raise ConfigurationError(msg)
     other = SQLite() if busy_timeout is None else SQLite(busy_timeout)
     replace_compilers(
-        sync,
+        engine,
         other,
         drivers=("sqlite3", "aiosqlite"),
         compilers=(StatementCompiler, TableCompiler, TypeCompiler),
@@ -295,17 +288,17 @@ def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
         cursor.close()
         add_functions(connection, record.info)
 
-    event.listen(sync, "do_connect", connecting)
-    event.listen(sync, "connect", connected)
-    event.listen(sync, "close", release_lock)
-    event.listen(sync, "close_detached", release_lock)
+    event.listen(engine, "do_connect", connecting)
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "close", release_lock)
+    event.listen(engine, "close_detached", release_lock)
     # A listener of the program may have changed it since.
-    event.listen(sync, "checkout", refuse_autocommit)
-    refuse_files_of_parent(sync)
-    begin_when_needed(sync)
-    note_before_inserts(sync, _EARLIER, _rowids)
-    notify_within_process(sync)
-    carry_out_statements(sync, other, _run_step)
+    event.listen(engine, "checkout", refuse_autocommit)
+    refuse_files_of_parent(engine)
+    begin_when_needed(engine)
+    note_before_inserts(engine, _EARLIER, _rowids)
+    notify_within_process(engine)
+    carry_out_statements(engine, other, _run_step)
 
 
 def _run_step(connection: sa.Connection, cte: Any, parameters: Mapping[str, Any]) -> list[list[Any]]:

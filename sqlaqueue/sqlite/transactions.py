@@ -87,9 +87,8 @@ def refuse_autocommit(connection: Any, *_: Any) -> None:
     """Refuse a connection whose driver begins transactions by itself, or passes over commits and rollbacks."""
     if getattr(connection, "autocommit", _LEGACY_TRANSACTIONS) != _LEGACY_TRANSACTIONS:
         msg = (
-            f"a connection has autocommit={connection.autocommit}, with which an engine that "
-            "sqlaqueue.sqlite.prepare() has prepared cannot begin and end transactions; leave it out of creator= and "
-            "of listeners to `connect`"
+            f"a connection has autocommit={connection.autocommit}, with which a prepared engine cannot begin and end "
+            "transactions; leave it out of creator= and of listeners to `connect`"
         )
         raise ConfigurationError(msg)
 

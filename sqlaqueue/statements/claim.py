@@ -15,7 +15,7 @@ from sqlalchemy.orm import undefer
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES
 from sqlaqueue.notify_payloads import CLAIMED
-from sqlaqueue.postgresql.claim_scan import is_paused, planned_anew, planned_anew_for_many
+from sqlaqueue.postgresql.claim_scan import planned_anew, planned_anew_for_many, queue_paused
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONTROL
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sqlaqueue._typing import claim as claim  # noqa: PLC0414 - an explicit export, for type checkers
 else:
 
-    def claim(model: Any, n: int, /) -> Any:
+    def claim(model: Any, /, n: int) -> Any:
         """Return a statement that claims up to ``n`` due jobs in claim order and returns their instances.
 
         Under a strategy with leases, commit soon: other workers see the claim after the commit. Under a strategy that
@@ -154,7 +154,7 @@ def _request(
 ) -> ClaimRequest:
     spec, _, candidates, _ = selection
     if CONTROL in spec.side_tables:
-        candidates = candidates.where(~is_paused(spec))
+        candidates = candidates.where(~queue_paused(spec))
     # For a bound LIMIT a generic plan assumes a tenth of the table, and scans the table.
     limit = limit.render_literal_execute()
     return ClaimRequest(

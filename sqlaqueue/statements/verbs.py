@@ -14,7 +14,7 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.notify_payloads import Signal
-from sqlaqueue.postgresql.claim_scan import is_paused
+from sqlaqueue.postgresql.claim_scan import queue_paused
 from sqlaqueue.postgresql.side_tables import PAUSE, pause_row
 from sqlaqueue.postgresql.triggers import notification, wakes
 from sqlaqueue.queue.config import is_count
@@ -65,13 +65,13 @@ def resume(model: type[Any], /) -> Any:
     return deleted.returning(notification(spec, Signal.POLL)) if wakes(spec) else deleted
 
 
-def paused(model: type[Any], /) -> Any:
+def is_paused(model: type[Any], /) -> Any:
     """Return a SELECT of one boolean: whether the queue is paused.
 
     :raises NotAQueueError: if ``model`` is not a queue.
     """
-    spec, _ = _queue(model, "paused", CONTROL)
-    return sa.select(is_paused(spec).label("paused"))
+    spec, _ = _queue(model, "is_paused", CONTROL)
+    return sa.select(queue_paused(spec).label("paused"))
 
 
 def consumers(model: type[Any], /) -> Any:

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, registry
 
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.core.driver import adrive, drive
-from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait, adrive, drive
 from sqlaqueue.consumer.settings import check_handler, function_of, is_coroutine_function
 from sqlaqueue.exc import ConfigurationError, JobResult, StatementError, WaitTimeout
 from sqlaqueue.mapping.mixin import queue_spec

@@ -8,8 +8,7 @@ from typing import Any, TypeVar, overload
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sqlaqueue.consumer.core.driver import adrive
-from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait, adrive
 from sqlaqueue.consumer.core.waker import Deadlines, limit_connects
 from sqlaqueue.consumer.notifications.async_listener import AsyncListener, async_listener_of
 from sqlaqueue.consumer.tasks import wait_for_event

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, TypeVar, cast, overload
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, object_session
 
-from sqlaqueue.consumer.core.driver import drive
-from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait, drive
 from sqlaqueue.consumer.core.errors import is_connection_lost, may_recover
 from sqlaqueue.consumer.core.waker import Deadlines, limit_connects
 from sqlaqueue.consumer.notifications import listener

@@ -15,19 +15,19 @@ from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
     Consumer,
-    Distribution,
     Fair,
     Limit,
     QueueConfig,
     QueueMixin,
     Schedule,
+    Tick,
     Unique,
     claim,
-    tick_of,
     wait,
 )
 from sqlaqueue.admin import Cancelled, JobFilter, QueueAdmin, doctor
 from sqlaqueue.admin.changes import cancel_some, in_batches
+from sqlaqueue.citus import Distribution
 from sqlaqueue.cli.change import rescue
 from sqlaqueue.cli.inspect import why
 from sqlaqueue.consumer import pace
@@ -121,7 +121,7 @@ def test_schedules(own_engine: sa.Engine, place: str, *, skip_unfinished: bool) 
         "each-second", job, every=1, make=lambda tick: job(id=next(keys), tenant=2), skip_unfinished=skip_unfinished
     )
     queue, ran = Queue(own_engine, place, job), list[Any]()
-    with queue.consumer(lambda session, job: ran.append(tick_of(session, job)), schedules=[schedule]):
+    with queue.consumer(lambda session, job: ran.append(Tick.of(session, job)), schedules=[schedule]):
         wait_until(lambda: len(ran) >= 2)
     assert {tick.schedule for tick in ran} == {"each-second"}
     assert len({tick.at for tick in ran}) == len(ran)

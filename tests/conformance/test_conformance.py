@@ -8,8 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-import sqlaqueue.mariadb
-import sqlaqueue.sqlite
+import sqlaqueue
 from sqlaqueue.testing import StrategyConformance
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 from tests.conformance.__main__ import PAGE, page
@@ -46,8 +45,9 @@ class TestUpdateStatusOnSQLite(StrategyConformance):
     @classmethod
     def engine(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sa.Engine]:
         """Return an engine on a file that the tests of one class share."""
-        engine = sa.create_engine(f"sqlite:///{tmp_path_factory.mktemp('conformance') / 'jobs.db'}", pool_size=12)
-        sqlaqueue.sqlite.prepare(engine)
+        engine = sqlaqueue.prepare(
+            sa.create_engine(f"sqlite:///{tmp_path_factory.mktemp('conformance') / 'jobs.db'}", pool_size=12)
+        )
         event.listen(engine, "connect", _do_not_sync)
         yield engine
         engine.dispose()
@@ -69,8 +69,7 @@ class TestUpdateStatusOnMariaDB(StrategyConformance):
     def engine(cls, mariadb: MariaDBServer) -> Iterator[sa.Engine]:
         """Return an engine on a database that the tests of one class share."""
         with mariadb.database() as name:
-            engine = sa.create_engine(mariadb.url(name), pool_size=12)
-            sqlaqueue.mariadb.prepare(engine)
+            engine = sqlaqueue.prepare(sa.create_engine(mariadb.url(name), pool_size=12))
             yield engine
             engine.dispose()
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
-import sqlaqueue.sqlite
+import sqlaqueue
 from sqlaqueue import Constant, QueueConfig, QueueMixin
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
@@ -75,7 +75,7 @@ def models(strategy: str, *, notify: bool = True) -> Models:
 def prepared(engine: Any) -> Any:
     """Prepare an engine whose database is not PostgreSQL, and return it."""
     if engine.dialect.name == "sqlite":
-        sqlaqueue.sqlite.prepare(engine)
+        sqlaqueue.prepare(engine)
     return engine
 
 

@@ -574,7 +574,7 @@ def test_a_session_of_the_wrong_kind_is_refused(engine: sa.Engine) -> None:
 @pytest.mark.once
 def test_other_databases_and_drivers_are_refused() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"is for sqlite, and is not prepared; call sqlaqueue.sqlite.prepare\(engine\)"
+        ConfigurationError, match=r"is for sqlite, and is not prepared; call sqlaqueue.prepare\(engine\)"
     ):
         copy_in(Session(sa.create_engine("sqlite://")), Email, [{"id": 1}])
     # The engine does not connect.

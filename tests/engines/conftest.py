@@ -1,40 +1,31 @@
-"""A database of each engine, given as a URL, with the call that prepares an engine for it."""
+"""A database of each engine that has to be prepared, given as a URL."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-import sqlaqueue.mariadb
-import sqlaqueue.sqlite
+import sqlaqueue
 
 Sessions = Callable[[Any], sessionmaker[Session]]
 
 
-class Place(NamedTuple):
-    """A database, and how to prepare engines for it."""
-
-    url: str
-    prepare: Callable[[Any], None]
-
-
 @pytest.fixture(params=["sqlite", "mariadb"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
-        yield Place(f"sqlite:///{tmp_path / 'jobs.db'}", sqlaqueue.sqlite.prepare)
+        yield f"sqlite:///{tmp_path / 'jobs.db'}"
         return
     server = request.getfixturevalue("mariadb")
     with server.database() as name:
-        yield Place(server.url(name), sqlaqueue.mariadb.prepare)
+        yield server.url(name)
 
 
 @pytest.fixture
-def engine(place: Place) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(place.url)
-    place.prepare(engine)
+def engine(place: str) -> Iterator[sa.Engine]:
+    engine = sqlaqueue.prepare(sa.create_engine(place))
     yield engine
     engine.dispose()
 

@@ -13,13 +13,12 @@ from sqlalchemy.exc import StatementError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_column, sessionmaker
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-import sqlaqueue.mariadb
-import sqlaqueue.sqlite
+import sqlaqueue
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique, claim, complete, enqueue, retry
 from sqlaqueue.admin import QueueAdmin, doctor
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.web import Access, Dashboard
-from tests.engines.conftest import Place, Sessions
+from tests.engines.conftest import Sessions
 from tests.models import TEXT, make_job
 from tests.servers import Database
 
@@ -65,10 +64,10 @@ class Note(Base):
     at: Mapped[datetime] = mapped_column(sa.DateTime)
 
 
-def test_an_engine_with_options_is_prepared_with_the_one_it_was_made_from(place: Place) -> None:
-    engine = sa.create_engine(place.url)
+def test_an_engine_with_options_is_prepared_with_the_one_it_was_made_from(place: str) -> None:
+    engine = sa.create_engine(place)
     with_options = engine.execution_options(yield_per=None)
-    place.prepare(with_options)
+    sqlaqueue.prepare(with_options)
     for each in (engine, with_options, engine.execution_options(stream_results=False)):
         Base.metadata.create_all(each)
         with Session(each) as session:
@@ -229,7 +228,7 @@ def dialects(url: str) -> tuple[sa.Dialect, sa.Dialect]:
     """Return the dialect of an engine that is not prepared, and of one that is."""
     pytest.importorskip("pymysql")
     before, prepared = sa.create_engine(url), sa.create_engine(url)
-    (sqlaqueue.sqlite if "sqlite" in url else sqlaqueue.mariadb).prepare(prepared)
+    sqlaqueue.prepare(prepared)
     for each in (before, prepared):
         # As the first connection would find them.
         each.dialect.server_version_info = (11, 4) if "mariadb" in url else (3, 45)
@@ -274,7 +273,7 @@ def test_a_value_is_stored_and_read_as_before(type_: Any, value: object) -> None
     for prepares in (False, True):
         engine = sa.create_engine("sqlite://")
         if prepares:
-            sqlaqueue.sqlite.prepare(engine)
+            sqlaqueue.prepare(engine)
         table = sa.Table("one", sa.MetaData(), sa.Column("value", type_))
         with engine.connect() as connection:
             table.create(connection)
@@ -368,8 +367,7 @@ class Thumbnail(QueueMixin, TwoEngines):
 
 @pytest.fixture
 def file(tmp_path: Any) -> Iterator[sa.Engine]:
-    made = sa.create_engine(f"sqlite:///{tmp_path}/jobs.db")
-    sqlaqueue.sqlite.prepare(made)
+    made = sqlaqueue.prepare(sa.create_engine(f"sqlite:///{tmp_path}/jobs.db"))
     TwoEngines.metadata.create_all(made)
     yield made
     made.dispose()

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, mapped_column, sessionmaker
 
-import sqlaqueue.mariadb
+import sqlaqueue
 from sqlaqueue import Cancel, Consumer, Fail, JobExists, Retry, Snooze, Unique, cancel, enqueue
 from sqlaqueue.admin import JobFilter, QueueAdmin
 from sqlaqueue.consumer import pace
@@ -54,7 +54,7 @@ def new_job(job: Any, rng: random.Random) -> Any:
 def engine_of(url: str) -> sa.Engine:
     engine = sa.create_engine(url, pool_size=5)
     if engine.dialect.name == "mariadb":
-        sqlaqueue.mariadb.prepare(engine)
+        sqlaqueue.prepare(engine)
     return engine
 
 

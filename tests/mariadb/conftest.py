@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
-import sqlaqueue.mariadb
+import sqlaqueue
 from tests.mariadb.models import Base, UniqueBase
 from tests.mariadb.server import MariaDBServer
 
@@ -18,8 +18,7 @@ Prepared = Callable[..., sa.Engine]
 def created(mariadb: MariaDBServer, base: type[DeclarativeBase]) -> Iterator[str]:
     """Create a database with the tables of some models, which the tests of a module share."""
     with mariadb.database() as name:
-        engine = sa.create_engine(mariadb.url(name))
-        sqlaqueue.mariadb.prepare(engine)
+        engine = sqlaqueue.prepare(sa.create_engine(mariadb.url(name)))
         base.metadata.create_all(engine)
         engine.dispose()
         yield name
@@ -43,7 +42,7 @@ def prepared(url: Callable[[str], str]) -> Iterator[Prepared]:
 
     def make(**options: Any) -> sa.Engine:
         engines.append(sa.create_engine(url("mariadb+pymysql"), **options))
-        sqlaqueue.mariadb.prepare(engines[-1])
+        sqlaqueue.prepare(engines[-1])
         return engines[-1]
 
     yield make
@@ -53,16 +52,14 @@ def prepared(url: Callable[[str], str]) -> Iterator[Prepared]:
 
 @pytest.fixture
 async def async_engine(url: Callable[[str], str]) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(url("mariadb+asyncmy"))
-    sqlaqueue.mariadb.prepare(engine)
+    engine = sqlaqueue.prepare(create_async_engine(url("mariadb+asyncmy")))
     yield engine
     await engine.dispose()
 
 
 @pytest.fixture
 def engine(mariadb: MariaDBServer, tables: str) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(mariadb.url(tables), pool_size=20)
-    sqlaqueue.mariadb.prepare(engine)
+    engine = sqlaqueue.prepare(sa.create_engine(mariadb.url(tables), pool_size=20))
     yield engine
     with engine.begin() as connection:
         for table in reversed(Base.metadata.sorted_tables):
@@ -82,8 +79,7 @@ def unique_tables(mariadb: MariaDBServer) -> Iterator[str]:
 
 @pytest.fixture
 def unique_engine(mariadb: MariaDBServer, unique_tables: str) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(mariadb.url(unique_tables), pool_size=20)
-    sqlaqueue.mariadb.prepare(engine)
+    engine = sqlaqueue.prepare(sa.create_engine(mariadb.url(unique_tables), pool_size=20))
     yield engine
     with engine.begin() as connection:
         # DELETE marks the entries of an index, and an INSERT of the same key locks the gap beside such an entry.

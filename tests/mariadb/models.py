@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, Schedule, Unique
@@ -159,7 +160,7 @@ class Typed(QueueMixin, UniqueBase):
     number: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     name: Mapped[str] = mapped_column(sa.String(200), default="name")
     at: Mapped[datetime] = mapped_column(sa.DateTime(timezone=True))
-    second: Mapped[datetime] = mapped_column(sa.DateTime().with_variant(sa.dialects.mysql.DATETIME(fsp=0), "mariadb"))
+    second: Mapped[datetime] = mapped_column(sa.DateTime().with_variant(mysql.DATETIME(fsp=0), "mariadb"))
     day: Mapped[date] = mapped_column(default=date(2026, 1, 2))
     price: Mapped[Decimal] = mapped_column(sa.Numeric(10, 2), default=Decimal("1.50"))
     ref: Mapped[UUID] = mapped_column(default=UUID(int=7))

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-import sqlaqueue.mariadb
+import sqlaqueue
 from sqlaqueue import AsyncConsumer, Consumer, Retry, async_wait, cancel
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
@@ -77,8 +77,7 @@ def test_an_async_drain(url: Callable[[str], str], engine: sa.Engine) -> None:
         seen.append(job.id)
 
     async def drain() -> None:
-        own = create_async_engine(url("mariadb+asyncmy"))
-        sqlaqueue.mariadb.prepare(own)
+        own = sqlaqueue.prepare(create_async_engine(url("mariadb+asyncmy")))
         await AsyncConsumer(Job, handle, async_sessionmaker(own), concurrency=4).drain()
         await own.dispose()
 
@@ -158,8 +157,7 @@ def run_worker(actor: Actor, *, url: str) -> None:
         recorder.record("return", job.id, run=run)
 
     async def run_async() -> None:
-        engine = create_async_engine(url, pool_size=10)
-        sqlaqueue.mariadb.prepare(engine)
+        engine = sqlaqueue.prepare(create_async_engine(url, pool_size=10))
         consumer = AsyncConsumer(Job, for_async(handle), async_sessionmaker(engine), **options)
         record_events(consumer, recorder, options)
         await consumer.run()
@@ -168,8 +166,7 @@ def run_worker(actor: Actor, *, url: str) -> None:
     if "asyncmy" in url:
         asyncio.run(run_async())
         return
-    engine = sa.create_engine(url, pool_size=10)
-    sqlaqueue.mariadb.prepare(engine)
+    engine = sqlaqueue.prepare(sa.create_engine(url, pool_size=10))
     consumer = Consumer(Job, for_sync(handle), sessionmaker(engine), **options)
     record_events(consumer, recorder, options)
     consumer.run()
@@ -235,8 +232,7 @@ def test_the_server_is_killed_under_load(
 ) -> None:
     """What was committed is there after its recovery, and everything that has not ended is done again."""
     with MariaDBServer(tmp_path_factory.mktemp("killed"), mariadb.template) as server, server.database() as name:
-        engine = sa.create_engine(server.url(name))
-        sqlaqueue.mariadb.prepare(engine)
+        engine = sqlaqueue.prepare(sa.create_engine(server.url(name)))
         Base.metadata.create_all(engine)
         with Workers(tmp_path, engine, lambda driver: server.url(name, driver)) as workers:
             workers.start_workers("mariadb+pymysql", "mariadb+asyncmy")

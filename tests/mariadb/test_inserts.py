@@ -10,7 +10,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session, sessionmaker
 
-import sqlaqueue.mariadb
+import sqlaqueue
 from sqlaqueue import Consumer, Schedule, claim
 from sqlaqueue.admin import ScheduleAdmin
 from sqlaqueue.exc import DatabaseNotReadyError, StatementError
@@ -41,8 +41,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DBAPIError], str]] = {
 @pytest.fixture
 def items(url: Callable[[str], str]) -> Iterator[sa.Engine]:
     """An item with the code "a"."""
-    engine = sa.create_engine(url("mariadb+pymysql"))
-    sqlaqueue.mariadb.prepare(engine)
+    engine = sqlaqueue.prepare(sa.create_engine(url("mariadb+pymysql")))
     METADATA.create_all(engine)
     with engine.begin() as connection:
         connection.execute(sa.insert(ITEM).values(id=1, code="a", size=1))

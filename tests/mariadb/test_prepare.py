@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.pool import StaticPool
 
+import sqlaqueue
 import sqlaqueue.alembic
-import sqlaqueue.mariadb
 from sqlaqueue import Consumer, Fair, Limit, QueueConfig, QueueMixin, Rate, Unique, claim, complete, enqueue
 from sqlaqueue import Order as InOrder
 from sqlaqueue.consumer.core.errors import is_conflict, is_connection_lost, is_lock_or_timeout
@@ -36,21 +36,18 @@ from tests.models import add, new_base
 # -- without a server --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "postgresql+psycopg://", "mysql+mysqlconnector://"])
-def test_other_databases_and_drivers_are_refused(url: str) -> None:
-    if "mysql" in url:
-        engine: Any = SimpleNamespace(dialect=SimpleNamespace(name="mysql", driver="mysqlconnector"))
-    else:
-        engine = sa.create_engine(url)
-    with pytest.raises(ConfigurationError, match=r"use create_engine\('mariadb\+pymysql://"):
-        sqlaqueue.mariadb.prepare(engine)
+def test_other_drivers_are_refused() -> None:
+    module = SimpleNamespace(paramstyle="pyformat", version_info=(2, 2), constants=SimpleNamespace(FIELD_TYPE=None))
+    engine = sa.create_engine("mariadb+mysqldb://", module=module)
+    with pytest.raises(ConfigurationError, match=r"mariadb with mysqldb; use create_engine\('mariadb\+pymysql://"):
+        sqlaqueue.prepare(engine)
 
 
 @pytest.mark.parametrize("url", ["mariadb+pymysql://localhost/none", "mysql+pymysql://localhost/none"])
 def test_an_engine_that_is_not_prepared_is_refused(url: str) -> None:
     engine = sa.create_engine(url)
     statement = claim(Job, 1)
-    said = r"is not prepared; call sqlaqueue.mariadb.prepare\(engine\)"
+    said = r"is not prepared; call sqlaqueue.prepare\(engine\)"
     with pytest.raises(ConfigurationError, match=said):
         Consumer(Job, lambda *_: None, sessionmaker(engine)).drain()
     assert "FOR UPDATE" in str(statement)
@@ -92,9 +89,9 @@ def test_an_engine_with_connections_is_refused(url: Callable[[str], str], engine
     own = sa.create_engine(url("mariadb+pymysql"))
     own.connect().close()
     with pytest.raises(ConfigurationError, match="has connections already"):
-        sqlaqueue.mariadb.prepare(own)
+        sqlaqueue.prepare(own)
     own.dispose()
-    sqlaqueue.mariadb.prepare(engine)
+    sqlaqueue.prepare(engine)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +110,7 @@ def test_other_servers_are_refused(
     home = tmp_path_factory.mktemp("version")
     with MariaDBServer(home, mariadb.template, f"--version={version}") as server, server.database() as name:
         for use in ("connect", "session"):
-            engine = sa.create_engine(server.url(name, "mysql+pymysql"))
-            sqlaqueue.mariadb.prepare(engine)
+            engine = sqlaqueue.prepare(sa.create_engine(server.url(name, "mysql+pymysql")))
             refused = pytest.raises(ConfigurationError, match=rf"{said}; use MariaDB 10.6 or newer")
             with contextlib.nullcontext() if said is None else refused:
                 if use == "connect":
@@ -335,10 +331,12 @@ def test_engines_of_one_database_are_woken_together() -> None:
 
 
 def test_settings_of_the_server_that_would_stop_the_library(url: Callable[[str], str]) -> None:
-    engine = sa.create_engine(
-        url("mariadb+pymysql"), connect_args={"init_command": "SET SESSION sql_safe_updates = 1, sql_select_limit = 1"}
+    engine = sqlaqueue.prepare(
+        sa.create_engine(
+            url("mariadb+pymysql"),
+            connect_args={"init_command": "SET SESSION sql_safe_updates = 1, sql_select_limit = 1"},
+        )
     )
-    sqlaqueue.mariadb.prepare(engine)
     with Session(engine) as session:
         session.add_all([Job(payload="a"), Job(payload="a")])
         session.flush()
@@ -372,8 +370,7 @@ class File(QueueMixin, OldBase):
 @pytest.fixture(params=["latin1", "utf8mb3"])
 def old_engine(request: pytest.FixtureRequest, mariadb: MariaDBServer) -> Iterator[sa.Engine]:
     with mariadb.database() as name:
-        old_engine = sa.create_engine(mariadb.url(name))
-        sqlaqueue.mariadb.prepare(old_engine)
+        old_engine = sqlaqueue.prepare(sa.create_engine(mariadb.url(name)))
         with old_engine.begin() as connection:
             connection.execute(sa.text(f"ALTER DATABASE {name} CHARACTER SET {request.param}"))
         OldBase.metadata.create_all(old_engine)
@@ -426,7 +423,7 @@ import contextlib
 import sqlalchemy as sa
 from alembic import context
 
-import sqlaqueue.mariadb
+import sqlaqueue
 from tests.mariadb.models import Base, ByUuid, Job, Pair, Report
 
 QUEUES = {model.__tablename__ for model in (ByUuid, Job, Pair, Report)}
@@ -437,8 +434,7 @@ def include_object(object_, name, type_, reflected, compare_to):
 
 
 excluding = context.config.attributes["excluding"]
-engine = sa.create_engine(context.config.attributes["url"])
-sqlaqueue.mariadb.prepare(engine)
+engine = sqlaqueue.prepare(sa.create_engine(context.config.attributes["url"]))
 with contextlib.ExitStack() as stack:
     stack.callback(engine.dispose)
     connection = stack.enter_context(engine.connect())
@@ -494,8 +490,7 @@ def test_what_is_done_instead(project: Config, mariadb: MariaDBServer, database:
     assert [name for name in Base.metadata.tables if f"create_table('{name}'" in rest] == ["child", "effect"]
     command.upgrade(project, "head")
     assert revise(project, "nothing").read_text().count("    pass\n") == 2
-    engine = sa.create_engine(mariadb.url(database))
-    sqlaqueue.mariadb.prepare(engine)
+    engine = sqlaqueue.prepare(sa.create_engine(mariadb.url(database)))
     with Session(engine) as session:
         session.add(Job(id=1))
         session.commit()

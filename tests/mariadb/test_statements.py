@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, mapped_column, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
-import sqlaqueue.mariadb
+import sqlaqueue
 from sqlaqueue import QueueMixin, cancel, claim, complete, extend, purge, rescue, retry
 from sqlaqueue.exc import StatementError
 from sqlaqueue.queue.names import ATTEMPT
@@ -79,8 +79,7 @@ def test_uuid_keys_and_tokens(url: Callable[[str], str], tables: str, driver: st
     if driver == "mysql+pymysql":
         with engine.begin() as connection:
             ByUuid.__table__.drop(connection)
-    own = sa.create_engine(url(driver))
-    sqlaqueue.mariadb.prepare(own)
+    own = sqlaqueue.prepare(sa.create_engine(url(driver)))
     Base.metadata.create_all(own)
     keys = [uuid4() for _ in range(4)]
     enqueue(own, *(ByUuid(id=key) for key in keys))
@@ -266,8 +265,7 @@ def test_autocommit_is_refused_in_async_sessions(url: Callable[[str], str], engi
     enqueue(engine, Job(id=1))
 
     async def use() -> None:
-        own = create_async_engine(url("mariadb+asyncmy"), isolation_level="AUTOCOMMIT")
-        sqlaqueue.mariadb.prepare(own)
+        own = sqlaqueue.prepare(create_async_engine(url("mariadb+asyncmy"), isolation_level="AUTOCOMMIT"))
         async with AsyncSession(own) as session:
             for statement in (claim(Job, 1), sa.update(Job).values(payload="changed").returning(Job.id)):
                 with pytest.raises(StatementError, match=rf"^job: .*{REFUSED}"):
@@ -396,8 +394,7 @@ PHOTO: Any = Photo.__table__
 
 @pytest.fixture
 def photos(url: Callable[[str], str]) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(url("mariadb+pymysql"))
-    sqlaqueue.mariadb.prepare(engine)
+    engine = sqlaqueue.prepare(sa.create_engine(url("mariadb+pymysql")))
     PhotoBase.metadata.create_all(engine)
     add(engine, *(Photo(id=n, size=n) for n in range(1, 4)))
     yield engine

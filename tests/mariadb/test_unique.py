@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
-import sqlaqueue.mariadb
+import sqlaqueue
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Retry, Unique, async_enqueue, claim, enqueue, extend
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.errors import is_conflict
@@ -125,8 +125,7 @@ def test_null_is_a_value_like_others(unique_engine: sa.Engine) -> None:
 def test_a_twin_that_the_snapshot_does_not_have(
     mariadb: MariaDBServer, unique_tables: str, unique_engine: sa.Engine, level: Any
 ) -> None:
-    other = sa.create_engine(mariadb.url(unique_tables), isolation_level=level)
-    sqlaqueue.mariadb.prepare(other)
+    other = sqlaqueue.prepare(sa.create_engine(mariadb.url(unique_tables), isolation_level=level))
     with Session(other) as session, Session(unique_engine) as first:
         # The snapshot.
         session.scalar(sa.select(sa.func.count()).select_from(Mail))
@@ -357,8 +356,7 @@ def test_a_consumer_does_not_wait_for_a_twin_that_is_not_committed(
 
 def test_async_enqueue(mariadb: MariaDBServer, unique_tables: str, unique_engine: sa.Engine) -> None:
     async def run() -> None:
-        engine = create_async_engine(mariadb.url(unique_tables, "mariadb+asyncmy"))
-        sqlaqueue.mariadb.prepare(engine)
+        engine = sqlaqueue.prepare(create_async_engine(mariadb.url(unique_tables, "mariadb+asyncmy")))
         async with AsyncSession(engine) as session:
             jobs = [Order(key="a"), Order(key="b"), Order(key="a"), Order()]
             first, second, third, fourth = await async_enqueue(session, jobs)

@@ -30,9 +30,9 @@ from sqlaqueue import (
     enqueue,
     extend,
     fail,
+    is_paused,
     is_write,
     pause,
-    paused,
     purge,
     reconcile,
     release,
@@ -482,7 +482,7 @@ def test_every_verb_is_a_write(bench: Bench, engines: tuple[sa.Engine, sa.Engine
             assert session.scalars(verb).all() == [key], name
             session.commit()
         bench.execute("DELETE FROM job")
-    for read in (sa.select(model), paused(model), consumers(model), None):
+    for read in (sa.select(model), is_paused(model), consumers(model), None):
         assert not is_write(read)
     with session_class() as session:
         assert session.scalar(sa.text("SELECT pg_is_in_recovery()")) is True
@@ -496,7 +496,7 @@ def test_functions_need_no_hint(bench: Bench, engines: tuple[sa.Engine, sa.Engin
         session.commit()
         admin = QueueAdmin(session, model)
         admin.pause()
-        assert bench.execute(paused(model))
+        assert bench.execute(is_paused(model))
         # What only reads goes where the session reads.
         assert not admin.is_paused()
         admin.resume()

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import QueueMixin, Schedule, Scheduler
-from sqlaqueue.consumer.core.driver import drive
-from sqlaqueue.consumer.core.effects import ExecuteInOwnSession
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, drive
 from sqlaqueue.consumer.maintenance import firing
 from sqlaqueue.consumer.maintenance.firing import FiringProcess
 from sqlaqueue.schedules import fire as fire_module

@@ -6,7 +6,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-import sqlaqueue.sqlite
+import sqlaqueue
 from sqlaqueue import QueueConfig, QueueMixin, Schedule, Unique
 from tests.consumer.bench import Bench
 from tests.consumer.models import models, prepared
@@ -69,8 +69,7 @@ def do_nothing(session: Session, job: object) -> None:
 
 def made(path: Path) -> sessionmaker[Session]:
     """Return the sessions of a new file with the tables of all queues."""
-    engine = sa.create_engine(f"sqlite:///{path}")
-    sqlaqueue.sqlite.prepare(engine)
+    engine = sqlaqueue.prepare(sa.create_engine(f"sqlite:///{path}"))
     Base.metadata.create_all(engine)
     return sessionmaker(engine)
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Fail, Limit, QueueConfig, QueueMixin, cancel, claim, complete, rescue
+from sqlaqueue import Fail, Limit, QueueConfig, QueueMixin, cancel, claim, complete, prepare, rescue
 from sqlaqueue.admin import QueueAdmin, doctor
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
@@ -20,7 +20,6 @@ from sqlaqueue.consumer.maintenance.handlers_running import _take
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
-from sqlaqueue.sqlite import prepare
 from sqlaqueue.testing import crash, drain, enqueued, run_job, travel
 from sqlaqueue.web import Access, Dashboard
 from tests.cli.conftest import fill, sqlaqueue
@@ -108,8 +107,7 @@ def test_comments_before_a_statement(sessions: sessionmaker[Session]) -> None:
 
 def test_a_program_may_commit_each_statement(tmp_path: Path) -> None:
     made(tmp_path / "jobs.db").kw["bind"].dispose()
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/jobs.db", isolation_level="AUTOCOMMIT")
-    prepare(engine)
+    engine = prepare(sa.create_engine(f"sqlite:///{tmp_path}/jobs.db", isolation_level="AUTOCOMMIT"))
     with engine.connect() as connection:
         connection.execute(sa.insert(Email).values(to="kept"))
     with engine.connect() as connection:
@@ -235,8 +233,7 @@ def test_requests_are_taken_by_keys_of_any_type(tmp_path: Path) -> None:
         tenant = mapped_column(sa.String(10), primary_key=True)
         id = mapped_column(sa.Uuid(), primary_key=True)
 
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
-    prepare(engine)
+    engine = prepare(sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}"))
     base.metadata.create_all(engine)
     keys = [("a", uuid.UUID(int=1)), ("a", uuid.UUID(int=2)), ("b", uuid.UUID(int=1))]
     with Session(engine) as session:

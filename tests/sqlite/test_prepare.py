@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, mapped_column, sessionmaker
 from sqlalchemy.pool import StaticPool
 
+import sqlaqueue
 import sqlaqueue.alembic
-import sqlaqueue.sqlite
 from sqlaqueue import (
     AsyncConsumer,
     Consumer,
@@ -63,8 +63,7 @@ def make(strategy: str = "update_status", **config: Any) -> Any:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
-    sqlaqueue.sqlite.prepare(engine)
+    engine = sqlaqueue.prepare(sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}"))
     yield engine
     engine.dispose()
 
@@ -89,7 +88,7 @@ def test_an_option_is_refused_wherever_it_is_used(engine: sa.Engine, option: str
 async def test_an_option_is_refused_by_async_code(tmp_path: Path) -> None:
     config, message = REFUSED["limits"]
     engine, Job = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"), make(**config)  # noqa: N806 - a class
-    sqlaqueue.sqlite.prepare(engine)
+    sqlaqueue.prepare(engine)
 
     async def handle(session: Any, job: Any) -> None:
         """Do nothing."""
@@ -113,9 +112,9 @@ async def test_an_option_is_refused_by_async_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", [lambda job: claim(job, 1), cancel, rescue, purge])
 def test_an_engine_that_is_not_prepared_is_refused_with_the_line(tmp_path: Path, verb: Any) -> None:
     engine, Job = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}"), make()  # noqa: N806 - a class
-    with Session(engine) as session, pytest.raises(ConfigurationError, match=r"sqlaqueue\.sqlite\.prepare\(engine\)"):
+    with Session(engine) as session, pytest.raises(ConfigurationError, match=r"sqlaqueue\.prepare\(engine\)"):
         session.execute(verb(Job))
-    with pytest.raises(ConfigurationError, match=r"sqlaqueue\.sqlite\.prepare\(engine\)"):
+    with pytest.raises(ConfigurationError, match=r"sqlaqueue\.prepare\(engine\)"):
         Consumer(Job, lambda session, job: None, sessionmaker(engine)).run()
     engine.dispose()
 
@@ -124,7 +123,7 @@ def test_an_engine_that_is_not_prepared_is_refused_with_the_line(tmp_path: Path,
 def test_an_engine_that_is_not_prepared_creates_no_index_that_needs_it(option: str) -> None:
     config = {"unique": ({"unique": Unique("customer")}, ""), **REFUSED}[option][0]
     engine = sa.create_engine("sqlite://")
-    with pytest.raises(ConfigurationError, match=rf"Job: .*{option}=.*call sqlaqueue\.sqlite\.prepare\(engine\)"):
+    with pytest.raises(ConfigurationError, match=rf"Job: .*{option}=.*call sqlaqueue\.prepare\(engine\)"):
         make(**config).metadata.create_all(engine)
     assert sa.inspect(engine).get_table_names() == []
     engine.dispose()
@@ -145,17 +144,11 @@ def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
     monkeypatch.setattr(engine.dialect.dbapi, "sqlite_version_info", (3, 34, 1))
     with pytest.raises(ConfigurationError, match=r"SQLite 3\.34\.1 .*3\.35 or newer"):
-        sqlaqueue.sqlite.prepare(engine)
+        sqlaqueue.prepare(engine)
     # It was left as it was.
     with Session(engine) as session, pytest.raises(ConfigurationError, match="not prepared"):
         session.execute(claim(make(), 1))
     engine.dispose()
-
-
-def test_an_engine_of_another_database_is_refused() -> None:
-    engine = sa.create_engine("postgresql+psycopg://localhost/nowhere")
-    with pytest.raises(ConfigurationError, match="the engine is for postgresql"):
-        sqlaqueue.sqlite.prepare(engine)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +164,7 @@ def test_an_engine_of_another_database_is_refused() -> None:
 def test_a_consumer_refuses_a_database_in_memory(url: str, options: dict[str, Any]) -> None:
     """Its handlers would share one connection; ``drain()`` of the testing helpers needs one only."""
     engine, Job = sa.create_engine(url, **options), make()  # noqa: N806 - a class
-    sqlaqueue.sqlite.prepare(engine)
+    sqlaqueue.prepare(engine)
     Job.metadata.create_all(engine)
     with pytest.raises(ConfigurationError, match=r"in memory.*drain\(session, Model, handler\)"):
         Consumer(Job, lambda session, job: None, sessionmaker(engine)).run()
@@ -186,7 +179,7 @@ def test_a_consumer_refuses_a_database_in_memory(url: str, options: dict[str, An
 
 async def test_an_async_consumer_refuses_a_database_in_memory() -> None:
     engine, Job = create_async_engine("sqlite+aiosqlite://"), make()  # noqa: N806 - a class
-    sqlaqueue.sqlite.prepare(engine)
+    sqlaqueue.prepare(engine)
     ran: list[int] = []
 
     async def handle(session: Any, job: Any) -> None:
@@ -209,20 +202,19 @@ async def test_an_async_consumer_refuses_a_database_in_memory() -> None:
 
 
 def test_every_connection_is_set_up(tmp_path: Path) -> None:
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
-    sqlaqueue.sqlite.prepare(engine, busy_timeout=1.5)
-    sqlaqueue.sqlite.prepare(engine)
-    sqlaqueue.sqlite.prepare(engine, busy_timeout=1.5)
+    engine = sqlaqueue.prepare(sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}"), busy_timeout=1.5)
+    sqlaqueue.prepare(engine)
+    sqlaqueue.prepare(engine, busy_timeout=1.5)
     with pytest.raises(
         ConfigurationError, match=r"busy_timeout=30\): the engine has been prepared with busy_timeout=1\.5"
     ):
-        sqlaqueue.sqlite.prepare(engine, busy_timeout=30)
+        sqlaqueue.prepare(engine, busy_timeout=30)
     with engine.connect() as one, engine.connect() as two:
         for connection in (one, two):
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
             assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 1500
     # Again by another part of the program, when it has connected: nothing is left to be done.
-    sqlaqueue.sqlite.prepare(engine)
+    sqlaqueue.prepare(engine)
     engine.dispose()
 
 
@@ -234,8 +226,8 @@ async def test_transactions_are_those_of_the_engine(tmp_path: Path, *, autocommi
     path, options = tmp_path / "jobs.db", {"autocommit": autocommit}
     engine = sa.create_engine(f"sqlite:///{path}", connect_args=options)
     async_engine = create_async_engine(f"sqlite+aiosqlite:///{path}", connect_args=options)
-    sqlaqueue.sqlite.prepare(engine)
-    sqlaqueue.sqlite.prepare(async_engine)
+    sqlaqueue.prepare(engine)
+    sqlaqueue.prepare(async_engine)
     job.metadata.create_all(engine)
     with Session(engine) as session:
         session.add(job())
@@ -247,13 +239,13 @@ async def test_transactions_are_those_of_the_engine(tmp_path: Path, *, autocommi
         assert session.scalar(sa.select(job.status)) == "pending"
     engine.dispose()
     await async_engine.dispose()
-    opened = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(path, autocommit=autocommit))
-    sqlaqueue.sqlite.prepare(opened)
-    changed = sa.create_engine(f"sqlite:///{path}")
-    sqlaqueue.sqlite.prepare(changed)
+    opened = sqlaqueue.prepare(
+        sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(path, autocommit=autocommit))
+    )
+    changed = sqlaqueue.prepare(sa.create_engine(f"sqlite:///{path}"))
     sa.event.listen(changed, "connect", lambda connection, _: setattr(connection, "autocommit", autocommit))
     for refused in (opened, changed):
-        with pytest.raises(ConfigurationError, match=f"has autocommit={autocommit}, with which an engine"):
+        with pytest.raises(ConfigurationError, match=f"has autocommit={autocommit}, with which a prepared engine"):
             refused.connect()
 
 
@@ -262,13 +254,12 @@ def test_an_engine_that_has_connected_is_refused(tmp_path: Path) -> None:
     with engine.connect():
         pass
     with pytest.raises(ConfigurationError, match=r"has connections already.*right after create_engine\(\)"):
-        sqlaqueue.sqlite.prepare(engine)
+        sqlaqueue.prepare(engine)
     engine.dispose()
 
 
 async def test_every_async_connection_is_set_up(tmp_path: Path) -> None:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}")
-    sqlaqueue.sqlite.prepare(engine)
+    engine = sqlaqueue.prepare(create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"))
     async with engine.connect() as connection:
         assert (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar() == "wal"
         assert (await connection.exec_driver_sql("PRAGMA busy_timeout")).scalar() == 30_000
@@ -310,7 +301,7 @@ TYPES: list[tuple[Any, Any]] = [
 def test_a_moment_of_the_program_is_stored_and_read_as_before(type_: Any, value: Any, tmp_path: Path) -> None:
     table = sa.Table("note", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("at", type_))
     engines = [sa.create_engine(f"sqlite:///{tmp_path / 'notes.db'}") for _ in range(2)]
-    sqlaqueue.sqlite.prepare(engines[1])
+    sqlaqueue.prepare(engines[1])
     table.create(engines[0])
     for engine in engines:
         with engine.begin() as connection:
@@ -415,12 +406,12 @@ import contextlib
 import sqlalchemy as sa
 from alembic import context
 
-import sqlaqueue.sqlite
+import sqlaqueue
 from tests.sqlite.models import Base
 
 engine = sa.create_engine(context.config.get_main_option("sqlalchemy.url"))
 if context.config.attributes["prepared"]:
-    sqlaqueue.sqlite.prepare(engine)
+    sqlaqueue.prepare(engine)
 with contextlib.ExitStack() as stack:
     stack.callback(engine.dispose)
     connection = stack.enter_context(engine.connect())
@@ -463,8 +454,7 @@ def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Pa
     project.attributes["several"] = several
     revise(project, "create")
     command.upgrade(project, "head")
-    made = sa.create_engine(f"sqlite:///{tmp_path}/made.db")
-    sqlaqueue.sqlite.prepare(made)
+    made = sqlaqueue.prepare(sa.create_engine(f"sqlite:///{tmp_path}/made.db"))
     Base.metadata.create_all(made)
     made.dispose()
     assert schema(tmp_path / "jobs.db") == schema(tmp_path / "made.db")
@@ -478,5 +468,5 @@ def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Pa
 @pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
 def test_an_engine_that_is_not_prepared_is_refused(project: Config, *, several: bool) -> None:
     project.attributes |= {"prepared": False, "several": several}
-    with pytest.raises(ConfigurationError, match=r"env.py: .* call sqlaqueue.sqlite.prepare\(engine\)"):
+    with pytest.raises(ConfigurationError, match=r"env.py: .* call sqlaqueue.prepare\(engine\)"):
         revise(project, "create")

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, sessionmaker
 
-import sqlaqueue.sqlite
+import sqlaqueue
 from sqlaqueue import Consumer
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.engines import notifications
@@ -342,8 +342,7 @@ class Claims:
 def other_engine(request: pytest.FixtureRequest, bench: SQLiteBench) -> Iterator[sa.Engine]:
     """Another engine of this process on the same file, by another spelling of its path."""
     path = bench.file.path
-    engine = sa.create_engine(f"sqlite:///{request.param.format(path.parent, path.name)}")
-    sqlaqueue.sqlite.prepare(engine)
+    engine = sqlaqueue.prepare(sa.create_engine(f"sqlite:///{request.param.format(path.parent, path.name)}"))
     yield engine
     engine.dispose()
 

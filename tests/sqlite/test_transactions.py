@@ -14,7 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-import sqlaqueue.sqlite
+import sqlaqueue
 from sqlaqueue import Consumer, Retry, Scheduler, claim, complete, enqueue, fail
 from sqlaqueue.admin import JobFilter, QueueAdmin, ScheduleAdmin
 from sqlaqueue.exc import HandlerMisuseError
@@ -331,8 +331,8 @@ async def test_a_cancelled_claim_releases_the_write_lock(tmp_path: Path) -> None
     """Also between the UPDATE and the read of what it returns, when the traceback has the cursor."""
     async_engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}")
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
-    sqlaqueue.sqlite.prepare(async_engine)
-    sqlaqueue.sqlite.prepare(engine, busy_timeout=0.1)
+    sqlaqueue.prepare(async_engine)
+    sqlaqueue.prepare(engine, busy_timeout=0.1)
     Base.metadata.create_all(engine)
 
     async def claim_for_ever() -> None:
@@ -429,8 +429,7 @@ def test_a_handler_may_not_commit(sessions: sessionmaker[Session]) -> None:
 
 async def test_the_same_in_async_code(tmp_path: Path) -> None:
     made(tmp_path / "jobs.db").kw["bind"].dispose()
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}")
-    sqlaqueue.sqlite.prepare(engine)
+    engine = sqlaqueue.prepare(create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"))
 
     async def handle(own: AsyncSession, job: Email) -> None:
         await own.execute(sa.text("BEGIN IMMEDIATE"))

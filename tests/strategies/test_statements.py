@@ -107,7 +107,7 @@ def use_everything(model: Any, engine: sa.Engine) -> None:
         if spec_of(model).strategy.name == "delete_returning" and not spec_of(model).config.rows_are_messages:
             session.execute(sq.reconcile(model))
         session.execute(sq.pause(model))
-        session.execute(sq.paused(model))
+        session.execute(sq.is_paused(model))
         session.execute(sq.resume(model))
         session.commit()
     consumer: sq.Consumer[Any] = sq.Consumer(model, handle, sessions, poll_interval=0.05)
@@ -232,7 +232,7 @@ def statements() -> Iterator[Any]:
             "reconcile": sq.reconcile(model),
             "pause": sq.pause(model),
             "resume": sq.resume(model),
-            "paused": sq.paused(model),
+            "is_paused": sq.is_paused(model),
             "consumers": sq.consumers(model),
         }.items():
             yield pytest.param(statement, id=f"{name}-{kind}")

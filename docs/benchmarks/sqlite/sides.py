@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-import sqlaqueue.sqlite
+import sqlaqueue
 from docs.benchmarks.beside_raw.sides import LibrarySide, RawSide
 from sqlaqueue import QueueConfig, QueueMixin
 
@@ -99,7 +99,6 @@ class LibrarySqlite(LibrarySide):
         engine.dispose()
 
     def connect(self) -> sa.Engine:
-        engine = sa.create_engine(f"sqlite:///{self.path}")
-        sqlaqueue.sqlite.prepare(engine)
+        engine = sqlaqueue.prepare(sa.create_engine(f"sqlite:///{self.path}"))
         event.listen(engine, "connect", lambda one, _: one.execute(f"PRAGMA synchronous = {self.synchronous}"))
         return engine

@@ -1,18 +1,22 @@
 """Effects: the data that a routine yields to say what is to be done.
 
 A routine is a generator. It yields an effect (execute an operation, call the handler, wait) and is sent the result, so
-the order of operations, on which the guarantees rest, is written once for threads and tasks. The two drivers in
-:mod:`sqlaqueue.consumer.core.driver` carry effects out.
+the order of operations, on which the guarantees rest, is written once for threads and tasks. Two drivers,
+:func:`drive` for threads and :func:`adrive` for tasks, carry effects out and send their results. An exception of an
+effect is thrown into the routine, which decides what follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
 from dataclasses import dataclass
+from types import coroutine
 from typing import Any, Literal, NamedTuple, TypeVar
 
 S = TypeVar("S")
+E = TypeVar("E")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +80,66 @@ def require_session(session: S | None) -> S:
         msg = "this routine has no session of its own; run it by WithSession"
         raise RuntimeError(msg)
     return session
+
+
+# -- drivers -----------------------------------------------------------------------------------------------------------
+
+
+def drive(routine: Generator[E, Any, R], perform: Callable[[E], Any]) -> R:
+    """Run a routine to its end and return what it returns; ``perform`` carries one effect out."""
+    result: Any = None
+    raised: Exception | None = None
+    while True:
+        try:
+            effect = routine.send(result) if raised is None else routine.throw(raised)
+        except StopIteration as end:
+            returned: R = end.value
+            return returned
+        result = raised = None
+        try:
+            result = perform(effect)
+        except Exception as error:  # noqa: BLE001 - the routine decides what an error means
+            raised = error
+
+
+async def adrive(routine: Generator[E, Any, R], perform: Callable[[E], Awaitable[Any]]) -> R:
+    """Run a routine to its end in a task, like :func:`drive` in a thread, and return what it returns."""
+    result: Any = None
+    raised: Exception | None = None
+    while True:
+        try:
+            effect = routine.send(result) if raised is None else routine.throw(raised)
+        except StopIteration as end:
+            returned: R = end.value
+            return returned
+        result = raised = None
+        try:
+            result = await perform(effect)
+        except Exception as error:  # noqa: BLE001 - the routine decides what an error means
+            raised = error
+
+
+@coroutine
+def await_in(variables: Context, awaited: Coroutine[Any, Any, R]) -> Generator[Any, Any, R]:
+    """Await a coroutine with context variables of its own, in the task of the caller.
+
+    A task of its own would cost more than most of what a quick handler does.
+    """
+    step, value = awaited.send, None
+    try:
+        while True:
+            try:
+                waits_for = variables.run(step, value)
+            except StopIteration as end:
+                returned: R = end.value
+                return returned
+            try:
+                step, value = awaited.send, (yield waits_for)
+            except GeneratorExit:
+                variables.run(awaited.close)
+                raise
+            except BaseException as error:  # noqa: BLE001 - such as a cancellation, which is the coroutine's
+                step, value = awaited.throw, error
+    finally:
+        # The traceback of an exception that was thrown refers to this frame.
+        value = None

@@ -21,7 +21,6 @@ from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
-from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.listing import SHOWN, key_labels
@@ -62,12 +61,8 @@ class JobFilter:
     keys: tuple[str, ...] | None = None
 
 
-@requires_session
 def count(session: Session, model: type[Any], job_filter: JobFilter) -> dict[str, int]:
-    """Return the number of selected jobs by state, without states that have none.
-
-    :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
-    """
+    """Return the number of selected jobs by state, without states that have none."""
     return dict(counts(session, model, job_filter))
 
 
@@ -197,23 +192,17 @@ class Attempt:
         return None if self.started_at is None else (self.ended_at - self.started_at).total_seconds()
 
 
-@requires_session
 def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -> list[Attempt]:
-    """Return the ended attempts of one job, newest first; the job itself may be deleted already.
-
-    :param key: its primary key: a value, or a tuple for a composite key; texts are converted by the database.
-    :param limit: maximum number of attempts.
-    :raises StatementError: if the queue has no attempt history, or ``limit`` is not a positive integer.
-    """
+    """Return the ended attempts of one job, newest first; the job itself may be deleted already."""
     spec = select_jobs(model, "attempts").spec
     if ATTEMPT not in spec.side_tables:
         msg = (
-            f"attempts({spec.model.__name__}): the queue has no attempt history; turn it on with "
+            f"QueueAdmin.attempts(): {spec.model.__name__} has no attempt history; turn it on with "
             "QueueConfig(attempt_history=timedelta(days=14))"
         )
         raise StatementError(msg)
     if not is_count(limit):
-        msg = f"attempts(limit={limit!r}): the limit must be an integer of 1 or more"
+        msg = f"QueueAdmin.attempts(limit={limit!r}): give an integer of 1 or more"
         raise StatementError(msg)
     table = spec.side_tables[ATTEMPT]
     parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
@@ -245,13 +234,8 @@ class FailureGroup:
     """The keys of some of them, newest first."""
 
 
-@requires_session
 def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[FailureGroup]:
-    """Return the failed jobs in groups, the largest first.
-
-    :param examples: number of keys for each group.
-    :raises NotAQueueError: if ``model`` is not a queue.
-    """
+    """Return the failed jobs in groups, the largest first, each with the keys of some ``examples``."""
     spec = select_jobs(model, "failures").spec
     labels = key_labels(spec)
     jobs = filtered_jobs(model, JobFilter(states=("failed",))).subquery("sqlaqueue_jobs")
@@ -304,14 +288,8 @@ class JobInfo:
     lease_expires_at: datetime | None = None
 
 
-@requires_session
 def jobs(session: Session, model: type[Any], job_filter: JobFilter | None = None, *, limit: int = 20) -> list[JobInfo]:
-    """Return jobs of a queue, newest first: by the time when they finished or else were enqueued.
-
-    :param job_filter: selects jobs; None for all.
-    :param limit: maximum number of jobs.
-    :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
-    """
+    """Return jobs of a queue, newest first: by the time when they finished or else were enqueued."""
     spec = select_jobs(model, "jobs").spec
     found = filtered_jobs(model, job_filter or JobFilter()).subquery("sqlaqueue_jobs")
     moments = [found.c[role] for role in ("finished_at", "created_at") if role in found.c]
@@ -322,12 +300,8 @@ def jobs(session: Session, model: type[Any], job_filter: JobFilter | None = None
     return [_info(spec, row) for row in rows]
 
 
-@requires_session
 def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str, Any]] | None:
-    """Return one job, with the values of its row by column name; None if there is no such job.
-
-    :param key: its primary key: a value, or a tuple for a composite key; texts are converted by the database.
-    """
+    """Return one job, with the values of its row by column name; None if there is no such job."""
     info = job_info(session, model, key)
     return None if info is None else (info, _values(session, select_jobs(model, "job").spec, info))
 

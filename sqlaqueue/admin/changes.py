@@ -292,7 +292,13 @@ def _set_timeout(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Cancelled:
-    """The result of :meth:`QueueAdmin.cancel`. A key is a value, or a tuple for a composite primary key."""
+    """The result of :meth:`QueueAdmin.cancel`. A key is a value, or a tuple for a composite primary key.
+
+    ::
+
+        done = admin.cancel(select(Email).where(Email.to == "ada@example.com"))
+        print(len(done.cancelled), "cancelled,", len(done.asked), "running ones were asked to stop")
+    """
 
     cancelled: list[Any] = field(default_factory=list)
     """The jobs that were pending, and are cancelled now."""
@@ -454,7 +460,13 @@ def reconcile(session: Session, model: type[Any]) -> int:
 
 
 class Requeued(int):
-    """How many jobs are pending again. ``duplicates`` and ``left`` are empty unless the queue is unique."""
+    """How many jobs are pending again. ``duplicates`` and ``left`` are empty unless the queue is unique.
+
+    ::
+
+        done = admin.requeue(JobFilter(states=("failed",)))
+        print(done, "are pending again;", len(done.duplicates), "have a duplicate")
+    """
 
     duplicates: dict[Any, str]
     """The keys of jobs that have a duplicate, each with the duplicate's key as a text. They were cancelled, or left as

@@ -40,7 +40,14 @@ MISSING, NEW = "missing", "new"
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The result of :meth:`QueueAdmin.explain`; ``str()`` returns it as lines of text."""
+    """The result of :meth:`QueueAdmin.explain`; ``str()`` returns it as lines of text.
+
+    ::
+
+        explanation = admin.explain(1)
+        print(explanation)
+        print([reason.code for reason in explanation.reasons])
+    """
 
     queue: str
     key: Any

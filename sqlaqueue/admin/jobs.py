@@ -44,6 +44,12 @@ _KIND = r"^([[:alpha:]_]\w*(?:\.\w+)*):(?:\s|$)"
 class JobFilter:
     """Conditions that jobs of a queue have to meet, all of them.
 
+    ::
+
+        old = JobFilter(states=("failed",), older_than=timedelta(days=7), error="TimeoutError")
+        print(admin.count(old))
+        admin.requeue(old)
+
     :param states: the names of states; None for all.
     :param older_than: the minimum age.
     :param newer_than: the maximum age.
@@ -171,7 +177,13 @@ AttemptOutcome: TypeAlias = Literal["completed", "retried", "failed", "cancelled
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One ended attempt of a job; times are those of the database's clock."""
+    """One ended attempt of a job; times are those of the database's clock.
+
+    ::
+
+        for attempt in admin.attempts(1):
+            print(attempt.attempt, attempt.outcome, attempt.seconds, attempt.error)
+    """
 
     attempt: int
     """Its number, from 1. A released attempt does not count, so the next one has the same number."""
@@ -220,7 +232,13 @@ def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -
 
 @dataclass(frozen=True, kw_only=True)
 class FailureGroup:
-    """The failed jobs with one kind of error."""
+    """The failed jobs with one kind of error.
+
+    ::
+
+        for group in admin.failures():
+            print(group.count, "jobs failed with", group.kind, "such as", group.keys[0])
+    """
 
     kind: str
     """The name of the error's class, or the kind given to ``Fail(kind=...)``; ``other`` for a text that starts with
@@ -269,7 +287,13 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
-    """One job. Attributes that the queue leaves out are None."""
+    """One job. Attributes that the queue leaves out are None.
+
+    ::
+
+        for info in admin.jobs(JobFilter(states=("failed",)), limit=5):
+            print(info.key, info.attempts, info.last_error)
+    """
 
     queue: str
     key: Key

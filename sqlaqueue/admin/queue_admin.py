@@ -376,7 +376,7 @@ class AsyncQueueAdmin(_AsyncAdmin[QueueAdmin]):
 
     ::
 
-        async with AsyncSession(engine) as session:
+        async with AsyncSession(async_engine) as session:
             admin = AsyncQueueAdmin(session, Email)
             print((await admin.stats()).due)
             await admin.requeue(JobFilter(states=("failed",), error="TimeoutError"))
@@ -488,8 +488,8 @@ class ScheduleAdmin(_SyncAdmin):
     ::
 
         with Session(engine) as session:
-            admin = ScheduleAdmin(session, Report)
-            admin.add(Schedule("weekly", Report, cron="@weekly", values={"kind": "sales"}))
+            admin = ScheduleAdmin(session, Invoice)
+            admin.add(Schedule("weekly", Invoice, cron="@weekly", values={"amount": 10}))
             admin.edit("weekly", cron="0 6 * * 1", timezone="Europe/Berlin")
             for info in admin.list():
                 print(info.name, info.words, info.next_tick)
@@ -575,8 +575,8 @@ class AsyncScheduleAdmin(_AsyncAdmin[ScheduleAdmin]):
 
     ::
 
-        async with AsyncSession(engine) as session:
-            await AsyncScheduleAdmin(session, Report).pause("weekly")
+        async with AsyncSession(async_engine) as session:
+            print([info.name for info in await AsyncScheduleAdmin(session, Invoice).list()])
 
     :param session: an AsyncSession, or an async_scoped_session.
     :param model: a queue class.

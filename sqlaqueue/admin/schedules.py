@@ -29,7 +29,13 @@ _CHANGEABLE = ("cron", "every", "timezone", "values", "jitter", "catch_up", "gra
 
 @dataclass(frozen=True)
 class ScheduleInfo:
-    """A stored schedule."""
+    """A stored schedule.
+
+    ::
+
+        for info in schedules.list():
+            print(info.name, info.words, info.next_ticks(3))
+    """
 
     name: str
     queue: str

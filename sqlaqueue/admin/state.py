@@ -86,7 +86,13 @@ _MOST_KEYS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class KeyAtLimit:
-    """A key that has as many running jobs as its limit is, or more."""
+    """A key that has as many running jobs as its limit is, or more.
+
+    ::
+
+        for key in admin.stats().at_limit:
+            print(key.key, "runs", key.running, "of", key.most)
+    """
 
     key: dict[str, Any]
     """The values by attribute; empty for a limit of the whole queue."""
@@ -139,7 +145,13 @@ DEFAULT_LIMIT = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    """The result of :meth:`QueueAdmin.depth`. No number is higher than the limit that it was given."""
+    """The result of :meth:`QueueAdmin.depth`. No number is higher than the limit that it was given.
+
+    ::
+
+        depth = admin.depth(limit=10_000)
+        print(depth.due, "jobs are due, the oldest for", depth.oldest_due, "seconds")
+    """
 
     pending: int
     """The number of pending jobs, including those that an open transaction runs."""
@@ -218,7 +230,13 @@ _WITHOUT_STATUS = ("pending", "failed", "cancelled")
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """The result of :meth:`QueueAdmin.stats`."""
+    """The result of :meth:`QueueAdmin.stats`.
+
+    ::
+
+        stats = admin.stats()
+        print(stats.states, stats.due, stats.oldest_due, stats.consumers)
+    """
 
     queue: str
     strategy: str

@@ -81,10 +81,10 @@ def doctor(
 
     ::
 
-        for finding in doctor(session, Email, Order):
+        for finding in doctor(session, Email, Invoice):
             print(finding.severity, finding.code, finding.summary)
 
-    With an AsyncSession: ``await session.run_sync(doctor, Email, Order)``. It changes nothing: each statement is
+    With an AsyncSession: ``await session.run_sync(doctor, Email, Invoice)``. It changes nothing: each statement is
     executed in a read-only transaction with a timeout, and what it has set is reset at the end. A transaction of the
     session stays open, as after a SELECT.
 

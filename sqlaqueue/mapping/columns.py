@@ -59,9 +59,12 @@ def queue_column(role: str, type_: TypeEngine[Any] | type[TypeEngine[Any]] | Non
 
     ::
 
-        class Email(QueueMixin, Base):
-            status: Mapped[str]                                      # an attribute of the application
-            queue_status: Mapped[str] = queue_column("status")       # the status of the job
+        class Reminder(QueueMixin, Base):
+            __tablename__ = "reminder"
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            status: Mapped[str]  # an attribute of the application
+            queue_status: Mapped[str] = queue_column("status")  # the status of the job
             importance: Mapped[int] = queue_column("priority")
 
     This is the same as ``QueueConfig(columns={"status": "queue_status"})`` and can be combined with it. The library
@@ -163,7 +166,9 @@ def with_declared(cls: type[Any], config: QueueConfig) -> QueueConfig:
 
 def role_attributes(config: QueueConfig, strategy: ClaimStrategy) -> dict[str, str]:
     """Return role to attribute for the roles of a queue with this config."""
-    unused = (*OPT_IN_ROLES, *(LEASE_ROLES if strategy.holds_transaction else ()))
+    unused = {*OPT_IN_ROLES, *(LEASE_ROLES if strategy.holds_transaction else ())}
+    if config.order is not None:
+        unused.discard("started_at")
     attributes = {role: config.attribute_for(role, None if role in unused else role) for role in ROLES}
     return {role: attribute for role, attribute in attributes.items() if attribute is not None}
 

@@ -12,11 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.options import FINISHED, STATES, Fair, Limit, Order, Rate, States, Unique
+from sqlaqueue.queue.options import (
+    FINISHED,
+    STATES,
+    ConcurrencyLimit,
+    FairShare,
+    FlowRule,
+    InOrder,
+    RateLimit,
+    States,
+    Unique,
+    checked_flow_control,
+)
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.queue.strategy_protocol import Strategy
 
@@ -101,10 +113,10 @@ class QueueConfig:
     :param attempt_history: how long ended attempts are kept in the table ``sqlaqueue_attempt``, in seconds or as a
         timedelta; None for no history. Consumers write a row for each attempt, and delete older ones.
     :param unique: refuses a second job with the same values of some attributes, see :class:`~sqlaqueue.Unique`.
-    :param limits: how many jobs may run at once, see :class:`~sqlaqueue.Limit`.
-    :param rates: how many jobs may begin within a period, see :class:`~sqlaqueue.Rate`.
-    :param order: which jobs run strictly one after the other, see :class:`~sqlaqueue.Order`.
-    :param fair: which keys take turns, see :class:`~sqlaqueue.Fair`.
+    :param flow_control: a list of rules that hold jobs back, in any order:
+        :class:`~sqlaqueue.ConcurrencyLimit` limits how many jobs run at the same time, :class:`~sqlaqueue.RateLimit`
+        how many start within a period; with :class:`~sqlaqueue.InOrder` the jobs of a key run strictly one after the
+        other, with :class:`~sqlaqueue.FairShare` keys take turns.
     :param notify: whether enqueueing wakes idle Consumers by NOTIFY.
     :param name: the name of the queue in logs and side tables; the name of the table by default.
     :raises ConfigurationError: for invalid values.
@@ -122,10 +134,7 @@ class QueueConfig:
     retention: Mapping[str, Delay] = field(default_factory=dict)
     attempt_history: Delay | None = None
     unique: Unique | None = None
-    limits: Sequence[Limit] = ()
-    rates: Sequence[Rate] = ()
-    order: Order | None = None
-    fair: Fair | None = None
+    flow_control: Sequence[FlowRule] = ()
     notify: bool = True
     name: str | None = None
 
@@ -157,7 +166,7 @@ class QueueConfig:
             object.__setattr__(self, "adopt", MappingProxyType(dict(self.adopt)))
         self._check_rows_are_messages()
         self._check_unique()
-        self._check_flow_control()
+        object.__setattr__(self, "flow_control", checked_flow_control(self.flow_control))
         object.__setattr__(self, "retention", MappingProxyType(self._checked_retention()))
         object.__setattr__(self, "attempt_history", self._checked_attempt_history())
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
@@ -204,24 +213,6 @@ class QueueConfig:
             msg = f"QueueConfig(unique={unique!r}): use sqlaqueue.Unique('customer_id', 'kind')"
             raise ConfigurationError(msg)
 
-    def _check_flow_control(self) -> None:
-        examples = {"limits": (Limit, 'Limit(2, per="customer_id")'), "rates": (Rate, "Rate(10, every=1)")}
-        for option, (kind, example) in examples.items():
-            given: object = getattr(self, option)
-            if (
-                isinstance(given, str)
-                or not isinstance(given, Sequence)
-                or not all(isinstance(one, kind) for one in given)
-            ):
-                msg = f"QueueConfig({option}={given!r}): use a list, as in [{example}]"
-                raise ConfigurationError(msg)
-            object.__setattr__(self, option, tuple(given))
-        for option, kind in (("order", Order), ("fair", Fair)):
-            one: object = getattr(self, option)
-            if one is not None and not isinstance(one, kind):
-                msg = f'QueueConfig({option}={one!r}): use sqlaqueue.{kind.__name__}("customer_id")'
-                raise ConfigurationError(msg)
-
     def _checked_retention(self) -> dict[str, timedelta]:
         given: object = self.retention  # without a type checker, callers may pass any object
         if not isinstance(given, Mapping):
@@ -262,6 +253,26 @@ class QueueConfig:
             )
             raise ConfigurationError(msg)
         return timedelta(seconds=kept)
+
+    @cached_property
+    def limits(self) -> tuple[ConcurrencyLimit, ...]:
+        """The limits among the rules of flow control."""
+        return tuple(one for one in self.flow_control if isinstance(one, ConcurrencyLimit))
+
+    @cached_property
+    def rates(self) -> tuple[RateLimit, ...]:
+        """The rates among the rules of flow control."""
+        return tuple(one for one in self.flow_control if isinstance(one, RateLimit))
+
+    @cached_property
+    def order(self) -> InOrder | None:
+        """The rule that runs the jobs of a key one after the other; None without one."""
+        return next((one for one in self.flow_control if isinstance(one, InOrder)), None)
+
+    @cached_property
+    def fair(self) -> FairShare | None:
+        """The rule by which keys take turns; None without one."""
+        return next((one for one in self.flow_control if isinstance(one, FairShare)), None)
 
     def attribute_for(self, role: str, default: str | None = None) -> str | None:
         """Return the attribute that has a role, None if the role is left out.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import (
     DeclarativeBase,
@@ -21,9 +21,13 @@ from sqlalchemy.orm import (
 from sqlmodel import Field, SQLModel
 
 from sqlaqueue import (
+    ConcurrencyLimit,
     Enqueued,
+    FairShare,
+    InOrder,
     QueueConfig,
     QueueMixin,
+    RateLimit,
     States,
     Unique,
     async_enqueue,
@@ -123,6 +127,28 @@ async def async_enqueueing(session: AsyncSession) -> None:
     assert_type(await async_enqueue(session, Reminder(to="a")), list[Enqueued[Reminder]])
     [email] = await async_enqueue(session, [Reminder(to="a")])
     assert_type(email.job, Reminder)
+
+
+# -- type checks: flow control ------------------------------------------------------------------------------------
+
+
+def rules_are_given_in_a_list(tenant_limit: Select[tuple[int]]) -> None:
+    QueueConfig(flow_control=[ConcurrencyLimit(2, per="customer_id")])
+    QueueConfig(
+        flow_control=[
+            ConcurrencyLimit(tenant_limit, per=("tenant_id", "kind")),
+            RateLimit(10, every=timedelta(seconds=1), burst=20),
+            InOrder("document_id", on_failure="block"),
+            FairShare("customer_id", weight=None),
+        ]
+    )
+    limits = [ConcurrencyLimit(2), ConcurrencyLimit(10, per="host")]
+    rules = [*limits, InOrder("document_id")]
+    QueueConfig(flow_control=limits)
+    QueueConfig(flow_control=(*rules, RateLimit(10, every=1)))
+    QueueConfig(flow_control=InOrder("document_id"))  # type: ignore[arg-type] # no list
+    QueueConfig(flow_control=[Unique("document_id")])  # type: ignore[list-item] # no rule
+    InOrder("document_id", on_failure="stop")  # type: ignore[arg-type] # no such answer
 
 
 # -- type checks: queue attributes that are added, adopted and declared --------------------------------------------

@@ -30,7 +30,16 @@ class Distribution:
 
     Example::
 
-        Consumer(Task, run_task, sessions, distribution=Distribution("tenant", values=[1, 2, 3])).run()
+        class Task(QueueMixin, Base):
+            __tablename__ = "task"
+
+            tenant: Mapped[int] = mapped_column(primary_key=True)
+            id: Mapped[int] = mapped_column(primary_key=True)
+
+        tenants = Distribution("tenant", values=[1, 2, 3])
+        consumer = Consumer(Task, lambda session, task: print(task.id), sessions, distribution=tenants)
+
+    :raises ConfigurationError: without values.
     """
 
     attribute: str

@@ -59,9 +59,12 @@ def queue_column(role: str, type_: TypeEngine[Any] | type[TypeEngine[Any]] | Non
 
     ::
 
-        class Email(QueueMixin, Base):
-            status: Mapped[str]                                      # an attribute of the application
-            queue_status: Mapped[str] = queue_column("status")       # the status of the job
+        class Reminder(QueueMixin, Base):
+            __tablename__ = "reminder"
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            status: Mapped[str]  # an attribute of the application
+            queue_status: Mapped[str] = queue_column("status")  # the status of the job
             importance: Mapped[int] = queue_column("priority")
 
     This is the same as ``QueueConfig(columns={"status": "queue_status"})`` and can be combined with it. The library

@@ -379,6 +379,9 @@ class QueueCollector(ScrapeCollector):
 
     ::
 
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry()
         registry.register(QueueCollector([Email, Invoice], sessionmaker(engine)))
 
     Each queue is read in a read-only transaction of its own. What cannot be read, such as a table that is locked or
@@ -462,6 +465,14 @@ def metrics_app(
     It answers where it is mounted, and at any path that ends with ``/metrics``. It runs on asyncio, and its event loop
     does not wait for the database: an ``async_sessionmaker`` is used in the loop, a ``sessionmaker`` in a thread.
 
+    ::
+
+        from starlette.applications import Starlette
+
+        app = Starlette()
+        app.mount("/metrics", metrics_app([Email, Invoice], sessions))
+
+    :param models: the queue classes.
     :param session_factory: creates sessions, such as a ``sessionmaker(engine)`` or an ``async_sessionmaker(engine)``.
     :param registry: further metrics to serve, such as ``prometheus_client.REGISTRY``.
 
@@ -480,6 +491,13 @@ def metrics_app(
 
 class MetricsApp:
     """The ASGI application that :func:`metrics_app` returns.
+
+    It is made for itself where the metrics come from elsewhere::
+
+        async def collect():
+            return list(QueueCollector([Email], sessions).collect())
+
+        app = MetricsApp(collect, registry=None)
 
     :param collect: returns the metrics of the queues; in an event loop it is not called while a call is running.
     :param registry: further metrics.

@@ -47,6 +47,7 @@ class ConcurrencyLimit(FlowRule):
     Example::
 
         class Export(QueueMixin, Base):
+            __tablename__ = "export"
             __queue__ = QueueConfig(flow_control=[ConcurrencyLimit(2, per="customer_id"), ConcurrencyLimit(10)])
 
             id: Mapped[int] = mapped_column(primary_key=True)
@@ -79,6 +80,7 @@ class RateLimit(FlowRule):
     Example::
 
         class Call(QueueMixin, Base):
+            __tablename__ = "call"
             __queue__ = QueueConfig(flow_control=[RateLimit(10, every=1, per="host", burst=20)])
 
             id: Mapped[int] = mapped_column(primary_key=True)
@@ -129,6 +131,7 @@ class InOrder(FlowRule):
     Example::
 
         class Edit(QueueMixin, Base):
+            __tablename__ = "edit"
             __queue__ = QueueConfig(flow_control=[InOrder("document_id", on_failure="continue")])
 
             id: Mapped[int] = mapped_column(primary_key=True)
@@ -169,6 +172,7 @@ class FairShare(FlowRule):
     Example::
 
         class Import(QueueMixin, Base):
+            __tablename__ = "import"
             __queue__ = QueueConfig(flow_control=[FairShare("customer_id", weight=3)])
 
             id: Mapped[int] = mapped_column(primary_key=True)
@@ -275,6 +279,12 @@ class States:
     For an existing table give its own values: texts, integers or enum members. None means that the table has no value
     for the state; operations that need the state then raise an error.
 
+    ::
+
+        QueueConfig(states=States(pending="new", completed="done"))
+
+    It is imported beside ``QueueConfig``, in which a program writes it.
+
     :raises ConfigurationError: if two states have the same value.
     """
 
@@ -336,7 +346,12 @@ class Unique:
     Example::
 
         class Reminder(QueueMixin, Base):
+            __tablename__ = "reminder"
             __queue__ = QueueConfig(unique=Unique("customer_id", "kind"))
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            customer_id: Mapped[int]
+            kind: Mapped[str]
     """
 
     attributes: tuple[str, ...]

@@ -251,7 +251,7 @@ class Schedule(Generic[T]):
 
     Example::
 
-        nightly = Schedule("nightly", Report, cron="0 3 * * *", timezone="Europe/Berlin", values={"kind": "sales"})
+        nightly = Schedule("nightly", Invoice, cron="0 3 * * *", timezone="Europe/Berlin", values={"amount": 10})
     """
 
     def __init__(

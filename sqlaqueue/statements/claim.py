@@ -49,6 +49,12 @@ else:
         holds a transaction, the jobs belong to the transaction until it ends. Loader options such as
         ``selectinload()`` work on the select and on the returned statement; ``joinedload()`` has no effect.
 
+        ::
+
+            emails = session.scalars(claim(Email, 10)).all()
+            session.commit()
+            mine = session.scalars(claim(select(Email).where(Email.customer_id == 1), n=1)).one_or_none()
+
         :param model: a queue class, or ``select(Model).where(...)`` to claim only some of its jobs.
         :param n: the maximum number of jobs. A claim may return fewer while other workers claim; an empty result does
             not mean that the queue is empty.

@@ -53,6 +53,15 @@ def health_app(*consumers: ConsumerBase) -> AsgiApp:
     ``GET /live`` and ``GET /ready`` are answered with 200 or 503, and with the problems of each Consumer as JSON. It
     reads no database, so a database that does not answer cannot make it hang.
 
+    ::
+
+        from starlette.applications import Starlette
+
+        consumer = Consumer(Email, send, sessions)
+        app = Starlette()
+        app.mount("/health", health_app(consumer))
+
+    :param consumers: those of this process, of either kind.
     :raises ConfigurationError: without Consumers, or for anything else.
     """
     given: tuple[object, ...] = consumers  # without a type checker, callers may pass any object

@@ -320,6 +320,13 @@ class Dashboard:
 
     ::
 
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+
+        def access(request: Request) -> Access | None:
+            return Access(read=True, act=True, user="ada") if request.headers.get("x-user") == "ada" else None
+
+        app = Starlette()
         app.mount("/queues", Dashboard([Email, Invoice], sessionmaker(engine), access=access))
 
     :param models: the queue classes.

@@ -135,7 +135,20 @@ def _make_models(
 
 
 class QueueUnderTest:
-    """The tables of one queue while its context is open, and shorthands to work on them."""
+    """The tables of one queue while its context is open, and shorthands to work on them.
+
+    ::
+
+        with QueueUnderTest(engine, "update_status") as queue:
+            queue.enqueue(3)
+            with queue.session() as session:
+                assert len(queue.claim(session, 2)) == 2
+
+    :param engine: of a database in which the tables may be created and dropped.
+    :param strategy: the strategy as ``QueueConfig(strategy=...)`` takes it.
+    :param columns: the value of ``QueueConfig(columns=...)``.
+    :param composite: whether the key has two columns, ``tenant`` and ``id``.
+    """
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ _DECLARED = "__queue_declared__"
 
 @dataclass(frozen=True)
 class Declared:
-    """The declaration of one attribute by :func:`queue_column`."""
+    """The declaration of one attribute, by :func:`queue_column` or an annotation."""
 
     role: str
     attribute: str
@@ -67,7 +67,8 @@ def queue_column(role: str, type_: TypeEngine[Any] | type[TypeEngine[Any]] | Non
             queue_status: Mapped[str] = queue_column("status")  # the status of the job
             importance: Mapped[int] = queue_column("priority")
 
-    This is the same as ``QueueConfig(columns={"status": "queue_status"})`` and can be combined with it. The library
+    This is the same as ``QueueConfig(columns={"status": "queue_status"})`` and can be combined with it; for an optional
+    attribute, such as ``started_at``, it is the same as ``QueueConfig(extra_columns=...)`` as well. The library
     adds the column. A status annotated with an Enum has an Enum column: ``status: Mapped[Phase] =
     queue_column("status")``. In an SQLModel the annotation is the plain type: ``queue_status: str =
     queue_column("status")``.
@@ -86,7 +87,7 @@ def queue_column(role: str, type_: TypeEngine[Any] | type[TypeEngine[Any]] | Non
 
 
 def declared_in(cls: type[Any]) -> Mapping[str, Declared]:
-    """Return the declarations of a class and its bases by :func:`queue_column`, by role."""
+    """Return what a class and its bases declare by :func:`queue_column` and by annotations, by role."""
     found: dict[str, Declared] = dict(getattr(cls, _DECLARED, {}))
     hidden: set[str] = set()
     for base in cls.__mro__:

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Mapper
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.mapping.columns import (
     add_fields,
+    check_extra_columns,
     check_subclass,
     column_of,
     complete_table,
@@ -158,6 +159,7 @@ def _read_config(cls: type[Any]) -> tuple[QueueConfig, ClaimStrategy, Mapping[st
         raise ConfigurationError(msg)
     config = with_declared(cls, config)
     strategy = find_strategy(config.strategy)
+    check_extra_columns(cls.__name__, cls.__queue__.extra_columns, config, strategy)
     roles = role_attributes(config, strategy)
     strategy = strategy.for_roles(roles)
     _check_deletes_rows(cls.__name__, config, strategy)

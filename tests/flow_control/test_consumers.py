@@ -349,7 +349,7 @@ def test_a_job_that_runs_holds_no_slot_for_another_one(pool: sa.Engine, held: An
     ids=["status", "attempts", "run_at", "started_at", "deleted"],
 )
 def test_a_slot_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine, values: Any) -> None:
-    job = make_job(flow_control=[ConcurrencyLimit(1)], columns={"started_at": "started_at"}, **HELD["batch_select"])
+    job = make_job(flow_control=[ConcurrencyLimit(1)], extra_columns=("started_at",), **HELD["batch_select"])
     handlers = Handlers()
     create(pool, job)
     insert(pool, job, of_customers(1, 2))

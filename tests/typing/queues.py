@@ -45,6 +45,7 @@ from sqlaqueue import (
     rescue,
     retry,
 )
+from sqlaqueue.strategies.update_status import UpdateStatus
 
 
 class Base(DeclarativeBase):
@@ -195,6 +196,30 @@ def declared_attributes_are_typed(order: Order) -> None:
     assert_type(Order.queue_status, InstrumentedAttribute[str])
     assert_type(Order.queue_status == "failed", ColumnElement[bool])
     order.importance = "high"  # type: ignore[assignment] # what the test is about
+
+
+class Traced(QueueMixin, Base):
+    __tablename__ = "traced"
+    __queue__ = QueueConfig(extra_columns=("started_at", "traceparent"), columns={"traceparent": "trace"})
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    started_at: Mapped[datetime | None]
+    trace: Mapped[str | None]
+
+
+def annotated_attributes_are_typed(session: Session, traced: Traced) -> None:
+    assert_type(traced.started_at, datetime | None)
+    assert_type(traced.trace, str | None)
+    assert_type(session.scalars(select(Traced.started_at)).one(), datetime | None)
+    QueueConfig(extra_columns=["claimed_by"], strategy="batch_select")
+    QueueConfig(extra_columns=("status",))  # type: ignore[arg-type] # not optional
+    QueueConfig(extra_columns="started_at")  # type: ignore[arg-type] # no tuple
+
+
+def strategies_have_names(strategy: UpdateStatus) -> None:
+    QueueConfig(strategy="update_status")
+    QueueConfig(strategy=strategy)
+    QueueConfig(strategy="updatestatus")  # type: ignore[arg-type] # no such strategy
 
 
 class Parcel(QueueMixin, Base):

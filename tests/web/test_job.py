@@ -269,7 +269,7 @@ def test_tick_names_the_schedule(engine: sa.Engine, sessions: Any) -> None:
 
 def test_trace_is_shown(engine: sa.Engine, queues: Queues) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    model = new_queue(engine, columns={"traceparent": "traceparent"})
+    model = new_queue(engine, extra_columns=("traceparent",))
     add(engine, model(id=1, traceparent=f"00-{trace}-00f067aa0ba902b7-01"))
     assert life_of(engine, model).trace == trace
 

@@ -104,10 +104,12 @@ def _make_models(
             tenant = mapped_column(sa.String(10), primary_key=True)
         id = mapped_column(sa.Integer(), primary_key=True, autoincrement=False)
 
+    wanted: Any = strategy  # perhaps the name of another package's strategy
+
     class Job(QueueMixin, Keyed):
         __tablename__ = "conformance_job"
         __queue__ = QueueConfig(
-            strategy=strategy,
+            strategy=wanted,
             columns=dict(columns),
             rows_are_messages=("status", None) in columns,
             max_attempts=3,

@@ -42,9 +42,7 @@ class Email(QueueMixin, Base):
     """Leases, an attempt history, the time of the start."""
 
     __tablename__ = "email"
-    __queue__ = QueueConfig(
-        strategy="update_status", attempt_history=timedelta(days=14), columns={"started_at": "started_at"}
-    )
+    __queue__ = QueueConfig(strategy="update_status", attempt_history=timedelta(days=14), extra_columns=("started_at",))
 
     id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
     customer_id: Mapped[int] = mapped_column(sa.ForeignKey("customer.id"), index=True)

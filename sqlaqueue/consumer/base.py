@@ -29,7 +29,7 @@ from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
-from sqlaqueue.session_types import check_session_class, resolve_factory
+from sqlaqueue.sessions import check_session_class, resolve_factory
 
 
 class ConsumerBase:

@@ -27,9 +27,9 @@ from sqlaqueue.mapping.columns import queue_column
 from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.preparation import prepare
 from sqlaqueue.queue.config import QueueConfig
-from sqlaqueue.queue.options import Distribution, Fair, Limit, Order, Rate, States, Unique
+from sqlaqueue.queue.options import ConcurrencyLimit, FairShare, InOrder, RateLimit, States, Unique
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
-from sqlaqueue.schedules.schedule import Schedule, Tick, tick_of
+from sqlaqueue.schedules.schedule import Schedule, Tick
 from sqlaqueue.statements.claim import claim
 from sqlaqueue.statements.verbs import (
     cancel,
@@ -37,8 +37,8 @@ from sqlaqueue.statements.verbs import (
     consumers,
     extend,
     fail,
+    is_paused,
     pause,
-    paused,
     purge,
     reconcile,
     release,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from sqlaqueue.async_scheduler import AsyncScheduler
     from sqlaqueue.consumer.async_consumer import AsyncConsumer
     from sqlaqueue.consumer.consumer import Consumer
-    from sqlaqueue.consumer.core.events import JobEvent, PollEvent
+    from sqlaqueue.consumer.core.events import JobEvent
     from sqlaqueue.copy.copy_in import async_copy_in, copy_in
     from sqlaqueue.scheduler import Scheduler
     from sqlaqueue.unique.enqueue import async_enqueue
@@ -65,25 +65,23 @@ __all__ = [
     "AsyncConsumer",
     "AsyncScheduler",
     "Cancel",
+    "ConcurrencyLimit",
     "Constant",
     "Consumer",
-    "Distribution",
     "Enqueued",
     "Exponential",
     "Fail",
-    "Fair",
+    "FairShare",
+    "InOrder",
     "JobEvent",
     "JobExists",
     "JobFailed",
     "JobResult",
     "LeaseLost",
-    "Limit",
     "Linear",
-    "Order",
-    "PollEvent",
     "QueueConfig",
     "QueueMixin",
-    "Rate",
+    "RateLimit",
     "Retry",
     "RetryPolicy",
     "Schedule",
@@ -108,9 +106,9 @@ __all__ = [
     "exc",
     "extend",
     "fail",
+    "is_paused",
     "is_write",
     "pause",
-    "paused",
     "prepare",
     "purge",
     "queue_column",
@@ -120,7 +118,6 @@ __all__ = [
     "rescue",
     "resume",
     "retry",
-    "tick_of",
     "wait",
 ]
 
@@ -129,7 +126,6 @@ __all__ = [
 _LAZY = {
     "Consumer": "sqlaqueue.consumer.consumer",
     "JobEvent": "sqlaqueue.consumer.core.events",
-    "PollEvent": "sqlaqueue.consumer.core.events",
     "Scheduler": "sqlaqueue.scheduler",
     "copy_in": "sqlaqueue.copy.copy_in",
     "wait": "sqlaqueue.waiting.wait",

@@ -39,10 +39,11 @@ else:
 
 if TYPE_CHECKING:
     if MYPY:
+        from mypy_extensions import Arg  # mypy brings it along
 
         def _returning(
             _: Callable[[type[T]], TypedReturnsRows[R]],  # type: ignore[type-var, unused-ignore] # R is a tuple in 2.0 only
-        ) -> Callable[[type[T] | TypedReturnsRows[R], int], TypedReturnsRows[R]]:  # type: ignore[type-var, unused-ignore] # R is a tuple in 2.0 only
+        ) -> Callable[[type[T] | TypedReturnsRows[R], Arg(int, "n")], TypedReturnsRows[R]]:  # type: ignore[type-var, unused-ignore] # R is a tuple in 2.0 only
             raise NotImplementedError
 
         claim = _returning(select)
@@ -50,11 +51,11 @@ if TYPE_CHECKING:
 
         @overload
         def claim(
-            model: type[T], n: int, /, *, _: Callable[[type[T]], TypedReturnsRows[R]] = select
+            model: type[T], /, n: int, *, _: Callable[[type[T]], TypedReturnsRows[R]] = select
         ) -> TypedReturnsRows[R]: ...
         @overload
-        def claim(model: TypedReturnsRows[R], n: int, /) -> TypedReturnsRows[R]: ...
-        def claim(model: Any, n: int, /, **_: Any) -> Any: ...
+        def claim(model: TypedReturnsRows[R], /, n: int) -> TypedReturnsRows[R]: ...
+        def claim(model: Any, /, n: int, **_: Any) -> Any: ...
 
     class _Role(Generic[T]):
         @overload

@@ -24,6 +24,11 @@ from sqlaqueue.write_routing import execute, open_session
 class AsyncScheduler(SchedulerBase):
     """Fires schedules in an event loop; :class:`~sqlaqueue.Scheduler` has the parameters.
 
+    ::
+
+        async with AsyncScheduler(async_sessions, [daily]):
+            await async_session.execute(select(Email))  # the program goes on
+
     ``async with AsyncScheduler(...):`` runs it in a task until the block ends, and leaves signals to the program.
 
     :raises ConfigurationError: for an invalid argument.

@@ -331,7 +331,8 @@ def _shape(arguments: _Arguments) -> Shape:
     shape = PLAIN if arguments.model is None else shape_of(find_model(arguments.model))
     if arguments.strategy is None:
         return shape
-    return replace(shape, config=replace(shape.config, strategy=arguments.strategy))
+    name: Any = arguments.strategy  # perhaps that of another package's strategy
+    return replace(shape, config=replace(shape.config, strategy=name))
 
 
 @contextlib.contextmanager

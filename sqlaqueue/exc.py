@@ -19,7 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobResult(Generic[T]):
-    """The state of a job, as returned by ``wait()``."""
+    """The state of a job, as returned by ``wait()``.
+
+    ::
+
+        with Consumer(Email, send, sessions):
+            result = wait(sessions, Email, 1)
+        print(result.state, result.job, result.error)
+    """
 
     state: Literal["pending", "processing", "completed", "failed", "cancelled", "gone"]
     """``gone``: the row does not exist, or its status is not a value of the queue's states. If the queue deletes
@@ -139,6 +146,16 @@ class HandlerSignal(SqlaqueueError):
 class Retry(HandlerSignal):
     """Run the job again later; the attempt counts, and after the last one the job has failed.
 
+    ::
+
+        def send(session: Session, email: Email) -> None:
+            if email.attempts == 1:
+                raise Retry(timedelta(minutes=5), error="the server is busy")
+
+        Consumer(Email, send, sessions).run()
+
+    :func:`~sqlaqueue.retry` is the statement for jobs that a program has claimed itself.
+
     :param delay: seconds or :class:`~datetime.timedelta` from now; None uses the delay of the retry policy.
     :param error: the text for ``last_error``; None leaves it unchanged.
     """
@@ -151,6 +168,14 @@ class Retry(HandlerSignal):
 
 class Snooze(HandlerSignal):
     """Run the job again later; the attempt does not count.
+
+    ::
+
+        def send(session: Session, email: Email) -> None:
+            if datetime.now(UTC).hour < 8:
+                raise Snooze(timedelta(hours=1))
+
+        Consumer(Email, send, sessions).run()
 
     :param delay: seconds or :class:`~datetime.timedelta` from now.
     """
@@ -165,12 +190,15 @@ class Throttle(HandlerSignal):
 
     This is the answer to a service that has refused a call for some time, such as with the HTTP status 429::
 
-        raise Throttle(int(response.headers["Retry-After"]), rate="customer_id")
+        def send(session: Session, email: Email) -> None:
+            response = httpx.post("https://mail.example/send", json={"to": email.to})
+            if response.status_code == 429:
+                raise Throttle(int(response.headers["Retry-After"]), rate="customer_id")
 
     :param until: until when no job of the key begins: seconds or :class:`~datetime.timedelta` from now, or a
         :class:`~datetime.datetime` with a time zone.
-    :param rate: the attributes of a :class:`~sqlaqueue.Rate` of the queue, as its ``per`` names them. All rates with
-        this key are held back. None means those of the whole queue.
+    :param rate: the attributes of a :class:`~sqlaqueue.RateLimit` of the queue, as its ``per`` names them. All rates
+        with this key are held back. None means those of the whole queue.
     :raises ConfigurationError: if ``until`` is no such time, below zero or without a time zone, or ``rate`` is neither
         a name nor several. If the queue has no such rate, the attempt fails with this error.
     """
@@ -180,7 +208,7 @@ class Throttle(HandlerSignal):
         _check_until(until)
         names: object = () if rate is None else (rate,) if isinstance(rate, str) else rate
         if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
-            msg = f"Throttle(rate={rate!r}): give the name of an attribute, or several, as the per of the Rate has them"
+            msg = f"Throttle(rate={rate!r}): give the name of an attribute, or several, as in the per of the RateLimit"
             raise ConfigurationError(msg)
         self.until = until
         self.rate: tuple[str, ...] = tuple(names)
@@ -209,7 +237,15 @@ class Fail(HandlerSignal):
     """The job has failed, and is not retried.
 
     ``last_error`` becomes ``kind: reason``. Failed jobs are counted by kind, so put details into the reason:
-    ``Fail("order 1: no stock", kind="no_stock")``.
+    ``Fail("order 1: no stock", kind="no_stock")``::
+
+        def send(session: Session, email: Email) -> None:
+            if "@" not in email.to:
+                raise Fail(f"{email.to} is no address", kind="bad_address")
+
+        Consumer(Email, send, sessions).run()
+
+    :func:`~sqlaqueue.fail` is the statement for jobs that a program has claimed itself.
 
     :param reason: the text for ``last_error``.
     :param kind: the kind of failure: letters, digits, underscores and dots. By default the name of the class, ``Fail``.
@@ -229,6 +265,16 @@ class Fail(HandlerSignal):
 
 class Cancel(HandlerSignal):
     """The job is not needed any more, and is settled as cancelled.
+
+    ::
+
+        def send(session: Session, email: Email) -> None:
+            if email.customer_id is None:
+                raise Cancel("the customer is gone")
+
+        Consumer(Email, send, sessions).run()
+
+    :func:`~sqlaqueue.cancel` is the statement for other jobs than that of the handler.
 
     :param reason: the text for ``last_error``.
     """

@@ -108,7 +108,12 @@ class SchedulerBase:
 
 
 class Scheduler(SchedulerBase):
-    """Fires schedules.
+    """Fires schedules, in a process or a thread of its own.
+
+    ::
+
+        with Scheduler(sessions, [daily]):
+            session.execute(select(Email))  # the program goes on
 
     :param session_factory: creates sessions, such as a ``sessionmaker(engine)``.
     :param schedules: the Schedules of the program. They are written into the database at the start. Those that others

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlaqueue import Limit, QueueConfig, QueueMixin, Unique
+from sqlaqueue import ConcurrencyLimit, QueueConfig, QueueMixin, Unique
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.postgresql.catalog import LOCAL, Placement
 from sqlaqueue.postgresql.placement import reasons
@@ -77,7 +77,7 @@ def test_a_table_with_triggers_has_to_lose_them_before_it_is_distributed() -> No
         ({"strategy": "batch_select"}, "where strategy='batch_select' cannot hold rows"),
         ({"notify": True}, "of notify=True in QueueConfig; use notify=False, so that Consumers poll"),
         ({"unique": Unique("priority")}, "of unique in QueueConfig; leave it out"),
-        ({"limits": [Limit(1)]}, "of limits in QueueConfig; leave it out"),
+        ({"flow_control": [ConcurrencyLimit(1)]}, "of ConcurrencyLimit in QueueConfig; leave it out"),
     ],
 )
 @pytest.mark.parametrize("shard", [None, "tenant"], ids=["one shard", "distributed"])

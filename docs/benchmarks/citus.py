@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from docs.benchmarks.beside_raw.measures import Case, Make, Parts, cell, drains, enqueues, latency, medians, polled
 from docs.benchmarks.beside_raw.sides import LibrarySide, RawSide
-from sqlaqueue import Distribution
+from sqlaqueue.citus import Distribution
 from tests.citus.cluster import CitusDatabase, Cluster, major_version, running
 from tests.citus.conftest import schema_in
 from tests.citus.models import DISTRIBUTE, TENANTS, execute, models_for

@@ -41,7 +41,7 @@ class Plain(QueueMixin, Base):
 
 class Traced(QueueMixin, Base):
     __tablename__ = "traced"
-    __queue__ = QueueConfig(columns={"traceparent": "traceparent"})
+    __queue__ = QueueConfig(extra_columns=("traceparent",))
 
     id: Mapped[int] = mapped_column(primary_key=True)
 

@@ -35,7 +35,7 @@ from sqlaqueue.strategies.update_status import waits_for_duplicate
 @requires_session
 def paused(session: Session, model: type[Any]) -> bool:
     """Return whether a queue is paused."""
-    return bool(session.scalar(verbs.paused(model), bind_arguments=bind_arguments(model)))
+    return bool(session.scalar(verbs.is_paused(model), bind_arguments=bind_arguments(model)))
 
 
 @requires_session

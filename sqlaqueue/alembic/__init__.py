@@ -186,7 +186,7 @@ except ImportError as missing:
     raise ImportError(msg) from missing
 
 
-__all__ = ["NAME", "setup"]
+__all__ = ["NAME"]
 
 NAME = "alembic.autogenerate.sqlaqueue"
 """The name of the plug-in. Alembic includes all names that begin with ``alembic.autogenerate.`` by default."""

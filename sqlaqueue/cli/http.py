@@ -45,7 +45,7 @@ from sqlaqueue.log import fields, logger
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements import verbs
-from sqlaqueue.telemetry.health_app import LIVE, READY, health_response
+from sqlaqueue.telemetry.asgi import LIVE, READY, health_response
 from sqlaqueue.texts import printable
 
 # -- http server -------------------------------------------------------------------------------------------------------

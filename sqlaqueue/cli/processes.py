@@ -37,7 +37,7 @@ from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import check_dialect
-from sqlaqueue.telemetry.health_app import healths_of
+from sqlaqueue.telemetry.asgi import healths_of
 from sqlaqueue.texts import printable
 
 if TYPE_CHECKING:

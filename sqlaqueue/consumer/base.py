@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.citus import Distribution
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts, Health, health_of
 from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName, PollListener
 from sqlaqueue.consumer.sessions import check_engine, check_pool, check_shared_pool, check_two_phase
@@ -29,7 +30,6 @@ from sqlaqueue.consumer.settings import (
 from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.options import Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
 from sqlaqueue.schedules.schedule import Schedule
 from sqlaqueue.session_types import check_session_class, resolve_factory
@@ -77,7 +77,8 @@ class ConsumerBase:
     def on(self, event: Any, listener: Callable[[Any], object]) -> None:
         """Call ``listener`` with a :class:`~sqlaqueue.JobEvent` after each event of this name.
 
-        The event ``polled`` is no event of a job: its listeners get a :class:`~sqlaqueue.PollEvent` for each claim.
+        The event ``polled`` is no event of a job: its listeners get a :class:`~sqlaqueue.telemetry.PollEvent` for each
+        claim.
         Listeners run in the Consumer's threads or tasks, so keep them short. An exception of a listener is logged.
 
         :raises ConfigurationError: if there is no event of this name, or the listener cannot be called, or is a

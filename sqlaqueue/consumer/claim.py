@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
+from sqlaqueue.citus import SHARD
 from sqlaqueue.consumer.pace import Cursor, ScanCursor, ShardTurns
 from sqlaqueue.consumer.quarantine import Quarantine
 from sqlaqueue.consumer.sessions import IsolationLevel
@@ -20,7 +21,6 @@ from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, KEYS, LIMIT, ConsumerStatements
 from sqlaqueue.mapping.runs import record_run, run_of
 from sqlaqueue.postgresql.claim_scan import cursor_at
-from sqlaqueue.queue.options import SHARD
 from sqlaqueue.queue.run import Key
 
 _CONTENDED = 0.005, 0.025

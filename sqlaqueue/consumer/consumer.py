@@ -158,8 +158,8 @@ class Consumer(RunsInThread[T]):
         in the list stands for schedules that are only added at run time.
     :param middleware: callables around each call of a handler, outermost first: ``function(job, call)`` calls
         ``call()`` once and sees its result or exception. With ``batch=True`` it receives the list of jobs.
-    :param distribution: the :class:`~sqlaqueue.Distribution` of a table that Citus distributes by a column: the shards
-        that it serves in turn.
+    :param distribution: the :class:`~sqlaqueue.citus.Distribution` of a table that Citus distributes by a column: the
+        shards that it serves in turn.
     :raises ConfigurationError: for an invalid argument.
 
     ``with Consumer(...):`` runs it in a background thread until the block ends, and leaves signals to the program.

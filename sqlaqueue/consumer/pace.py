@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sqlaqueue.citus import Distribution
 from sqlaqueue.postgresql.claim_scan import FEW
-from sqlaqueue.queue.options import Distribution
 
 # -- batch sizer -------------------------------------------------------------------------------------------------------
 # A :class:`BatchSizer` is told how long handlers and claims took, and answers with numbers: about a second's work is
@@ -207,7 +207,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0
 
 
 class ShardTurns:
-    """Round robin over the values of a :class:`~sqlaqueue.Distribution`.
+    """Round robin over the values of a :class:`~sqlaqueue.citus.Distribution`.
 
     A claim begins with the value after the last one that had jobs, and leaves out those whose server is away: their
     errors would end each claim. Threads may claim at once: each change is atomic, and two claims that begin with the

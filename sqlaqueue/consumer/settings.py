@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Mapper
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.citus import SHARD, Distribution
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError, JobTimeout
 from sqlaqueue.postgresql.triggers import wakes
 from sqlaqueue.queue.config import check_lease, is_count
-from sqlaqueue.queue.options import SHARD, Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.schedule import ScheduleGroup, schedule_groups
@@ -275,7 +275,7 @@ class ConsumerSettings(NamedTuple):
     @property
     def has_flow_control(self) -> bool:
         """Whether limits, rates, an order or turns decide which jobs may begin."""
-        return bool(self.spec.flow_options)
+        return bool(self.spec.flow_rules)
 
     @property
     def connections(self) -> int:
@@ -367,7 +367,10 @@ def _check_distribution(spec: QueueSpec, distribution: Any) -> None:
     """Refuse shards of a table whose statements cannot be limited to one shard."""
     name = spec.model.__name__
     if not isinstance(distribution, Distribution):
-        msg = f"Consumer(distribution={distribution!r}): give a sqlaqueue.Distribution, with an attribute and values"
+        msg = (
+            f"Consumer(distribution={distribution!r}): give a sqlaqueue.citus.Distribution, with an attribute and "
+            "values"
+        )
         raise ConfigurationError(msg)
     attributes = [spec.mapper.get_property_by_column(column).key for column in spec.keys]
     if distribution.attribute not in attributes or len(attributes) == 1:
@@ -379,7 +382,7 @@ def _check_distribution(spec: QueueSpec, distribution: Any) -> None:
     refused = {
         f"strategy={spec.config.strategy!r}": spec.config.strategy != "update_status",
         "unique": spec.config.unique is not None,
-        " and ".join(spec.flow_options): bool(spec.flow_options),
+        " and ".join(spec.flow_rules): bool(spec.flow_rules),
         "retention": bool(spec.config.retention),
         "attempt_history": spec.config.attempt_history is not None,
     }

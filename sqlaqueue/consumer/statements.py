@@ -45,7 +45,7 @@ class ConsumerStatements:
 
     def __init__(self, settings: ConsumerSettings, *, excluding: bool = False) -> None:
         self._settings, self._spec, self._excluding = settings, settings.spec, excluding
-        self._flow = flow_control(self._spec) if self._spec.flow_options else None
+        self._flow = flow_control(self._spec) if self._spec.flow_rules else None
         self._selected = settings.selection.select
         self._quarantined = self._spec.strategy.quarantined(self._spec)
         self._limit, self._one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)

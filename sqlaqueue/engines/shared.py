@@ -34,8 +34,8 @@ class SharedEngine:
     """Whether an INSERT of several jobs, one of which is a duplicate, inserts none of them."""
     no_strategy: ClassVar[str]
     """Why no other strategy is available, as it follows the name of the database."""
-    no_option: ClassVar[Mapping[str, str]]
-    """The options of a queue that are not available, each with the reason, which may be empty."""
+    no_flow_control: ClassVar[Mapping[str, str]]
+    """Why each rule of flow control is not available, by the name of its class, as it follows that of the database."""
 
     needs_indexes: ClassVar[bool] = False
     """Whether a claim names its index, and so raises an error without it."""
@@ -57,14 +57,12 @@ class SharedEngine:
                 'QueueConfig(strategy="update_status")'
             )
             raise ConfigurationError(msg)
-        for option, reason in self.no_option.items():
-            if getattr(config, option):
-                because = f", {reason}" if reason else ""
-                msg = (
-                    f"{name}: QueueConfig({option}=...) is not available on {self.title}{because}; leave it out, or "
-                    "use PostgreSQL"
-                )
-                raise ConfigurationError(msg)
+        for rule in spec.flow_rules:
+            msg = (
+                f"{name}: QueueConfig(flow_control=[{rule}(...)]) is not available on {self.title}, "
+                f"{self.no_flow_control[rule]}; leave it out, or use PostgreSQL"
+            )
+            raise ConfigurationError(msg)
         for key in spec.keys:
             if isinstance(getattr(key.type, "impl_instance", key.type), sa.LargeBinary):
                 msg = (

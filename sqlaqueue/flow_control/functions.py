@@ -272,7 +272,7 @@ END
 # setting ``sqlaqueue.contended`` then says so.
 #
 # One trigger notifies Consumers that the end of a run may have made room for another job. With
-# ``Order(on_failure="cancel")`` another one cancels the jobs behind a failed one.
+# ``InOrder(on_failure="cancel")`` another one cancels the jobs behind a failed one.
 
 
 VERSION = 1

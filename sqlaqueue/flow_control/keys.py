@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.options import Fair, Limit, Number, Order, Rate
+from sqlaqueue.queue.options import ConcurrencyLimit, FairShare, InOrder, Number, RateLimit
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import key_hash
 
@@ -61,7 +61,7 @@ class JobKey:
 class KeyLimit(JobKey):
     """A limit of a queue."""
 
-    config: Limit
+    config: ConcurrencyLimit
 
     @property
     def most(self) -> sa.ColumnElement[int]:
@@ -77,7 +77,7 @@ class KeyLimit(JobKey):
 class KeyRate(JobKey):
     """A rate of a queue."""
 
-    config: Rate
+    config: RateLimit
 
     @property
     def interval(self) -> float:
@@ -98,7 +98,7 @@ class KeyRate(JobKey):
 class KeyOrder(JobKey):
     """The order of a queue."""
 
-    config: Order
+    config: InOrder
 
     @property
     def by(self) -> tuple[sa.Column[Any], ...]:
@@ -110,7 +110,7 @@ class KeyOrder(JobKey):
 class TurnKey(JobKey):
     """Whose jobs take turns."""
 
-    config: Fair
+    config: FairShare
 
     @property
     def weight(self) -> sa.ColumnElement[int]:
@@ -177,4 +177,4 @@ class FlowControl:
 
 def flow_control(spec: QueueSpec) -> FlowControl | None:
     """Return the flow control of a queue; None for a queue without any."""
-    return FlowControl(spec) if spec.flow_options else None
+    return FlowControl(spec) if spec.flow_rules else None

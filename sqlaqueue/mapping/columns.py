@@ -14,9 +14,9 @@ from __future__ import annotations
 import enum
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import sqlalchemy as sa
 from sqlalchemy.orm import (
@@ -32,7 +32,7 @@ from sqlalchemy.orm import (
 from sqlalchemy.types import TypeEngine
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.config import LEASE_ROLES, OPT_IN_ROLES, ROLES, QueueConfig, did_you_mean
+from sqlaqueue.queue.config import EXTRA_ROLES, LEASE_ROLES, ROLES, ExtraColumn, QueueConfig, did_you_mean
 from sqlaqueue.queue.options import States
 from sqlaqueue.queue.roles import COLUMNS, states_in
 from sqlaqueue.strategies import ClaimStrategy
@@ -46,7 +46,7 @@ _DECLARED = "__queue_declared__"
 
 @dataclass(frozen=True)
 class Declared:
-    """The declaration of one attribute by :func:`queue_column`."""
+    """The declaration of one attribute, by :func:`queue_column` or an annotation."""
 
     role: str
     attribute: str
@@ -59,12 +59,16 @@ def queue_column(role: str, type_: TypeEngine[Any] | type[TypeEngine[Any]] | Non
 
     ::
 
-        class Email(QueueMixin, Base):
-            status: Mapped[str]                                      # an attribute of the application
-            queue_status: Mapped[str] = queue_column("status")       # the status of the job
+        class Reminder(QueueMixin, Base):
+            __tablename__ = "reminder"
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            status: Mapped[str]  # an attribute of the application
+            queue_status: Mapped[str] = queue_column("status")  # the status of the job
             importance: Mapped[int] = queue_column("priority")
 
-    This is the same as ``QueueConfig(columns={"status": "queue_status"})`` and can be combined with it. The library
+    This is the same as ``QueueConfig(columns={"status": "queue_status"})`` and can be combined with it; for an optional
+    attribute, such as ``started_at``, it is the same as ``QueueConfig(extra_columns=...)`` as well. The library
     adds the column. A status annotated with an Enum has an Enum column: ``status: Mapped[Phase] =
     queue_column("status")``. In an SQLModel the annotation is the plain type: ``queue_status: str =
     queue_column("status")``.
@@ -83,7 +87,7 @@ def queue_column(role: str, type_: TypeEngine[Any] | type[TypeEngine[Any]] | Non
 
 
 def declared_in(cls: type[Any]) -> Mapping[str, Declared]:
-    """Return the declarations of a class and its bases by :func:`queue_column`, by role."""
+    """Return what a class and its bases declare by :func:`queue_column` and by annotations, by role."""
     found: dict[str, Declared] = dict(getattr(cls, _DECLARED, {}))
     hidden: set[str] = set()
     for base in cls.__mro__:
@@ -101,6 +105,21 @@ def declared_in(cls: type[Any]) -> Mapping[str, Declared]:
                 if other is None:
                     found[role] = Declared(role, attribute, type_ or (_enum_of(base, attribute, role)))
             hidden.add(attribute)
+    return found | {role: one for role, one in _annotated_in(cls).items() if role not in found}
+
+
+def _annotated_in(cls: type[Any]) -> dict[str, Declared]:
+    """Return the extra columns of a class that it, or a base, annotates without a value, by role."""
+    config: QueueConfig = cls.__queue__
+    found: dict[str, Declared] = {}
+    # The columns of an adopted table are the class's own.
+    for role in () if config.adopt is not None else config.extra_roles:
+        attribute = config.attribute_for(role, role)
+        names = ((base, {*vars(base), *inspect.get_annotations(base)}) for base in cls.__mro__)
+        base = next((base for base, defined in names if attribute in defined), None)
+        if attribute is not None and base is not None and attribute not in vars(base):
+            _check_annotation(cls, base, attribute, role)
+            found[role] = Declared(role, attribute, None)
     return found
 
 
@@ -120,15 +139,34 @@ def _enum_of(base: type[Any], attribute: str, role: str) -> TypeEngine[Any] | No
     """Return the column type of a status that is annotated with an Enum, otherwise None."""
     if role != "status":
         return None
+    annotation = _annotation(base, attribute)
+    return sa.Enum(annotation) if isinstance(annotation, type) and issubclass(annotation, enum.Enum) else None
+
+
+def _annotation(base: type[Any], attribute: str) -> Any:
+    """Return the Python type in the annotation of an attribute; None if there is none, or it cannot be evaluated."""
     annotation = inspect.get_annotations(base).get(attribute)
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, vars(sys.modules[base.__module__]), dict(vars(base)))  # noqa: S307 - like typing.get_type_hints(), which fails if it cannot evaluate another annotation
         except Exception:  # noqa: BLE001 - the name may be undefined yet, or defined for type checkers only
             return None
-    if get_origin(annotation) is Mapped:
-        (annotation,) = get_args(annotation)
-    return sa.Enum(annotation) if isinstance(annotation, type) and issubclass(annotation, enum.Enum) else None
+    while get_origin(annotation) in {Mapped, Annotated}:
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def _check_annotation(cls: type[Any], base: type[Any], attribute: str, role: str) -> None:
+    """Refuse an annotation that tells type checkers something else than what the column contains."""
+    found, wanted = _annotation(base, attribute), COLUMNS[role].annotation
+    if found not in (None, Any, wanted):
+        text = " | ".join("None" if one is type(None) else one.__name__ for one in get_args(wanted))
+        msg = (
+            f"{cls.__name__}.{attribute} is annotated with {found!r}, but the {role} of the queue is {text}; annotate "
+            f"it Mapped[{text}], or give the queue's {role} another name with "
+            f"QueueConfig(columns={{{role!r}: 'queue_{role}'}})"
+        )
+        raise ConfigurationError(msg)
 
 
 _Add = Callable[[type[Any], str, str, QueueConfig], None]
@@ -158,12 +196,45 @@ def with_declared(cls: type[Any], config: QueueConfig) -> QueueConfig:
         else:
             continue
         raise ConfigurationError(msg)
-    return replace(config, columns={**config.columns, **{role: one.attribute for role, one in declared.items()}})
+    extra: list[ExtraColumn] = [role for role in EXTRA_ROLES if role in declared and role not in config.extra_columns]
+    return replace(
+        config,
+        columns={**config.columns, **{role: one.attribute for role, one in declared.items()}},
+        extra_columns=(*config.extra_columns, *extra),
+    )
+
+
+def given_roles(strategy: ClaimStrategy) -> tuple[str, ...]:
+    """Return the roles that a queue has because of its strategy."""
+    return () if strategy.holds_transaction else LEASE_ROLES
+
+
+def check_extra_columns(model: str, given: Sequence[str], config: QueueConfig, strategy: ClaimStrategy) -> None:
+    """Refuse an extra column that the queue has anyway, and another name for one that it does not have.
+
+    :param given: the extra columns that the class names; those of ``config`` may contain declared ones as well.
+    :raises ConfigurationError: with the class, the attribute and the fix.
+    """
+    for role in given:
+        if role in given_roles(strategy):
+            msg = (
+                f"{model}: QueueConfig(extra_columns={tuple(given)!r}): with strategy={config.strategy!r} a queue has "
+                f"{role!r} anyway; leave it out"
+            )
+            raise ConfigurationError(msg)
+    for role in EXTRA_ROLES:
+        attribute = config.columns.get(role)
+        if attribute is not None and role not in (*config.extra_roles, *given_roles(strategy)):
+            msg = (
+                f"{model}: QueueConfig(columns={{{role!r}: {attribute!r}}}) names the attribute of {role!r}, which is "
+                f"optional; {config.fix_for(role)}"
+            )
+            raise ConfigurationError(msg)
 
 
 def role_attributes(config: QueueConfig, strategy: ClaimStrategy) -> dict[str, str]:
     """Return role to attribute for the roles of a queue with this config."""
-    unused = (*OPT_IN_ROLES, *(LEASE_ROLES if strategy.holds_transaction else ()))
+    unused = {*EXTRA_ROLES, *LEASE_ROLES} - config.extra_roles - set(given_roles(strategy))
     attributes = {role: config.attribute_for(role, None if role in unused else role) for role in ROLES}
     return {role: attribute for role, attribute in attributes.items() if attribute is not None}
 
@@ -219,7 +290,7 @@ def new_columns(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) -
         bases = ", ".join(["QueueMixin", *(base.__name__ for base in cls.__bases__ if base.__name__ != "QueueMixin")])
         msg = (
             f"class {cls.__name__}: QueueMixin must be the first base, class {cls.__name__}({bases}), or its "
-            f"attributes cannot {'be declared by queue_column()' if late else 'become fields'}"
+            f"attributes cannot {'be declared in the class' if late else 'become fields'}"
         )
         raise ConfigurationError(msg)
     return [_make(cls, role, attribute, config) for role, attribute in missing.items()]
@@ -285,8 +356,9 @@ def column_of(mapper: Mapper[Any], role: str, attribute: str, config: QueueConfi
 def _check_names(cls: type[Any], config: QueueConfig, roles: Mapping[str, str], present: set[str]) -> None:
     for role, attribute in roles.items():
         if role in present and attribute == role and role not in config.columns:
+            alone = "To let the queue add the column, annotate it without a value. " if role in EXTRA_ROLES else ""
             msg = (
-                f"{cls.__name__}.{role} has the name of a queue attribute. To use it as the queue's {role}, set "
+                f"{cls.__name__}.{role} has the name of a queue attribute. {alone}To use it as the queue's {role}, set "
                 f"QueueConfig(columns={{{role!r}: {role!r}}}); if it is something else, give the queue's {role} "
                 f"another name with QueueConfig(columns={{{role!r}: 'queue_{role}'}})"
             )

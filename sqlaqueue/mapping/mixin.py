@@ -19,6 +19,7 @@ from sqlalchemy.orm import Mapper
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.mapping.columns import (
     add_fields,
+    check_extra_columns,
     check_subclass,
     column_of,
     complete_table,
@@ -80,15 +81,28 @@ class QueueMixin(QueueAttributes):
 
     ::
 
-        class Email(QueueMixin, Base):
-            __tablename__ = "email"
+        class Report(QueueMixin, Base):
+            __tablename__ = "report"
             __queue__ = QueueConfig(strategy="update_status", max_attempts=5)
 
             id: Mapped[int] = mapped_column(primary_key=True)
-            to: Mapped[str]
+            kind: Mapped[str]
 
-    The queue attributes are added to the class, except as ``QueueConfig(columns=...)`` or ``QueueConfig(adopt=...)``
-    says. The strategy determines which of them are required; only strategies with leases have the lease attributes.
+    It adds these attributes with their columns, except as ``QueueConfig(columns=...)`` or ``QueueConfig(adopt=...)``
+    says:
+
+    - ``status``: the state of the job, one of the values of ``QueueConfig.states``;
+    - ``priority``: jobs with lower values run first; 0 by default;
+    - ``run_at``: the time from which the job can be claimed; ``now()`` of the database by default;
+    - ``attempts``: the number of started runs, without those that were released;
+    - ``max_attempts``: the limit of attempts of this job; None for that of the queue;
+    - ``last_error``: the text of the last error;
+    - ``created_at``, ``finished_at``: when the job was enqueued, and when it was completed, failed or cancelled;
+    - ``lease_token``, ``lease_expires_at``, ``claimed_by``: the claim, the time from which the job can be rescued,
+      and the worker; only under a strategy with leases.
+
+    ``QueueConfig(extra_columns=...)`` adds ``started_at`` and ``traceparent``. The strategy determines which of them
+    are required, and which indexes, triggers and tables of its own are added.
     """
 
     __queue__: ClassVar[QueueConfig] = QueueConfig()
@@ -145,6 +159,7 @@ def _read_config(cls: type[Any]) -> tuple[QueueConfig, ClaimStrategy, Mapping[st
         raise ConfigurationError(msg)
     config = with_declared(cls, config)
     strategy = find_strategy(config.strategy)
+    check_extra_columns(cls.__name__, cls.__queue__.extra_columns, config, strategy)
     roles = role_attributes(config, strategy)
     strategy = strategy.for_roles(roles)
     _check_deletes_rows(cls.__name__, config, strategy)

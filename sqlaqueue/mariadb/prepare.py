@@ -50,11 +50,11 @@ class MariaDB(SharedEngine):
         "Model.__table__.indexes"
     )
     needs_indexes = True
-    no_option: ClassVar[Mapping[str, str]] = {
-        "limits": "where a claim cannot count the running jobs of a key",
-        "rates": "where a claim cannot reserve the begin of a job",
-        "order": "where a claim cannot wait for the job before",
-        "fair": "where a claim cannot let keys take turns",
+    no_flow_control: ClassVar[Mapping[str, str]] = {
+        "ConcurrencyLimit": "where a claim cannot count the running jobs of a key",
+        "RateLimit": "where a claim cannot reserve the start of a job",
+        "InOrder": "where a claim cannot wait for the job before",
+        "FairShare": "where a claim cannot let keys take turns",
     }
 
     def __init__(self, name: str) -> None:

@@ -50,6 +50,13 @@ def instrument(
     Call it before the Consumer runs; a second call for a Consumer has no effect. The other middleware of the Consumer
     runs inside of the span.
 
+    ::
+
+        consumer = Consumer(Email, send, sessions)
+        instrument(consumer)
+        consumer.run()
+
+    :param consumer: a Consumer or an AsyncConsumer.
     :param tracer_provider: makes the tracer; the global one by default.
     :param meter_provider: makes the meter; the global one by default.
     :raises ConfigurationError: for anything but a Consumer.

@@ -275,6 +275,13 @@ def instrument_sessions(
 ) -> None:
     """Make a span, and count messages, when sessions insert jobs; a second call for them has no effect.
 
+    ::
+
+        instrument_sessions(sessions)
+        with sessions() as session:
+            session.add(Email(to="ada@example.com"))
+            session.commit()  # within the span "send email"
+
     :param sessions: a ``sessionmaker``, an ``async_sessionmaker``, or a subclass of Session.
     :param tracer_provider: makes the tracer; the global one by default.
     :param meter_provider: makes the meter; the global one by default.

@@ -96,7 +96,7 @@ def cursor_at(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
     return {f"{CURSOR}_{number}": value for number, value in enumerate(values)}
 
 
-def is_paused(spec: QueueSpec) -> sa.ColumnElement[bool]:
+def queue_paused(spec: QueueSpec) -> sa.ColumnElement[bool]:
     """Return the condition that a queue is paused. It names no column of the job, so it runs once a statement."""
     table = spec.side_tables[CONTROL]
     paused = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)

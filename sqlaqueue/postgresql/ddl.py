@@ -184,7 +184,7 @@ _NO_TRIGGERS = "triggers are not supported on distributed tables"
 _OBJECTS = "_sqlaqueue_objects"
 _SPEC = "_sqlaqueue_spec"
 
-_WITH_INDEXES = ("unique", "limits", "rates", "order", "fair")
+_WITH_INDEXES = ("unique", "flow_control")
 """The options of a queue whose indexes are written for PostgreSQL."""
 
 

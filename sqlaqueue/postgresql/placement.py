@@ -110,7 +110,7 @@ def _on_shards(spec: QueueSpec, table: str) -> Iterator[str]:
     refused = {
         "notify=True": config.notify,
         "unique": config.unique is not None,
-        " and ".join(spec.flow_options): bool(spec.flow_options),
+        " and ".join(spec.flow_rules): bool(spec.flow_rules),
         "attempt_history": config.attempt_history is not None,
     }
     for option, is_used in refused.items():

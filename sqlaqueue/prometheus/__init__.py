@@ -38,10 +38,20 @@ _HERE = Path(__file__).parent
 
 
 def dashboard() -> str:
-    """Return the Grafana dashboard, as the JSON that Grafana imports."""
+    """Return the Grafana dashboard, as the JSON that Grafana imports.
+
+    ::
+
+        Path("sqlaqueue.json").write_text(dashboard())
+    """
     return (_HERE / "dashboard.json").read_text(encoding="utf-8")
 
 
 def alerts() -> str:
-    """Return the alert rules, as a rule file of Prometheus in YAML."""
+    """Return the alert rules, as a rule file of Prometheus in YAML.
+
+    ::
+
+        Path("sqlaqueue.rules.yml").write_text(alerts())
+    """
     return (_HERE / "alerts.yml").read_text(encoding="utf-8")

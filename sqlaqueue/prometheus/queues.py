@@ -23,7 +23,6 @@ from sqlalchemy.orm import Session
 from sqlaqueue import admin
 from sqlaqueue.admin.jobs import JobFilter, bind_arguments
 from sqlaqueue.admin.state import DEFAULT_LIMIT, is_paused, keys_at_limit, live_consumers, missing_indexes
-from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.effects import adrive, drive
 from sqlaqueue.consumer.core.waker import Deadlines
@@ -37,6 +36,7 @@ from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.session_types import makes_async, resolve_factory
+from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.write_routing import execute, open_session
 
 
@@ -379,6 +379,9 @@ class QueueCollector(ScrapeCollector):
 
     ::
 
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry()
         registry.register(QueueCollector([Email, Invoice], sessionmaker(engine)))
 
     Each queue is read in a read-only transaction of its own. What cannot be read, such as a table that is locked or
@@ -462,6 +465,14 @@ def metrics_app(
     It answers where it is mounted, and at any path that ends with ``/metrics``. It runs on asyncio, and its event loop
     does not wait for the database: an ``async_sessionmaker`` is used in the loop, a ``sessionmaker`` in a thread.
 
+    ::
+
+        from starlette.applications import Starlette
+
+        app = Starlette()
+        app.mount("/metrics", metrics_app([Email, Invoice], sessions))
+
+    :param models: the queue classes.
     :param session_factory: creates sessions, such as a ``sessionmaker(engine)`` or an ``async_sessionmaker(engine)``.
     :param registry: further metrics to serve, such as ``prometheus_client.REGISTRY``.
 
@@ -480,6 +491,13 @@ def metrics_app(
 
 class MetricsApp:
     """The ASGI application that :func:`metrics_app` returns.
+
+    It is made for itself where the metrics come from elsewhere::
+
+        async def collect():
+            return list(QueueCollector([Email], sessions).collect())
+
+        app = MetricsApp(collect, registry=None)
 
     :param collect: returns the metrics of the queues; in an event loop it is not called while a call is running.
     :param registry: further metrics.

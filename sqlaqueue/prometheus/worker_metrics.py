@@ -30,6 +30,13 @@ def instrument(consumer: ConsumerBase, *, registry: CollectorRegistry = REGISTRY
 
     Call it before the Consumer runs. Several Consumers share the metrics of a registry, told apart by ``queue``.
 
+    ::
+
+        consumer = Consumer(Email, send, sessions)
+        instrument(consumer)
+        consumer.run()
+
+    :param consumer: a Consumer or an AsyncConsumer.
     :param registry: exports the metrics; the default registry of ``prometheus_client`` by default.
     :raises ConfigurationError: for anything but a Consumer.
     """

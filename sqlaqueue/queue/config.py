@@ -12,11 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.options import FINISHED, STATES, Fair, Limit, Order, Rate, States, Unique
+from sqlaqueue.queue.options import (
+    FINISHED,
+    STATES,
+    ConcurrencyLimit,
+    FairShare,
+    FlowRule,
+    InOrder,
+    RateLimit,
+    States,
+    Unique,
+    checked_flow_control,
+)
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.queue.strategy_protocol import Strategy
 
@@ -40,8 +52,12 @@ ROLES = (
 LEASE_ROLES = ("lease_token", "lease_expires_at", "claimed_by")
 """The roles that only strategies with leases use."""
 
-OPT_IN_ROLES = ("started_at", "traceparent")
-"""The roles that a queue has only if its config names them."""
+ExtraColumn = Literal["started_at", "traceparent", "claimed_by"]
+
+EXTRA_ROLES: tuple[ExtraColumn, ...] = get_args(ExtraColumn)
+"""The roles that a queue has only if its config asks for them; ``claimed_by`` is there anyway where leases are."""
+
+StrategyName = Literal["update_status", "delete_returning", "batch_select"]
 
 _SHORTEST_LEASE = 1.0
 _LONGEST_LEASE = 366 * 86400.0
@@ -78,7 +94,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 class QueueConfig:
     """The configuration of a queue.
 
-    :param strategy: the name of a claim strategy, or an instance of one.
+    :param strategy: how jobs are claimed: the name of a strategy, or an instance of one.
+
+        ``"update_status"``, the default: the claim sets the status and a lease; no transaction is open while a handler
+        runs. It suits handlers that take long, or that do anything outside the database.
+
+        ``"batch_select"``: a transaction holds the rows of the jobs while their handlers run. It suits short handlers
+        that read and write rows of the same database.
+
+        ``"delete_returning"``: as ``"batch_select"``, but jobs are claimed from a small table of messages. It suits job
+        tables that are large, wide, or written by other programs.
     :param max_attempts: how often a job is attempted before it fails for good. The ``max_attempts`` of a row overrides
         it.
     :param lease: how long a claim is valid unless it is extended, in seconds or as a timedelta. Consumers extend the
@@ -88,6 +113,10 @@ class QueueConfig:
     :param columns: changes the attributes that ``QueueMixin`` adds: ``{"status": "queue_status"}`` renames the
         attribute, ``{"status": "status"}`` uses an attribute that the class defines itself, and ``{"priority": None}``
         leaves the role out. Roles that are not named get an attribute of the same name.
+    :param extra_columns: the optional attributes that the queue has as well: ``"started_at"``, when the last run
+        started; ``"traceparent"``, the trace of the transaction that enqueued the job; and ``"claimed_by"``, the worker
+        that ran the job last, for strategies without leases. For type checkers the class may annotate them, without a
+        value: ``started_at: Mapped[datetime | None]``.
     :param adopt: makes an existing table a queue without adding columns: ``{"status": "state", "run_at": "due"}``
         names the attribute of the class for each role. Roles that are not named are left out. It cannot be combined
         with ``columns``.
@@ -101,20 +130,21 @@ class QueueConfig:
     :param attempt_history: how long ended attempts are kept in the table ``sqlaqueue_attempt``, in seconds or as a
         timedelta; None for no history. Consumers write a row for each attempt, and delete older ones.
     :param unique: refuses a second job with the same values of some attributes, see :class:`~sqlaqueue.Unique`.
-    :param limits: how many jobs may run at once, see :class:`~sqlaqueue.Limit`.
-    :param rates: how many jobs may begin within a period, see :class:`~sqlaqueue.Rate`.
-    :param order: which jobs run strictly one after the other, see :class:`~sqlaqueue.Order`.
-    :param fair: which keys take turns, see :class:`~sqlaqueue.Fair`.
+    :param flow_control: a list of rules that hold jobs back, in any order:
+        :class:`~sqlaqueue.ConcurrencyLimit` limits how many jobs run at the same time, :class:`~sqlaqueue.RateLimit`
+        how many start within a period; with :class:`~sqlaqueue.InOrder` the jobs of a key run strictly one after the
+        other, with :class:`~sqlaqueue.FairShare` keys take turns.
     :param notify: whether enqueueing wakes idle Consumers by NOTIFY.
     :param name: the name of the queue in logs and side tables; the name of the table by default.
     :raises ConfigurationError: for invalid values.
     """
 
-    strategy: str | Strategy = "update_status"
+    strategy: StrategyName | Strategy = "update_status"
     max_attempts: int = 5
     lease: Delay = timedelta(minutes=1)
     retry: RetryPolicy = field(default_factory=Exponential)
     columns: Mapping[str, str | None] = field(default_factory=dict)
+    extra_columns: Sequence[ExtraColumn] = ()
     adopt: Mapping[str, str] | None = None
     rows_are_messages: bool = False
     states: States = field(default_factory=States)
@@ -122,10 +152,7 @@ class QueueConfig:
     retention: Mapping[str, Delay] = field(default_factory=dict)
     attempt_history: Delay | None = None
     unique: Unique | None = None
-    limits: Sequence[Limit] = ()
-    rates: Sequence[Rate] = ()
-    order: Order | None = None
-    fair: Fair | None = None
+    flow_control: Sequence[FlowRule] = ()
     notify: bool = True
     name: str | None = None
 
@@ -152,12 +179,13 @@ class QueueConfig:
             msg = f"QueueConfig(notify={self.notify!r}): use True or False"
             raise ConfigurationError(msg)
         self._check_columns()
+        object.__setattr__(self, "extra_columns", self._checked_extra_columns())
         if self.adopt is not None:
             self._check_adopt(self.adopt)
             object.__setattr__(self, "adopt", MappingProxyType(dict(self.adopt)))
         self._check_rows_are_messages()
         self._check_unique()
-        self._check_flow_control()
+        object.__setattr__(self, "flow_control", checked_flow_control(self.flow_control))
         object.__setattr__(self, "retention", MappingProxyType(self._checked_retention()))
         object.__setattr__(self, "attempt_history", self._checked_attempt_history())
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
@@ -168,6 +196,30 @@ class QueueConfig:
             msg = f"QueueConfig(columns={given!r}): map each queue attribute to the name of an attribute, or None"
             raise ConfigurationError(msg)
         _check_roles("columns", given)
+
+    def _checked_extra_columns(self) -> tuple[ExtraColumn, ...]:
+        given: object = self.extra_columns  # without a type checker, callers may pass any object
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            names = f"({given!r},)" if isinstance(given, str) else "('started_at',)"
+            msg = f"QueueConfig(extra_columns={given!r}): use a tuple of names, as in {names}"
+            raise ConfigurationError(msg)
+        what = f"QueueConfig(extra_columns={tuple(given)!r})"
+        for name in given:
+            if name not in EXTRA_ROLES:
+                why = "is not optional" if name in ROLES else "is not a queue attribute"
+                hint = "" if name in ROLES else did_you_mean(str(name), EXTRA_ROLES)
+                msg = f"{what}: {name!r} {why}; use some of {', '.join(EXTRA_ROLES)}{hint}"
+                raise ConfigurationError(msg)
+            if given.count(name) > 1:
+                msg = f"{what}: {name!r} is named twice; leave one of them out"
+                raise ConfigurationError(msg)
+            if self.adopt is not None:
+                msg = f"{what}: adopt= adds no columns; name the column of the table there, adopt={{{name!r}: ...}}"
+                raise ConfigurationError(msg)
+            if self.columns.get(name, name) is None:
+                msg = f"{what}: it contradicts columns={{{name!r}: None}}; leave out one of the two"
+                raise ConfigurationError(msg)
+        return tuple(given)
 
     def _check_adopt(self, given: object) -> None:
         if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given.values()):
@@ -203,24 +255,6 @@ class QueueConfig:
         if unique is not None and not isinstance(unique, Unique):
             msg = f"QueueConfig(unique={unique!r}): use sqlaqueue.Unique('customer_id', 'kind')"
             raise ConfigurationError(msg)
-
-    def _check_flow_control(self) -> None:
-        examples = {"limits": (Limit, 'Limit(2, per="customer_id")'), "rates": (Rate, "Rate(10, every=1)")}
-        for option, (kind, example) in examples.items():
-            given: object = getattr(self, option)
-            if (
-                isinstance(given, str)
-                or not isinstance(given, Sequence)
-                or not all(isinstance(one, kind) for one in given)
-            ):
-                msg = f"QueueConfig({option}={given!r}): use a list, as in [{example}]"
-                raise ConfigurationError(msg)
-            object.__setattr__(self, option, tuple(given))
-        for option, kind in (("order", Order), ("fair", Fair)):
-            one: object = getattr(self, option)
-            if one is not None and not isinstance(one, kind):
-                msg = f'QueueConfig({option}={one!r}): use sqlaqueue.{kind.__name__}("customer_id")'
-                raise ConfigurationError(msg)
 
     def _checked_retention(self) -> dict[str, timedelta]:
         given: object = self.retention  # without a type checker, callers may pass any object
@@ -263,6 +297,31 @@ class QueueConfig:
             raise ConfigurationError(msg)
         return timedelta(seconds=kept)
 
+    @cached_property
+    def limits(self) -> tuple[ConcurrencyLimit, ...]:
+        """The limits among the rules of flow control."""
+        return tuple(one for one in self.flow_control if isinstance(one, ConcurrencyLimit))
+
+    @cached_property
+    def rates(self) -> tuple[RateLimit, ...]:
+        """The rates among the rules of flow control."""
+        return tuple(one for one in self.flow_control if isinstance(one, RateLimit))
+
+    @cached_property
+    def order(self) -> InOrder | None:
+        """The rule that runs the jobs of a key one after the other; None without one."""
+        return next((one for one in self.flow_control if isinstance(one, InOrder)), None)
+
+    @cached_property
+    def fair(self) -> FairShare | None:
+        """The rule by which keys take turns; None without one."""
+        return next((one for one in self.flow_control if isinstance(one, FairShare)), None)
+
+    @cached_property
+    def extra_roles(self) -> frozenset[str]:
+        """The optional roles that the queue has: those of ``extra_columns``, and what its flow control needs."""
+        return frozenset(self.extra_columns) | ({"started_at"} if self.order is not None else set())
+
     def attribute_for(self, role: str, default: str | None = None) -> str | None:
         """Return the attribute that has a role, None if the role is left out.
 
@@ -280,9 +339,11 @@ class QueueConfig:
             return f"name its column with QueueConfig(adopt={{{role!r}: ...}})"
         if role == "status" and self.rows_are_messages:
             return "leave out rows_are_messages=True"
-        if role not in self.columns:
-            return f"add it with QueueConfig(columns={{{role!r}: {role!r}}})"
-        return f"remove {role!r}: None from QueueConfig(columns=...)"
+        if self.columns.get(role, role) is None:
+            return f"remove {role!r}: None from QueueConfig(columns=...)"
+        if role in EXTRA_ROLES:
+            return f"add it with QueueConfig(extra_columns={(*self.extra_columns, role)!r})"
+        return f"add it with QueueConfig(columns={{{role!r}: {role!r}}})"
 
 
 def _check_roles(option: str, given: Mapping[Any, Any]) -> None:

@@ -1,89 +1,18 @@
-"""The values of ``QueueConfig``: states, unique jobs, limits, rates, order, fairness, and shards."""
+"""The values of ``QueueConfig``: states, unique jobs and the rules of flow control."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, Literal
-
-import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.retry_policies import Delay, seconds
 
-# -- distribution ------------------------------------------------------------------------------------------------------
-# The shards of a distributed table that a Consumer serves: :class:`Distribution`.
-
-
-SHARD = "sqlaqueue_shard"
-"""The parameter of a claim with the value whose jobs it claims."""
-
-
-_PYTHON_TYPES: Sequence[tuple[type[Any], type[Any]]] = ((sa.Integer, int), (sa.Enum, object), (sa.String, str))
-"""What the values of a column are, by its type; other types convert more than one kind of value."""
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """The attribute by whose column Citus distributes a queue's table, and its values that a Consumer serves in turn.
-
-    A claim takes jobs of one value, since Citus locks rows on one shard only. The next claim begins with the value
-    after it, so each value is served after at most one claim of each other value.
-
-    Example::
-
-        Consumer(Task, run_task, sessions, distribution=Distribution("tenant", values=[1, 2, 3])).run()
-    """
-
-    attribute: str
-    """The name of the attribute; it is a part of the primary key."""
-    values: Iterable[Any] | Callable[[], Iterable[Any]]
-    """The values, or a function that returns them. It is called at each claim and rescue, so it must be quick."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.values, str) or not (callable(self.values) or isinstance(self.values, Iterable)):
-            msg = (
-                f"Distribution({self.attribute!r}, {self.values!r}): give the values to serve as a list, or a function "
-                "that returns them"
-            )
-            raise ConfigurationError(msg)
-        if not callable(self.values):
-            # An iterator would be empty at the second claim.
-            object.__setattr__(self, "values", tuple(self.values))
-            if not self.values:
-                msg = f"Distribution({self.attribute!r}, []): give at least one value to serve"
-                raise ConfigurationError(msg)
-
-    def check(self, column: sa.ColumnElement[Any]) -> None:
-        """Refuse values that no row can have: each claim would fail.
-
-        :param column: the column of the attribute.
-        :raises ConfigurationError: if the values are not those of the column, or the function returns none.
-        """
-        called = f"Distribution({self.attribute!r}, values)"
-        try:
-            values = self.current_values()
-        except (DBAPIError, OSError):
-            # The function asks a server, which may answer later.
-            raise
-        except Exception as error:
-            msg = f"{called}: give a list of values, or a function that returns one; it raised {error!r}"
-            raise ConfigurationError(msg) from error
-        wanted = next((kind for types, kind in _PYTHON_TYPES if isinstance(column.type, types)), object)
-        wrong = [value for value in values if value is None or not isinstance(value, wanted)]
-        if wrong:
-            msg = f"{called}: {wrong[0]!r} is no value of the column {column.name}, which has the type {column.type!r}"
-            raise ConfigurationError(msg)
-
-    def current_values(self) -> list[Any]:
-        """Return the values to serve now, each once."""
-        return list(dict.fromkeys(self.values() if callable(self.values) else self.values))
-
-
 # -- flow control ------------------------------------------------------------------------------------------------------
-# The configuration of flow control: :class:`Limit`, :class:`Rate`, :class:`Order` and :class:`Fair`.
+# The rules of ``QueueConfig(flow_control=[...])``.
 
 
 Number = int | str | Callable[[Any], Any] | Any
@@ -96,11 +25,18 @@ _LONGEST_RATE = 366 * 86400.0
 _MOST = 2**31 - 1
 
 
-@dataclass(frozen=True, init=False, eq=False)
-class Limit:
-    """How many jobs of a queue, or of each key, may run at once.
+class FlowRule:
+    """One rule of ``QueueConfig(flow_control=[...])``."""
 
-    The limit is read by each claim. It may be changed while Consumers run: lowering it stops no job that runs.
+    per: tuple[str, ...]
+    """The attributes whose values are the key; empty for a rule of the whole queue."""
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class ConcurrencyLimit(FlowRule):
+    """How many jobs of a queue, or of each key, may run at the same time.
+
+    Each claim reads the limit. It may be changed while Consumers run: lowering it stops no running job.
 
     :param most: the number; or the name of an attribute of the class, so that each job has its own; or a scalar select,
         or a function that takes the class and returns one. NULL is no limit, and 0 lets no job begin.
@@ -111,7 +47,11 @@ class Limit:
     Example::
 
         class Export(QueueMixin, Base):
-            __queue__ = QueueConfig(limits=[Limit(2, per="customer_id")], order=Order("document_id", by="id"))
+            __tablename__ = "export"
+            __queue__ = QueueConfig(flow_control=[ConcurrencyLimit(2, per="customer_id"), ConcurrencyLimit(10)])
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            customer_id: Mapped[int]
     """
 
     most: Number
@@ -119,23 +59,32 @@ class Limit:
 
     def __init__(self, most: Number, *, per: str | Sequence[str] | None = None) -> None:
         """Refuse invalid values."""
-        what = f"Limit({most!r})"
+        what = f"ConcurrencyLimit({most!r})"
         _check_number(most, what, least=0)
         object.__setattr__(self, "most", most)
-        object.__setattr__(self, "per", _attributes(per, f"Limit(per={per!r})"))
+        object.__setattr__(self, "per", _attributes(per, f"ConcurrencyLimit(per={per!r})"))
 
 
 @dataclass(frozen=True, init=False)
-class Rate:
-    """How many jobs of a queue, or of each key, may begin within a period.
+class RateLimit(FlowRule):
+    """How many jobs of a queue, or of each key, may start within a period.
 
-    Beginnings are spread: after a burst, one job may begin every ``every / most``.
+    The starts are spread: after a burst, one job may start every ``every / most``.
 
-    :param most: how many jobs may begin in each period.
+    :param most: how many jobs may start in each period.
     :param every: the length of the period, in seconds or as a timedelta.
-    :param per: as in :class:`Limit`.
-    :param burst: how many jobs may begin at once after a pause; by default ``most``.
+    :param per: as in :class:`ConcurrencyLimit`.
+    :param burst: how many jobs may start together after a pause; by default ``most``.
     :raises ConfigurationError: for invalid values.
+
+    Example::
+
+        class Call(QueueMixin, Base):
+            __tablename__ = "call"
+            __queue__ = QueueConfig(flow_control=[RateLimit(10, every=1, per="host", burst=20)])
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            host: Mapped[str]
     """
 
     most: int
@@ -151,24 +100,25 @@ class Rate:
         numbers: dict[str, object] = {"": most, "burst=": most if burst is None else burst}
         for name, number in numbers.items():
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MOST:
-                msg = f"Rate({name}{number!r}): use an integer of 1 or more"
+                msg = f"RateLimit({name}{number!r}): use an integer of 1 or more"
                 raise ConfigurationError(msg)
-        what = f"Rate(every={every!r})"
+        what = f"RateLimit(every={every!r})"
         if not _SHORTEST_RATE <= seconds(every, what) <= _LONGEST_RATE:
             msg = f"{what}: use from one millisecond to one year"
             raise ConfigurationError(msg)
         set_field(self, "most", most)
         set_field(self, "every", timedelta(seconds=seconds(every)))
-        set_field(self, "per", _attributes(per, f"Rate(per={per!r})"))
+        set_field(self, "per", _attributes(per, f"RateLimit(per={per!r})"))
         set_field(self, "burst", most if burst is None else burst)
 
 
 @dataclass(frozen=True, init=False)
-class Order:
+class InOrder(FlowRule):
     """Jobs of the same key run strictly one after the other.
 
-    The head of a key is its first unfinished job, and only the head may run. A job that has begun and waits, for a
-    retry for example, stays the head. A job that is not due and has never begun is passed over.
+    The head of a key is its first unfinished job, and only the head may run. A job that has started and waits, for a
+    retry for example, stays the head. A job that is not due and has never started is skipped. To know which jobs have
+    started, the queue has the column ``started_at``.
 
     :param per: the name of an attribute, or several, whose values are the key. A job without a value in one of them has
         no place in an order.
@@ -177,6 +127,15 @@ class Order:
     :param on_failure: what a failed head does to its key: ``"block"`` holds the other jobs back until it is requeued
         or deleted, ``"continue"`` lets them run, ``"cancel"`` cancels those that wait.
     :raises ConfigurationError: for invalid values.
+
+    Example::
+
+        class Edit(QueueMixin, Base):
+            __tablename__ = "edit"
+            __queue__ = QueueConfig(flow_control=[InOrder("document_id", on_failure="continue")])
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            document_id: Mapped[int]
     """
 
     per: tuple[str, ...]
@@ -185,30 +144,39 @@ class Order:
 
     def __init__(self, *per: str, by: str = "id", on_failure: OnFailure = "block") -> None:
         """Refuse invalid values."""
-        what = f"Order({', '.join(map(repr, per))})"
+        what = f"InOrder({', '.join(map(repr, per))})"
         if not per:
-            msg = 'Order(): give the name of an attribute whose values are the key, as in Order("customer_id")'
+            msg = 'InOrder(): give the name of an attribute whose values are the key, as in InOrder("customer_id")'
             raise ConfigurationError(msg)
         object.__setattr__(self, "per", _attributes(per, what))
         given: object = by  # without a type checker, callers may pass any object
         if not isinstance(given, str) or not given:
-            msg = f"Order(by={by!r}): use the name of an attribute that does not change"
+            msg = f"InOrder(by={by!r}): use the name of an attribute that does not change"
             raise ConfigurationError(msg)
         object.__setattr__(self, "by", by)
         if on_failure not in {"block", "continue", "cancel"}:
-            msg = f'Order(on_failure={on_failure!r}): use "block", "continue" or "cancel"'
+            msg = f'InOrder(on_failure={on_failure!r}): use "block", "continue" or "cancel"'
             raise ConfigurationError(msg)
         object.__setattr__(self, "on_failure", on_failure)
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class Fair:
+class FairShare(FlowRule):
     """Among the jobs of one priority, keys take turns.
 
     :param per: the name of an attribute, or several, whose values are the key. NULL is a key as well.
     :param weight: how many jobs of a key one turn has: a number, the name of an attribute, or a scalar select as in
-        :class:`Limit`. One by default.
+        :class:`ConcurrencyLimit`. One by default.
     :raises ConfigurationError: for invalid values.
+
+    Example::
+
+        class Import(QueueMixin, Base):
+            __tablename__ = "import"
+            __queue__ = QueueConfig(flow_control=[FairShare("customer_id", weight=3)])
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            customer_id: Mapped[int]
     """
 
     per: tuple[str, ...]
@@ -216,14 +184,58 @@ class Fair:
 
     def __init__(self, *per: str, weight: Number | None = None) -> None:
         """Refuse invalid values."""
-        what = f"Fair({', '.join(map(repr, per))})"
+        what = f"FairShare({', '.join(map(repr, per))})"
         if not per:
-            msg = 'Fair(): give the name of an attribute whose values take turns, as in Fair("customer_id")'
+            msg = 'FairShare(): give the name of an attribute whose values take turns, as in FairShare("customer_id")'
             raise ConfigurationError(msg)
         object.__setattr__(self, "per", _attributes(per, what))
         if weight is not None:
-            _check_number(weight, f"Fair(weight={weight!r})", least=1)
+            _check_number(weight, f"FairShare(weight={weight!r})", least=1)
         object.__setattr__(self, "weight", 1 if weight is None else weight)
+
+
+FLOW_RULES: Mapping[str, type[FlowRule]] = {
+    each.__name__: each for each in (ConcurrencyLimit, RateLimit, InOrder, FairShare)
+}
+"""The classes of rules by name, in the order in which a config keeps them."""
+
+_FLOW_EXAMPLE = '[ConcurrencyLimit(2, per="customer_id"), InOrder("document_id")]'
+
+
+def checked_flow_control(given: object) -> tuple[FlowRule, ...]:
+    """Return the rules of ``QueueConfig(flow_control=...)`` in an order that does not depend on the given one.
+
+    Limits and rates of keys come before those of the whole queue.
+
+    :raises ConfigurationError: for anything but a list of rules, and for rules that contradict each other.
+    """
+    if isinstance(given, FlowRule):
+        name = type(given).__name__
+        msg = f"QueueConfig(flow_control={name}(...)): put it in a list, as in flow_control=[{name}(...)]"
+        raise ConfigurationError(msg)
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        msg = f"QueueConfig(flow_control={given!r}): use a list of rules, as in {_FLOW_EXAMPLE}"
+        raise ConfigurationError(msg)
+    for one in given:
+        if not isinstance(one, tuple(FLOW_RULES.values())):
+            msg = (
+                f"QueueConfig(flow_control=[...]): {one!r} is not one of {', '.join(FLOW_RULES)}; use for instance "
+                f"{_FLOW_EXAMPLE}"
+            )
+            raise ConfigurationError(msg)
+    rules = [one for kind in FLOW_RULES.values() for one in sorted(given, key=_place) if isinstance(one, kind)]
+    for one, following in pairwise(rules):
+        if type(one) is type(following) and (isinstance(one, InOrder | FairShare) or _place(one) == _place(following)):
+            name = type(one).__name__
+            which = "a queue has one" if isinstance(one, InOrder | FairShare) else "two of them have the same key"
+            msg = f"QueueConfig(flow_control=[{name}(...), {name}(...)]): {which}; leave one of them out"
+            raise ConfigurationError(msg)
+    return tuple(rules)
+
+
+def _place(rule: FlowRule) -> tuple[bool, tuple[str, ...], timedelta]:
+    """Return the place of a rule among those of its class: two rules with the same place contradict each other."""
+    return (not rule.per, rule.per, rule.every if isinstance(rule, RateLimit) else timedelta())
 
 
 def _attributes(per: object, what: str) -> tuple[str, ...]:
@@ -266,6 +278,12 @@ class States:
 
     For an existing table give its own values: texts, integers or enum members. None means that the table has no value
     for the state; operations that need the state then raise an error.
+
+    ::
+
+        QueueConfig(states=States(pending="new", completed="done"))
+
+    It is imported beside ``QueueConfig``, in which a program writes it.
 
     :raises ConfigurationError: if two states have the same value.
     """
@@ -329,7 +347,12 @@ class Unique:
     Example::
 
         class Reminder(QueueMixin, Base):
+            __tablename__ = "reminder"
             __queue__ = QueueConfig(unique=Unique("customer_id", "kind", within=timedelta(hours=1)))
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            customer_id: Mapped[int]
+            kind: Mapped[str]
     """
 
     attributes: tuple[str, ...]

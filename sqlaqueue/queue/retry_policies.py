@@ -23,10 +23,22 @@ Delay = float | timedelta
 
 
 class RetryPolicy(Protocol):
-    """The type of ``QueueConfig.retry`` and ``Consumer(retry=...)``."""
+    """The type of ``QueueConfig.retry`` and ``Consumer(retry=...)``: a function of the attempt and its error.
+
+    ::
+
+        def soon_after_a_timeout(attempt: int, error: BaseException) -> float | None:
+            return 1 if isinstance(error, TimeoutError) else 60 * attempt
+
+        QueueConfig(retry=soon_after_a_timeout)
+    """
 
     def __call__(self, attempt: int, error: BaseException, /) -> Delay | None:
-        """Return the delay before the next attempt, or None to give up."""
+        """Return the delay before the next attempt, in seconds or as a timedelta, or None to give up.
+
+        :param attempt: the number of the attempt that failed, 1 for the first.
+        :param error: what the handler raised.
+        """
 
 
 def seconds(span: Delay, what: str = "delay") -> float:
@@ -66,7 +78,17 @@ class _Backoff:
 
 @dataclass(frozen=True)
 class Constant(_Backoff):
-    """The same ``delay`` before every attempt."""
+    """The same ``delay`` before every attempt.
+
+    ::
+
+        QueueConfig(retry=Constant(30))
+
+    :param delay: seconds or a timedelta.
+    :param jitter: the part of the delay, from 0 to 1, by which it may be shorter, at random.
+    :param cap: the longest delay, in seconds or as a timedelta.
+    :raises ConfigurationError: for a number out of range.
+    """
 
     delay: Delay = 10.0
 
@@ -81,7 +103,17 @@ class Constant(_Backoff):
 
 @dataclass(frozen=True)
 class Linear(_Backoff):
-    """A delay of ``step`` after the first failure, twice ``step`` after the second, and so on, up to ``cap``."""
+    """A delay of ``step`` after the first failure, twice ``step`` after the second, and so on, up to ``cap``.
+
+    ::
+
+        QueueConfig(retry=Linear(timedelta(minutes=1), cap=timedelta(hours=1)))
+
+    :param step: seconds or a timedelta.
+    :param jitter: the part of the delay, from 0 to 1, by which it may be shorter, at random.
+    :param cap: the longest delay, in seconds or as a timedelta.
+    :raises ConfigurationError: for a number out of range.
+    """
 
     step: Delay = 10.0
 
@@ -96,7 +128,18 @@ class Linear(_Backoff):
 
 @dataclass(frozen=True)
 class Exponential(_Backoff):
-    """A delay of ``base`` after the first failure, multiplied by ``factor`` after each further one, up to ``cap``."""
+    """A delay of ``base`` after the first failure, multiplied by ``factor`` after each further one, up to ``cap``.
+
+    ::
+
+        QueueConfig(retry=Exponential(5, factor=2, cap=timedelta(hours=1)))
+
+    :param base: seconds or a timedelta.
+    :param jitter: the part of the delay, from 0 to 1, by which it may be shorter, at random.
+    :param cap: the longest delay, in seconds or as a timedelta.
+    :param factor: by how much a delay is longer than the one before.
+    :raises ConfigurationError: for a number out of range.
+    """
 
     base: Delay = 5.0
     factor: float = field(default=2.0, kw_only=True)

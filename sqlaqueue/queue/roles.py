@@ -54,7 +54,12 @@ _MADE_IN = "sqlaqueue_made_in"
 def current_traceparent() -> str | None:
     """Return the current span of OpenTelemetry as a ``traceparent``; None without one.
 
-    OpenTelemetry is not imported: a program without it has no span.
+    OpenTelemetry is not imported: a program without it has no span. Plain SQL that enqueues hands it over::
+
+        traceparent = current_traceparent()
+        session.execute(
+            sa.text("SELECT set_config('sqlaqueue.traceparent', :traceparent, true)"), {"traceparent": traceparent}
+        )
     """
     trace: Any = sys.modules.get("opentelemetry.trace")
     if trace is None:

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Mapper
 
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.queue.config import QueueConfig
-from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.options import FINISHED, FLOW_RULES
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.strategy_protocol import Strategy
@@ -105,9 +105,10 @@ class QueueSpec:
         return self.strategy.holds_transaction or "started_at" in self.columns
 
     @property
-    def flow_options(self) -> list[str]:
-        """The options of flow control that the config has."""
-        return [name for name in ("limits", "rates", "order", "fair") if getattr(self.config, name)]
+    def flow_rules(self) -> list[str]:
+        """The names of the classes of which ``flow_control`` has rules."""
+        rules = self.config.flow_control
+        return [name for name, kind in FLOW_RULES.items() if any(isinstance(rule, kind) for rule in rules)]
 
     def has(self, role: str) -> bool:
         return role in self.columns

@@ -150,7 +150,14 @@ def _read(mapper: Mapper[Any], column: Any, value: Any) -> Any:
 
 
 class Tick(NamedTuple):
-    """The moment at which a schedule wanted a job."""
+    """The moment at which a schedule wanted a job.
+
+    ``Schedule(make=)`` receives it, and a handler asks for that of its job::
+
+        def write_report(session, report):
+            tick = Tick.of(session, report)
+            print(tick.schedule, tick.at, tick.late)
+    """
 
     schedule: str
     """The name of the schedule."""
@@ -159,25 +166,25 @@ class Tick(NamedTuple):
     late: timedelta
     """The time from then until now, by the database's clock."""
 
+    @staticmethod
+    def of(session: Session | scoped_session[Any], job: Any) -> Tick | None:
+        """Return the tick for which a schedule has enqueued a job; None for any other job.
 
-def tick_of(session: Session | scoped_session[Any], job: Any) -> Tick | None:
-    """Return the tick for which a schedule has enqueued a job; None for any other job.
+        Ticks are kept for a week, and the newest hundred of each schedule for ever. In async code:
+        ``await session.run_sync(Tick.of, job)``.
 
-    Ticks are kept for a week, and the newest hundred of each schedule for ever. In async code:
-    ``await session.run_sync(tick_of, job)``.
-
-    :param job: an instance that is in the database.
-    :raises NotAQueueError: if it is no instance of a queue class.
-    :raises StatementError: if it is not in the database.
-    """
-    check_session(session, "tick_of", is_async=False)
-    spec = spec_of(type(job) if isinstance(job, QueueMixin) else job)
-    state: Any = sa.inspect(job)
-    key = state.identity
-    if key is None:
-        msg = f"tick_of(): this {type(job).__name__} is not in the database"
-        raise StatementError(msg)
-    return tick_of_key(session, spec, key)
+        :param job: an instance that is in the database.
+        :raises NotAQueueError: if it is no instance of a queue class.
+        :raises StatementError: if it is not in the database.
+        """
+        check_session(session, "Tick.of", is_async=False)
+        spec = spec_of(type(job) if isinstance(job, QueueMixin) else job)
+        state: Any = sa.inspect(job)
+        key = state.identity
+        if key is None:
+            msg = f"Tick.of(): this {type(job).__name__} is not in the database"
+            raise StatementError(msg)
+        return tick_of_key(session, spec, key)
 
 
 def tick_of_key(session: Session | scoped_session[Any], spec: QueueSpec, key: Key) -> Tick | None:
@@ -246,7 +253,7 @@ class Schedule(Generic[T]):
 
     Example::
 
-        nightly = Schedule("nightly", Report, cron="0 3 * * *", timezone="Europe/Berlin", values={"kind": "sales"})
+        nightly = Schedule("nightly", Invoice, cron="0 3 * * *", timezone="Europe/Berlin", values={"amount": 10})
     """
 
     def __init__(

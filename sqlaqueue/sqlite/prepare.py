@@ -58,11 +58,11 @@ class SQLite(SharedEngine):
     name = "sqlite"
     title = "SQLite"
     no_strategy = "whose one write lock a held claim would keep until its transaction ends"
-    no_option: ClassVar[Mapping[str, str]] = {
-        "limits": "which has no LATERAL, by which a claim counts the running jobs of each key",
-        "rates": "which has no LATERAL, by which a claim reserves the begin of a job for each key",
-        "order": "which has no LATERAL, by which a claim looks for the job before in each key",
-        "fair": "which has no LATERAL, by which a claim lets keys take turns",
+    no_flow_control: ClassVar[Mapping[str, str]] = {
+        "ConcurrencyLimit": "which has no LATERAL, by which a claim counts the running jobs of each key",
+        "RateLimit": "which has no LATERAL, by which a claim reserves the start of a job for each key",
+        "InOrder": "which has no LATERAL, by which a claim looks for the job before in each key",
+        "FairShare": "which has no LATERAL, by which a claim lets keys take turns",
     }
     created = staticmethod(create_trigger)
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import undefer
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES
 from sqlaqueue.notify_payloads import CLAIMED
-from sqlaqueue.postgresql.claim_scan import is_paused, planned_anew, planned_anew_for_many
+from sqlaqueue.postgresql.claim_scan import planned_anew, planned_anew_for_many, queue_paused
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONTROL
@@ -42,12 +42,18 @@ if TYPE_CHECKING:
     from sqlaqueue._typing import claim as claim  # noqa: PLC0414 - an explicit export, for type checkers
 else:
 
-    def claim(model: Any, n: int, /) -> Any:
+    def claim(model: Any, /, n: int) -> Any:
         """Return a statement that claims up to ``n`` due jobs in claim order and returns their instances.
 
         Under a strategy with leases, commit soon: other workers see the claim after the commit. Under a strategy that
         holds a transaction, the jobs belong to the transaction until it ends. Loader options such as
         ``selectinload()`` work on the select and on the returned statement; ``joinedload()`` has no effect.
+
+        ::
+
+            emails = session.scalars(claim(Email, 10)).all()
+            session.commit()
+            mine = session.scalars(claim(select(Email).where(Email.customer_id == 1), n=1)).one_or_none()
 
         :param model: a queue class, or ``select(Model).where(...)`` to claim only some of its jobs.
         :param n: the maximum number of jobs. A claim may return fewer while other workers claim; an empty result does
@@ -68,8 +74,8 @@ else:
             if spec.config.rates and spec.strategy.holds_transaction:
                 msg = (
                     f"claim({spec.model.__name__}): the strategy {spec.config.strategy!r} holds the job in this "
-                    "transaction. If it is rolled back, its Rate would forget that the job has begun; run the jobs "
-                    'with a Consumer, or use strategy="update_status"'
+                    "transaction. If it is rolled back, the RateLimit would forget that the job has started; run the "
+                    'jobs with a Consumer, or use strategy="update_status"'
                 )
                 raise StatementError(msg)
             statement = claim_statement(selection, sa.bindparam(None, n, sa.Integer()))
@@ -154,7 +160,7 @@ def _request(
 ) -> ClaimRequest:
     spec, _, candidates, _ = selection
     if CONTROL in spec.side_tables:
-        candidates = candidates.where(~is_paused(spec))
+        candidates = candidates.where(~queue_paused(spec))
     # For a bound LIMIT a generic plan assumes a tenth of the table, and scans the table.
     limit = limit.render_literal_execute()
     return ClaimRequest(

@@ -14,7 +14,7 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.notify_payloads import Signal
-from sqlaqueue.postgresql.claim_scan import is_paused
+from sqlaqueue.postgresql.claim_scan import queue_paused
 from sqlaqueue.postgresql.side_tables import PAUSE, pause_row
 from sqlaqueue.postgresql.triggers import notification, wakes
 from sqlaqueue.queue.config import is_count
@@ -43,14 +43,14 @@ from sqlaqueue.strategies import ClaimedJobs, Settlement
 def pause(model: type[Any], /) -> Any:
     """Return a statement that pauses a queue: after its commit no job is claimed.
 
-    :raises NotAQueueError: if ``model`` is not a queue.
-
-    Example::
+    ::
 
         session.execute(pause(Email))
         session.commit()
-        for consumer in session.execute(consumers(Email)):
-            print(consumer.host, consumer.pid, consumer.running)
+        assert session.scalar(is_paused(Email))
+
+    :param model: a queue class.
+    :raises NotAQueueError: if ``model`` is not a queue.
     """
     return pause_row(_queue(model, "pause", CONTROL)[0])
 
@@ -58,6 +58,12 @@ def pause(model: type[Any], /) -> Any:
 def resume(model: type[Any], /) -> Any:
     """Return a statement that resumes a queue: after its commit jobs are claimed again.
 
+    ::
+
+        session.execute(resume(Email))
+        session.commit()
+
+    :param model: a queue class.
     :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, table = _queue(model, "resume", CONTROL)
@@ -65,13 +71,18 @@ def resume(model: type[Any], /) -> Any:
     return deleted.returning(notification(spec, Signal.POLL)) if wakes(spec) else deleted
 
 
-def paused(model: type[Any], /) -> Any:
+def is_paused(model: type[Any], /) -> Any:
     """Return a SELECT of one boolean: whether the queue is paused.
 
+    ::
+
+        print("paused" if session.scalar(is_paused(Email)) else "running")
+
+    :param model: a queue class.
     :raises NotAQueueError: if ``model`` is not a queue.
     """
-    spec, _ = _queue(model, "paused", CONTROL)
-    return sa.select(is_paused(spec).label("paused"))
+    spec, _ = _queue(model, "is_paused", CONTROL)
+    return sa.select(queue_paused(spec).label("paused"))
 
 
 def consumers(model: type[Any], /) -> Any:
@@ -84,6 +95,12 @@ def consumers(model: type[Any], /) -> Any:
     with its ``key`` and the ``error``). A Consumer writes a heartbeat every ten seconds, less often if there are many
     Consumers.
 
+    ::
+
+        for consumer in session.execute(consumers(Email)):
+            print(consumer.host, consumer.pid, consumer.running)
+
+    :param model: a queue class.
     :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, table = _queue(model, "consumers", CONSUMERS)
@@ -119,6 +136,13 @@ def cancel(jobs: Any, /) -> Any:
 
     It returns the keys of the jobs that are now cancelled, not of those whose cancellation is requested.
 
+    ::
+
+        cancelled = session.scalars(cancel(select(Email).where(Email.to == "ada@example.com"))).all()
+        session.commit()
+
+    :class:`~sqlaqueue.Cancel` is what a handler raises to cancel its own job.
+
     :param jobs: instances, a queue class, or ``select(Model).where(...)``.
     :raises HandlerMisuseError: for the job of a handler, in the handler of a Consumer.
     """
@@ -151,8 +175,12 @@ def rescue(model: type[Any], /) -> Any:
 
     A job that was claimed alone keeps its attempt, and fails if it was the last. A job that was claimed with others
     gets its attempt back, and Consumers claim it alone from then on. Under a strategy without leases the statement
-    changes nothing.
+    changes nothing. Consumers rescue jobs by themselves; a program that has none does it like this::
 
+        rescued = session.scalars(rescue(Email)).all()
+        session.commit()
+
+    :param model: a queue class.
     :raises StatementError: if the model leaves out ``lease_expires_at``.
     """
     spec, *_ = select_jobs(model, "rescue")
@@ -164,9 +192,15 @@ def purge(
 ) -> Any:
     """Return a statement that deletes up to ``limit`` finished jobs. Repeat it until it returns no keys.
 
+    ::
+
+        while session.scalars(purge(Email, older_than=timedelta(days=30))).all():
+            session.commit()
+
     :param model: a queue class, or ``select(Model).where(...)``.
     :param older_than: the minimum age since the job finished, in seconds or as a timedelta; None for any age.
     :param states: which of ``completed``, ``failed`` and ``cancelled`` to delete.
+    :param limit: the maximum number of jobs that one execution deletes.
     :raises StatementError: for other states, or if ``limit`` is not a positive integer.
     """
     spec, _, select, _ = select_jobs(model, "purge")
@@ -186,6 +220,14 @@ def reconcile(model: type[Any], /) -> Any:
 
     Pending jobs without a message get one; messages whose job does not exist or is not pending are deleted. Without a
     message table the statement changes nothing.
+
+    ::
+
+        repaired = session.scalars(reconcile(Email)).all()
+        session.commit()
+
+    :param model: a queue class.
+    :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, *_ = select_jobs(model, "reconcile")
     return returning_keys(spec, spec.strategy.reconcile(spec))
@@ -210,6 +252,12 @@ _ERROR_LIMIT = 100_000
 def complete(jobs: Any, /) -> Any:
     """Return a statement that settles runs as successful: the jobs are completed, or deleted if so configured.
 
+    ::
+
+        (email,) = session.scalars(claim(Email, 1))
+        session.execute(complete(email))
+        session.commit()
+
     :param jobs: a claimed instance, or several.
     :raises NotClaimedError: if an instance is not claimed.
     :raises HandlerMisuseError: in the handler of a Consumer, which settles the run itself.
@@ -221,6 +269,14 @@ def retry(
     jobs: Any, /, *, delay: Delay | None = None, at: datetime | None = None, error: BaseException | str | None = None
 ) -> Any:
     """Return a statement that settles runs and makes their jobs pending again; the attempt counts.
+
+    ::
+
+        (email,) = session.scalars(claim(Email, 1))
+        session.execute(retry(email, delay=timedelta(minutes=5), error="the server is busy"))
+        session.commit()
+
+    :class:`~sqlaqueue.Retry` is what a handler raises for the same.
 
     :param jobs: a claimed instance, or several.
     :param delay: seconds or timedelta from the execution of the statement; no delay by default.
@@ -238,6 +294,14 @@ def retry(
 def fail(jobs: Any, /, *, error: BaseException | str | None = None) -> Any:
     """Return a statement that fails jobs for good; ``requeue()`` makes them pending again.
 
+    ::
+
+        (email,) = session.scalars(claim(Email, 1))
+        session.execute(fail(email, error="the address does not exist"))
+        session.commit()
+
+    :class:`~sqlaqueue.Fail` is what a handler raises for the same.
+
     :param jobs: a claimed instance, or several.
     :param error: an exception or a text for ``last_error``.
     :raises NotClaimedError: if an instance is not claimed.
@@ -248,6 +312,12 @@ def fail(jobs: Any, /, *, error: BaseException | str | None = None) -> Any:
 
 def release(jobs: Any, /, *, delay: Delay | None = None) -> Any:
     """Return a statement that makes jobs pending again without counting the attempt, for a shutdown or to snooze.
+
+    ::
+
+        (email,) = session.scalars(claim(Email, 1))
+        session.execute(release(email, delay=60))
+        session.commit()
 
     :param jobs: a claimed instance, or several.
     :param delay: seconds or timedelta until the jobs are due again; None leaves ``run_at`` as it is.
@@ -263,6 +333,13 @@ def extend(jobs: Any, /, *, lease: Delay | None = None) -> Any:
 
     It skips rows that another transaction has locked. Under a strategy that holds a transaction there is no lease: the
     statement returns the keys of the jobs and changes nothing.
+
+    ::
+
+        (email,) = session.scalars(claim(Email, 1))
+        session.commit()
+        assert session.scalars(extend(email)).all() == [email.id]  # else another worker has it
+        session.commit()
 
     :param jobs: a claimed instance, or several.
     :param lease: seconds or timedelta; the lease of the queue by default.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from sqlaqueue.flow_control.keys import FlowControl, flow_control
 from sqlaqueue.postgresql.side_tables import rate
 from sqlaqueue.queue.config import did_you_mean
 from sqlaqueue.queue.names import ATTEMPT, CONTROL, DEAD_LETTER
-from sqlaqueue.queue.options import Fair, Limit, Order, Rate
+from sqlaqueue.queue.options import ConcurrencyLimit, FairShare, FlowRule, InOrder, RateLimit
 from sqlaqueue.queue.roles import UNCHANGED_ROLES
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.queue.strategy_protocol import Privilege, RequiredPrivilege, Strategy
@@ -34,17 +34,13 @@ def check_flow_control(spec: QueueSpec, strategy: Strategy) -> None:
     :raises ConfigurationError: with the class, the attribute and the fix.
     """
     config = spec.config
-    given: list[Limit | Rate | Order | Fair] = [*config.limits, *config.rates]
-    given += [one for one in (config.order, config.fair) if one is not None]
-    for one in given:
+    for one in config.flow_control:
         _check_one(spec, strategy, one)
-    _check_different(spec, "limits", [one.per for one in config.limits])
-    _check_different(spec, "rates", [(*one.per, one.every) for one in config.rates])
     if config.order is not None:
         _check_order(spec, config.order)
 
 
-def _check_one(spec: QueueSpec, strategy: Strategy, one: Limit | Rate | Order | Fair) -> None:
+def _check_one(spec: QueueSpec, strategy: Strategy, one: FlowRule) -> None:
     model, kind = spec.model.__name__, type(one).__name__
     what = f"{model}: {kind}"
     if not strategy.supports_flow_control:
@@ -53,9 +49,9 @@ def _check_one(spec: QueueSpec, strategy: Strategy, one: Limit | Rate | Order | 
         raise ConfigurationError(msg)
     for name in one.per:
         key_column(spec, name, f"{model}: {_with_key(one, name)}")
-    number: Any = one.most if isinstance(one, Limit) else one.weight if isinstance(one, Fair) else None
+    number: Any = one.most if isinstance(one, ConcurrencyLimit) else one.weight if isinstance(one, FairShare) else None
     if isinstance(number, str):
-        where = f"{what}({'weight=' if isinstance(one, Fair) else ''}{number!r})"
+        where = f"{what}({'weight=' if isinstance(one, FairShare) else ''}{number!r})"
         if not isinstance(column_named(spec, number, where).type, sa.Integer):
             msg = f"{where}: {model}.{number} is no integer column"
             raise ConfigurationError(msg)
@@ -68,37 +64,30 @@ def _check_one(spec: QueueSpec, strategy: Strategy, one: Limit | Rate | Order | 
         raise ConfigurationError(msg)
 
 
-def _with_key(one: Limit | Rate | Order | Fair, name: str) -> str:
+def _with_key(one: FlowRule, name: str) -> str:
     """Return how the key was configured, for errors."""
-    if not isinstance(one, Limit | Rate):
+    if not isinstance(one, ConcurrencyLimit | RateLimit):
         return f"{type(one).__name__}({name!r})"
     number = repr(one.most) if isinstance(one.most, int | str) else "..."
     return f"{type(one).__name__}({number}, per={name!r})"
 
 
-def _check_different(spec: QueueSpec, option: str, keys: Sequence[Hashable]) -> None:
-    twice = [key for key in keys if keys.count(key) > 1]
-    if twice:
-        msg = f"{spec.model.__name__}: QueueConfig({option}=...): two of them have the same key; leave one of them out"
-        raise ConfigurationError(msg)
-
-
-def _check_order(spec: QueueSpec, order: Order) -> None:
+def _check_order(spec: QueueSpec, order: InOrder) -> None:
     model = spec.model.__name__
-    what = f"{model}: Order(by={order.by!r})"
+    what = f"{model}: InOrder(by={order.by!r})"
     if key_column(spec, order.by, what).nullable:
         msg = f"{what}: {model}.{order.by} may be NULL, which has no place in an order; declare it with nullable=False"
         raise ConfigurationError(msg)
-    check_roles(model, {"started_at": "Order(...), to tell the jobs that have begun,"}, spec.columns, spec.config)
+    check_roles(model, {"started_at": "InOrder(...), to tell the jobs that have started,"}, spec.columns, spec.config)
     if order.on_failure != "continue" and not spec.has("status"):
         msg = (
-            f"{model}: Order(on_failure={order.on_failure!r}): without a status, a failed job leaves the table; use "
+            f"{model}: InOrder(on_failure={order.on_failure!r}): without a status, a failed job leaves the table; use "
             'on_failure="continue"'
         )
         raise ConfigurationError(msg)
     if order.on_failure == "cancel" and spec.config.states.cancelled is None:
         msg = (
-            f'{model}: Order(on_failure="cancel") needs a status value for cancelled jobs; set '
+            f'{model}: InOrder(on_failure="cancel") needs a status value for cancelled jobs; set '
             "States(cancelled=...), or use another on_failure"
         )
         raise ConfigurationError(msg)

@@ -76,7 +76,7 @@ class StatementParts:
 
         Under flow control they are the first that no limit, rate or order holds back.
         """
-        if request.admits_all or not request.spec.flow_options:
+        if request.admits_all or not request.spec.flow_rules:
             return take_first(request, waiting, scanned, *others)
         return admit(request, waiting, *others)
 

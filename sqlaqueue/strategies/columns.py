@@ -59,7 +59,7 @@ def named_in(rows: sa.FromClause, columns: Iterable[sa.Column[Any]]) -> list[sa.
 
 
 # -- blocking heads ----------------------------------------------------------------------------------------------------
-# Failed jobs that hold the others of their key back, as ``Order(on_failure="block")`` says.
+# Failed jobs that hold the others of their key back, as ``InOrder(on_failure="block")`` says.
 
 
 def holds_none_back(spec: QueueSpec) -> list[sa.ColumnElement[bool]]:

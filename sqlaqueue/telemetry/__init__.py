@@ -13,8 +13,9 @@ another system can be made in the same way::
     consumer.on("failed", lambda event: sentry_sdk.capture_exception(event.error, scope=event.notes["scope"]))
 """
 
+from sqlaqueue.consumer.core.events import PollEvent
 from sqlaqueue.queue.roles import current_traceparent
 from sqlaqueue.telemetry.around import attempt_of, note, seconds_waited, surround
-from sqlaqueue.telemetry.health_app import health_app
+from sqlaqueue.telemetry.asgi import health_app
 
-__all__ = ["attempt_of", "current_traceparent", "health_app", "note", "seconds_waited", "surround"]
+__all__ = ["PollEvent", "attempt_of", "current_traceparent", "health_app", "note", "seconds_waited", "surround"]

@@ -34,6 +34,13 @@ class Attempt:
 def attempt_of(job: Any) -> Attempt:
     """Return the attempt for which a Consumer runs ``job``.
 
+    ::
+
+        def send(session: Session, email: Email) -> None:
+            print(attempt_of(email).number, "of", attempt_of(email).max_attempts)
+
+        Consumer(Email, send, sessions).run()
+
     :param job: one job; with ``batch=True`` middleware gets a list, whose jobs have an attempt each.
     :raises StatementError: if the job was not claimed, or for anything else.
     """
@@ -45,6 +52,15 @@ def note(job: Any, values: Mapping[str, Any]) -> None:
     """Note something about the attempt of a job: the events of its end have it as ``event.notes``.
 
     It is kept in the memory of this process until then, and is not stored.
+
+    ::
+
+        def send(session: Session, email: Email) -> None:
+            note(email, {"server": "mx1"})
+
+        consumer = Consumer(Email, send, sessions)
+        consumer.on("completed", lambda event: print(event.notes["server"]))
+        consumer.run()
 
     :param job: a job, or the list of jobs that middleware gets with ``batch=True``: it is noted about each.
     :raises StatementError: if a job was not claimed, or for anything else.
@@ -60,6 +76,13 @@ def seconds_waited(job: Any) -> float | None:
 
     None if the model has neither ``run_at`` nor ``created_at``, or stores them without a time zone: it is unknown of
     which one they are.
+
+    ::
+
+        def send(session: Session, email: Email) -> None:
+            print("waited", seconds_waited(email), "seconds")
+
+        Consumer(Email, send, sessions).run()
     """
     _check_job(job, "seconds_waited")
     spec, values = spec_of(type(job)), job.__dict__
@@ -110,6 +133,19 @@ def surround(consumer: ConsumerBase, manager: Callable[[Any], AbstractContextMan
     An exception of the manager itself is logged and changes nothing else, as telemetry must not fail jobs. It may raise
     ``Retry``, ``Snooze``, ``Fail`` and the other signals of handlers.
 
+    ::
+
+        @contextmanager
+        def measure(email: Email) -> Iterator[None]:
+            began = datetime.now(UTC)
+            yield
+            print(email.to, datetime.now(UTC) - began)
+
+        consumer = Consumer(Email, send, sessions)
+        surround(consumer, measure)
+        consumer.run()
+
+    :param consumer: a Consumer or an AsyncConsumer.
     :param manager: is called with what the handler gets: a job, or a list of jobs with ``batch=True``.
     :raises ConfigurationError: for anything but a Consumer and a callable.
     """

@@ -79,25 +79,50 @@ T = TypeVar("T")
 
 
 async def async_enqueued(session: AnyAsyncSession, model: Jobs[T], /, **columns: Any) -> list[T]:
-    """The version of :func:`enqueued` for an AsyncSession."""
+    """The version of :func:`enqueued` for an AsyncSession.
+
+    ::
+
+        async_session.add(Email(to="grace@example.com"))  # what the code under test does
+        (email,) = await async_enqueued(async_session, Email, to="grace@example.com")
+    """
     own = resolve_session(session, "async_enqueued", is_async=True)
     jobs: list[T] = await own.run_sync(enqueued, model, **columns)
     return jobs
 
 
 async def async_fire_schedules(session: AnyAsyncSession, schedules: Sequence[Schedule[Any] | type[Any]]) -> list[Any]:
-    """The version of :func:`fire_schedules` for an AsyncSession."""
+    """The version of :func:`fire_schedules` for an AsyncSession.
+
+    ::
+
+        hourly = Schedule("hourly", Email, every=timedelta(hours=1), values={"to": "ada@example.com"})
+        await async_fire_schedules(async_session, [hourly])
+        await async_travel(async_session, timedelta(hours=1))
+        (email,) = await async_fire_schedules(async_session, [hourly])
+    """
     own = resolve_session(session, "async_fire_schedules", is_async=True)
     jobs: list[Any] = await own.run_sync(fire_in, schedules, "async_fire_schedules")
     return jobs
 
 
 async def async_travel(session: AnyAsyncSession, delta: Delay) -> None:
-    """The version of :func:`travel` for an AsyncSession."""
+    """The version of :func:`travel` for an AsyncSession.
+
+    ::
+
+        await async_travel(async_session, timedelta(days=1))
+    """
     await resolve_session(session, "async_travel", is_async=True).run_sync(travel, delta)
 
 
 async def async_crash(session: AnyAsyncSession, job: Any) -> None:
-    """The version of :func:`crash` for an AsyncSession."""
+    """The version of :func:`crash` for an AsyncSession.
+
+    ::
+
+        email = await async_session.get_one(Email, 1)
+        await async_crash(async_session, email)
+    """
     own = resolve_session(session, "async_crash", is_async=True)
     await own.run_sync(execute, partial(crash_in, is_async=True), (job, "async_crash"))

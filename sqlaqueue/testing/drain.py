@@ -61,6 +61,13 @@ def crash(session: AnySession, job: Any) -> None:
     a held transaction, the claim is rolled back and the crash journal names the job: it runs alone the next time.
     Either way the attempt counts, and :func:`run_job` or :func:`drain` shows what follows.
 
+    ::
+
+        email = Email(to="ada@example.com")
+        session.add(email)
+        crash(session, email)
+        assert run_job(session, email, send).state == "completed"
+
     :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
     :param job: an instance in this session.
     :raises NotClaimableError: if no worker would claim the job now, such as one that is not due.
@@ -120,7 +127,12 @@ def _expire_lease(session: Session, spec: QueueSpec, key: Key) -> None:
 def fire_schedules(session: AnySession, schedules: Sequence[Schedule[Any] | type[Any]]) -> list[Any]:
     """Do once what a process with these schedules does: store them if they are new, and fire what is due.
 
-    A schedule is created by the first call, so its first tick comes later; :func:`travel` lets time pass.
+    A schedule is created by the first call, so its first tick comes later; :func:`travel` lets time pass::
+
+        hourly = Schedule("hourly", Email, every=timedelta(hours=1), values={"to": "ada@example.com"})
+        fire_schedules(session, [hourly])
+        travel(session, timedelta(hours=1))
+        (email,) = fire_schedules(session, [hourly])
 
     :param session: the test's session. Its pending changes are flushed first.
     :param schedules: Schedules, or queue classes for those that are in the database.
@@ -156,7 +168,13 @@ Outcome = Literal["completed", "retried", "failed", "cancelled", "released", "le
 
 @dataclass(frozen=True)
 class RunResult(JobResult[T]):
-    """What one run made of a job, as returned by :func:`~sqlaqueue.testing.drain`.
+    """What one run made of a job, as returned by :func:`~sqlaqueue.testing.run_job`.
+
+    ::
+
+        (email,) = session.scalars(select(Email).where(Email.status == "pending"))
+        result = run_job(session, email, send)
+        assert result.state == "completed" and result.error is None
 
     ``state`` and ``error`` are what the database says now; ``job`` is the instance of the test's session, or None if
     its row is gone.
@@ -213,7 +231,10 @@ def drain(
 
     As in :meth:`Consumer.drain() <sqlaqueue.Consumer.drain>`, a snooze is not counted.
 
-    Each job runs as by :func:`run_job`, in claim order.
+    Each job runs as by :func:`run_job`, in claim order::
+
+        session.add(Email(to="ada@example.com"))
+        assert drain(session, Email, send) == 2  # with the one that waited before
 
     :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
     :param model: the queue class, or ``select(Model).where(...)`` for some of its jobs.
@@ -247,7 +268,10 @@ async def async_drain(
 ) -> int:
     """The version of :func:`drain` for a coroutine function as the handler, or an AsyncConsumer.
 
-    A function or a Consumer works as well; it gets a ``Session``.
+    A function or a Consumer works as well; it gets a ``Session``::
+
+        async_session.add(Email(to="ada@example.com"))
+        assert await async_drain(async_session, Email, async_send) == 2
     """
     own = resolve_session(session, "async_drain", is_async=True)
     worker: WorkerInTest = await own.run_sync(execute, _begin, (model, handler, "async_drain", limit))
@@ -334,6 +358,12 @@ def run_job(session: AnySession, job: T, handler: Handler[T], *, check: bool = F
     attempts, the delay of the retry policy, the fence, and the undoing of a failed handler's writes. The handler has a
     session of its own, of the same class and in the same transaction; under a lease it may commit.
 
+    ::
+
+        email = Email(to="ada@example.com")
+        session.add(email)
+        assert run_job(session, email, send).state == "completed"
+
     :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
     :param job: an instance in this session.
     :param handler: as a :class:`~sqlaqueue.Consumer` takes it, a dict of handlers by class, or a Consumer: then its
@@ -356,7 +386,11 @@ async def async_run_job(
 ) -> RunResult[T]:
     """The version of :func:`run_job` for a coroutine function as the handler, or an AsyncConsumer.
 
-    A function or a Consumer works as well; it gets a ``Session``.
+    A function or a Consumer works as well; it gets a ``Session``::
+
+        email = Email(to="ada@example.com")
+        async_session.add(email)
+        assert (await async_run_job(async_session, email, async_send)).state == "completed"
     """
     own = resolve_session(session, "async_run_job", is_async=True)
     run: _OneRun = await own.run_sync(execute, _begin_one_run, (job, handler, "async_run_job"))

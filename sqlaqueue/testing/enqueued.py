@@ -36,6 +36,11 @@ def enqueued(session: AnySession, model: Jobs[T], /, **columns: Any) -> list[T]:
     connection. A retried job is pending again, so it is included. A job from before the transaction is included if the
     code under test has changed its row, as ``requeue()`` does, and not if only functions of this package have.
 
+    ::
+
+        session.add(Email(to="grace@example.com"))  # what the code under test does
+        (email,) = enqueued(session, Email, to="grace@example.com")
+
     :param session: the test's session. Its pending changes are flushed first.
     :param model: the queue class, or a select of its jobs.
     :param columns: values that attributes of the job must have: ``enqueued(session, Email, to="ada@example.com")``.
@@ -99,6 +104,13 @@ def travel(session: AnySession, delta: Delay) -> None:
     No clock is replaced, so the statements under test are those of production. Moved are the times that sqlaqueue
     keeps: due times, leases, when jobs were created, began and ended, and the ticks of schedules;
     columns of your own are not. The ticks of a cron expression keep their time of day if ``delta`` is of whole days.
+
+    ::
+
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        session.add(Email(to="ada@example.com", run_at=tomorrow))
+        travel(session, timedelta(days=1))
+        assert drain(session, Email, send) == 2
 
     :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
     :param delta: seconds or a timedelta.

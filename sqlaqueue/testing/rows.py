@@ -14,7 +14,7 @@ from sqlaqueue.exc import NotAQueueError, NotClaimableError, StatementError
 from sqlaqueue.flow_control.held_back import held_back_by
 from sqlaqueue.log import seconds_text
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec, spec_of
-from sqlaqueue.postgresql.claim_scan import is_paused
+from sqlaqueue.postgresql.claim_scan import queue_paused
 from sqlaqueue.postgresql.due_times import written_here
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import Key, key_text, keys_from
@@ -76,7 +76,7 @@ def _held_back(session: Session, spec: QueueSpec, key: Key) -> str:
 def queue_is_paused(session: Session, spec: QueueSpec) -> bool:
     if CONTROL not in spec.side_tables:
         return False
-    paused = sa.select(is_paused(spec))
+    paused = sa.select(queue_paused(spec))
     return bool(session.execute(paused, bind_arguments={"mapper": spec.mapper}).scalar_one())
 
 

@@ -47,6 +47,11 @@ def wait_until(
 
     Each look is a transaction of its own, so it sees what workers have committed.
 
+    ::
+
+        with Consumer(Email, send, sessions):
+            wait_until(sessions, (Email, 1), "completed")
+
     :param session_factory: makes sessions of the test's database, such as a ``sessionmaker(engine)``.
     :param job: an instance whose row is committed, or the pair of its class and its key: ``(Email, 5)``.
     :param state: ``"pending"``, ``"processing"``, ``"completed"``, ``"failed"``, ``"cancelled"`` or ``"gone"``.
@@ -81,7 +86,13 @@ async def async_wait_until(
 async def async_wait_until(
     session_factory: Callable[[], AsyncSession], job: Any, state: State, timeout: Delay = DEFAULT_TIMEOUT
 ) -> JobResult[Any]:
-    """The version of :func:`wait_until` for an ``async_sessionmaker(engine)``."""
+    """The version of :func:`wait_until` for an ``async_sessionmaker(engine)``.
+
+    ::
+
+        async with AsyncConsumer(Email, async_send, async_sessions):
+            await async_wait_until(async_sessions, (Email, 1), "completed")
+    """
     waiter = _waiter("async_wait_until", job, state, timeout)
     factory = resolve_factory(session_factory, "async_wait_until", is_async=True)
 
@@ -136,6 +147,10 @@ def check_handlers(base: Any, handlers: Mapping[type[Any], Any] | Iterable[Any])
     A handler takes a session and a job, or a list of jobs if its Consumer has ``batch=True``. Annotations are
     compared: the job's with the queue class, and the session's with the kind of the function, as a coroutine function
     is called with an AsyncSession.
+
+    ::
+
+        check_handlers(Base, {Email: send, Invoice: lambda session, invoice: None})
 
     :param base: the declarative base of the application, or its ``registry``.
     :param handlers: the handler of each queue class, or the application's Consumers.

@@ -46,6 +46,11 @@ async def async_wait(
 ) -> JobResult[Any]:
     """Wait until a job has finished, and return its result; see :func:`~sqlaqueue.wait` for parameters and errors.
 
+    ::
+
+        async with AsyncConsumer(Email, async_send, async_sessions):
+            result = await async_wait(async_sessions, Email, 1, timeout=30)
+
     :param session_factory: makes sessions of the primary, such as an ``async_sessionmaker(engine)``.
     """
     wake = asyncio.Event()

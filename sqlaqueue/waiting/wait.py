@@ -374,6 +374,14 @@ def wait(
     A failed attempt that will be retried does not end the wait. The job must be committed, as ``wait()`` reads it in
     sessions of its own.
 
+    ::
+
+        email = Email(to="ada@example.com")
+        session.add(email)
+        session.commit()
+        with Consumer(Email, send, sessions):
+            assert wait(sessions, email, timeout=30).state == "completed"
+
     :param session_factory: makes sessions of the primary, such as a ``sessionmaker(engine)``.
     :param job: an instance, or a class with a key, as for ``session.get()``: ``wait(sessions, Email, 5)``. The pair
         ``(Email, 5)`` is equivalent.

@@ -23,13 +23,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route, Router
 
-from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Heartbeat, Payload, WaitRequest
 from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.web import errors
 from sqlaqueue.web.actions import act_on_queue, act_on_schedule, confirm, edit
 from sqlaqueue.web.context import PATHS, Page, PageContext, path_below_mount
@@ -320,6 +320,13 @@ class Dashboard:
 
     ::
 
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+
+        def access(request: Request) -> Access | None:
+            return Access(read=True, act=True, user="ada") if request.headers.get("x-user") == "ada" else None
+
+        app = Starlette()
         app.mount("/queues", Dashboard([Email, Invoice], sessionmaker(engine), access=access))
 
     :param models: the queue classes.

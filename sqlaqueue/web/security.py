@@ -17,8 +17,8 @@ from urllib.parse import parse_qsl, urlsplit
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
-from sqlaqueue.asgi import AsgiApp, Message, Receive, Scope, Send
 from sqlaqueue.log import fields
+from sqlaqueue.telemetry.asgi import AsgiApp, Message, Receive, Scope, Send
 from sqlaqueue.web.errors import BadRequest, Forbidden, Misdirected, TooLarge, TooSlow
 
 audit_logger = logging.getLogger("sqlaqueue.audit")

@@ -203,8 +203,7 @@ def test_a_job_that_waits_for_its_duplicate(engine: sa.Engine) -> None:
 
 
 def test_a_running_job(engine: sa.Engine) -> None:
-    columns = {"started_at": "started_at"}
-    setup = Setup.of(engine, "update_status", columns=columns).with_job()
+    setup = Setup.of(engine, "update_status", extra_columns=("started_at",)).with_job()
     with Session(engine) as session:
         [job] = claimed(session, setup.model)
         session.commit()

@@ -11,7 +11,7 @@ from alembic import command
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import mapped_column
 
-from sqlaqueue import Fair, Limit, Order, QueueConfig, Rate
+from sqlaqueue import ConcurrencyLimit, FairShare, InOrder, QueueConfig, RateLimit
 from tests.alembic.conftest import (
     Project,
     changed,
@@ -258,29 +258,35 @@ def test_a_translated_schema(database: Database, make: Any, engine: sa.Engine) -
 
 # -- flow control: autogenerate adds, changes and removes its indexes, functions, triggers and the table of rates ------
 
-STARTED = {"started_at": "started_at"}
-
 
 def orders(**config: Any) -> type[Any]:
     """Map a queue with a column whose name must be quoted."""
-    return order(QueueConfig(columns=STARTED, **config), kind=mapped_column("Kind", sa.Text))
+    return order(QueueConfig(**config), kind=mapped_column("Kind", sa.Text))
 
 
-LIMIT, RATE = Limit(2, per="article"), Rate(10, every=1, per="kind")
+LIMIT, RATE = ConcurrencyLimit(2, per="article"), RateLimit(10, every=1, per="kind")
 EVERYTHING: dict[str, Any] = {
-    "limits": [LIMIT, Limit(5), Limit(3, per=("article", "kind"))],
-    "rates": [RATE, Rate(100, every=60)],
-    "order": Order("kind", on_failure="cancel"),
-    "fair": Fair("article", "kind"),
+    "flow_control": [
+        LIMIT,
+        ConcurrencyLimit(5),
+        ConcurrencyLimit(3, per=("article", "kind")),
+        RATE,
+        RateLimit(100, every=60),
+        InOrder("kind", on_failure="cancel"),
+        FairShare("article", "kind"),
+    ],
 }
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "everything": ({}, EVERYTHING),
     "nothing": (EVERYTHING, {}),
-    "a limit": ({"limits": [LIMIT]}, {"limits": [LIMIT, Limit(1)]}),
-    "another key": ({"limits": [LIMIT]}, {"limits": [Limit(2, per="kind")]}),
-    "a rate": ({"limits": [LIMIT]}, {"limits": [LIMIT], "rates": [RATE]}),
-    "another order": ({"order": Order("kind")}, {"order": Order("kind", by="article", on_failure="continue")}),
-    "turns": ({"limits": [LIMIT]}, {"limits": [LIMIT], "fair": Fair("article")}),
+    "a limit": ({"flow_control": [LIMIT]}, {"flow_control": [LIMIT, ConcurrencyLimit(1)]}),
+    "another key": ({"flow_control": [LIMIT]}, {"flow_control": [ConcurrencyLimit(2, per="kind")]}),
+    "a rate": ({"flow_control": [LIMIT]}, {"flow_control": [LIMIT, RATE]}),
+    "another order": (
+        {"flow_control": [InOrder("kind")]},
+        {"flow_control": [InOrder("kind", by="article", on_failure="continue")]},
+    ),
+    "turns": ({"flow_control": [LIMIT]}, {"flow_control": [LIMIT, FairShare("article")]}),
 }
 for held in ("batch_select", "delete_returning"):
     CHANGES |= {
@@ -300,13 +306,15 @@ def test_a_change_of_flow_control(database: Database, make: Any, change: str) ->
 
 
 def test_numbers_are_no_difference(make: Any) -> None:
-    project: Project = make(orders(limits=[LIMIT], rates=[RATE]))
-    project.metadata = orders(limits=[Limit(7, per="article")], rates=[Rate(20, every=2, per="kind")]).metadata
+    project: Project = make(orders(flow_control=[LIMIT, RATE]))
+    project.metadata = orders(
+        flow_control=[ConcurrencyLimit(7, per="article"), RateLimit(20, every=2, per="kind")]
+    ).metadata
     project.check()
 
 
 def test_a_queue_is_served_while_flow_control_is_added_and_removed(make: Any, engine: sa.Engine) -> None:
-    plain, with_limit = orders(), orders(limits=[Limit(1, per="article")], order=Order("kind"))
+    plain, with_limit = orders(), orders(flow_control=[ConcurrencyLimit(1, per="article"), InOrder("kind")])
     project: Project = make(plain)
     enqueue(engine, plain, "a", "a", "b", kind="x")
     project.revise(model=with_limit)

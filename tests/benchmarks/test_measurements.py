@@ -154,11 +154,11 @@ def test_results_of_flow_control_have_a_description_of_their_own(tmp_path: Path)
     case = ("flow", "1 process of 1 thread")
     for repeat, path in enumerate(results, start=1):
         about = {**ABOUT, "repeat": repeat, "versions": {path.stem: {f"system of {path.stem}": "1.0"}}}
-        measured_once = [Sample(0, *case, "sqlaqueue Order", "ratio", 0.25)] if repeat == 1 else []
-        write(path, about, [Sample(0, *case, "sqlaqueue Fair", "ratio", 0.5), *measured_once], {})
+        measured_once = [Sample(0, *case, "sqlaqueue InOrder", "ratio", 0.25)] if repeat == 1 else []
+        write(path, about, [Sample(0, *case, "sqlaqueue FairShare", "ratio", 0.5), *measured_once], {})
     fill(results, page)
     before, after = (blocks(text) for text in (PAGE.read_text(), page.read_text()))
-    assert "| sqlaqueue Fair | 50% |" in after["flow"]
+    assert "| sqlaqueue FairShare | 50% |" in after["flow"]
     assert "1 to 2 runs in turn.\nVersions: system of one 1.0, system of two 1.0." in after["flow-about"]
     assert before["about"] == after["about"]
 
@@ -198,7 +198,14 @@ def test_three_significant_digits(value: float, text: str) -> None:
 
 
 # -- what handlers record, and what was admitted too many by it ----------------------------------------------------
-TWO, ONE, FOUR = (FLOW[name] for name in ("Limit(2) of each key", "Limit(1) of each key", "Limit(4) of the queue"))
+TWO, ONE, FOUR = (
+    FLOW[name]
+    for name in (
+        "ConcurrencyLimit(2) of each key",
+        "ConcurrencyLimit(1) of each key",
+        "ConcurrencyLimit(4) of the queue",
+    )
+)
 
 
 def runs_of(key: int, *times: tuple[float, float]) -> list[Run]:
@@ -227,7 +234,7 @@ def test_a_limit_of_the_queue_is_exceeded_by_runs_of_all_keys() -> None:
 
 
 def test_turns_have_no_limit() -> None:
-    assert runs.too_many(runs_of(1, (0, 5), (0, 5)), FLOW["Fair"]) is None
+    assert runs.too_many(runs_of(1, (0, 5), (0, 5)), FLOW["FairShare"]) is None
 
 
 def test_a_rate_is_exceeded_in_the_worst_period() -> None:
@@ -305,7 +312,7 @@ def test_the_plain_system_has_none() -> None:
 
 
 def test_jobs_that_a_load_starts_count_as_running(database: Database) -> None:
-    model = make_model(options_of("Limit(1) of each key"))
+    model = make_model(options_of("ConcurrencyLimit(1) of each key"))
     engine = sa.create_engine(database.url("psycopg"))
     model.metadata.create_all(engine)
     with Session(engine) as session:

@@ -14,19 +14,19 @@ from click.testing import CliRunner
 from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
+    ConcurrencyLimit,
     Consumer,
-    Distribution,
-    Fair,
-    Limit,
+    FairShare,
     QueueConfig,
     QueueMixin,
     Schedule,
+    Tick,
     Unique,
     admin,
     claim,
-    tick_of,
     wait,
 )
+from sqlaqueue.citus import Distribution
 from sqlaqueue.cli.change import rescue
 from sqlaqueue.cli.inspect import why
 from sqlaqueue.consumer import pace
@@ -120,7 +120,7 @@ def test_schedules(own_engine: sa.Engine, place: str, *, skip_unfinished: bool) 
         "each-second", job, every=1, make=lambda tick: job(id=next(keys), tenant=2), skip_unfinished=skip_unfinished
     )
     queue, ran = Queue(own_engine, place, job), list[Any]()
-    with queue.consumer(lambda session, job: ran.append(tick_of(session, job)), schedules=[schedule]):
+    with queue.consumer(lambda session, job: ran.append(Tick.of(session, job)), schedules=[schedule]):
         wait_until(lambda: len(ran) >= 2)
     assert {tick.schedule for tick in ran} == {"each-second"}
     assert len({tick.at for tick in ran}) == len(ran)
@@ -390,8 +390,11 @@ def test_side_tables_elsewhere_than_a_local_table(engine: sa.Engine, kind: str) 
         ("strategy='delete_returning'", {"strategy": "delete_returning"}),
         ("notify=True", {"notify": True}),
         ("unique", {"unique": Unique("tenant")}),
-        ("of limits in QueueConfig", {"limits": [Limit(1)]}),
-        ("of limits and fair in QueueConfig", {"limits": [Limit(1)], "fair": Fair("tenant")}),
+        ("of ConcurrencyLimit in QueueConfig", {"flow_control": [ConcurrencyLimit(1)]}),
+        (
+            "of ConcurrencyLimit and FairShare in QueueConfig",
+            {"flow_control": [ConcurrencyLimit(1), FairShare("tenant")]},
+        ),
         ("attempt_history", {"attempt_history": 3600}),
     ],
 )

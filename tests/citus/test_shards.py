@@ -18,7 +18,6 @@ from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
     Consumer,
-    Distribution,
     QueueConfig,
     QueueMixin,
     cancel,
@@ -34,6 +33,7 @@ from sqlaqueue import (
     resume,
     retry,
 )
+from sqlaqueue.citus import Distribution
 from sqlaqueue.consumer import pace
 from sqlaqueue.testing import StrategyConformance
 from tests.citus.cluster import CitusDatabase, Cluster, kill

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import mapped_column
 
-from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
+from sqlaqueue import ConcurrencyLimit, FairShare, InOrder, QueueConfig, QueueMixin, RateLimit, Unique
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mariadb.prepare import MariaDB
@@ -35,10 +35,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "rows_are_messages": True,
     },
     "`Unique`": {"unique": Unique("customer")},
-    "`Limit`": {"limits": (Limit(2, per="customer"),)},
-    "`Rate`": {"rates": (Rate(10, every=timedelta(seconds=1)),)},
-    "`Order`": {"order": Order("customer"), "columns": {"started_at": "started_at"}},
-    "`Fair`": {"fair": Fair("customer")},
+    "`ConcurrencyLimit`": {"flow_control": [ConcurrencyLimit(2, per="customer")]},
+    "`RateLimit`": {"flow_control": [RateLimit(10, every=timedelta(seconds=1))]},
+    "`InOrder`": {"flow_control": [InOrder("customer")]},
+    "`FairShare`": {"flow_control": [FairShare("customer")]},
 }
 """Rows of the table: what may be configured."""
 

@@ -11,7 +11,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, Distribution, Fair, Limit, Retry, Unique, claim
+from sqlaqueue import ConcurrencyLimit, Consumer, FairShare, Retry, Unique, claim
+from sqlaqueue.citus import Distribution
 from sqlaqueue.consumer import pace, worker
 from sqlaqueue.consumer.claim import Claimer
 from sqlaqueue.consumer.core.effects import Wait
@@ -438,7 +439,7 @@ def test_values_whose_server_is_away_are_left_out_for_longer_each_time() -> None
 @pytest.mark.parametrize(
     ("distribution", "reason"),
     [
-        ("tenant", "give a sqlaqueue.Distribution"),
+        ("tenant", "give a sqlaqueue.citus.Distribution"),
         (Distribution("tennant", [1]), "must be one of several that make the primary key of Job, which is id, tenant"),
         (Distribution("status", [1]), "must be one of several that make the primary key"),
     ],
@@ -459,7 +460,7 @@ def test_wrong_values(values: Any) -> None:
     [
         ("strategy='batch_select'", {"kind": "batch_select"}),
         ("unique", {"unique": Unique("tenant")}),
-        ("limits and fair", {"limits": [Limit(1)], "fair": Fair("tenant")}),
+        ("ConcurrencyLimit and FairShare", {"flow_control": [ConcurrencyLimit(1), FairShare("tenant")]}),
         ("retention", {"retention": {"completed": 3600}}),
         ("attempt_history", {"attempt_history": 3600}),
     ],

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 import sqlaqueue
-from sqlaqueue import cancel, claim, complete, consumers, pause, paused, requeue, rescue, resume
+from sqlaqueue import cancel, claim, complete, consumers, is_paused, pause, requeue, rescue, resume
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.maintenance import leases
@@ -399,12 +399,12 @@ def test_no_job_of_a_paused_queue_is_claimed(paused_bench: Bench) -> None:
     bench.enqueue(2)
     with bench.sessions() as session:
         assert session.execute(claim(bench.Job, 2)).all() == []
-        assert session.scalar(paused(bench.Job)) is True
+        assert session.scalar(is_paused(bench.Job)) is True
     assert bench.consumer().drain() == 0
     bench.in_session(pause(bench.Job))
     bench.in_session(resume(bench.Job))
     with bench.sessions() as session:
-        assert session.scalar(paused(bench.Job)) is False
+        assert session.scalar(is_paused(bench.Job)) is False
     assert bench.consumer().drain() == 2
 
 
@@ -428,7 +428,7 @@ def test_a_pause_does_not_expire(paused_bench: Bench) -> None:
     with idle(bench).running():
         wait_until(lambda: bench.execute("SELECT count(*) FROM sqlaqueue_control WHERE key = '[1]'") == 0)
     with bench.sessions() as session:
-        assert session.scalar(paused(bench.Job)) is True
+        assert session.scalar(is_paused(bench.Job)) is True
 
 
 def test_a_cancellation_is_requested_without_delay(mixed: Bench) -> None:

@@ -16,7 +16,7 @@ from psycopg import sql
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import Limit, QueueConfig, QueueMixin, admin
+from sqlaqueue import ConcurrencyLimit, QueueConfig, QueueMixin, admin
 from sqlaqueue.admin import doctor, explain_job
 from sqlaqueue.consumer import claim
 from sqlaqueue.consumer.claim import Suspects, Unclaimable
@@ -192,7 +192,7 @@ def test_a_row_whose_claim_is_refused(rigs: Rigs, api: str, refusal: str, bad: i
 
 
 def test_a_claim_under_flow_control_is_searched_as_well(rigs: Rigs, api: str) -> None:
-    rig = rigs("update_status", api, limits=[Limit(8)])
+    rig = rigs("update_status", api, flow_control=[ConcurrencyLimit(8)])
     rig.execute("INSERT INTO job (kind, note) VALUES ('USUAL', 'bad')", REFUSALS["check"], UNLOADABLE["enum"])
     rig.enqueue(GOOD)
     with rig.running(concurrency=4):
@@ -401,7 +401,7 @@ def test_a_row_that_stays_as_it_is(
     assert logged() == 3
 
 
-@pytest.mark.parametrize(("concurrency", "config"), [(1, {}), (2, {}), (2, {"limits": [Limit(2)]})])
+@pytest.mark.parametrize(("concurrency", "config"), [(1, {}), (2, {}), (2, {"flow_control": [ConcurrencyLimit(2)]})])
 @pytest.mark.parametrize("strategy", ["update_status", "delete_returning"])
 def test_rows_that_stay_as_they_are_do_not_end_a_drain(
     rigs: Rigs, strategy: str, concurrency: int, config: dict[str, Any]

@@ -6,7 +6,17 @@ from datetime import timedelta
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Schedule, Unique
+from sqlaqueue import (
+    ConcurrencyLimit,
+    Consumer,
+    FairShare,
+    InOrder,
+    QueueConfig,
+    QueueMixin,
+    RateLimit,
+    Schedule,
+    Unique,
+)
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 
 
@@ -64,10 +74,12 @@ class Export(QueueMixin, Base):
 
     __tablename__ = "export"
     __queue__ = QueueConfig(
-        limits=[Limit(40, per="customer_id"), Limit(50)],
-        rates=[Rate(1000, every=1, per="customer_id")],
-        order=Order("document_id", by="id"),
-        columns={"started_at": "started_at"},
+        flow_control=[
+            ConcurrencyLimit(40, per="customer_id"),
+            ConcurrencyLimit(50),
+            RateLimit(1000, every=1, per="customer_id"),
+            InOrder("document_id", by="id"),
+        ],
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -79,7 +91,9 @@ class Import(QueueMixin, Base):
     """A held strategy with flow control, whose keys take turns."""
 
     __tablename__ = "import"
-    __queue__ = QueueConfig(strategy="batch_select", limits=[Limit(40, per="customer_id")], fair=Fair("customer_id"))
+    __queue__ = QueueConfig(
+        strategy="batch_select", flow_control=[ConcurrencyLimit(40, per="customer_id"), FairShare("customer_id")]
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     customer_id: Mapped[int] = mapped_column(default=1)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Consumer, Limit, admin
+from sqlaqueue import ConcurrencyLimit, Consumer, admin
 from sqlaqueue.admin.doctor.doctor import CHECKS, COMPLETE
 from sqlaqueue.admin.doctor.examination import Examination
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
@@ -279,7 +279,7 @@ def test_a_queue_that_has_run_jobs(patient: Patient, model: Any) -> None:
 
 
 def test_a_new_queue_of_messages_with_a_limit_and_a_drained_one(sessions: Any) -> None:
-    job = make_job("delete_returning", limits=[Limit(5, per="payload")])
+    job = make_job("delete_returning", flow_control=[ConcurrencyLimit(5, per="payload")])
     maker = sessions(job)
     with maker() as session:
         assert admin.doctor(session, job, deep=True) == []

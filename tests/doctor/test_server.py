@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from sqlaqueue import Limit, Order
+from sqlaqueue import ConcurrencyLimit, InOrder
 from sqlaqueue.admin.doctor.examination import Examination, Thresholds
 from sqlaqueue.admin.doctor.server import (
     check_clock,
@@ -94,10 +94,14 @@ def test_a_setting_of_the_role(database: Database) -> None:
 
 def test_lock_table(own: Database, own_engine: sa.Engine) -> None:
     restart_with(own, "max_locks_per_transaction = 10")
-    flow: dict[str, Any] = {"limits": [Limit(2, per="key"), Limit(5)], "order": Order("note", by="id")}
-    flow["columns"] = {"started_at": "started_at"}
+    flow: dict[str, Any] = {
+        "flow_control": [ConcurrencyLimit(2, per="key"), ConcurrencyLimit(5), InOrder("note", by="id")]
+    }
     checks = [check_lock_table]
-    for model in (make_job("update_status", None, **flow), make_job("batch_select", None, limits=[Limit(5)])):
+    for model in (
+        make_job("update_status", None, **flow),
+        make_job("batch_select", None, flow_control=[ConcurrencyLimit(5)]),
+    ):
         assert codes(own_engine, [model], checks) == []
     job = make_job("batch_select", None, **flow)
     finding = find("small_lock_table", own_engine, [job], checks)

@@ -27,7 +27,6 @@ from sqlaqueue import (
     requeue,
     rescue,
     retry,
-    tick_of,
     wait,
 )
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
@@ -323,7 +322,7 @@ def test_a_schedule_is_fired_once_for_each_tick(sessions: Sessions) -> None:
     make_session = sessions(Scheduled)
 
     def handle(session: Session, job: Any) -> None:
-        ticks.append((tick_of(session, job), job.title))
+        ticks.append((Tick.of(session, job), job.title))
 
     with make_session() as session:
         with Consumer(Scheduled, handle, make_session, schedules=[HOURLY]):

@@ -16,15 +16,15 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import (
     AsyncConsumer,
+    ConcurrencyLimit,
     Constant,
     Consumer,
     Fail,
-    Fair,
-    Limit,
-    Order,
+    FairShare,
+    InOrder,
     QueueConfig,
     QueueMixin,
-    Rate,
+    RateLimit,
     Retry,
     Snooze,
     Throttle,
@@ -217,21 +217,26 @@ def models(configuration: Configuration) -> Models:
 
 def _config(configuration: Configuration, tenant: Any) -> QueueConfig:
     limits = {
-        "number": Limit(configuration.most, per="customer_id"),
-        "attribute": Limit("most", per="customer_id"),
-        "tenant": Limit(lambda job: sa.select(tenant.most).where(tenant.id == job.customer_id), per="customer_id"),
-        "queue": Limit(configuration.most_of_queue),
-        "pair": Limit(configuration.most, per=("customer_id", "kind")),
+        "number": ConcurrencyLimit(configuration.most, per="customer_id"),
+        "attribute": ConcurrencyLimit("most", per="customer_id"),
+        "tenant": ConcurrencyLimit(
+            lambda job: sa.select(tenant.most).where(tenant.id == job.customer_id), per="customer_id"
+        ),
+        "queue": ConcurrencyLimit(configuration.most_of_queue),
+        "pair": ConcurrencyLimit(configuration.most, per=("customer_id", "kind")),
     }
     rows_are_messages = configuration.strategy == "delete_row"
     return QueueConfig(
-        limits=[limits[kind] for kind in configuration.limits],
-        rates=[Rate(most, every=every, per=per, burst=burst) for most, every, per, burst in configuration.rates],
-        order=None if configuration.order is None else Order("document_id", on_failure=configuration.order),
-        fair=None if configuration.fair is None else Fair("customer_id", weight=configuration.fair),
+        flow_control=[
+            *(limits[kind] for kind in configuration.limits),
+            *(RateLimit(most, every=every, per=per, burst=burst) for most, every, per, burst in configuration.rates),
+            *([] if configuration.order is None else [InOrder("document_id", on_failure=configuration.order)]),
+            *([] if configuration.fair is None else [FairShare("customer_id", weight=configuration.fair)]),
+        ],
         strategy="delete_returning" if rows_are_messages else configuration.strategy,
         rows_are_messages=rows_are_messages,
-        columns={"started_at": "started_at"} | ({"status": None} if rows_are_messages else {}),
+        extra_columns=("started_at",),
+        columns={"status": None} if rows_are_messages else {},
         notify=configuration.notify,
         lease=LEASE,
         max_attempts=3,

@@ -20,9 +20,7 @@ HELD: dict[str, dict[str, Any]] = {
 
 @shared
 def make_job(**config: Any) -> Any:
-    """Return a class of jobs; with an order it has ``started_at``."""
-    if "order" in config:
-        config["columns"] = {"started_at": "started_at", **config.get("columns", {})}
+    """Return a class of jobs with the attributes that keys of flow control are made of."""
     attributes = {
         "customer_id": mapped_column(sa.Integer),
         "kind": mapped_column(sa.String, nullable=False, default="a"),

@@ -17,14 +17,14 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import (
     AsyncConsumer,
+    ConcurrencyLimit,
     Constant,
     Consumer,
-    Fair,
-    Limit,
-    Order,
+    FairShare,
+    InOrder,
     QueueConfig,
     QueueMixin,
-    Rate,
+    RateLimit,
     Retry,
     admin,
     complete,
@@ -32,6 +32,7 @@ from sqlaqueue import (
 from sqlaqueue.consumer import claim
 from sqlaqueue.consumer import held as held_module
 from sqlaqueue.consumer.maintenance import handlers_running
+from sqlaqueue.queue.options import FlowRule
 from tests.flow_control.models import HELD, claimed, create, customers, insert, make_job, make_queue, of_customers
 from tests.models import execute
 from tests.programs import wait_until
@@ -116,7 +117,7 @@ def looks(engine: sa.Engine) -> Iterator[Looks]:
 
 
 def test_ten_workers_of_one_thread_run_the_ten_jobs_of_a_limit(pool: sa.Engine) -> None:
-    job, handlers = make_queue(pool, of_customers(*range(40)), limits=[Limit(10)]), Handlers(wait=True)
+    job, handlers = make_queue(pool, of_customers(*range(40)), flow_control=[ConcurrencyLimit(10)]), Handlers(wait=True)
     with consumers(pool, job, handlers, 10, concurrency=1):
         wait_until(lambda: len(handlers.begun) == 10)
         handlers.let_go()
@@ -124,7 +125,7 @@ def test_ten_workers_of_one_thread_run_the_ten_jobs_of_a_limit(pool: sa.Engine) 
 
 
 def test_workers_of_several_threads_share_the_places_of_a_key(pool: sa.Engine) -> None:
-    job = make_queue(pool, of_customers(*[1] * 20, *[2] * 20), limits=[Limit(3, per="customer_id")])
+    job = make_queue(pool, of_customers(*[1] * 20, *[2] * 20), flow_control=[ConcurrencyLimit(3, per="customer_id")])
     handlers = Handlers(wait=True)
     with consumers(pool, job, handlers, 3, concurrency=4):
         wait_until(lambda: handlers.running == {1: 3, 2: 3})
@@ -139,7 +140,7 @@ def test_jobs_behind_a_handler_that_turns_out_slow_run_elsewhere(
     # As long as jobs may wait that hold no places.
     monkeypatch.setattr(handlers_running, "LONGEST_IN_BUFFER", 600)
     monkeypatch.setattr(handlers_running, "LATE", 600)
-    job, handlers = create(pool, make_job(limits=[Limit(2)])), Handlers()
+    job, handlers = create(pool, make_job(flow_control=[ConcurrencyLimit(2)])), Handlers()
     gate, slow = threading.Event(), set[int]()
 
     def handle(session: Session, one: Any) -> None:
@@ -160,7 +161,7 @@ def test_jobs_behind_a_handler_that_turns_out_slow_run_elsewhere(
 
 
 def test_a_consumer_claims_no_job_that_has_to_wait_for_a_handler(pool: sa.Engine) -> None:
-    job, counted = make_queue(pool, of_customers(*range(12)), limits=[Limit(50)]), list[int]()
+    job, counted = make_queue(pool, of_customers(*range(12)), flow_control=[ConcurrencyLimit(50)]), list[int]()
 
     def handle(session: Session, one: Any) -> None:
         counted.append(session.scalars(sa.select(sa.func.count()).where(job.status == "processing")).one())
@@ -174,7 +175,7 @@ def test_a_consumer_claims_no_job_that_has_to_wait_for_a_handler(pool: sa.Engine
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_freed_places_are_taken_without_polling(pool: sa.Engine, number: int) -> None:
-    job, handlers = create(pool, make_job(limits=[Limit(1, per="customer_id")])), Handlers()
+    job, handlers = create(pool, make_job(flow_control=[ConcurrencyLimit(1, per="customer_id")])), Handlers()
     with consumers(pool, job, handlers, number, concurrency=2, poll_interval=600):
         insert(pool, job, of_customers(*[1] * 10, *[2] * 10))
         wait_until(lambda: not unfinished(pool, job))
@@ -182,7 +183,7 @@ def test_freed_places_are_taken_without_polling(pool: sa.Engine, number: int) ->
 
 
 def test_a_place_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine) -> None:
-    job = make_queue(pool, of_customers(1, status="processing"), limits=[Limit(1, per="customer_id")])
+    job = make_queue(pool, of_customers(1, status="processing"), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     handlers = Handlers()
     insert(pool, job, of_customers(1))
     with looks(pool) as looked, consumers(pool, job, handlers, 1, poll_interval=600):
@@ -192,7 +193,7 @@ def test_a_place_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine) 
 
 
 def test_a_quarantined_job_that_its_limit_holds_back_runs_later(pool: sa.Engine) -> None:
-    job = make_queue(pool, of_customers(1, status="processing"), limits=[Limit(1, per="customer_id")])
+    job = make_queue(pool, of_customers(1, status="processing"), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     handlers = Handlers()
     # Its last worker died: a rescued job keeps the token of the claim.
     insert(pool, job, of_customers(1, lease_token=uuid.uuid4()))
@@ -206,14 +207,17 @@ def test_a_quarantined_job_that_its_limit_holds_back_runs_later(pool: sa.Engine)
 
 
 def test_without_notifications_a_consumer_takes_the_places_that_it_frees(pool: sa.Engine) -> None:
-    job = make_queue(pool, of_customers(*[1] * 10), limits=[Limit(1, per="customer_id")], notify=False)
+    job = make_queue(pool, of_customers(*[1] * 10), flow_control=[ConcurrencyLimit(1, per="customer_id")], notify=False)
     handlers = Handlers()
     with consumers(pool, job, handlers, 1, concurrency=3, poll_interval=600):
         wait_until(lambda: not unfinished(pool, job))
 
 
 def test_a_run_that_ends_while_a_claim_finds_nothing_is_noticed(pool: sa.Engine) -> None:
-    job, handlers = make_queue(pool, of_customers(1, 1), limits=[Limit(1)], notify=False), Handlers(wait=True)
+    job, handlers = (
+        make_queue(pool, of_customers(1, 1), flow_control=[ConcurrencyLimit(1)], notify=False),
+        Handlers(wait=True),
+    )
 
     def handle(session: Session, one: Any) -> None:
         session.execute(sa.text("SELECT 1"))  # so that its own transaction completes it
@@ -233,7 +237,10 @@ def test_a_run_that_ends_while_a_claim_finds_nothing_is_noticed(pool: sa.Engine)
 
 
 def test_a_consumer_claims_again_when_a_transaction_had_locked_the_key_and_is_rolled_back(pool: sa.Engine) -> None:
-    job, handlers = make_queue(pool, of_customers(1, 1), limits=[Limit(2, per="customer_id")]), Handlers()
+    job, handlers = (
+        make_queue(pool, of_customers(1, 1), flow_control=[ConcurrencyLimit(2, per="customer_id")]),
+        Handlers(),
+    )
     with Session(pool) as other, looks(pool) as looked:
         assert len(claimed(other, job, 1)) == 1
         with consumers(pool, job, handlers, 1, concurrency=1, poll_interval=600):
@@ -245,8 +252,8 @@ def test_a_consumer_claims_again_when_a_transaction_had_locked_the_key_and_is_ro
 
 @pytest.mark.parametrize("kind", ["update_status", *HELD])
 def test_jobs_of_a_key_run_in_order_with_retries_and_several_consumers(pool: sa.Engine, kind: str) -> None:
-    order = Order("customer_id", on_failure="block" if kind == "update_status" else "continue")
-    job = make_job(order=order, retry=lambda *_: timedelta(seconds=0.02), **HELD.get(kind, {}))
+    order = InOrder("customer_id", on_failure="block" if kind == "update_status" else "continue")
+    job = make_job(flow_control=[order], retry=lambda *_: timedelta(seconds=0.02), **HELD.get(kind, {}))
     handlers, seen = Handlers(), set[int]()
     create(pool, job)
     insert(pool, job, of_customers(*list(range(5)) * 12))
@@ -267,7 +274,9 @@ def test_jobs_of_a_key_run_in_order_with_retries_and_several_consumers(pool: sa.
 
 @pytest.mark.parametrize("kind", ["update_status", *HELD])
 def test_a_rate_spreads_the_beginnings_over_all_consumers(pool: sa.Engine, kind: str) -> None:
-    job = make_queue(pool, of_customers(*range(30)), rates=[Rate(50, every=1, burst=1)], **HELD.get(kind, {}))
+    job = make_queue(
+        pool, of_customers(*range(30)), flow_control=[RateLimit(50, every=1, burst=1)], **HELD.get(kind, {})
+    )
     handlers = Handlers()
     with consumers(pool, job, handlers, 3, concurrency=3, poll_interval=600):
         wait_until(lambda: not unfinished(pool, job))
@@ -278,7 +287,9 @@ def test_a_rate_spreads_the_beginnings_over_all_consumers(pool: sa.Engine, kind:
 
 
 def test_a_drain_waits_for_a_rate_and_ends_beside_a_failed_head(engine: sa.Engine) -> None:
-    job = create(engine, make_job(rates=[Rate(20, every=1, burst=1)], order=Order("customer_id"), max_attempts=1))
+    job = create(
+        engine, make_job(flow_control=[RateLimit(20, every=1, burst=1), InOrder("customer_id")], max_attempts=1)
+    )
     insert(engine, job, of_customers(1, 2, 2, 3, 4))
 
     def handle(session: Session, one: Any) -> None:
@@ -295,7 +306,10 @@ def test_a_drain_waits_for_a_rate_and_ends_beside_a_failed_head(engine: sa.Engin
 
 
 def test_workers_of_one_thread_run_as_many_jobs_as_the_limit_is(pool: sa.Engine, held: Any) -> None:
-    job, handlers = make_queue(pool, of_customers(*range(12)), limits=[Limit(4)], **held), Handlers(wait=True)
+    job, handlers = (
+        make_queue(pool, of_customers(*range(12)), flow_control=[ConcurrencyLimit(4)], **held),
+        Handlers(wait=True),
+    )
     with consumers(pool, job, handlers, 5, concurrency=1):
         wait_until(lambda: len(handlers.begun) == 4)
         handlers.let_go()
@@ -304,7 +318,7 @@ def test_workers_of_one_thread_run_as_many_jobs_as_the_limit_is(pool: sa.Engine,
 
 
 def test_a_job_that_runs_holds_no_slot_for_another_one(pool: sa.Engine, held: Any) -> None:
-    job, handlers = make_job(limits=[Limit(1, per="customer_id")], **held), Handlers()
+    job, handlers = make_job(flow_control=[ConcurrencyLimit(1, per="customer_id")], **held), Handlers()
     slow = Handlers(wait=True)
     create(pool, job)
 
@@ -335,7 +349,7 @@ def test_a_job_that_runs_holds_no_slot_for_another_one(pool: sa.Engine, held: An
     ids=["status", "attempts", "run_at", "started_at", "deleted"],
 )
 def test_a_slot_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine, values: Any) -> None:
-    job = make_job(limits=[Limit(1)], columns={"started_at": "started_at"}, **HELD["batch_select"])
+    job = make_job(flow_control=[ConcurrencyLimit(1)], extra_columns=("started_at",), **HELD["batch_select"])
     handlers = Handlers()
     create(pool, job)
     insert(pool, job, of_customers(1, 2))
@@ -350,7 +364,7 @@ def test_a_slot_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine, v
 
 
 def test_a_slot_that_a_settlement_frees_is_taken_without_polling(pool: sa.Engine, held: Any) -> None:
-    job, handlers = make_queue(pool, of_customers(1, 2), limits=[Limit(1)], **held), Handlers()
+    job, handlers = make_queue(pool, of_customers(1, 2), flow_control=[ConcurrencyLimit(1)], **held), Handlers()
     with Session(pool) as other, looks(pool) as looked:
         mine = claimed(other, job, 1)
         with consumers(pool, job, handlers, 1, concurrency=1, poll_interval=600):
@@ -361,7 +375,7 @@ def test_a_slot_that_a_settlement_frees_is_taken_without_polling(pool: sa.Engine
 
 
 def test_freed_slots_are_taken_without_polling(pool: sa.Engine, held: Any) -> None:
-    job, handlers = create(pool, make_job(limits=[Limit(1, per="customer_id")], **held)), Handlers()
+    job, handlers = create(pool, make_job(flow_control=[ConcurrencyLimit(1, per="customer_id")], **held)), Handlers()
     with consumers(pool, job, handlers, 2, concurrency=2, poll_interval=600):
         insert(pool, job, of_customers(*[1] * 10, *[2] * 10))
         wait_until(lambda: not unfinished(pool, job))
@@ -369,7 +383,7 @@ def test_freed_slots_are_taken_without_polling(pool: sa.Engine, held: Any) -> No
 
 
 def test_a_batch_begins_with_the_jobs_that_the_rate_allows(engine: sa.Engine, held: Any) -> None:
-    job = make_queue(engine, of_customers(*range(5)), rates=[Rate(3, every=3600, burst=3)], **held)
+    job = make_queue(engine, of_customers(*range(5)), flow_control=[RateLimit(3, every=3600, burst=3)], **held)
     called: list[int] = []
 
     def handle(session: Session, jobs: Any) -> None:
@@ -381,7 +395,9 @@ def test_a_batch_begins_with_the_jobs_that_the_rate_allows(engine: sa.Engine, he
 
 
 def test_a_beginning_stays_used_when_the_transaction_is_rolled_back(engine: sa.Engine, held: Any) -> None:
-    job = make_queue(engine, of_customers(1), rates=[Rate(2, every=3600, burst=2)], retry=Constant(0), **held)
+    job = make_queue(
+        engine, of_customers(1), flow_control=[RateLimit(2, every=3600, burst=2)], retry=Constant(0), **held
+    )
     called: list[int] = []
 
     def handle(session: Session, one: Any) -> None:
@@ -396,7 +412,7 @@ def test_a_beginning_stays_used_when_the_transaction_is_rolled_back(engine: sa.E
 
 def test_an_attempt_counts_though_the_rate_is_used_up(engine: sa.Engine, held: Any) -> None:
     # The first loss of the connection counts no attempt, and the job runs once more by itself.
-    job = make_queue(engine, of_customers(1), rates=[Rate(2, every=3600, burst=2)], max_attempts=1, **held)
+    job = make_queue(engine, of_customers(1), flow_control=[RateLimit(2, every=3600, burst=2)], max_attempts=1, **held)
 
     def handle(session: Session, one: Any) -> None:
         session.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
@@ -413,7 +429,10 @@ def test_jobs_are_released_when_another_claim_has_reserved_their_beginnings(
     pool: sa.Engine, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both claims saw the same room."""
-    job, handlers = make_queue(pool, of_customers(*range(5)), rates=[Rate(5, every=3600, burst=5)], **held), Handlers()
+    job, handlers = (
+        make_queue(pool, of_customers(*range(5)), flow_control=[RateLimit(5, every=3600, burst=5)], **held),
+        Handlers(),
+    )
     reserve, calls = held_module.reserve_rates, list[int]()
 
     def after_another_one(session: Session, context: Any, keys: Any) -> Any:
@@ -437,7 +456,9 @@ def test_a_consumer_looks_again_for_a_slot_that_was_taken_for_a_moment(
 ) -> None:
     """As by a claim that another limit refuses afterwards: no run ends when it releases the slot."""
     monkeypatch.setattr(claim, "_CONTENDED", (2.0, 2.0))
-    job = make_queue(pool, of_customers(1, 1), limits=[Limit(1, per="customer_id")], **HELD["batch_select"])
+    job = make_queue(
+        pool, of_customers(1, 1), flow_control=[ConcurrencyLimit(1, per="customer_id")], **HELD["batch_select"]
+    )
     handlers = Handlers()
     with Session(pool) as other, looks(pool) as looked:
         assert len(claimed(other, job)) == 2
@@ -453,9 +474,11 @@ def test_a_consumer_looks_again_for_a_slot_that_was_taken_for_a_moment(
 @pytest.mark.parametrize("kind", ["update_status", *HELD])
 async def test_async_consumers_obey(shared: Database, engine: sa.Engine, kind: str) -> None:
     job = make_job(
-        limits=[Limit(2, per="customer_id")],
-        order=Order("document_id", on_failure="continue"),
-        rates=[Rate(1000, every=1)],
+        flow_control=[
+            ConcurrencyLimit(2, per="customer_id"),
+            InOrder("document_id", on_failure="continue"),
+            RateLimit(1000, every=1),
+        ],
         **HELD.get(kind, {}),
     )
     create(engine, job)
@@ -480,42 +503,43 @@ async def test_async_consumers_obey(shared: Database, engine: sa.Engine, kind: s
     assert all(keys == sorted(keys) for keys in begun.values())
 
 
-CONTROLS: dict[str, dict[str, Any]] = {
-    "limit": {"limits": [Limit(2, per="customer_id")]},
-    "limit of the queue": {"limits": [Limit(2)]},
-    "order": {"order": Order("customer_id", on_failure="continue")},
-    "turns": {"fair": Fair("customer_id")},
-    "rate": {"rates": [Rate(1000, every=1)]},
+CONTROLS: dict[str, FlowRule] = {
+    "limit": ConcurrencyLimit(2, per="customer_id"),
+    "limit of the queue": ConcurrencyLimit(2),
+    "order": InOrder("customer_id", on_failure="continue"),
+    "turns": FairShare("customer_id"),
+    "rate": RateLimit(1000, every=1),
 }
 
 
 @pytest.mark.parametrize("strategy", ["update_status", *HELD])
 @pytest.mark.parametrize("control", CONTROLS.values(), ids=CONTROLS)
-def test_a_consumer_needs_no_other_kind_of_control(engine: sa.Engine, strategy: str, control: Any) -> None:
+def test_a_consumer_needs_no_other_kind_of_control(engine: sa.Engine, strategy: str, control: FlowRule) -> None:
     """It claims quarantined jobs as well, by a statement of its own."""
-    job, begun = make_queue(engine, of_customers(1, 1, 1, 2, 3), **control, **HELD.get(strategy, {})), list[int]()
+    job = make_queue(engine, of_customers(1, 1, 1, 2, 3), flow_control=[control], **HELD.get(strategy, {}))
+    begun = list[int]()
 
     def handle(_: Session, one: Any) -> None:
         begun.append(one.customer_id)
 
     Consumer(job, handle, sessionmaker(engine)).drain()
     assert sorted(begun) == [1, 1, 1, 2, 3]
-    if "fair" in control:
+    if isinstance(control, FairShare):
         assert sorted(begun[:3]) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("strategy", ["update_status", *HELD])
 @pytest.mark.parametrize("control", [*CONTROLS, "all"])
 def test_columns_have_other_names_than_their_attributes(engine: sa.Engine, strategy: str, control: str) -> None:
-    config: Any = CONTROLS["limit"] | CONTROLS["order"] | CONTROLS["rate"] if control == "all" else CONTROLS[control]
-    columns = {"started_at": "started_at", "priority": "level", **HELD.get(strategy, {}).get("columns", {})}
+    rules = [CONTROLS[name] for name in (("limit", "order", "rate") if control == "all" else (control,))]
+    columns = {"priority": "level", **HELD.get(strategy, {}).get("columns", {})}
 
     class Base(DeclarativeBase):
         pass
 
     class Job(QueueMixin, Base):
         __tablename__ = "job"
-        __queue__ = QueueConfig(**{**HELD.get(strategy, {}), **config, "columns": columns})
+        __queue__ = QueueConfig(**{**HELD.get(strategy, {}), "flow_control": rules, "columns": columns})
         id: Mapped[int] = mapped_column("the id", primary_key=True)
         level: Mapped[int] = mapped_column("its level", default=0)
         customer_id: Mapped[int | None] = mapped_column("the customer")

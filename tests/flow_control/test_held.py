@@ -13,7 +13,20 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, admin, claim, complete, fail, release, retry
+from sqlaqueue import (
+    ConcurrencyLimit,
+    FairShare,
+    InOrder,
+    QueueConfig,
+    QueueMixin,
+    RateLimit,
+    admin,
+    claim,
+    complete,
+    fail,
+    release,
+    retry,
+)
 from sqlaqueue.exc import ConfigurationError, StatementError
 from tests.flow_control.models import (
     HELD,
@@ -87,7 +100,7 @@ def sessions(engine: sa.Engine) -> Iterator[list[Session]]:
 
 
 def test_a_slot_belongs_to_a_transaction(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_queue(engine, of_customers(*[1] * 6, 2), limits=[Limit(2, per="customer_id")], **held)
+    job = make_queue(engine, of_customers(*[1] * 6, 2), flow_control=[ConcurrencyLimit(2, per="customer_id")], **held)
     first, second, third = sessions
     assert customers(claimed(first, job, 2)) == [1, 1]
     assert customers(claimed(second, job, 2)) == [1, 1]
@@ -100,7 +113,7 @@ def test_a_slot_belongs_to_a_transaction(engine: sa.Engine, held: Any, sessions:
 def test_a_claim_of_a_transaction_that_has_a_slot_takes_no_other(
     engine: sa.Engine, held: Any, sessions: list[Session]
 ) -> None:
-    job = make_queue(engine, of_customers(1, 1, 1), limits=[Limit(1, per="customer_id")], **held)
+    job = make_queue(engine, of_customers(1, 1, 1), flow_control=[ConcurrencyLimit(1, per="customer_id")], **held)
     first, second, _ = sessions
     (mine,) = claimed(first, job, 1)
     assert claimed(second, job) == []
@@ -114,7 +127,7 @@ def test_a_claim_of_a_transaction_that_has_a_slot_takes_no_other(
 
 
 def test_a_savepoint_that_is_rolled_back_frees_its_slots(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_queue(engine, of_customers(1, 2), limits=[Limit(1)], **held)
+    job = make_queue(engine, of_customers(1, 2), flow_control=[ConcurrencyLimit(1)], **held)
     first, second, _ = sessions
     with first.begin_nested() as savepoint:
         assert len(claimed(first, job, 1)) == 1
@@ -123,7 +136,9 @@ def test_a_savepoint_that_is_rolled_back_frees_its_slots(engine: sa.Engine, held
 
 
 def test_several_limits_are_taken_together_or_not_at_all(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = create(engine, make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")], **held))
+    job = create(
+        engine, make_job(flow_control=[ConcurrencyLimit(1, per="customer_id"), ConcurrencyLimit(1, per="kind")], **held)
+    )
     insert(engine, job, [*of_customers(1, kind="a"), *of_customers(2, kind="a"), *of_customers(2, kind="b")])
     first, second, third = sessions
     assert ids(claimed(first, job, 1)) == [1]
@@ -134,7 +149,7 @@ def test_several_limits_are_taken_together_or_not_at_all(engine: sa.Engine, held
 
 
 def test_a_job_that_cannot_be_locked_takes_no_slot(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_queue(engine, of_customers(1, 2, 1), limits=[Limit(1, per="customer_id")], **held)
+    job = make_queue(engine, of_customers(1, 2, 1), flow_control=[ConcurrencyLimit(1, per="customer_id")], **held)
     first, second, third = sessions
     third.execute(sa.select(job.__table__.c.id).where(job.__table__.c.id == 1).with_for_update())
     third.execute(sa.select(job.__table__.c.id).where(job.__table__.c.id == 3).with_for_update())
@@ -146,7 +161,7 @@ def test_a_job_that_cannot_be_locked_takes_no_slot(engine: sa.Engine, held: Any,
 def test_keys_at_their_limit_do_not_hold_back_the_jobs_behind_them(
     engine: sa.Engine, held: Any, sessions: list[Session]
 ) -> None:
-    job = create(engine, make_job(limits=[Limit(1, per="customer_id")], **held))
+    job = create(engine, make_job(flow_control=[ConcurrencyLimit(1, per="customer_id")], **held))
     insert(engine, job, [*of_customers(*[1] * 1000), *of_customers(*[2] * 1000), *of_customers(3, priority=5)])
     first, second, third = sessions
     assert customers(claimed(first, job, 1)) == [1]
@@ -169,7 +184,9 @@ def test_a_limit_that_was_lowered_counts_the_slots_beyond_it(
     class Job(QueueMixin, Base):
         __tablename__ = "job"
         __queue__ = QueueConfig(
-            limits=[Limit(lambda job: sa.select(Tenant.most).where(Tenant.id == job.tenant_id), per="tenant_id")],
+            flow_control=[
+                ConcurrencyLimit(lambda job: sa.select(Tenant.most).where(Tenant.id == job.tenant_id), per="tenant_id")
+            ],
             **HELD[kind],
         )
         id: Mapped[int] = mapped_column(primary_key=True)
@@ -192,7 +209,7 @@ def test_a_limit_that_was_lowered_counts_the_slots_beyond_it(
 def test_a_job_takes_a_slot_behind_one_of_its_key_without_a_limit(
     engine: sa.Engine, held: Any, sessions: list[Session]
 ) -> None:
-    job = create(engine, make_job(limits=[Limit("most", per="customer_id")], **held))
+    job = create(engine, make_job(flow_control=[ConcurrencyLimit("most", per="customer_id")], **held))
     insert(engine, job, [*of_customers(1), *of_customers(1, 1, most=1)])
     first, second = sessions[:2]
     assert ids(claimed(first, job, 2)) == [1, 2]
@@ -204,7 +221,7 @@ def test_a_job_takes_a_slot_behind_one_of_its_key_without_a_limit(
 def test_a_transaction_with_a_slot_claims_no_job_whose_own_limit_is_reached(
     engine: sa.Engine, held: Any, sessions: list[Session]
 ) -> None:
-    job = create(engine, make_job(limits=[Limit("most", per="customer_id")], **held))
+    job = create(engine, make_job(flow_control=[ConcurrencyLimit("most", per="customer_id")], **held))
     insert(engine, job, [*of_customers(1, 1, most=2), *of_customers(1, most=1), *of_customers(2, most=1)])
     first, second = sessions[:2]
     assert ids(claimed(first, job, 1)) == [1]
@@ -214,21 +231,21 @@ def test_a_transaction_with_a_slot_claims_no_job_whose_own_limit_is_reached(
 def test_a_job_with_a_higher_limit_is_found_behind_one_whose_limit_is_reached(
     engine: sa.Engine, held: Any, sessions: list[Session]
 ) -> None:
-    job = create(engine, make_job(limits=[Limit("most", per="customer_id")], **held))
+    job = create(engine, make_job(flow_control=[ConcurrencyLimit("most", per="customer_id")], **held))
     insert(engine, job, [{"customer_id": 1, "most": most} for most in (0, 0, 1, None)])
     assert ids(claimed(sessions[0], job)) == [3, 4]
     assert ids(claimed(sessions[1], job)) == []
 
 
 def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, held: Any) -> None:
-    job = make_queue(engine, of_customers(1), limits=[Limit(1)], **held)
+    job = make_queue(engine, of_customers(1), flow_control=[ConcurrencyLimit(1)], **held)
     strict = engine.execution_options(isolation_level="REPEATABLE READ")
     with Session(strict) as session, pytest.raises(DBAPIError, match="this transaction is REPEATABLE READ"):
         claimed(session, job)
 
 
 def test_one_transaction_runs_the_jobs_of_a_key_in_order(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = create(engine, make_job(order=Order("customer_id", on_failure="continue"), **held))
+    job = create(engine, make_job(flow_control=[InOrder("customer_id", on_failure="continue")], **held))
     insert(engine, job, of_customers(1, 1, 2, None, None))
     first, second, _ = sessions
     jobs = claimed(first, job)
@@ -241,7 +258,9 @@ def test_one_transaction_runs_the_jobs_of_a_key_in_order(engine: sa.Engine, held
 
 @pytest.mark.parametrize("verb", [retry, release])
 def test_a_job_that_has_begun_and_waits_holds_the_others_back(engine: sa.Engine, held: Any, verb: Any) -> None:
-    job = make_queue(engine, of_customers(1, 1, 2), order=Order("customer_id", on_failure="continue"), **held)
+    job = make_queue(
+        engine, of_customers(1, 1, 2), flow_control=[InOrder("customer_id", on_failure="continue")], **held
+    )
     with Session(engine) as session:
         jobs = claimed(session, job, 1)
         session.execute(verb(jobs, delay=100))
@@ -250,7 +269,7 @@ def test_a_job_that_has_begun_and_waits_holds_the_others_back(engine: sa.Engine,
 
 
 def test_a_job_that_is_not_due_and_has_never_begun_is_passed_over(engine: sa.Engine, held: Any) -> None:
-    job = create(engine, make_job(order=Order("customer_id", on_failure="continue"), **held))
+    job = create(engine, make_job(flow_control=[InOrder("customer_id", on_failure="continue")], **held))
     later = sa.func.now() + timedelta(hours=1)
     with Session(engine) as session:
         session.execute(sa.insert(job).values(customer_id=1, run_at=later))
@@ -261,7 +280,7 @@ def test_a_job_that_is_not_due_and_has_never_begun_is_passed_over(engine: sa.Eng
 
 @pytest.mark.parametrize("kind", ["batch_select", "delete_returning"])
 def test_a_failed_head_blocks_its_key(engine: sa.Engine, kind: str) -> None:
-    job = make_queue(engine, of_customers(1, 1), order=Order("customer_id"), **HELD[kind])
+    job = make_queue(engine, of_customers(1, 1), flow_control=[InOrder("customer_id")], **HELD[kind])
     with Session(engine) as session:
         session.execute(fail(claimed(session, job), error="no"))
         session.commit()
@@ -272,7 +291,9 @@ def test_a_failed_head_blocks_its_key(engine: sa.Engine, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["batch_select", "delete_returning"])
 def test_a_failed_head_may_cancel_the_rest(engine: sa.Engine, kind: str) -> None:
-    job = make_queue(engine, of_customers(1, 1, 2), order=Order("customer_id", on_failure="cancel"), **HELD[kind])
+    job = make_queue(
+        engine, of_customers(1, 1, 2), flow_control=[InOrder("customer_id", on_failure="cancel")], **HELD[kind]
+    )
     with Session(engine) as session:
         session.execute(fail(claimed(session, job, 1), error="no"))
         session.commit()
@@ -280,7 +301,7 @@ def test_a_failed_head_may_cancel_the_rest(engine: sa.Engine, kind: str) -> None
 
 
 def test_keys_take_turns(engine: sa.Engine, held: Any) -> None:
-    job = make_queue(engine, of_customers(*[1] * 50, *[2] * 3, 3), fair=Fair("customer_id"), **held)
+    job = make_queue(engine, of_customers(*[1] * 50, *[2] * 3, 3), flow_control=[FairShare("customer_id")], **held)
     taken = []
     for _ in range(6):
         with Session(engine) as session:
@@ -296,7 +317,7 @@ def test_keys_take_turns(engine: sa.Engine, held: Any) -> None:
 
 
 def test_a_bare_claim_with_a_rate_is_refused(engine: sa.Engine, held: Any) -> None:
-    job = make_job(rates=[Rate(1, every=timedelta(seconds=1))], **held)
+    job = make_job(flow_control=[RateLimit(1, every=timedelta(seconds=1))], **held)
     with pytest.raises(StatementError, match=r"claim\(Job\): .*Rate.*Consumer"):
         claim(job, 1)
 
@@ -304,11 +325,14 @@ def test_a_bare_claim_with_a_rate_is_refused(engine: sa.Engine, held: Any) -> No
 def test_a_strategy_that_does_not_support_it_says_so() -> None:
     for kind in ("block", "cancel"):
         with pytest.raises(ConfigurationError, match='use on_failure="continue"'):
-            make_job(order=Order("customer_id", on_failure=kind), **HELD["rows_are_messages"])
+            make_job(flow_control=[InOrder("customer_id", on_failure=kind)], **HELD["rows_are_messages"])
 
 
 def test_a_limit_says_how_many_transactions_hold_it(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = create(engine, make_job(limits=[Limit(2, per="customer_id"), Limit("most", per="kind")], **held))
+    job = create(
+        engine,
+        make_job(flow_control=[ConcurrencyLimit(2, per="customer_id"), ConcurrencyLimit("most", per="kind")], **held),
+    )
     insert(engine, job, [*of_customers(*[1] * 3, 2, most=None), *of_customers(3, most=0)])
     first, second, third = sessions
     claimed(first, job, 1)
@@ -323,7 +347,7 @@ def test_a_limit_says_how_many_transactions_hold_it(engine: sa.Engine, held: Any
 
 
 def test_an_order_names_the_job_that_comes_first(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
-    job = make_queue(engine, of_customers(1, 1), order=Order("customer_id", on_failure="continue"), **held)
+    job = make_queue(engine, of_customers(1, 1), flow_control=[InOrder("customer_id", on_failure="continue")], **held)
     reasons = {one.code: str(one.text) for one in admin.explain_job(sessions[0], job, 2).reasons}
     assert "Job 1 of customer_id 1 comes first" in reasons["order"]
 
@@ -336,13 +360,13 @@ def change(engine: sa.Engine, job: Any, key: int, **values: Any) -> None:
 
 
 def test_the_count_is_newer_than_the_statement_that_locks_the_key(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1), limits=[Limit(1, per="customer_id")])
+    job = make_queue(engine, of_customers(1, 1), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     pause_before(engine, "sqlaqueue_capacity_job_customer_id")
     assert claimed_with_change(engine, job, 1, lambda: set_status(engine, job, "processing", 2)) == []
 
 
 def test_a_job_whose_key_has_changed_is_left_to_the_next_claim(engine: sa.Engine) -> None:
-    job = create(engine, make_job(limits=[Limit(1, per="customer_id")]))
+    job = create(engine, make_job(flow_control=[ConcurrencyLimit(1, per="customer_id")]))
     insert(engine, job, [*of_customers(1), *of_customers(2, status="processing")])
     pause_before(engine, "sqlaqueue_capacity_job_customer_id")
     # Customer 1 has room, and customer 2 has none.
@@ -350,13 +374,13 @@ def test_a_job_whose_key_has_changed_is_left_to_the_next_claim(engine: sa.Engine
 
 
 def test_a_held_job_whose_key_has_changed_is_left_to_the_next_claim(engine: sa.Engine, held: Any) -> None:
-    job = make_queue(engine, of_customers(1), limits=[Limit(1, per="customer_id")], **held)
+    job = make_queue(engine, of_customers(1), flow_control=[ConcurrencyLimit(1, per="customer_id")], **held)
     pause_before(engine, "sqlaqueue_hold_job")
     assert claimed_with_change(engine, job, 9, lambda: change(engine, job, 1, customer_id=2)) == []
 
 
 def test_a_claim_has_one_job_of_an_order_though_another_one_becomes_the_head(engine: sa.Engine) -> None:
-    job = create(engine, make_job(order=Order("customer_id", by="document_id")))
+    job = create(engine, make_job(flow_control=[InOrder("customer_id", by="document_id")]))
     insert(engine, job, [{"customer_id": 1, "document_id": number} for number in (5, 6)])
     # The first job is admitted already, but its row still reads as pending.
     pause_before(engine, "sqlaqueue_head_job_customer_id", "sqlaqueue_job = '[2]'")
@@ -364,7 +388,9 @@ def test_a_claim_has_one_job_of_an_order_though_another_one_becomes_the_head(eng
 
 
 def test_a_held_claim_has_one_job_of_an_order_though_another_one_becomes_the_head(engine: sa.Engine, held: Any) -> None:
-    job = create(engine, make_job(order=Order("customer_id", by="document_id", on_failure="continue"), **held))
+    job = create(
+        engine, make_job(flow_control=[InOrder("customer_id", by="document_id", on_failure="continue")], **held)
+    )
     insert(engine, job, [{"customer_id": 1, "document_id": number} for number in (5, 6, 7)])
 
     def another_head() -> None:
@@ -378,7 +404,9 @@ def test_a_held_claim_has_one_job_of_an_order_though_another_one_becomes_the_hea
 def test_a_job_that_has_begun_meanwhile_and_waits_holds_back_the_one_that_was_the_head(
     engine: sa.Engine, held: Any
 ) -> None:
-    job = create(engine, make_job(order=Order("customer_id", by="document_id", on_failure="continue"), **held))
+    job = create(
+        engine, make_job(flow_control=[InOrder("customer_id", by="document_id", on_failure="continue")], **held)
+    )
     insert(engine, job, of_customers(1, document_id=5))
 
     def begin_another() -> None:

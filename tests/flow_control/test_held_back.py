@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from sqlalchemy.orm import Session
 
-from sqlaqueue import Limit, Order, Rate, Throttle, admin
+from sqlaqueue import ConcurrencyLimit, InOrder, RateLimit, Throttle, admin
 from sqlaqueue.cli import main
 from sqlaqueue.exc import NotClaimableError
 from sqlaqueue.testing import drain, run_job
@@ -34,7 +34,11 @@ def explained(engine: sa.Engine, job: Any, key: int) -> dict[str, str]:
 
 
 def test_a_limit_names_the_jobs_that_hold_it(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1, 1, 2, None), limits=[Limit(2, per=("customer_id", "kind")), Limit(5)])
+    job = make_queue(
+        engine,
+        of_customers(1, 1, 1, 2, None),
+        flow_control=[ConcurrencyLimit(2, per=("customer_id", "kind")), ConcurrencyLimit(5)],
+    )
     assert len(claim_and_commit(engine, job, 2)) == 2
     text = explained(engine, job, 3)["limit"]
     assert text.startswith("The limit of 2 jobs of customer_id 1, kind 'a' is reached, held by 1, 2;")
@@ -43,7 +47,11 @@ def test_a_limit_names_the_jobs_that_hold_it(engine: sa.Engine) -> None:
 
 
 def test_a_limit_of_the_queue_and_one_that_lets_nothing_begin(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1, most=0), limits=[Limit(1), Limit("most", per="customer_id")])
+    job = make_queue(
+        engine,
+        of_customers(1, 1, most=0),
+        flow_control=[ConcurrencyLimit(1), ConcurrencyLimit("most", per="customer_id")],
+    )
     text = explained(engine, job, 1)["limit"]
     assert text == "The limit of 0 jobs of customer_id 1 is reached; raise it to let jobs begin."
     set_status(engine, job, "processing", 2)
@@ -51,7 +59,7 @@ def test_a_limit_of_the_queue_and_one_that_lets_nothing_begin(engine: sa.Engine)
 
 
 def test_a_rate_says_until_when(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1, 2), rates=[Rate(1, every=3600, per="customer_id")])
+    job = make_queue(engine, of_customers(1, 1, 2), flow_control=[RateLimit(1, every=3600, per="customer_id")])
     claim_and_commit(engine, job, 1)
     assert explained(engine, job, 2)["rate"].startswith("The rate of customer_id 1 is used up; a job may begin in 59 m")
     assert "rate" not in explained(engine, job, 3)
@@ -66,22 +74,28 @@ def test_a_rate_says_until_when(engine: sa.Engine) -> None:
     ],
 )
 def test_an_order_names_the_job_that_comes_first(engine: sa.Engine, status: str, said: str) -> None:
-    job = make_queue(engine, of_customers(1, 1, 2), order=Order("customer_id"))
+    job = make_queue(engine, of_customers(1, 1, 2), flow_control=[InOrder("customer_id")])
     set_status(engine, job, status, 1)
     assert explained(engine, job, 2)["order"] == f"Job 1 of customer_id 1 comes first, {said}."
     assert "order" not in explained(engine, job, 3)
 
 
 def test_stats_show_the_keys_at_their_limit(engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(2, per=("customer_id", "kind")), Limit("most", per="customer_id"), Limit(4)])
+    job = make_job(
+        flow_control=[
+            ConcurrencyLimit(2, per=("customer_id", "kind")),
+            ConcurrencyLimit("most", per="customer_id"),
+            ConcurrencyLimit(4),
+        ]
+    )
     create(engine, job)
     insert(engine, job, [*of_customers(1, 1, 1, None), *of_customers(2, kind="b", most=1), *of_customers(3)])
     assert len(claim_and_commit(engine, job)) == 4
     with Session(engine) as session:
         found = admin.stats(session, job).at_limit
     assert [str(each) for each in found] == [
-        "customer_id 1, kind 'a' (2 of 2)",
         "customer_id 2 (1 of 1)",
+        "customer_id 1, kind 'a' (2 of 2)",
         "the queue (4 of 4)",
     ]
 
@@ -89,7 +103,7 @@ def test_stats_show_the_keys_at_their_limit(engine: sa.Engine) -> None:
 def test_why_names_the_keys_of_a_queue_that_are_at_their_limit(
     shared: Database, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = make_queue(engine, of_customers(1, 1), limits=[Limit(1, per="customer_id")])
+    job = make_queue(engine, of_customers(1, 1), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     assert len(claim_and_commit(engine, job)) == 1
     monkeypatch.setattr(models, "Limited", job, raising=False)
     arguments = ["why", f"{models.__name__}:Limited", "--url", shared.url()]
@@ -104,7 +118,7 @@ def test_why_names_the_keys_of_a_queue_that_are_at_their_limit(
 
 # Not where the claim deletes the row: in the one transaction of a test no other statement could read its key.
 CONFIGS = [{}, HELD["batch_select"], HELD["delete_returning"]]
-PER_CUSTOMER = Rate(1, every=timedelta(hours=1), per="customer_id")
+PER_CUSTOMER = RateLimit(1, every=timedelta(hours=1), per="customer_id")
 
 
 def do_nothing(session: Session, job: Any) -> None:
@@ -123,7 +137,7 @@ def refused(engine: sa.Engine, model: Any, *others: dict[str, Any]) -> str:
 
 
 def test_a_limit(engine: sa.Engine) -> None:
-    said = refused(engine, make_job(limits=[Limit(1, per="customer_id")]), {"status": "processing"})
+    said = refused(engine, make_job(flow_control=[ConcurrencyLimit(1, per="customer_id")]), {"status": "processing"})
     assert said == (
         "run_job(): Job 2 is held back. The limit of 1 job of customer_id 1 is reached, held by 1; the end of one lets "
         "another begin"
@@ -131,7 +145,7 @@ def test_a_limit(engine: sa.Engine) -> None:
 
 
 def test_an_order(engine: sa.Engine) -> None:
-    said = refused(engine, make_job(order=Order("customer_id")), {"status": "failed"})
+    said = refused(engine, make_job(flow_control=[InOrder("customer_id")]), {"status": "failed"})
     assert said == (
         "run_job(): Job 2 is held back. Job 1 of customer_id 1 comes first, and has failed and blocks its key; requeue "
         "or delete it"
@@ -140,7 +154,7 @@ def test_an_order(engine: sa.Engine) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_rate(engine: sa.Engine, config: dict[str, Any]) -> None:
-    job = create(engine, make_job(rates=[PER_CUSTOMER], **config))
+    job = create(engine, make_job(flow_control=[PER_CUSTOMER], **config))
     with Session(engine) as session:
         first, second = jobs = [job(customer_id=1), job(customer_id=1)]
         session.add_all(jobs)
@@ -152,7 +166,7 @@ def test_a_rate(engine: sa.Engine, config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("config", [*CONFIGS, {"columns": {"run_at": None}}])
 def test_jobs_run_when_their_rates_let_them_begin(engine: sa.Engine, travelling: Any, config: dict[str, Any]) -> None:
-    job = travelling(rates=[PER_CUSTOMER, Rate(2, every=timedelta(hours=3))], **config)
+    job = travelling(flow_control=[PER_CUSTOMER, RateLimit(2, every=timedelta(hours=3))], **config)
     with Session(engine) as session:
         session.add_all([job(customer_id=1) for _ in range(5)])
         assert drain(session, job, do_nothing) == 1
@@ -160,7 +174,7 @@ def test_jobs_run_when_their_rates_let_them_begin(engine: sa.Engine, travelling:
 
 
 def test_only_the_rates_of_the_selected_jobs_count(engine: sa.Engine, travelling: Any) -> None:
-    job = travelling(rates=[PER_CUSTOMER])
+    job = travelling(flow_control=[PER_CUSTOMER])
     with Session(engine) as session:
         session.add_all([job(customer_id=customer) for customer in (1, 1, 2)])
         assert drain(session, sa.select(job).where(job.customer_id == 1), do_nothing) == 1
@@ -170,7 +184,7 @@ def test_only_the_rates_of_the_selected_jobs_count(engine: sa.Engine, travelling
 
 
 def test_a_throttled_key_is_waited_for(engine: sa.Engine, travelling: Any) -> None:
-    job = travelling(rates=[PER_CUSTOMER])
+    job = travelling(flow_control=[PER_CUSTOMER])
     calls: list[int] = []
 
     def refuse_once(session: Session, one: Any) -> None:
@@ -185,7 +199,7 @@ def test_a_throttled_key_is_waited_for(engine: sa.Engine, travelling: Any) -> No
 
 
 def test_a_job_that_an_order_holds_back_does_not_keep_it_running(engine: sa.Engine, travelling: Any) -> None:
-    job = travelling(rates=[PER_CUSTOMER], order=Order("customer_id"), max_attempts=1)
+    job = travelling(flow_control=[PER_CUSTOMER, InOrder("customer_id")], max_attempts=1)
 
     def fail(session: Session, one: Any) -> None:
         raise ValueError

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,13 +13,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
+    ConcurrencyLimit,
     Consumer,
-    Fair,
-    Limit,
-    Order,
+    FairShare,
+    InOrder,
     QueueConfig,
     QueueMixin,
-    Rate,
+    RateLimit,
     States,
     Throttle,
     claim,
@@ -32,8 +33,10 @@ from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.flow_control.rates import delete_idle
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.names import RATE
+from sqlaqueue.queue.options import FlowRule
 from sqlaqueue.testing import drain, travel
 from tests.flow_control.models import (
+    HELD,
     claim_and_commit,
     claimed,
     create,
@@ -45,24 +48,24 @@ from tests.flow_control.models import (
     of_customers,
     set_status,
 )
-from tests.models import execute
+from tests.models import execute, new_base
 
 
 def test_a_claim_admits_no_more_than_the_limit_of_each_key(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*[1] * 5, *[2] * 3, 3), limits=[Limit(2, per="customer_id")])
+    job = make_queue(engine, of_customers(*[1] * 5, *[2] * 3, 3), flow_control=[ConcurrencyLimit(2, per="customer_id")])
     assert customers(claim_and_commit(engine, job)) == [1, 1, 2, 2, 3]
     assert claim_and_commit(engine, job) == []
 
 
 def test_a_limit_without_a_key_is_for_the_whole_queue(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*range(10)), limits=[Limit(3)])
+    job = make_queue(engine, of_customers(*range(10)), flow_control=[ConcurrencyLimit(3)])
     assert len(claim_and_commit(engine, job, 2)) == 2
     assert len(claim_and_commit(engine, job)) == 1
     assert claim_and_commit(engine, job) == []
 
 
 def test_the_end_of_a_run_frees_its_place(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1, 1, 1), limits=[Limit(1, per="customer_id")])
+    job = make_queue(engine, of_customers(1, 1, 1, 1), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     with Session(engine) as session:
         (first,) = claimed(session, job)
         session.execute(complete(first))
@@ -78,7 +81,7 @@ def test_the_end_of_a_run_frees_its_place(engine: sa.Engine) -> None:
 
 
 def test_rows_set_by_plain_sql_and_expired_leases_count_until_they_are_rescued(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1, 2, 2), limits=[Limit(1, per="customer_id")])
+    job = make_queue(engine, of_customers(1, 1, 2, 2), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     set_status(engine, job, "processing", 1)
     assert ids(claim_and_commit(engine, job)) == [3]
     execute(engine, sa.update(job.__table__).values(lease_expires_at=sa.func.now()))
@@ -89,39 +92,41 @@ def test_rows_set_by_plain_sql_and_expired_leases_count_until_they_are_rescued(e
 
 
 def test_a_job_without_a_value_of_the_key_has_no_limit(engine: sa.Engine) -> None:
-    job = create(engine, make_job(limits=[Limit(1, per=("customer_id", "kind"))]))
+    job = create(engine, make_job(flow_control=[ConcurrencyLimit(1, per=("customer_id", "kind"))]))
     insert(engine, job, [*of_customers(None, None, 1, 1), *of_customers(1, kind="b")])
     assert ids(claim_and_commit(engine, job)) == [1, 2, 3, 5]
 
 
 def test_each_job_may_have_its_own_limit_and_null_is_none(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1, 1, most=2), limits=[Limit("most", per="customer_id")])
+    job = make_queue(engine, of_customers(1, 1, 1, most=2), flow_control=[ConcurrencyLimit("most", per="customer_id")])
     insert(engine, job, of_customers(2, 2, 2, most=None))
     insert(engine, job, of_customers(3, most=0))
     assert ids(claim_and_commit(engine, job)) == [1, 2, 4, 5, 6]
 
 
 def test_a_job_without_a_limit_counts_for_those_of_its_key_in_the_same_claim(engine: sa.Engine) -> None:
-    job = create(engine, make_job(limits=[Limit("most", per="customer_id")]))
+    job = create(engine, make_job(flow_control=[ConcurrencyLimit("most", per="customer_id")]))
     insert(engine, job, [{"customer_id": 1, "most": most} for most in (None, 1, 2, 2)])
     assert ids(claim_and_commit(engine, job)) == [1, 3]
 
 
 def test_a_job_with_a_higher_limit_is_found_behind_one_whose_limit_is_reached(engine: sa.Engine) -> None:
-    job = create(engine, make_job(limits=[Limit("most", per="customer_id")]))
+    job = create(engine, make_job(flow_control=[ConcurrencyLimit("most", per="customer_id")]))
     insert(engine, job, [{"customer_id": 1, "most": most} for most in (0, 1)])
     assert ids(claim_and_commit(engine, job)) == [2]
 
 
 def test_it_is_found_behind_many_jobs_of_its_key(engine: sa.Engine) -> None:
     """More than a claim looks at in order, and more than it looks at of one key."""
-    job = create(engine, make_job(limits=[Limit("most", per="customer_id")]))
+    job = create(engine, make_job(flow_control=[ConcurrencyLimit("most", per="customer_id")]))
     insert(engine, job, [{"customer_id": 1, "most": most} for most in [0] * 200 + [1]])
     assert ids(claim_and_commit(engine, job, 3)) == [201]
 
 
 def test_a_function_may_return_a_number(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1, 1), limits=[Limit(lambda model: len(model.__name__) - 1)])
+    job = make_queue(
+        engine, of_customers(1, 1, 1), flow_control=[ConcurrencyLimit(lambda model: len(model.__name__) - 1)]
+    )
     assert ids(claim_and_commit(engine, job)) == [1, 2]
 
 
@@ -139,7 +144,7 @@ def test_a_limit_by_a_scalar_select_is_changed_at_run_time(engine: sa.Engine) ->
 
     class Job(QueueMixin, Base):
         __tablename__ = "job"
-        __queue__ = QueueConfig(limits=[Limit(most, per="tenant_id")])
+        __queue__ = QueueConfig(flow_control=[ConcurrencyLimit(most, per="tenant_id")])
         id: Mapped[int] = mapped_column(primary_key=True)
         tenant_id: Mapped[int]
 
@@ -158,14 +163,21 @@ def test_a_limit_by_a_scalar_select_is_changed_at_run_time(engine: sa.Engine) ->
 
 
 def test_several_limits_compose(engine: sa.Engine) -> None:
-    job = create(engine, make_job(limits=[Limit(2, per="customer_id"), Limit(1, per="kind"), Limit(4)]))
+    job = create(
+        engine,
+        make_job(
+            flow_control=[ConcurrencyLimit(2, per="customer_id"), ConcurrencyLimit(1, per="kind"), ConcurrencyLimit(4)]
+        ),
+    )
     insert(engine, job, [*of_customers(1, 1, 1), *of_customers(1, 1, 1, kind="b"), *of_customers(2, kind="c")])
     insert(engine, job, [*of_customers(3, 4, 5, kind="d"), *of_customers(6, kind="e")])
     assert ids(claim_and_commit(engine, job)) == [1, 4, 7, 8]
 
 
 def test_keys_at_their_limit_do_not_hold_back_the_jobs_behind_them(engine: sa.Engine) -> None:
-    job = create(engine, make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")]))
+    job = create(
+        engine, make_job(flow_control=[ConcurrencyLimit(1, per="customer_id"), ConcurrencyLimit(1, per="kind")])
+    )
     insert(engine, job, of_customers(*[1] * 2000, kind="a"))
     insert(engine, job, of_customers(*range(100, 1100), kind="b"))
     insert(engine, job, [{"customer_id": 9, "kind": "c"}, {"customer_id": None, "kind": "d"}])
@@ -177,7 +189,9 @@ def test_keys_at_their_limit_do_not_hold_back_the_jobs_behind_them(engine: sa.En
 
 
 def test_the_next_priority_is_reached_when_the_first_one_is_held_back(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*[1] * 300, priority=-5), limits=[Limit(1, per="customer_id")])
+    job = make_queue(
+        engine, of_customers(*[1] * 300, priority=-5), flow_control=[ConcurrencyLimit(1, per="customer_id")]
+    )
     insert(engine, job, of_customers(1, 2, priority=0))
     insert(engine, job, of_customers(3, priority=7))
     assert ids(claim_and_commit(engine, job, 10)) == [1, 302, 303]
@@ -185,14 +199,14 @@ def test_the_next_priority_is_reached_when_the_first_one_is_held_back(engine: sa
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, level: str) -> None:
-    job = make_queue(engine, of_customers(1), limits=[Limit(1, per="customer_id")])
+    job = make_queue(engine, of_customers(1), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     refused = pytest.raises(DBAPIError, match="needs READ COMMITTED; this transaction is " + level)
     with Session(engine.execution_options(isolation_level=level)) as session, refused:
         claimed(session, job)
 
 
 def test_a_claim_with_a_filter_obeys(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*[1] * 200), limits=[Limit(1, per="customer_id")])
+    job = make_queue(engine, of_customers(*[1] * 200), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     insert(engine, job, of_customers(1, 1, 2, 2, kind="b"))
     with Session(engine) as session, session.begin():
         found = session.scalars(claim(sa.select(job).where(job.kind == "b"), 10)).all()
@@ -201,7 +215,7 @@ def test_a_claim_with_a_filter_obeys(engine: sa.Engine) -> None:
 
 
 def test_a_key_that_another_claim_has_locked_is_passed_over(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1, 1, 2, 2), limits=[Limit(2, per="customer_id")])
+    job = make_queue(engine, of_customers(1, 1, 1, 2, 2), flow_control=[ConcurrencyLimit(2, per="customer_id")])
     with Session(engine) as one, Session(engine) as other:
         assert ids(claimed(one, job, 1)) == [1]
         assert customers(claimed(other, job, 10)) == [2, 2]
@@ -212,7 +226,7 @@ def test_a_key_that_another_claim_has_locked_is_passed_over(engine: sa.Engine) -
 
 
 def test_a_claim_that_has_passed_over_a_locked_key_knows_it(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1), limits=[Limit(2, per="customer_id")])
+    job = make_queue(engine, of_customers(1, 1), flow_control=[ConcurrencyLimit(2, per="customer_id")])
     flow = flow_control(spec_of(job))
     assert flow is not None
     why = held_back(flow)
@@ -228,7 +242,7 @@ def test_a_claim_that_has_passed_over_a_locked_key_knows_it(engine: sa.Engine) -
 
 
 def test_a_claim_that_is_rolled_back_frees_its_place(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1), limits=[Limit(1, per="customer_id")])
+    job = make_queue(engine, of_customers(1, 1), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     with Session(engine) as session:
         with session.begin_nested() as savepoint:
             assert ids(claimed(session, job)) == [1]
@@ -239,7 +253,9 @@ def test_a_claim_that_is_rolled_back_frees_its_place(engine: sa.Engine) -> None:
 
 def test_keys_without_room_are_not_locked(engine: sa.Engine) -> None:
     """A lock takes a place in a table of the server, and there may be thousands of such keys."""
-    job = make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")], order=Order("document_id"))
+    job = make_job(
+        flow_control=[ConcurrencyLimit(1, per="customer_id"), ConcurrencyLimit(1, per="kind"), InOrder("document_id")]
+    )
     create(engine, job)
     insert(engine, job, [{"customer_id": number, "document_id": number, "kind": "b"} for number in range(300)])
     set_status(engine, job, "processing")
@@ -256,7 +272,7 @@ def test_keys_without_room_are_not_locked(engine: sa.Engine) -> None:
 
 def test_at_most_one_key_without_room_is_locked_after_keys_with_room(engine: sa.Engine) -> None:
     """While keys have room, the next one is locked before it is looked at."""
-    job = make_queue(engine, of_customers(*range(1, 200)), limits=[Limit(1, per="customer_id")])
+    job = make_queue(engine, of_customers(*range(1, 200)), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     set_status(engine, job, "processing")
     insert(engine, job, of_customers(0, *range(1, 200)))
     with Session(engine) as session:
@@ -266,14 +282,14 @@ def test_at_most_one_key_without_room_is_locked_after_keys_with_room(engine: sa.
 
 
 def test_a_select_of_two_columns_is_refused() -> None:
-    job = make_job(limits=[Limit(lambda job: sa.select(job.id, job.most), per="customer_id")])
+    job = make_job(flow_control=[ConcurrencyLimit(lambda job: sa.select(job.id, job.most), per="customer_id")])
     with pytest.raises(ConfigurationError, match="Job: the select of a limit or weight has 2 columns"):
         claim(job, 1).compile(dialect=postgresql.dialect())
 
 
 @pytest.mark.parametrize("limits", [["customer_id"], ["customer_id", "kind"]])
 def test_each_key_is_looked_at_once_while_keys_have_room(engine: sa.Engine, limits: list[str]) -> None:
-    job = create(engine, make_job(limits=[Limit(2, per=per) for per in limits]))
+    job = create(engine, make_job(flow_control=[*[ConcurrencyLimit(2, per=per) for per in limits]]))
     insert(engine, job, [{"customer_id": number, "kind": str(number)} for number in range(60)])
     with Session(engine) as session:
         assert len(claimed(session, job)) == 60
@@ -283,7 +299,7 @@ def test_each_key_is_looked_at_once_while_keys_have_room(engine: sa.Engine, limi
 
 
 def test_a_claim_looks_at_few_jobs_when_the_whole_queue_has_no_room(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*range(1000)), limits=[Limit(2)])
+    job = make_queue(engine, of_customers(*range(1000)), flow_control=[ConcurrencyLimit(2)])
     set_status(engine, job, "processing", 1, 2)
     with Session(engine) as session:
         # A function is called for each job that the claim looks at.
@@ -308,7 +324,7 @@ def pass_time(engine: sa.Engine, job: Any, delta: timedelta) -> None:
 
 
 def test_a_burst_begins_at_once_and_then_one_job_each_interval(engine: sa.Engine) -> None:
-    job = create(engine, make_job(rates=[Rate(60, every=3600, per="customer_id", burst=3)]))
+    job = create(engine, make_job(flow_control=[RateLimit(60, every=3600, per="customer_id", burst=3)]))
     insert(engine, job, of_customers(*[1] * 10, *[2] * 2, None, None))
     assert customers(claim_and_commit(engine, job)) == [1, 1, 1, 2, 2, None, None]
     assert claim_and_commit(engine, job) == []
@@ -321,13 +337,15 @@ def test_a_burst_begins_at_once_and_then_one_job_each_interval(engine: sa.Engine
 
 
 def test_a_rate_without_a_key_is_for_the_whole_queue(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 2, 3), rates=[Rate(2, every=timedelta(hours=1))])
+    job = make_queue(engine, of_customers(1, 2, 3), flow_control=[RateLimit(2, every=timedelta(hours=1))])
     assert customers(claim_and_commit(engine, job)) == [1, 2]
     assert claim_and_commit(engine, job) == []
 
 
 def test_only_what_is_claimed_uses_the_rate_up(engine: sa.Engine) -> None:
-    job = create(engine, make_job(rates=[Rate(4, every=3600, per="kind")], limits=[Limit(1, per="customer_id")]))
+    job = create(
+        engine, make_job(flow_control=[RateLimit(4, every=3600, per="kind"), ConcurrencyLimit(1, per="customer_id")])
+    )
     insert(engine, job, of_customers(1, 1, 1, 2))
     with Session(engine) as session:
         assert customers(claimed(session, job)) == [1, 2]
@@ -343,14 +361,14 @@ def test_only_what_is_claimed_uses_the_rate_up(engine: sa.Engine) -> None:
 
 
 def test_exhausted_keys_do_not_hold_back_the_jobs_behind_them(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*[1] * 500, 2), rates=[Rate(1, every=3600, per="customer_id")])
+    job = make_queue(engine, of_customers(*[1] * 500, 2), flow_control=[RateLimit(1, every=3600, per="customer_id")])
     assert customers(claim_and_commit(engine, job, 1)) == [1]
     assert customers(claim_and_commit(engine, job, 1)) == [2]
     assert claim_and_commit(engine, job, 1) == []
 
 
 def test_a_clock_that_is_set_back_holds_a_key_back_for_one_burst_at_most(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*[1] * 5), rates=[Rate(3, every=0.3, per="customer_id")])
+    job = make_queue(engine, of_customers(*[1] * 5), flow_control=[RateLimit(3, every=0.3, per="customer_id")])
     assert len(claim_and_commit(engine, job)) == 3
     pass_time(engine, job, timedelta(days=-1))
     assert claim_and_commit(engine, job) == []
@@ -360,7 +378,7 @@ def test_a_clock_that_is_set_back_holds_a_key_back_for_one_burst_at_most(engine:
 
 def test_claims_do_not_wait_for_each_other_after_a_clock_was_set_back(engine: sa.Engine) -> None:
     """Each corrects only rows of keys that it has locked."""
-    job = make_queue(engine, of_customers(1, 2), rates=[Rate(3, every=3600, per="customer_id")])
+    job = make_queue(engine, of_customers(1, 2), flow_control=[RateLimit(3, every=3600, per="customer_id")])
     assert len(claim_and_commit(engine, job)) == 2
     insert(engine, job, of_customers(1, 2))
     pass_time(engine, job, timedelta(days=-1))
@@ -371,7 +389,9 @@ def test_claims_do_not_wait_for_each_other_after_a_clock_was_set_back(engine: sa
 
 
 def test_a_rate_is_exact_over_many_claims(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*[1] * 200), rates=[Rate(100, every=1, per="customer_id", burst=5)])
+    job = make_queue(
+        engine, of_customers(*[1] * 200), flow_control=[RateLimit(100, every=1, per="customer_id", burst=5)]
+    )
     began, admitted = time.monotonic(), 0
     while time.monotonic() - began < 0.5 or admitted < 10:
         admitted += len(claim_and_commit(engine, job, 10))
@@ -380,7 +400,7 @@ def test_a_rate_is_exact_over_many_claims(engine: sa.Engine) -> None:
 
 
 # -- ``Throttle`` --------------------------------------------------------------------------------------------------
-PER_CUSTOMER = Rate(100, every=1, per="customer_id")
+PER_CUSTOMER = RateLimit(100, every=1, per="customer_id")
 
 
 def throttled(engine: sa.Engine, job: Any) -> list[Any]:
@@ -393,7 +413,7 @@ def throttled(engine: sa.Engine, job: Any) -> list[Any]:
 
 @pytest.mark.parametrize("until", [3600, timedelta(hours=1), "datetime"])
 def test_the_key_is_held_back_and_the_attempt_does_not_count(engine: sa.Engine, travelling: Any, until: Any) -> None:
-    job = travelling(rates=[PER_CUSTOMER])
+    job = travelling(flow_control=[PER_CUSTOMER])
     insert(engine, job, of_customers(1, 1, 2))
     called: list[Any] = []
 
@@ -418,7 +438,9 @@ def test_the_key_is_held_back_and_the_attempt_does_not_count(engine: sa.Engine, 
 
 
 def test_all_rates_of_the_key_are_held_back_and_no_others(engine: sa.Engine) -> None:
-    job = create(engine, make_job(rates=[PER_CUSTOMER, Rate(9, every=60, per="customer_id"), Rate(99, every=1)]))
+    job = create(
+        engine, make_job(flow_control=[PER_CUSTOMER, RateLimit(9, every=60, per="customer_id"), RateLimit(99, every=1)])
+    )
     insert(engine, job, of_customers(1))
 
     def handle(session: Session, one: Any) -> None:
@@ -434,7 +456,7 @@ def test_all_rates_of_the_key_are_held_back_and_no_others(engine: sa.Engine) -> 
 def test_a_rate_that_the_queue_does_not_have_is_an_error_of_the_handler(
     engine: sa.Engine, rate: str | Sequence[str] | None
 ) -> None:
-    job = make_queue(engine, of_customers(1), rates=[PER_CUSTOMER], max_attempts=1)
+    job = make_queue(engine, of_customers(1), flow_control=[PER_CUSTOMER], max_attempts=1)
 
     def handle(session: Session, one: Any) -> None:
         raise Throttle(600, rate=rate)
@@ -470,7 +492,7 @@ def test_wrong_arguments_are_refused(arguments: Any, message: str) -> None:
 
 
 def test_rows_that_say_nothing_are_deleted(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*range(10)), rates=[Rate(1, every=0.001, per="customer_id")])
+    job = make_queue(engine, of_customers(*range(10)), flow_control=[RateLimit(1, every=0.001, per="customer_id")])
     claim_and_commit(engine, job)
     table = job.metadata.tables[RATE]
     with engine.begin() as connection:
@@ -491,28 +513,54 @@ def test_rows_that_say_nothing_are_deleted(engine: sa.Engine) -> None:
 
 # -- the configuration of flow control: what is refused, and how ---------------------------------------------------
 REFUSED: list[tuple[Any, str]] = [
-    (lambda: Limit(-1), r"Limit\(-1\): use an integer of 0 or more"),
-    (lambda: Limit(most=True), r"Limit\(True\): use an integer"),
-    (lambda: Limit(1.5), r"Limit\(1.5\): use an integer"),
-    (lambda: Limit(None), r"Limit\(None\): use an integer"),
-    (lambda: Limit(2**31), "use an integer"),
-    (lambda: Limit("2"), r"Limit\('2'\): use an integer of 0 or more, the name of an attribute, or a scalar select"),
-    (lambda: Limit(1, per=()), r"Limit\(per=\(\)\): name at least one attribute"),
-    (lambda: Limit(1, per=("a", "a")), "the attribute 'a' is named twice"),
-    (lambda: Limit(1, per=3), r"Limit\(per=3\): use the name of an attribute"),  # type: ignore[arg-type] # what is tested
-    (lambda: Rate(0, every=1), r"Rate\(0\): use an integer of 1 or more"),
-    (lambda: Rate(1, every=1, burst=0), r"Rate\(burst=0\): use an integer of 1 or more"),
-    (lambda: Rate(1, every=0), r"Rate\(every=0\): use from one millisecond to one year"),
-    (lambda: Rate(1, every=timedelta(days=400)), "use from one millisecond to one year"),
-    (Order, r"Order\(\): give the name of an attribute"),
-    (lambda: Order("a", by=""), r"Order\(by=''\): use the name of an attribute"),
-    (lambda: Order("a", on_failure="stop"), r"Order\(on_failure='stop'\): use \"block\""),  # type: ignore[arg-type] # what is tested
-    (Fair, r"Fair\(\): give the name of an attribute"),
-    (lambda: Fair("a", weight=0), r"Fair\(weight=0\): use an integer of 1 or more"),
-    (lambda: QueueConfig(limits=Limit(1)), r"QueueConfig\(limits=.*use a list"),  # type: ignore[arg-type] # what is tested
-    (lambda: QueueConfig(rates=[Limit(1)]), r"QueueConfig\(rates=.*use a list"),  # type: ignore[list-item] # what is tested
-    (lambda: QueueConfig(order="customer_id"), r"QueueConfig\(order='customer_id'\): use sqlaqueue.Order"),  # type: ignore[arg-type] # what is tested
-    (lambda: QueueConfig(fair=Limit(1)), "use sqlaqueue.Fair"),  # type: ignore[arg-type] # what is tested
+    (lambda: ConcurrencyLimit(-1), r"ConcurrencyLimit\(-1\): use an integer of 0 or more"),
+    (lambda: ConcurrencyLimit(most=True), r"ConcurrencyLimit\(True\): use an integer"),
+    (lambda: ConcurrencyLimit(1.5), r"ConcurrencyLimit\(1.5\): use an integer"),
+    (lambda: ConcurrencyLimit(None), r"ConcurrencyLimit\(None\): use an integer"),
+    (lambda: ConcurrencyLimit(2**31), "use an integer"),
+    (
+        lambda: ConcurrencyLimit("2"),
+        r"ConcurrencyLimit\('2'\): use an integer of 0 or more, the name of an attribute, or a scalar select",
+    ),
+    (lambda: ConcurrencyLimit(1, per=()), r"ConcurrencyLimit\(per=\(\)\): name at least one attribute"),
+    (lambda: ConcurrencyLimit(1, per=("a", "a")), "the attribute 'a' is named twice"),
+    (lambda: ConcurrencyLimit(1, per=3), r"ConcurrencyLimit\(per=3\): use the name of an attribute"),  # type: ignore[arg-type] # what is tested
+    (lambda: RateLimit(0, every=1), r"RateLimit\(0\): use an integer of 1 or more"),
+    (lambda: RateLimit(1, every=1, burst=0), r"RateLimit\(burst=0\): use an integer of 1 or more"),
+    (lambda: RateLimit(1, every=0), r"RateLimit\(every=0\): use from one millisecond to one year"),
+    (lambda: RateLimit(1, every=timedelta(days=400)), "use from one millisecond to one year"),
+    (InOrder, r"InOrder\(\): give the name of an attribute"),
+    (lambda: InOrder("a", by=""), r"InOrder\(by=''\): use the name of an attribute"),
+    (lambda: InOrder("a", on_failure="stop"), r"InOrder\(on_failure='stop'\): use \"block\""),  # type: ignore[arg-type] # what is tested
+    (FairShare, r"FairShare\(\): give the name of an attribute"),
+    (lambda: FairShare("a", weight=0), r"FairShare\(weight=0\): use an integer of 1 or more"),
+    (lambda: QueueConfig(flow_control="a"), r"QueueConfig\(flow_control='a'\): use a list of rules"),  # type: ignore[arg-type] # what is tested
+    (lambda: QueueConfig(flow_control=None), r"QueueConfig\(flow_control=None\): use a list of rules"),  # type: ignore[arg-type] # what is tested
+    (
+        lambda: QueueConfig(flow_control=ConcurrencyLimit(1)),  # type: ignore[arg-type] # what is tested
+        r"put it in a list, as in flow_control=\[ConcurrencyLimit\(\.\.\.\)\]",
+    ),
+    (
+        lambda: QueueConfig(flow_control=[ConcurrencyLimit(1), States()]),  # type: ignore[list-item] # what is tested
+        r"States\(.*\) is not one of ConcurrencyLimit, RateLimit, InOrder, FairShare; use for instance \[Conc",
+    ),
+    (lambda: QueueConfig(flow_control=[InOrder]), r"<class .*InOrder.*> is not one of"),  # type: ignore[list-item] # what is tested
+    (
+        lambda: QueueConfig(flow_control=[InOrder("a"), ConcurrencyLimit(1), InOrder("b")]),
+        r"QueueConfig\(flow_control=\[InOrder\(...\), InOrder\(...\)\]\): a queue has one; leave one of them out",
+    ),
+    (
+        lambda: QueueConfig(flow_control=[FairShare("a"), FairShare("a", weight=2)]),
+        r"\[FairShare\(...\), FairShare\(...\)\]\): a queue has one",
+    ),
+    (
+        lambda: QueueConfig(flow_control=[ConcurrencyLimit(1, per="a"), InOrder("a"), ConcurrencyLimit(2, per="a")]),
+        r"\[ConcurrencyLimit\(...\), ConcurrencyLimit\(...\)\]\): two of them have the same key; leave one of them out",
+    ),
+    (
+        lambda: QueueConfig(flow_control=[RateLimit(1, every=1), RateLimit(5, every=9), RateLimit(2, every=1)]),
+        "two of them have the same key",
+    ),
 ]
 
 
@@ -522,24 +570,105 @@ def test_invalid_values_are_refused(make: Any, message: str) -> None:
         make()
 
 
+RULES: list[FlowRule] = [
+    ConcurrencyLimit(2, per="customer_id"),
+    ConcurrencyLimit(3, per="kind"),
+    ConcurrencyLimit(9),
+    RateLimit(5, every=60, per="kind"),
+    RateLimit(50, every=3600, per="kind"),
+    InOrder("document_id", on_failure="continue"),
+    FairShare("customer_id", weight=2),
+]
+
+
+def sql_of(rules: list[FlowRule], **config: Any) -> list[str]:
+    """Return the DDL of a class, and the statement of a claim."""
+    texts: list[str] = []
+    engine = sa.create_mock_engine(
+        "postgresql+psycopg://", lambda sql, *_, **__: texts.append(str(sql.compile(dialect=engine.dialect)))
+    )
+    job = make_job(flow_control=rules, **config)
+    # The indexes of a table have no fixed order.
+    job.metadata.create_all(engine, checkfirst=False)
+    claims = [] if config else [str(claim(job, 5).compile(dialect=postgresql.dialect()))]
+    return [*sorted(texts), *claims]
+
+
+@pytest.mark.parametrize("kind", ["update_status", *HELD])
+def test_the_order_of_the_list_changes_nothing(kind: str) -> None:
+    config = HELD.get(kind, {})
+    expected = sql_of(RULES, **config)
+    for first in range(1, len(RULES)):
+        rules = [*RULES[first:], *RULES[:first]]
+        assert sql_of(rules, **config) == expected
+        assert sql_of(rules[::-1], **config) == expected
+
+
+def test_a_list_that_is_changed_later_changes_nothing() -> None:
+    rules = [InOrder("customer_id"), ConcurrencyLimit(1)]
+    config = QueueConfig(flow_control=rules)
+    rules.clear()
+    assert config.flow_control == (config.limits[0], config.order)
+    assert replace(config, lease=5).flow_control == config.flow_control
+
+
+@pytest.mark.parametrize("columns", [{}, {"started_at": "begun_at"}])
+@pytest.mark.parametrize("kind", ["update_status", *HELD])
+def test_an_order_adds_its_column(kind: str, columns: dict[str, str]) -> None:
+    config = HELD.get(kind, {})
+    job = make_job(
+        **config
+        | {"flow_control": [InOrder("customer_id", on_failure="continue")]}
+        | {"columns": config.get("columns", {}) | columns}
+    )
+    assert spec_of(job).columns["started_at"] is job.__table__.c[columns.get("started_at", "started_at")]
+    assert not spec_of(make_job(**config)).has("started_at")
+
+
+def test_an_order_of_an_adopted_table_names_its_column() -> None:
+    def adopt(**more: str) -> Any:
+        class Job(QueueMixin, new_base()):
+            __tablename__ = "job"
+            __queue__ = QueueConfig(
+                flow_control=[InOrder("customer_id")], strategy="batch_select", adopt={"status": "state", **more}
+            )
+            id: Mapped[int] = mapped_column(primary_key=True)
+            customer_id: Mapped[int]
+            state: Mapped[str]
+            begun_at: Mapped[datetime | None]
+
+        return Job
+
+    with pytest.raises(ConfigurationError, match=r"QueueConfig\(adopt=\{'started_at': \.\.\.\}\)"):
+        adopt()
+    assert "started_at" not in adopt(started_at="begun_at").__table__.c
+
+
 UNFIT: list[tuple[dict[str, Any], str]] = [
     (
-        {"limits": [Limit(1, per="custmer_id")]},
-        r"Job: Limit\(1, per='custmer_id'\): there is no such attribute.*customer_id",
+        {"flow_control": [ConcurrencyLimit(1, per="custmer_id")]},
+        r"Job: ConcurrencyLimit\(1, per='custmer_id'\): there is no such attribute.*customer_id",
     ),
-    ({"limits": [Limit(1, per="status")]}, "Job.status is the status of the queue, which changes"),
-    ({"limits": [Limit("mst", per="kind")]}, r"Job: Limit\('mst'\): there is no such attribute.*'most'"),
-    ({"limits": [Limit("kind")]}, r"Job: Limit\('kind'\): Job.kind is no integer column"),
-    ({"limits": [Limit(1, per="kind"), Limit(2, per="kind")]}, "two of them have the same key"),
-    ({"rates": [Rate(1, every=1), Rate(2, every=1)]}, "two of them have the same key"),
-    ({"order": Order("customer_id", by="most")}, "Job.most may be NULL, which has no place in an order"),
-    ({"order": Order("customer_id", by="run_at")}, "Job.run_at is the run_at of the queue, which changes"),
-    ({"order": Order("customer_id"), "columns": {"started_at": None}}, "needs the queue attribute 'started_at'"),
+    ({"flow_control": [ConcurrencyLimit(1, per="status")]}, "Job.status is the status of the queue, which changes"),
     (
-        {"order": Order("customer_id", on_failure="cancel"), "states": States(cancelled=None)},
+        {"flow_control": [ConcurrencyLimit("mst", per="kind")]},
+        r"Job: ConcurrencyLimit\('mst'\): there is no such attribute.*'most'",
+    ),
+    ({"flow_control": [ConcurrencyLimit("kind")]}, r"Job: ConcurrencyLimit\('kind'\): Job.kind is no integer column"),
+    ({"flow_control": [InOrder("customer_id", by="most")]}, "Job.most may be NULL, which has no place in an order"),
+    ({"flow_control": [InOrder("customer_id", by="run_at")]}, "Job.run_at is the run_at of the queue, which changes"),
+    (
+        {"flow_control": [InOrder("customer_id")], "columns": {"started_at": None}},
+        r"Job: InOrder\(\.\.\.\), .*needs the queue attribute 'started_at'; remove 'started_at': None from",
+    ),
+    (
+        {"flow_control": [InOrder("customer_id", on_failure="cancel")], "states": States(cancelled=None)},
         "needs a status value for cancelled jobs",
     ),
-    ({"fair": Fair("customer_id", weight="kind")}, r"Job: Fair\(weight='kind'\): Job.kind is no integer column"),
+    (
+        {"flow_control": [FairShare("customer_id", weight="kind")]},
+        r"Job: FairShare\(weight='kind'\): Job.kind is no integer column",
+    ),
 ]
 
 
@@ -557,7 +686,7 @@ def test_a_priority_that_may_be_null_is_refused() -> None:
 
         class Job(QueueMixin, Base):
             __tablename__ = "job"
-            __queue__ = QueueConfig(limits=[Limit(1)], columns={"priority": "urgency"})
+            __queue__ = QueueConfig(flow_control=[ConcurrencyLimit(1)], columns={"priority": "urgency"})
             id: Mapped[int] = mapped_column(primary_key=True)
             urgency: Mapped[int | None]
 
@@ -570,6 +699,6 @@ def test_a_key_of_type_json_is_refused() -> None:
 
         class Job(QueueMixin, Base):
             __tablename__ = "job"
-            __queue__ = QueueConfig(limits=[Limit(1, per="payload")])
+            __queue__ = QueueConfig(flow_control=[ConcurrencyLimit(1, per="payload")])
             id: Mapped[int] = mapped_column(primary_key=True)
             payload: Mapped[Any] = mapped_column(sa.JSON)

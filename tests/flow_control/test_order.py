@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import (
-    Fair,
-    Limit,
-    Order,
+    ConcurrencyLimit,
+    FairShare,
+    InOrder,
     QueueConfig,
     QueueMixin,
     cancel,
@@ -40,7 +40,7 @@ LATER = timedelta(hours=1)
 
 
 def ordered(engine: sa.Engine, *customers: int | None, **options: Any) -> Any:
-    return make_queue(engine, of_customers(*customers), order=Order("customer_id", **options))
+    return make_queue(engine, of_customers(*customers), flow_control=[InOrder("customer_id", **options)])
 
 
 def end(engine: sa.Engine, job: Any, verb: Any, *keys: int, **options: Any) -> None:
@@ -68,7 +68,7 @@ def test_only_the_head_of_each_key_is_admitted(engine: sa.Engine) -> None:
 
 
 def test_the_order_is_that_of_the_attribute_and_not_of_the_claim(engine: sa.Engine) -> None:
-    job = create(engine, make_job(order=Order("customer_id", by="document_id")))
+    job = create(engine, make_job(flow_control=[InOrder("customer_id", by="document_id")]))
     insert(engine, job, [{"customer_id": 1, "document_id": number, "priority": number} for number in (3, 1, 2)])
     assert [settle(engine, job, complete) for _ in range(3)] == [[2], [3], [1]]
 
@@ -84,7 +84,9 @@ def test_a_job_that_has_begun_and_waits_holds_the_others_back(
 
 
 def test_a_job_that_is_not_due_and_has_never_begun_is_passed_over(engine: sa.Engine) -> None:
-    job = make_queue(engine, [{"customer_id": 1, "run_at": datetime.now(UTC) + LATER}], order=Order("customer_id"))
+    job = make_queue(
+        engine, [{"customer_id": 1, "run_at": datetime.now(UTC) + LATER}], flow_control=[InOrder("customer_id")]
+    )
     insert(engine, job, of_customers(1))
     assert ids(claim_and_commit(engine, job)) == [2]
 
@@ -161,7 +163,7 @@ def test_a_head_that_another_transaction_has_locked_is_not_passed_by(engine: sa.
 
 
 def test_a_head_behind_many_others_of_its_key_in_the_claim_order_is_found(engine: sa.Engine) -> None:
-    job = make_queue(engine, [{"customer_id": 1, "run_at": datetime.now(UTC)}], order=Order("customer_id"))
+    job = make_queue(engine, [{"customer_id": 1, "run_at": datetime.now(UTC)}], flow_control=[InOrder("customer_id")])
     insert(engine, job, [{"customer_id": 1, "run_at": datetime.now(UTC) - LATER} for _ in range(500)])
     assert ids(claim_and_commit(engine, job, 5)) == [1]
 
@@ -185,7 +187,7 @@ def turns(engine: sa.Engine, job: Any, number: int, n: int = 1) -> list[Any]:
 
 
 def test_keys_take_turns_whatever_the_number_of_their_jobs(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*[1] * 1000, *[2] * 3, 3, None), fair=Fair("customer_id"))
+    job = make_queue(engine, of_customers(*[1] * 1000, *[2] * 3, 3, None), flow_control=[FairShare("customer_id")])
     order = turns(engine, job, 10)
     assert sorted(order[:4], key=str) == [1, 2, 3, None]
     assert sorted(order[4:6]) == [1, 2]
@@ -194,7 +196,7 @@ def test_keys_take_turns_whatever_the_number_of_their_jobs(engine: sa.Engine) ->
 
 
 def test_a_key_that_arrives_waits_for_one_turn_of_each_other_at_most(engine: sa.Engine) -> None:
-    job = create(engine, make_job(fair=Fair("customer_id")))
+    job = create(engine, make_job(flow_control=[FairShare("customer_id")]))
     insert(engine, job, of_customers(*[customer for customer in range(20) for _ in range(30)]))
     turns(engine, job, 7)
     insert(engine, job, of_customers(99))
@@ -202,7 +204,7 @@ def test_a_key_that_arrives_waits_for_one_turn_of_each_other_at_most(engine: sa.
 
 
 def test_a_claim_of_several_gives_each_key_a_turn_and_the_rest_to_those_that_have_more(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*[1] * 50, *[2] * 50, 3), fair=Fair("customer_id"))
+    job = make_queue(engine, of_customers(*[1] * 50, *[2] * 50, 3), flow_control=[FairShare("customer_id")])
     first = customers(claim_and_commit(engine, job, 10))
     assert sorted(first[:3]) == [1, 2, 3]
     assert len(first) == 10
@@ -217,7 +219,7 @@ def test_a_turn_has_as_many_jobs_as_the_weight(engine: sa.Engine) -> None:
 
     class Job(QueueMixin, Base):
         __tablename__ = "job"
-        __queue__ = QueueConfig(fair=Fair("customer_id", weight="weight"))
+        __queue__ = QueueConfig(flow_control=[FairShare("customer_id", weight="weight")])
         id: Mapped[int] = mapped_column(primary_key=True)
         customer_id: Mapped[int]
         weight: Mapped[int]
@@ -230,7 +232,7 @@ def test_a_turn_has_as_many_jobs_as_the_weight(engine: sa.Engine) -> None:
 
 
 def test_priorities_come_before_turns(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*[1] * 20, *[2] * 20, priority=5), fair=Fair("customer_id"))
+    job = make_queue(engine, of_customers(*[1] * 20, *[2] * 20, priority=5), flow_control=[FairShare("customer_id")])
     insert(engine, job, of_customers(1, 1, 1))
     assert turns(engine, job, 3) == [1, 1, 1]
     assert turns(engine, job, 2) in ([1, 2], [2, 1])
@@ -242,14 +244,14 @@ def test_priorities_come_before_turns(engine: sa.Engine) -> None:
 
 
 def test_a_key_at_its_limit_is_passed_over(engine: sa.Engine) -> None:
-    job = create(engine, make_job(fair=Fair("customer_id"), limits=[Limit(2, per="customer_id")]))
+    job = create(engine, make_job(flow_control=[FairShare("customer_id"), ConcurrencyLimit(2, per="customer_id")]))
     insert(engine, job, of_customers(*[1] * 50, *[2] * 50, *[3] * 50))
     assert sorted(turns(engine, job, 6)) == [1, 1, 2, 2, 3, 3]
     assert claim_and_commit(engine, job) == []
 
 
 def test_a_turn_reaches_behind_jobs_that_are_held_back(engine: sa.Engine) -> None:
-    job = create(engine, make_job(fair=Fair("customer_id"), limits=[Limit(1, per="kind")]))
+    job = create(engine, make_job(flow_control=[FairShare("customer_id"), ConcurrencyLimit(1, per="kind")]))
     insert(engine, job, of_customers(*[1] * 500, kind="a"))
     insert(engine, job, [*of_customers(1, kind="b"), *of_customers(2, 2, kind="c")])
     with Session(engine) as session:
@@ -259,7 +261,7 @@ def test_a_turn_reaches_behind_jobs_that_are_held_back(engine: sa.Engine) -> Non
 
 
 def test_ten_thousand_keys_cost_a_claim_a_bounded_number_of_buffers(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(*range(10_000), *range(10_000)), fair=Fair("customer_id"))
+    job = make_queue(engine, of_customers(*range(10_000), *range(10_000)), flow_control=[FairShare("customer_id")])
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("VACUUM ANALYZE job")
     statements: list[tuple[str, Any]] = []

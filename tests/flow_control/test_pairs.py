@@ -17,11 +17,11 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import (
-    Limit,
-    Order,
+    ConcurrencyLimit,
+    InOrder,
     QueueConfig,
     QueueMixin,
-    Rate,
+    RateLimit,
     cancel,
     claim,
     complete,
@@ -60,7 +60,7 @@ class Tenant(Base):
 def _queue(name: str, **config: Any) -> Any:
     columns = {
         "__tablename__": f"job_{name}",
-        "__queue__": QueueConfig(columns={"started_at": "started_at"}, max_attempts=9, **config),
+        "__queue__": QueueConfig(max_attempts=9, **config),
         "__annotations__": {"id": Mapped[int], "customer_id": Mapped[int]},
         "id": mapped_column(primary_key=True),
     }
@@ -68,11 +68,17 @@ def _queue(name: str, **config: Any) -> Any:
 
 
 LIMITED = _queue(
-    "limit", limits=[Limit(lambda job: sa.select(Tenant.most).where(Tenant.id == job.customer_id), per="customer_id")]
+    "limit",
+    flow_control=[
+        ConcurrencyLimit(lambda job: sa.select(Tenant.most).where(Tenant.id == job.customer_id), per="customer_id")
+    ],
 )
-ORDERED = _queue("order", order=Order("customer_id"))
-TWO_RATES = _queue("two_rates", rates=[Rate(10, every=60, per="customer_id"), Rate(100, every=3600, per="customer_id")])
-RATED = _queue("rate", rates=[Rate(BURST, every=INTERVAL * BURST, per="customer_id")])
+ORDERED = _queue("order", flow_control=[InOrder("customer_id")])
+TWO_RATES = _queue(
+    "two_rates",
+    flow_control=[RateLimit(10, every=60, per="customer_id"), RateLimit(100, every=3600, per="customer_id")],
+)
+RATED = _queue("rate", flow_control=[RateLimit(BURST, every=INTERVAL * BURST, per="customer_id")])
 QUEUES: dict[str, tuple[Any, int]] = {
     "limit 1": (LIMITED, 1),
     "limit 2": (LIMITED, 2),

@@ -202,7 +202,6 @@ def test_a_job_that_its_handler_has_deleted(leased: HistoryQueue, *, flushed: bo
 # -- attempts whose worker died: the rescue writes them, or the run that retires the job ---------------------------
 
 EXPIRE = "UPDATE job SET lease_expires_at = now() - interval '1 second' WHERE status = 'processing'"
-RUN_ROLES = {"started_at": "started_at"}
 
 
 def serve(url: str, kind: str, begun: Any) -> None:
@@ -300,7 +299,7 @@ def test_the_verb_and_the_function_for_operators_write_it_as_well(leased: Histor
 
 
 def test_what_the_row_says_about_the_run_is_kept(database: Database) -> None:
-    queue = HistoryQueue(database, "update_status", columns=RUN_ROLES, max_attempts=1)
+    queue = HistoryQueue(database, "update_status", extra_columns=("started_at",), max_attempts=1)
     expired(queue)
     began, worker = queue.execute("SELECT started_at FROM job"), queue.execute("SELECT claimed_by FROM job")
     with queue.sessions() as session:

@@ -2,7 +2,8 @@
 
 import enum
 from collections.abc import Callable
-from typing import Any
+from datetime import datetime
+from typing import Any, Optional
 
 import pytest
 import sqlalchemy as sa
@@ -19,7 +20,7 @@ from sqlalchemy.orm import (
     relationship,
 )
 
-from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete, fail, queue_column
+from sqlaqueue import InOrder, QueueConfig, QueueMixin, States, claim, complete, fail, queue_column
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from tests.mapping.conftest import created
@@ -542,3 +543,265 @@ def test_queue_column_needs_the_mixin_as_first_base() -> None:
 def test_queue_column_in_a_subclass_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"Letter\.one = queue_column\(\.\.\.\): declare it in .*, Order"):
         type("Letter", (order(),), {"one": queue_column("status")})
+
+
+# -- extra columns, and annotations that show them to type checkers ----------------------------------------------------
+
+EXTRA = QueueConfig(extra_columns=("started_at", "traceparent"), columns={"started_at": "begun_at"})
+
+
+def annotated_plain() -> type[Any]:
+    class Order(QueueMixin, new_base()):
+        __tablename__ = "orders"
+        __queue__ = EXTRA
+        id: Mapped[int] = mapped_column(primary_key=True)
+        begun_at: Mapped[datetime | None]
+        traceparent: Mapped[Optional[str]]  # noqa: UP045 - the older spelling is the same
+        started_at: Mapped[int | None]
+
+    return Order
+
+
+def annotated_in_text() -> type[Any]:
+    class Order(QueueMixin, new_base()):
+        __tablename__ = "orders"
+        __queue__ = EXTRA
+        id: Mapped[int] = mapped_column(primary_key=True)
+        begun_at: "Mapped[datetime | None]"
+        traceparent: "Mapped[SomethingForTypeCheckers]"  # noqa: F821 - what is tested
+        started_at: "Mapped[int | None]"
+
+    return Order
+
+
+def annotated_in_an_abstract_base() -> type[Any]:
+    class Traced:
+        traceparent: Mapped[str | None]
+
+    class Job(QueueMixin, Traced, new_base()):
+        __abstract__ = True
+        __queue__ = EXTRA
+        begun_at: Mapped[datetime | None]
+        started_at: Mapped[int | None]
+
+    class Order(Job):
+        __tablename__ = "orders"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    return Order
+
+
+def annotated_dataclass() -> type[Any]:
+    class Base(MappedAsDataclass, DeclarativeBase):
+        pass
+
+    class Order(QueueMixin, Base):
+        __tablename__ = "orders"
+        __queue__ = EXTRA
+        id: Mapped[int] = mapped_column(primary_key=True, init=False)
+        begun_at: Mapped[datetime | None]
+        traceparent: Mapped[str | None]
+        started_at: Mapped[int | None] = mapped_column(default=None)
+
+    return Order
+
+
+def annotated_decorated() -> type[Any]:
+    @registry().mapped_as_dataclass
+    class Order(QueueMixin):
+        __tablename__ = "orders"
+        __queue__ = EXTRA
+        id: Mapped[int] = mapped_column(primary_key=True, init=False)
+        begun_at: Mapped[datetime | None]
+        traceparent: Mapped[str | None]
+        started_at: Mapped[int | None] = mapped_column(default=None)
+
+    return Order
+
+
+def annotated_sql_model() -> type[Any]:
+    class Base(sqlmodel.SQLModel, registry=registry()):
+        traceparent: str | None
+
+    class Order(QueueMixin, Base, table=True):
+        __tablename__ = "orders"
+        __queue__ = EXTRA
+        id: int | None = sqlmodel.Field(default=None, primary_key=True)
+        begun_at: datetime | None
+        started_at: int | None = None
+
+    return Order
+
+
+def annotated_given_table() -> type[Any]:
+    base = new_base()
+
+    class Order(QueueMixin, base):
+        __queue__ = EXTRA
+        __table__ = sa.Table(
+            "orders",
+            base.metadata,
+            sa.Column("id", sa.Integer, primary_key=True),
+            sa.Column("started_at", sa.Integer),
+        )
+        begun_at: Mapped[datetime | None]
+        traceparent: Mapped[str | None]
+
+    return Order
+
+
+def annotated_imperative() -> type[Any]:
+    class Order(QueueMixin):
+        __queue__ = EXTRA
+        begun_at: datetime | None
+        traceparent: str | None
+
+    mapper_registry = registry()
+    key, own = sa.Column("id", sa.Integer, primary_key=True), sa.Column("started_at", sa.Integer)
+    mapper_registry.map_imperatively(Order, sa.Table("orders", mapper_registry.metadata, key, own))
+    return Order
+
+
+ANNOTATED = [
+    annotated_plain,
+    annotated_in_text,
+    annotated_in_an_abstract_base,
+    annotated_dataclass,
+    annotated_decorated,
+    annotated_sql_model,
+    annotated_given_table,
+    annotated_imperative,
+]
+
+
+@once
+@pytest.mark.parametrize("make", ANNOTATED)
+def test_an_annotation_without_a_value_stands_for_the_column_of_the_queue(make: Any, engine: sa.Engine) -> None:
+    model = make()
+    columns = spec_of(model).table.c
+    assert (columns.begun_at.info["sqlaqueue"], columns.traceparent.info["sqlaqueue"]) == ("started_at", "traceparent")
+    assert columns.begun_at.type.timezone
+    assert columns.traceparent.server_default is not None
+    with created(engine, spec_of(model).table.metadata), Session(engine) as session:
+        session.add_all([model(), model(priority=1, started_at=7)])
+        session.commit()
+        (first,) = session.scalars(claim(model, 1))
+        session.commit()
+        assert (first.status, first.started_at, first.begun_at.tzinfo is None) == ("processing", None, False)
+
+
+@once
+def test_columns_are_the_same_with_and_without_annotations() -> None:
+    def ddl(**attributes: Any) -> str:
+        config = QueueConfig(extra_columns=["started_at", "traceparent"])
+        return str(sa.schema.CreateTable(order(config, **attributes).__table__))
+
+    annotations = {"started_at": Mapped[datetime | None], "traceparent": "Mapped[str | None]"}
+    declared = {"started_at": queue_column("started_at"), "traceparent": queue_column("traceparent")}
+    assert sorted(ddl(__annotations__=annotations).splitlines()) == sorted(ddl().splitlines())
+    assert sorted(ddl(**declared).splitlines()) == sorted(ddl().splitlines())
+
+
+@once
+def test_an_order_of_jobs_lets_the_class_annotate_its_column() -> None:
+    config = QueueConfig(flow_control=[InOrder("customer")])
+    model = order(config, customer=mapped_column(sa.Integer), __annotations__={"started_at": Mapped[datetime | None]})
+    assert model.__table__.c.started_at.info["sqlaqueue"] == "started_at"
+
+
+@once
+def test_an_attribute_that_is_no_extra_column_belongs_to_the_class() -> None:
+    model = order(__annotations__={"started_at": Mapped[int], "traceparent": Mapped[bytes]})
+    assert isinstance(model.__table__.c.started_at.type, sa.Integer)
+    assert not spec_of(model).has("started_at")
+
+
+@once
+def test_a_column_of_the_class_can_be_the_extra_one() -> None:
+    own = mapped_column("the_start", sa.DateTime(timezone=True))
+    config = QueueConfig(extra_columns=("started_at",), columns={"started_at": "started_at"})
+    model = order(config, started_at=own)
+    assert spec_of(model).columns["started_at"] is model.__table__.c.the_start
+    said = r"Order\.started_at has the name .* annotate it without a value.*columns=\{'started_at': 'started_at'\}"
+    with pytest.raises(ConfigurationError, match=said):
+        order(QueueConfig(extra_columns=("started_at",)), started_at=mapped_column(sa.DateTime(timezone=True)))
+
+
+@once
+@pytest.mark.parametrize("annotation", [Mapped[int], Mapped[datetime], "Mapped[str | None]", datetime | int, int])
+def test_an_annotation_of_another_type_is_refused(annotation: Any) -> None:
+    said = (
+        r"Order\.started_at is annotated with .*, but the started_at of the queue is datetime \| None; annotate it "
+        r"Mapped\[datetime \| None\], or .*QueueConfig\(columns=\{'started_at': 'queue_started_at'\}\)"
+    )
+    with pytest.raises(ConfigurationError, match=said):
+        order(QueueConfig(extra_columns=("started_at",)), __annotations__={"started_at": annotation})
+
+
+@once
+def test_an_annotation_needs_the_mixin_as_first_base() -> None:
+    body = {
+        "__tablename__": "orders",
+        "__queue__": QueueConfig(extra_columns=("started_at",)),
+        "__annotations__": {"started_at": Mapped[datetime | None]},
+        "id": mapped_column(sa.Integer, primary_key=True),
+    }
+    with pytest.raises(ConfigurationError, match=r"must be the first base.*cannot be declared in the class"):
+        type("Order", (new_base(), QueueMixin), body)
+
+
+@once
+@pytest.mark.parametrize("strategy", ["batch_select", "delete_returning"])
+def test_a_strategy_without_leases_stores_the_worker_if_it_is_asked_for(strategy: Any) -> None:
+    model = order(QueueConfig(strategy=strategy, extra_columns=("claimed_by",), columns={"claimed_by": "worker"}))
+    assert spec_of(model).columns["claimed_by"] is model.__table__.c.worker
+    assert not spec_of(order(QueueConfig(strategy=strategy))).has("claimed_by")
+
+
+@once
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"extra_columns": "started_at"},
+            r"extra_columns='started_at'\): use a tuple of names, as in \('started_at',\)",
+        ),
+        ({"extra_columns": None}, r"extra_columns=None\): use a tuple of names, as in \('started_at',\)"),
+        ({"extra_columns": ("startd_at",)}, r"'startd_at' is not a queue attribute; .*; did you mean 'started_at'\?"),
+        ({"extra_columns": (3,)}, r"3 is not a queue attribute; use some of started_at, traceparent, claimed_by"),
+        ({"extra_columns": ("status",)}, r"'status' is not optional; use some of started_at, traceparent, claimed_by"),
+        ({"extra_columns": ("lease_token",)}, "'lease_token' is not optional"),
+        ({"extra_columns": ("started_at", "started_at")}, "'started_at' is named twice; leave one of them out"),
+        (
+            {"extra_columns": ("started_at",), "adopt": {"status": "state"}},
+            r"adopt= adds no columns; name the column of the table there, adopt=\{'started_at': \.\.\.\}",
+        ),
+        (
+            {"extra_columns": ("started_at",), "columns": {"started_at": None}},
+            r"contradicts columns=\{'started_at': None\}; leave out one of the two",
+        ),
+        (
+            {"extra_columns": ("claimed_by",)},
+            r"Order: .*\('claimed_by',\)\): with strategy='update_status' a queue has 'claimed_by' anyway; leave",
+        ),
+        (
+            {"extra_columns": ("traceparent",), "columns": {"started_at": "begun_at"}},
+            r"Order: .*'begun_at'\}\) names .* optional; add .*extra_columns=\('traceparent', 'started_at'\)\)",
+        ),
+        (
+            {"strategy": "batch_select", "columns": {"claimed_by": "claimed_by"}},
+            r"Order: .* add it with QueueConfig\(extra_columns=\('claimed_by',\)\)",
+        ),
+    ],
+)
+def test_wrong_extra_columns_are_refused_with_the_fix(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        order(QueueConfig(**config))
+
+
+@once
+def test_a_list_of_extra_columns_that_is_changed_later_changes_nothing() -> None:
+    names: list[Any] = ["started_at"]
+    config = QueueConfig(extra_columns=names)
+    names.append("traceparent")
+    assert config.extra_columns == ("started_at",)

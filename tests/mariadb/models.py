@@ -45,7 +45,7 @@ class Pair(QueueMixin, Base):
     """A composite key, and all that a queue can have on MariaDB."""
 
     __tablename__ = "pair"
-    __queue__ = QueueConfig(columns={"started_at": "started_at"}, attempt_history=timedelta(days=1))
+    __queue__ = QueueConfig(extra_columns=("started_at",), attempt_history=timedelta(days=1))
 
     site: Mapped[str] = mapped_column(sa.String(20), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

@@ -20,8 +20,19 @@ from sqlalchemy.pool import StaticPool
 
 import sqlaqueue
 import sqlaqueue.alembic
-from sqlaqueue import Consumer, Fair, Limit, QueueConfig, QueueMixin, Rate, Unique, claim, complete, enqueue
-from sqlaqueue import Order as InOrder
+from sqlaqueue import (
+    ConcurrencyLimit,
+    Consumer,
+    FairShare,
+    InOrder,
+    QueueConfig,
+    QueueMixin,
+    RateLimit,
+    Unique,
+    claim,
+    complete,
+    enqueue,
+)
 from sqlaqueue.consumer.core.errors import is_conflict, is_connection_lost, is_lock_or_timeout
 from sqlaqueue.engines.notifications import database_of, subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
@@ -56,10 +67,10 @@ def test_an_engine_that_is_not_prepared_is_refused(url: str) -> None:
 CONFIGS: dict[str, dict[str, Any]] = {
     'strategy "batch_select"': {"strategy": "batch_select"},
     'strategy "delete_returning"': {"strategy": "delete_returning"},
-    "limits": {"limits": (Limit(2, per="customer"),)},
-    "rates": {"rates": (Rate(10, every=timedelta(seconds=1)),)},
-    "order": {"order": InOrder("customer"), "columns": {"started_at": "started_at"}},
-    "fair": {"fair": Fair("customer")},
+    "ConcurrencyLimit": {"flow_control": [ConcurrencyLimit(2, per="customer")]},
+    "RateLimit": {"flow_control": [RateLimit(10, every=timedelta(seconds=1))]},
+    "InOrder": {"flow_control": [InOrder("customer")]},
+    "FairShare": {"flow_control": [FairShare("customer")]},
 }
 
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, Fail, Limit, Order, QueueConfig, QueueMixin, Rate, admin, claim
+from sqlaqueue import ConcurrencyLimit, Consumer, Fail, InOrder, QueueConfig, QueueMixin, RateLimit, admin, claim
 from sqlaqueue.consumer.maintenance.cleanup import delete_batch
 from sqlaqueue.consumer.maintenance.state import Walk
 from sqlaqueue.exc import DatabaseNotReadyError
@@ -40,10 +40,11 @@ def customer_limit(job: Any) -> Any:
 class Export(QueueMixin, Base):
     __tablename__ = "export"
     __queue__ = QueueConfig(
-        limits=[Limit(customer_limit, per="customer_id")],
-        rates=[Rate(10, every=1, per="customer_id")],
-        order=Order("document_id", on_failure="cancel"),
-        columns={"started_at": "started_at"},
+        flow_control=[
+            ConcurrencyLimit(customer_limit, per="customer_id"),
+            RateLimit(10, every=1, per="customer_id"),
+            InOrder("document_id", on_failure="cancel"),
+        ],
     )
     id: Mapped[int] = mapped_column(primary_key=True)
     customer_id: Mapped[int]

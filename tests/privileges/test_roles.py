@@ -17,8 +17,8 @@ from sqlaqueue import (
     cancel,
     claim,
     consumers,
+    is_paused,
     pause,
-    paused,
     purge,
     reconcile,
     requeue,
@@ -180,7 +180,7 @@ def test_the_role_that_only_reads(roles: Roles) -> None:
     roles.execute(*of_page("## Reading statistics"))
     with Session(roles.engine("reader")) as session:
         assert session.scalars(sa.select(roles.Job)).all() == []
-        assert session.scalar(paused(roles.Job)) is False
+        assert session.scalar(is_paused(roles.Job)) is False
         assert session.execute(consumers(roles.Job)).all() == []
         for statement in (claim(roles.Job, 1), pause(roles.Job), sa.insert(roles.table).values(tenant="a")):
             with pytest.raises(ProgrammingError, match="permission denied"):

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Limit, QueueConfig, QueueMixin, Unique, admin, claim, complete
+from sqlaqueue import AsyncConsumer, ConcurrencyLimit, QueueConfig, QueueMixin, Unique, admin, claim, complete
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.prometheus import QueueCollector, metrics_app, queues
 from sqlaqueue.prometheus.queues import GAUGES
@@ -155,7 +155,7 @@ def test_finished_jobs_are_counted_only_if_asked_for(setup: Setup) -> None:
 
 
 def test_keys_at_their_limit(engine: sa.Engine) -> None:
-    setup = Setup(engine, make_job("update_status", None, limits=[Limit(1, per="key")]))
+    setup = Setup(engine, make_job("update_status", None, flow_control=[ConcurrencyLimit(1, per="key")]))
     setup.add(*(setup.model(key=key) for key in "aabbc"))
     with Session(engine) as session, session.begin():
         assert len(session.scalars(claim(sa.select(setup.model).where(setup.model.key != "c"), 10)).all()) == 2

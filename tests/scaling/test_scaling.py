@@ -16,8 +16,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import (
     AsyncConsumer,
+    ConcurrencyLimit,
     Consumer,
-    Limit,
     QueueConfig,
     QueueMixin,
     Retry,
@@ -31,9 +31,9 @@ from sqlaqueue import (
     enqueue,
     extend,
     fail,
+    is_paused,
     is_write,
     pause,
-    paused,
     purge,
     reconcile,
     release,
@@ -251,7 +251,7 @@ def test_each_partition_serves_a_claim_by_its_index(queue: Queue) -> None:
 
 
 def test_limits_and_the_doctor(make_queue: MakeQueue) -> None:
-    queue = make_queue("update_status", limits=[Limit(1, per="name")])
+    queue = make_queue("update_status", flow_control=[ConcurrencyLimit(1, per="name")])
     queue.enqueue(OLD, "a", "a")
     queue.enqueue(NEW, "a", "b")
     with queue.sessions() as session:
@@ -482,7 +482,7 @@ def test_every_verb_is_a_write(bench: Bench, engines: tuple[sa.Engine, sa.Engine
             assert session.scalars(verb).all() == [key], name
             session.commit()
         bench.execute("DELETE FROM job")
-    for read in (sa.select(model), paused(model), consumers(model), None):
+    for read in (sa.select(model), is_paused(model), consumers(model), None):
         assert not is_write(read)
     with session_class() as session:
         assert session.scalar(sa.text("SELECT pg_is_in_recovery()")) is True
@@ -495,7 +495,7 @@ def test_functions_need_no_hint(bench: Bench, engines: tuple[sa.Engine, sa.Engin
         assert copy_in(session, model, [{"payload": "a"}, {"payload": "b"}]) == 2
         session.commit()
         admin.pause(session, model)
-        assert bench.execute(paused(model))
+        assert bench.execute(is_paused(model))
         # What only reads goes where the session reads.
         assert not admin.paused(session, model)
         admin.resume(session, model)

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Tick, Unique, tick_of
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Tick, Unique
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.schedules.fire import jitter_of
 from sqlaqueue.schedules.recurrence import zone
@@ -55,7 +55,7 @@ def test_each_tick_gets_one_job(engine: sa.Engine, kind: str) -> None:
         [job] = session.scalars(sa.select(report)).all()
         assert (job.kind, job.day, job.token) == ("sales", date(2026, 1, 2), uuid.UUID(int=7))
         assert job.run_at == created
-        tick = tick_of(session, job)
+        tick = Tick.of(session, job)
         assert tick is not None
         assert (tick.schedule, tick.at) == ("hourly", created)
         assert timedelta(0) < tick.late < MINUTE
@@ -65,7 +65,7 @@ def test_each_tick_gets_one_job(engine: sa.Engine, kind: str) -> None:
     ran: list[Any] = []
 
     def handle(session: Session, job: Any) -> None:
-        ran.append((job.kind, tick_of(session, job)))
+        ran.append((job.kind, Tick.of(session, job)))
 
     assert Consumer(report, handle, sessionmaker(engine)).drain() == 1
     assert [(each, tick and tick.at) for each, tick in ran] == [("sales", created)]
@@ -333,7 +333,7 @@ def test_schedules_of_all_classes_of_the_tables_are_fired(engine: sa.Engine, rep
     assert found.keys() == {"hourly", "remind", "added"}
     assert session.get_one(Reminder, found["remind"].key).level == 3
     assert type(session.get_one(Invoice, found["added"].key)) is Invoice
-    tick = tick_of(session, session.get_one(Invoice, found["added"].key))
+    tick = Tick.of(session, session.get_one(Invoice, found["added"].key))
     assert tick is not None
     assert tick.schedule == "added"
 
@@ -374,14 +374,14 @@ def test_a_job_of_no_schedule_has_no_tick(engine: sa.Engine, report: Any, sessio
     report.metadata.create_all(engine)
     job = report(kind="x")
     with pytest.raises(StatementError, match="is not in the database"):
-        tick_of(session, job)
+        Tick.of(session, job)
     session.add(job)
     session.flush()
-    assert tick_of(session, job) is None
+    assert Tick.of(session, job) is None
     with pytest.raises(NotAQueueError):
-        tick_of(session, object())
+        Tick.of(session, object())
     with pytest.raises(ConfigurationError, match="an Engine"):
-        tick_of(engine, job)  # type: ignore[arg-type] # the point of the test
+        Tick.of(engine, job)  # type: ignore[arg-type] # the point of the test
 
 
 def test_a_process_that_knows_no_schedule_finds_the_tick(engine: sa.Engine) -> None:
@@ -392,7 +392,7 @@ def test_a_process_that_knows_no_schedule_finds_the_tick(engine: sa.Engine) -> N
     pass_time(engine, HOUR)
     fire_due(engine, schedules)
     with Session(engine) as session:
-        assert isinstance(tick_of(session, session.scalars(sa.select(report)).one()), Tick)
+        assert isinstance(Tick.of(session, session.scalars(sa.select(report)).one()), Tick)
     assert "sqlaqueue_tick" not in report.metadata.tables
 
 
@@ -404,7 +404,7 @@ def test_a_key_that_is_used_again_has_the_newest_tick(engine: sa.Engine, report:
         ticks += [fired.tick for fired in fire_due(engine, schedules)]
         if len(ticks) == 1:
             execute(engine, "TRUNCATE report RESTART IDENTITY")
-    tick = tick_of(session, session.scalars(sa.select(report)).one())
+    tick = Tick.of(session, session.scalars(sa.select(report)).one())
     assert tick is not None
     assert tick.at == ticks[1]
 
@@ -427,7 +427,7 @@ def test_a_key_with_a_moment_is_found_from_any_time_zone(engine: sa.Engine) -> N
     fire_due(engine, schedules)
     abroad = sa.create_engine(engine.url, connect_args={"options": "-c timezone=Asia/Kolkata"})
     with Session(abroad) as session:
-        assert tick_of(session, session.scalars(sa.select(Slot)).one()) is not None
+        assert Tick.of(session, session.scalars(sa.select(Slot)).one()) is not None
     pass_time(engine, HOUR)
     assert [fired.key for fired in fire_due(abroad, schedules)] == [None]
     abroad.dispose()
@@ -463,7 +463,7 @@ def test_a_schedule_fires_when_its_time_has_come(session: Session, queue: Any) -
     travel(session, 61)
     [job] = fire_schedules(session, schedules)
     assert job.kind == "sales"
-    tick = tick_of(session, job)
+    tick = Tick.of(session, job)
     assert tick is not None
     assert (tick.schedule, tick.late < timedelta(minutes=2)) == ("hourly", True)
     assert enqueued(session, queue) == [job]

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Fail, Limit, QueueConfig, QueueMixin, admin, cancel, claim, complete, prepare, rescue
+from sqlaqueue import ConcurrencyLimit, Fail, QueueConfig, QueueMixin, admin, cancel, claim, complete, prepare, rescue
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance.handlers_running import _take
@@ -288,7 +288,7 @@ class Base(DeclarativeBase):
 
 class Limited(QueueMixin, Base):
     __tablename__ = "limited"
-    __queue__ = QueueConfig(limits=[Limit(2)])
+    __queue__ = QueueConfig(flow_control=[ConcurrencyLimit(2)])
 
     id: Mapped[int] = mapped_column(primary_key=True)
 
@@ -331,7 +331,7 @@ def test_workers_refuse_an_option_before_they_ask_for_its_table(url: str) -> Non
     names = [f"tests.sqlite.test_features:{name}" for name in ("Limited", "refuse")]
     result = run("worker", "=".join(names), "--url", url, "--drain")
     assert result.exit_code != 0
-    assert "Limited: QueueConfig(limits=...) is not available on SQLite" in result.stderr
+    assert "Limited: QueueConfig(flow_control=[ConcurrencyLimit(...)]) is not available on SQLite" in result.stderr
 
 
 @pytest.mark.parametrize("path", ["nothing.db", ":memory:"])

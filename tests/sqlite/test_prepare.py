@@ -22,12 +22,12 @@ import sqlaqueue
 import sqlaqueue.alembic
 from sqlaqueue import (
     AsyncConsumer,
+    ConcurrencyLimit,
     Consumer,
-    Fair,
-    Limit,
-    Order,
+    FairShare,
+    InOrder,
     QueueMixin,
-    Rate,
+    RateLimit,
     Unique,
     cancel,
     claim,
@@ -44,13 +44,18 @@ from tests.sqlite.models import Base, SQLiteBench
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batch_select": ({"strategy": "batch_select"}, r'Job: strategy "batch_select".*SQLite.*update_status'),
     "delete_returning": ({"strategy": "delete_returning"}, r'Job: strategy "delete_returning".*update_status'),
-    "limits": ({"limits": (Limit(2),)}, r"Job: QueueConfig\(limits=...\).*SQLite"),
-    "rates": ({"rates": (Rate(1, every=timedelta(seconds=1)),)}, r"Job: QueueConfig\(rates=...\).*SQLite"),
-    "order": (
-        {"order": Order("customer"), "columns": {"started_at": "started_at"}},
-        r"Job: QueueConfig\(order=...\).*SQLite",
-    ),
-    "fair": ({"fair": Fair("customer")}, r"Job: QueueConfig\(fair=...\).*SQLite"),
+    **{
+        type(rule).__name__: (
+            {"flow_control": [rule]},
+            rf"Job: QueueConfig\(flow_control=\[{type(rule).__name__}\(...\)\]\) is not available on SQLite",
+        )
+        for rule in (
+            ConcurrencyLimit(2),
+            RateLimit(1, every=timedelta(seconds=1)),
+            InOrder("customer"),
+            FairShare("customer"),
+        )
+    },
     "nulls": ({"unique": Unique("customer", nulls_distinct=False)}, r"Job: Unique\(nulls_distinct=False\).*SQLite"),
 }
 
@@ -86,7 +91,7 @@ def test_an_option_is_refused_wherever_it_is_used(engine: sa.Engine, option: str
 
 
 async def test_an_option_is_refused_by_async_code(tmp_path: Path) -> None:
-    config, message = REFUSED["limits"]
+    config, message = REFUSED["ConcurrencyLimit"]
     engine, Job = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"), make(**config)  # noqa: N806 - a class
     sqlaqueue.prepare(engine)
 
@@ -119,11 +124,12 @@ def test_an_engine_that_is_not_prepared_is_refused_with_the_line(tmp_path: Path,
     engine.dispose()
 
 
-@pytest.mark.parametrize("option", ["limits", "rates", "order", "fair", "unique"])
+@pytest.mark.parametrize("option", ["ConcurrencyLimit", "RateLimit", "InOrder", "FairShare", "unique"])
 def test_an_engine_that_is_not_prepared_creates_no_index_that_needs_it(option: str) -> None:
     config = {"unique": ({"unique": Unique("customer")}, ""), **REFUSED}[option][0]
+    [name] = config
     engine = sa.create_engine("sqlite://")
-    with pytest.raises(ConfigurationError, match=rf"Job: .*{option}=.*call sqlaqueue\.prepare\(engine\)"):
+    with pytest.raises(ConfigurationError, match=rf"Job: .*{name}=.*call sqlaqueue\.prepare\(engine\)"):
         make(**config).metadata.create_all(engine)
     assert sa.inspect(engine).get_table_names() == []
     engine.dispose()

@@ -25,17 +25,16 @@ from tests.contexts import statements_of
 from tests.models import create, make_job
 
 STRATEGIES = ("update_status", "batch_select", "delete_returning", "rows_are_messages")
+RULES = [sq.ConcurrencyLimit(3, per="tenant"), sq.RateLimit(100, every=1, per="tenant")]
 FULL: dict[str, Any] = {
-    "limits": [sq.Limit(3, per="tenant")],
-    "rates": [sq.Rate(100, every=1, per="tenant")],
     "unique": sq.Unique("to"),
     "attempt_history": timedelta(days=1),
     "retention": {"failed": timedelta(days=1)},
 }
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "full": {**FULL, "fair": sq.Fair("tenant")},
-    "order": {**FULL, "order": sq.Order("tenant", on_failure="continue"), "columns": {"started_at": "started_at"}},
+    "full": {**FULL, "flow_control": [*RULES, sq.FairShare("tenant")]},
+    "order": {**FULL, "flow_control": [*RULES, sq.InOrder("tenant", on_failure="continue")]},
 }
 FORMER = ("claimed", "picked", "consumed", "expired", "levels", "free", "wanted", "other", "new_rows", "old_rows")
 """Names that statements had, or that stand in functions of the database."""
@@ -107,7 +106,7 @@ def use_everything(model: Any, engine: sa.Engine) -> None:
         if spec_of(model).strategy.name == "delete_returning" and not spec_of(model).config.rows_are_messages:
             session.execute(sq.reconcile(model))
         session.execute(sq.pause(model))
-        session.execute(sq.paused(model))
+        session.execute(sq.is_paused(model))
         session.execute(sq.resume(model))
         session.commit()
     consumer: sq.Consumer[Any] = sq.Consumer(model, handle, sessions, poll_interval=0.05)
@@ -232,7 +231,7 @@ def statements() -> Iterator[Any]:
             "reconcile": sq.reconcile(model),
             "pause": sq.pause(model),
             "resume": sq.resume(model),
-            "paused": sq.paused(model),
+            "is_paused": sq.is_paused(model),
             "consumers": sq.consumers(model),
         }.items():
             yield pytest.param(statement, id=f"{name}-{kind}")

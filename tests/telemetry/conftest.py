@@ -16,7 +16,7 @@ from sqlaqueue import Constant, QueueConfig, QueueMixin, Snooze
 from tests.servers import Database, Server
 
 Sessions = sessionmaker[Session]
-TRACED = {"traceparent": "traceparent"}
+TRACED = ("traceparent",)
 
 
 class Base(DeclarativeBase):
@@ -27,7 +27,7 @@ def _make(name: str, **config: Any) -> Any:
     body = {
         "__module__": __name__,
         "__tablename__": name.lower(),
-        "__queue__": QueueConfig(columns=TRACED, retry=Constant(0, jitter=0), max_attempts=3, **config),
+        "__queue__": QueueConfig(extra_columns=TRACED, retry=Constant(0, jitter=0), max_attempts=3, **config),
         "id": mapped_column(sa.Integer, primary_key=True),
         "text": mapped_column(sa.String),
     }

@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from sqlaqueue import AsyncConsumer, Consumer, JobEvent, PollEvent, Snooze
+from sqlaqueue import AsyncConsumer, Consumer, JobEvent, Snooze
 from sqlaqueue.consumer import pace
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.otel import instrument
 from sqlaqueue.prometheus import instrument as instrument_for_prometheus
-from sqlaqueue.telemetry import attempt_of, note, seconds_waited, surround
+from sqlaqueue.telemetry import PollEvent, attempt_of, note, seconds_waited, surround
 from tests.programs import wait_until
 from tests.servers import Database
 from tests.telemetry.conftest import MODELS, Held, Leased, Message, Recorded, Sessions, add, behave

@@ -403,7 +403,7 @@ class Traced(DeclarativeBase):
 
 class Email(QueueMixin, Traced):
     __tablename__ = "email"
-    __queue__ = QueueConfig(columns=TRACED, unique=Unique("to"))
+    __queue__ = QueueConfig(extra_columns=TRACED, unique=Unique("to"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     to: Mapped[str]
@@ -411,7 +411,7 @@ class Email(QueueMixin, Traced):
 
 class Letter(QueueMixin, Traced):
     __tablename__ = "letter"
-    __queue__ = QueueConfig(strategy="delete_returning", rows_are_messages=True, columns=TRACED)
+    __queue__ = QueueConfig(strategy="delete_returning", rows_are_messages=True, extra_columns=TRACED)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     to: Mapped[str]
@@ -419,7 +419,7 @@ class Letter(QueueMixin, Traced):
 
 class Own(QueueMixin, Traced):
     __tablename__ = "own"
-    __queue__ = QueueConfig(columns={"traceparent": "trace"})
+    __queue__ = QueueConfig(extra_columns=("traceparent",), columns={"traceparent": "trace"})
 
     id: Mapped[int] = mapped_column(primary_key=True)
     trace: Mapped[str | None] = mapped_column(sa.Text, default=lambda: GIVEN)
@@ -431,7 +431,7 @@ class Field(MappedAsDataclass, DeclarativeBase):
 
 class AsField(QueueMixin, Field):
     __tablename__ = "field"
-    __queue__ = QueueConfig(columns=TRACED)
+    __queue__ = QueueConfig(extra_columns=TRACED)
 
     id: Mapped[int] = mapped_column(primary_key=True, init=False)
     to: Mapped[str]
@@ -612,7 +612,7 @@ def test_a_column_that_cannot_store_it_is_refused(type_: Any) -> None:
 
         class Wrong(QueueMixin, Other):
             __tablename__ = "wrong"
-            __queue__ = QueueConfig(columns={"traceparent": "trace"})
+            __queue__ = QueueConfig(extra_columns=("traceparent",), columns={"traceparent": "trace"})
 
             id: Mapped[int] = mapped_column(primary_key=True)
             trace: Mapped[Any] = mapped_column(type_)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import (
     DeclarativeBase,
@@ -21,9 +21,13 @@ from sqlalchemy.orm import (
 from sqlmodel import Field, SQLModel
 
 from sqlaqueue import (
+    ConcurrencyLimit,
     Enqueued,
+    FairShare,
+    InOrder,
     QueueConfig,
     QueueMixin,
+    RateLimit,
     States,
     Unique,
     async_enqueue,
@@ -41,6 +45,7 @@ from sqlaqueue import (
     rescue,
     retry,
 )
+from sqlaqueue.strategies.update_status import UpdateStatus
 
 
 class Base(DeclarativeBase):
@@ -125,6 +130,28 @@ async def async_enqueueing(session: AsyncSession) -> None:
     assert_type(email.job, Reminder)
 
 
+# -- type checks: flow control ------------------------------------------------------------------------------------
+
+
+def rules_are_given_in_a_list(tenant_limit: Select[tuple[int]]) -> None:
+    QueueConfig(flow_control=[ConcurrencyLimit(2, per="customer_id")])
+    QueueConfig(
+        flow_control=[
+            ConcurrencyLimit(tenant_limit, per=("tenant_id", "kind")),
+            RateLimit(10, every=timedelta(seconds=1), burst=20),
+            InOrder("document_id", on_failure="block"),
+            FairShare("customer_id", weight=None),
+        ]
+    )
+    limits = [ConcurrencyLimit(2), ConcurrencyLimit(10, per="host")]
+    rules = [*limits, InOrder("document_id")]
+    QueueConfig(flow_control=limits)
+    QueueConfig(flow_control=(*rules, RateLimit(10, every=1)))
+    QueueConfig(flow_control=InOrder("document_id"))  # type: ignore[arg-type] # no list
+    QueueConfig(flow_control=[Unique("document_id")])  # type: ignore[list-item] # no rule
+    InOrder("document_id", on_failure="stop")  # type: ignore[arg-type] # no such answer
+
+
 # -- type checks: queue attributes that are added, adopted and declared --------------------------------------------
 
 
@@ -169,6 +196,30 @@ def declared_attributes_are_typed(order: Order) -> None:
     assert_type(Order.queue_status, InstrumentedAttribute[str])
     assert_type(Order.queue_status == "failed", ColumnElement[bool])
     order.importance = "high"  # type: ignore[assignment] # what the test is about
+
+
+class Traced(QueueMixin, Base):
+    __tablename__ = "traced"
+    __queue__ = QueueConfig(extra_columns=("started_at", "traceparent"), columns={"traceparent": "trace"})
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    started_at: Mapped[datetime | None]
+    trace: Mapped[str | None]
+
+
+def annotated_attributes_are_typed(session: Session, traced: Traced) -> None:
+    assert_type(traced.started_at, datetime | None)
+    assert_type(traced.trace, str | None)
+    assert_type(session.scalars(select(Traced.started_at)).one(), datetime | None)
+    QueueConfig(extra_columns=["claimed_by"], strategy="batch_select")
+    QueueConfig(extra_columns=("status",))  # type: ignore[arg-type] # not optional
+    QueueConfig(extra_columns="started_at")  # type: ignore[arg-type] # no tuple
+
+
+def strategies_have_names(strategy: UpdateStatus) -> None:
+    QueueConfig(strategy="update_status")
+    QueueConfig(strategy=strategy)
+    QueueConfig(strategy="updatestatus")  # type: ignore[arg-type] # no such strategy
 
 
 class Parcel(QueueMixin, Base):

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import Consumer, Order, Unique
+from sqlaqueue import Consumer, InOrder, Unique
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web.data import bulk
 from sqlaqueue.web.data.bulk import BulkAction, ByKeys, Done, Preview, Selection, act, by_filter, preview
@@ -234,7 +234,7 @@ def test_cancelled_run_ends_once(engine: sa.Engine, plain: Any, sessions: Any) -
 
 
 def test_blocking_head_is_not_purged(engine: sa.Engine) -> None:
-    model = new_queue(engine, order=Order("key", by="id"), columns={"started_at": "started_at"})
+    model = new_queue(engine, flow_control=[InOrder("key", by="id")])
     add(engine, model(id=1, key="a"), model(id=2, key="a"))
     fail_jobs(engine, model, 1)
     done = do(engine, "purge", of_keys(model, 1))

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from sqlaqueue import Consumer, Fail, Limit, QueueConfig, QueueMixin, Schedule, Unique, cancel
+from sqlaqueue import ConcurrencyLimit, Consumer, Fail, QueueConfig, QueueMixin, Schedule, Unique, cancel
 from sqlaqueue.testing import fire_schedules, travel
 from sqlaqueue.web import Access
 from sqlaqueue.web.data.job import DELETED, LONGEST, JobLife, events_of, read_life
@@ -236,7 +236,7 @@ def test_times_that_python_does_not_have(engine: sa.Engine, queues: Queues) -> N
 
 
 def test_redacted_key_of_a_limit_is_not_told(engine: sa.Engine) -> None:
-    model = new_queue(engine, limits=[Limit(1, per="note")])
+    model = new_queue(engine, flow_control=[ConcurrencyLimit(1, per="note")])
     add(engine, model(id=1, note="secret"), model(id=2, note="secret"))
     with claimed(engine, model):
         open_text = " ".join(each.text for each in life_of(engine, model, "2").reasons.value)
@@ -269,7 +269,7 @@ def test_tick_names_the_schedule(engine: sa.Engine, sessions: Any) -> None:
 
 def test_trace_is_shown(engine: sa.Engine, queues: Queues) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    model = new_queue(engine, columns={"traceparent": "traceparent"})
+    model = new_queue(engine, extra_columns=("traceparent",))
     add(engine, model(id=1, traceparent=f"00-{trace}-00f067aa0ba902b7-01"))
     assert life_of(engine, model).trace == trace
 

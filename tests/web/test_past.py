@@ -215,7 +215,7 @@ def test_states_of_other_values_are_found(engine: sa.Engine) -> None:
 
 # -- percentiles of wait and run times, and the kinds of errors of failed jobs -------------------------------------
 
-STARTED = {"columns": {"started_at": "started_at"}}
+STARTED = {"extra_columns": ("started_at",)}
 
 
 def durations(engine: sa.Engine, model: Any) -> Durations:
@@ -276,7 +276,7 @@ def test_without_a_start_the_fix_is_named(engine: sa.Engine) -> None:
     assert isinstance(found, Unavailable)
     assert [fix.code for fix in found.fixes] == [
         "__queue__ = QueueConfig(..., attempt_history=timedelta(days=14))",
-        "QueueConfig(columns={'started_at': 'started_at'})",
+        "QueueConfig(extra_columns=('started_at',))",
     ]
 
 

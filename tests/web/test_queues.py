@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import Limit, Schedule, admin, claim
+from sqlaqueue import ConcurrencyLimit, Schedule, admin, claim
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.web import Access
@@ -81,7 +81,7 @@ def test_each_strategy_is_read_without_a_problem(engine: sa.Engine, kind: str, o
 
 
 def test_keys_at_their_limit_are_read(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "update_status", unique=None, limits=[Limit(1, per="key")])
+    setup = Setup.of(engine, "update_status", unique=None, flow_control=[ConcurrencyLimit(1, per="key")])
     setup.add(setup.model(key="a"), setup.model(key="b"))
     setup.execute(f"{RUN} AND key = 'a'")
     found = overview(setup).state
@@ -325,7 +325,7 @@ async def test_consumers_lead_to_what_they_run(engine: sa.Engine) -> None:
 
 
 async def test_texts_of_the_database_are_no_code(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "update_status", unique=None, limits=[Limit(1, per="key")], **HISTORY)
+    setup = Setup.of(engine, "update_status", unique=None, flow_control=[ConcurrencyLimit(1, per="key")], **HISTORY)
     finish(setup, "failed", 10, error=f"{CODE}: x")
     finish(setup, "failed", 10, error=f"ValueError: {CODE}")
     attempt(setup, "failed", 10, error=CODE)
@@ -337,7 +337,7 @@ async def test_texts_of_the_database_are_no_code(engine: sa.Engine) -> None:
 
 
 async def test_redacted_columns_are_not_shown(engine: sa.Engine) -> None:
-    setup = Setup.of(engine, "update_status", unique=None, limits=[Limit(1, per="key")])
+    setup = Setup.of(engine, "update_status", unique=None, flow_control=[ConcurrencyLimit(1, per="key")])
     finish(setup, "failed", 10, error="ValueError: the secret")
     setup.add(setup.model(key="the secret"))
     setup.execute(RUN)
@@ -428,7 +428,7 @@ def measured(setup: Setup) -> ClaimPlan:
     [
         *((kind, {}) for kind in KINDS),
         # Existing messages have no flow control.
-        *((kind, {"limits": [Limit(2, per="key")]}) for kind in KINDS if kind != "existing_messages"),
+        *((kind, {"flow_control": [ConcurrencyLimit(2, per="key")]}) for kind in KINDS if kind != "existing_messages"),
     ],
 )
 def test_a_measured_claim_leaves_nothing_behind(engine: sa.Engine, kind: str, options: Any) -> None:

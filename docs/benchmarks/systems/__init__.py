@@ -140,12 +140,12 @@ BARE = System(
 
 
 FLOW: dict[str, dict[str, Any]] = {
-    "Limit(2) of each key": {"kind": "limit", "most": 2, "per_key": True},
-    "Limit(1) of each key": {"kind": "limit", "most": 1, "per_key": True},
-    "Limit(4) of the queue": {"kind": "limit", "most": 4, "per_key": False},
-    "Order": {"kind": "order", "most": 1, "per_key": True},
-    "Fair": {"kind": "fair", "per_key": True},
-    "Rate(500) of each key": {"kind": "rate", "most": 500, "per_key": True},
+    "ConcurrencyLimit(2) of each key": {"kind": "limit", "most": 2, "per_key": True},
+    "ConcurrencyLimit(1) of each key": {"kind": "limit", "most": 1, "per_key": True},
+    "ConcurrencyLimit(4) of the queue": {"kind": "limit", "most": 4, "per_key": False},
+    "InOrder": {"kind": "order", "most": 1, "per_key": True},
+    "FairShare": {"kind": "fair", "per_key": True},
+    "RateLimit(500) of each key": {"kind": "rate", "most": 500, "per_key": True},
 }
 """The option ``flow``: what is limited, how many, and whether for each key. A rate is for each second."""
 
@@ -157,11 +157,11 @@ def _flow_control() -> Iterator[System]:
         options = {"strategy": "update_status", "kind": "sync", "on_complete": "delete", "flow": flow}
         yield System(f"sqlaqueue {what}", "sqlaqueue_consumer.py", needs, options, workloads=("flow", "flow_claims"))
     peers = {
-        "procrastinate lock": ("procrastinate.py", "Order"),
-        "pgqueuer concurrency_limit=4": ("pgqueuer.py", "Limit(4) of the queue"),
-        "pgqueuer concurrency_limit=2, 1,000 entry points": ("pgqueuer.py", "Limit(2) of each key"),
-        "graphile-worker queue names": ("graphile_worker.mjs", "Order"),
-        "graphile-worker queue names, no local queue": ("graphile_worker.mjs", "Order"),
+        "procrastinate lock": ("procrastinate.py", "InOrder"),
+        "pgqueuer concurrency_limit=4": ("pgqueuer.py", "ConcurrencyLimit(4) of the queue"),
+        "pgqueuer concurrency_limit=2, 1,000 entry points": ("pgqueuer.py", "ConcurrencyLimit(2) of each key"),
+        "graphile-worker queue names": ("graphile_worker.mjs", "InOrder"),
+        "graphile-worker queue names, no local queue": ("graphile_worker.mjs", "InOrder"),
     }
     for name, (program, what) in peers.items():
         options = {"tuned": True, "flow": FLOW[what]}

@@ -19,13 +19,13 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from docs.benchmarks.systems.protocol import Adapter, Meter, emit, main, version_of
 from sqlaqueue import (
     AsyncConsumer,
+    ConcurrencyLimit,
     Consumer,
-    Fair,
-    Limit,
-    Order,
+    FairShare,
+    InOrder,
     QueueConfig,
     QueueMixin,
-    Rate,
+    RateLimit,
     __version__,
     copy_in,
 )
@@ -75,13 +75,13 @@ def flow_arguments(flow: Mapping[str, Any] | None) -> dict[str, Any]:
             return {}
         case "limit":
             per = "account" if flow and flow["per_key"] else None
-            return {"limits": [Limit(flow and flow["most"], per=per)]}
+            return {"flow_control": [ConcurrencyLimit(flow and flow["most"], per=per)]}
         case "order":
-            return {"order": Order("account", by="id"), "columns": {"started_at": "started_at"}}
+            return {"flow_control": [InOrder("account", by="id")]}
         case "fair":
-            return {"fair": Fair("account")}
+            return {"flow_control": [FairShare("account")]}
         case "rate":
-            return {"rates": [Rate(flow and flow["most"], every=1, per="account")]}
+            return {"flow_control": [RateLimit(flow and flow["most"], every=1, per="account")]}
         case other:
             raise ValueError(other)
 

@@ -19,7 +19,7 @@ from docs.benchmarks.system_under_test import SystemUnderTest, Workers
 from docs.benchmarks.systems import System
 from docs.benchmarks.workloads import Case, Figures, Size
 
-REFERENCE = "sqlaqueue Limit(2) of each key"
+REFERENCE = "sqlaqueue ConcurrencyLimit(2) of each key"
 JOBS = 20_000
 KEYS = 1_000
 LIMIT = 10.0

@@ -111,7 +111,11 @@ def fills_keys(system: System) -> bool:
 
 def is_drained(system: System) -> bool:
     """Return whether a system takes part with drained keys, which take minutes to load."""
-    return includes(system) and system.name in {REFERENCE, "sqlaqueue Limit(2) of each key", "sqlaqueue Fair"}
+    return includes(system) and system.name in {
+        REFERENCE,
+        "sqlaqueue ConcurrencyLimit(2) of each key",
+        "sqlaqueue FairShare",
+    }
 
 
 CASES = [

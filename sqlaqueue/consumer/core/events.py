@@ -24,7 +24,16 @@ _NO_NOTES: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class PollEvent:
-    """A poll of a queue, emitted after the commit of its claim, also if it has found no job."""
+    """A poll of a queue, emitted after the commit of its claim, also if it has found no job.
+
+    ::
+
+        def count(event: PollEvent) -> None:
+            print(event.queue, event.jobs, "jobs in", event.duration, "seconds")
+
+        consumer = Consumer(Email, send, sessions)
+        consumer.on("polled", count)
+    """
 
     queue: str
     jobs: int
@@ -42,6 +51,14 @@ class JobEvent:
     """A change of one job.
 
     An event is emitted after the commit that made the change, except ``lease_lost``, which reports a refused result.
+
+    ::
+
+        def report(event: JobEvent) -> None:
+            print(event.key, "failed in attempt", event.attempt, "with", event.error)
+
+        consumer = Consumer(Email, send, sessions)
+        consumer.on("failed", report)
     """
 
     name: EventName

@@ -67,7 +67,13 @@ class StrategyConformance(
     EnqueueConformance,
     QueryPlanConformance,
 ):
-    """Subclass it and name the strategy; pytest tests it with a single-column key and with a composite key."""
+    """Subclass it and name the strategy; pytest tests it with a single-column key and with a composite key.
+
+    ::
+
+        class TestMyStrategy(StrategyConformance):
+            strategy = "update_status"  # the name in your entry point
+    """
 
     strategy: ClassVar[str | ClaimStrategy]
     """The strategy as ``QueueConfig(strategy=...)`` takes it."""

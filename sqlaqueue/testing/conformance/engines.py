@@ -137,7 +137,13 @@ class Gate:
     """Blocks a statement after its snapshot and before it locks a row.
 
     A condition that waits for an advisory lock is evaluated while rows are scanned, so other transactions can commit
-    changes that the scan does not see.
+    changes that the scan does not see::
+
+        with engine.connect() as connection:
+            gate = Gate(connection)
+            gate.close()
+            # Another connection begins: select(Email).where(gate.passed).with_for_update()
+            gate.open()
     """
 
     passed: sa.ColumnElement[bool] = sa.func.pg_advisory_xact_lock_shared(_GATE).is_not(None)

@@ -104,10 +104,12 @@ def _make_models(
             tenant = mapped_column(sa.String(10), primary_key=True)
         id = mapped_column(sa.Integer(), primary_key=True, autoincrement=False)
 
+    wanted: Any = strategy  # perhaps the name of another package's strategy
+
     class Job(QueueMixin, Keyed):
         __tablename__ = "conformance_job"
         __queue__ = QueueConfig(
-            strategy=strategy,
+            strategy=wanted,
             columns=dict(columns),
             rows_are_messages=("status", None) in columns,
             max_attempts=3,
@@ -133,7 +135,20 @@ def _make_models(
 
 
 class QueueUnderTest:
-    """The tables of one queue while its context is open, and shorthands to work on them."""
+    """The tables of one queue while its context is open, and shorthands to work on them.
+
+    ::
+
+        with QueueUnderTest(engine, "update_status") as queue:
+            queue.enqueue(3)
+            with queue.session() as session:
+                assert len(queue.claim(session, 2)) == 2
+
+    :param engine: of a database in which the tables may be created and dropped.
+    :param strategy: the strategy as ``QueueConfig(strategy=...)`` takes it.
+    :param columns: the value of ``QueueConfig(columns=...)``.
+    :param composite: whether the key has two columns, ``tenant`` and ``id``.
+    """
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, sessionmaker
 
-from sqlaqueue import Limit, QueueConfig, QueueMixin, Schedule
+from sqlaqueue import ConcurrencyLimit, QueueConfig, QueueMixin, Schedule
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
 from sqlaqueue.schedules.recurrence import Recurrence
 from sqlaqueue.schedules.schedule import schedule_groups
@@ -42,9 +42,7 @@ class Email(QueueMixin, Base):
     """Leases, an attempt history, the time of the start."""
 
     __tablename__ = "email"
-    __queue__ = QueueConfig(
-        strategy="update_status", attempt_history=timedelta(days=14), columns={"started_at": "started_at"}
-    )
+    __queue__ = QueueConfig(strategy="update_status", attempt_history=timedelta(days=14), extra_columns=("started_at",))
 
     id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
     customer_id: Mapped[int] = mapped_column(sa.ForeignKey("customer.id"), index=True)
@@ -58,7 +56,9 @@ class Invoice(QueueMixin, Base):
     """Two jobs of a customer at once."""
 
     __tablename__ = "invoice"
-    __queue__ = QueueConfig(strategy="update_status", limits=[Limit(2, per="customer_id")], max_attempts=3)
+    __queue__ = QueueConfig(
+        strategy="update_status", flow_control=[ConcurrencyLimit(2, per="customer_id")], max_attempts=3
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     customer_id: Mapped[int] = mapped_column(sa.ForeignKey("customer.id"))

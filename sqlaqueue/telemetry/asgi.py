@@ -1,16 +1,48 @@
-"""Health of Consumers over HTTP: ``/live`` and ``/ready``, as an ASGI application or as a plain response."""
+"""ASGI: the types of the protocol, the answer to a lifespan, and the health of Consumers over HTTP.
+
+The health, ``/live`` and ``/ready``, is an ASGI application or a plain response.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
-from sqlaqueue.asgi import AsgiApp, Receive, Scope, Send
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.context import Health
 from sqlaqueue.exc import ConfigurationError
+
+Message: TypeAlias = MutableMapping[str, Any]
+"""What a server and an application send to each other."""
+
+Scope: TypeAlias = MutableMapping[str, Any]
+"""What a server knows about a connection."""
+
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+"""Returns the next message of the server."""
+
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+"""Sends a message to the server."""
+
+AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
+
+
+async def answer_lifespan(receive: Receive, send: Send) -> None:
+    """Answer the lifespan of a server, for an application that has nothing to start or stop.
+
+    Without an answer some servers do not start.
+    """
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
 
 LIVE, READY = "/live", "/ready"
 
@@ -21,6 +53,15 @@ def health_app(*consumers: ConsumerBase) -> AsgiApp:
     ``GET /live`` and ``GET /ready`` are answered with 200 or 503, and with the problems of each Consumer as JSON. It
     reads no database, so a database that does not answer cannot make it hang.
 
+    ::
+
+        from starlette.applications import Starlette
+
+        consumer = Consumer(Email, send, sessions)
+        app = Starlette()
+        app.mount("/health", health_app(consumer))
+
+    :param consumers: those of this process, of either kind.
     :raises ConfigurationError: without Consumers, or for anything else.
     """
     given: tuple[object, ...] = consumers  # without a type checker, callers may pass any object

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sqlaqueue.exc import ConfigurationError
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 def check_session(session: object, what: str, *, is_async: bool, has_async_version: bool = False) -> None:
     """Refuse anything but a session, such as an engine or a session factory.
 
-    :param what: the function that was given it, for error messages.
-    :param has_async_version: whether there is such a function for an AsyncSession.
+    :param what: the function or class that was given it, for error messages.
+    :param has_async_version: whether there is one for an AsyncSession as well.
     :raises ConfigurationError: if it is no session of this kind.
     """
     of_async = is_of_asyncio(session, "AsyncSession", "async_scoped_session")
@@ -29,9 +24,9 @@ def check_session(session: object, what: str, *, is_async: bool, has_async_versi
     name = "AsyncSession" if is_async else "Session"
     fix = f"give {_article_of(name)}, as in `{'async ' * is_async}with {name}(engine) as session`"
     if of_async:
-        fix = f"use async_{what}()" if has_async_version else f"use `await session.run_sync({what}, ...)`"
+        fix = f"use {_other_kind(what)}()" if has_async_version else f"use `await session.run_sync({what}, ...)`"
     elif isinstance(session, Session):
-        fix = f"use {what.removeprefix('async_')}()"
+        fix = f"use {_other_kind(what)}()"
     msg = f"{what}(): this is {article(session)}; {fix}"
     raise ConfigurationError(msg)
 
@@ -80,17 +75,6 @@ def _other_kind(what: str) -> str:
     if what.lower().startswith("async"):
         return what.removeprefix("Async").removeprefix("async_")
     return f"Async{what}" if what[0].isupper() else f"async_{what}"
-
-
-def requires_session(operation: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """Decorate a function so that it refuses an engine or a session factory, with an error that names the fix."""
-
-    @functools.wraps(operation)
-    def run(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        check_session(session, operation.__name__, is_async=False)
-        return operation(session, *args, **kwargs)
-
-    return run
 
 
 def session_in_scope(session: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sqlaqueue.notify_payloads import (
@@ -46,6 +46,8 @@ def test_the_text_of_a_key(key: tuple[Any, ...], text: str) -> None:
     assert key_text(key) == text
 
 
+# A loaded machine takes seconds for what is quick.
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(COMPOSITE)
 def test_the_text_of_a_composite_key_can_be_parsed(key: list[str]) -> None:
     assert list(csv.reader([key_text(key)])) == [key]

@@ -25,7 +25,6 @@ from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, plain_form, sqlstate
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import instances, key_of, returning_keys, select_jobs
@@ -86,7 +85,6 @@ Change = Callable[[Session, type[Any], JobFilter, Sequence[Key]], int]
 """Changes the jobs with these keys that still match the filter, and returns their number."""
 
 
-@requires_session
 def in_batches(
     session: Session,
     model: Any,
@@ -128,35 +126,23 @@ def _pages(session: Session, model: Any, job_filter: JobFilter, size: int, limit
         after, left = keys[-1], None if left is None else left - len(keys)
 
 
-_FINISHED = JobFilter(states=FINISHED)
-
-
-@requires_session
 def purge(
     session: Session,
     model: Any,
-    job_filter: JobFilter = _FINISHED,
+    job_filter: JobFilter,
     *,
     batch_size: int = BATCH_SIZE,
     limit: int | None = None,
 ) -> int:
-    """Delete finished jobs, commit each batch, and return their number.
-
-    :param model: a queue class, or ``select(Model).where(...)``.
-    :param job_filter: selects jobs; all finished ones by default.
-    :param batch_size: number of jobs that are deleted in one transaction.
-    :param limit: maximum number of jobs; None for all.
-    """
+    """Delete finished jobs of a queue class or a select, commit each batch, and return their number."""
     return sum(in_batches(session, model, job_filter, purge_some, size=batch_size, limit=limit))
 
 
-@requires_session
 def cancel_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> int:
     """Cancel pending jobs, and request the cancellation of running ones, which are not counted."""
     return _change_some(session, model, keys, lambda some: verbs.cancel(unchanged_jobs(model, job_filter, some)))
 
 
-@requires_session
 def purge_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> int:
     """Delete finished jobs; a ``change`` for :func:`in_batches`."""
     states = FINISHED if job_filter.states is None else job_filter.states
@@ -167,7 +153,6 @@ def purge_some(session: Session, model: type[Any], job_filter: JobFilter, keys: 
     return _change_some(session, model, keys, verb)
 
 
-@requires_session
 def execute(session: Session, model: type[Any], verb: Any) -> int:
     """Execute a verb, commit, and return the number of changed jobs."""
     changed = _change(session, model, verb)
@@ -175,7 +160,6 @@ def execute(session: Session, model: type[Any], verb: Any) -> int:
     return changed
 
 
-@requires_session
 def preview(session: Session, model: type[Any], verb: Any) -> int:
     """Execute a verb, roll back, and return the number of jobs that it would change."""
     changed = _change(session, model, verb)
@@ -306,39 +290,39 @@ def _set_timeout(value: Any) -> Any:
 # -- cancellation ------------------------------------------------------------------------------------------------------
 
 
-_ACTIVE = JobFilter(states=("pending", "processing"))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cancelled:
-    """The result of :func:`cancel`. A key is a value, or a tuple for a composite primary key."""
+    """The result of :meth:`QueueAdmin.cancel`. A key is a value, or a tuple for a composite primary key.
+
+    ::
+
+        done = admin.cancel(select(Email).where(Email.to == "ada@example.com"))
+        print(len(done.cancelled), "cancelled,", len(done.asked), "running ones were asked to stop")
+    """
 
     cancelled: list[Any] = field(default_factory=list)
     """The jobs that were pending, and are cancelled now."""
     asked: list[Any] = field(default_factory=list)
     """The running jobs whose cancellation has been requested."""
     missing: list[Any] = field(default_factory=list)
-    """Jobs that are neither pending nor running. These are given instances, and keys of ``JobFilter(keys=...)`` as
-    texts, whose jobs do not exist or have finished; and jobs that finished after they had been selected."""
+    """Jobs that are neither pending nor running. These are given instances, and given keys, also of
+    ``JobFilter(keys=...)``, as texts, whose jobs do not exist or have finished; and jobs that finished after they had
+    been selected."""
     refused: dict[Any, str] = field(default_factory=dict)
     """Of several jobs those that the database refuses to change, each with the error."""
 
 
-@requires_session
 def cancel(
     session: Session,
     jobs: Any,
-    job_filter: JobFilter = _ACTIVE,
+    job_filter: JobFilter,
     *,
     batch_size: int = BATCH_SIZE,
     limit: int | None = None,
 ) -> Cancelled:
     """Cancel pending jobs, request the cancellation of running ones, and commit each batch.
 
-    :param jobs: instances, a queue class, or ``select(Model).where(...)``.
-    :param job_filter: selects jobs of a class or a select; all pending and running ones by default.
-    :param batch_size: number of jobs that are changed in one transaction.
-    :param limit: maximum number of jobs of a class or a select; None for all.
+    :param jobs: instances; or a queue class or a select, whose jobs ``job_filter`` and ``limit`` narrow.
     """
     done = Cancelled()
     if isinstance(jobs, type | sa.Select):
@@ -404,7 +388,6 @@ _LONGEST = 5.0
 """For how many seconds jobs are rescued or requeued one by one; those that were are locked meanwhile."""
 
 
-@requires_session
 def pause(session: Session, model: type[Any]) -> None:
     """Pause a queue, so that none of its jobs is claimed, and commit."""
     with routing_to_primary(session):
@@ -412,7 +395,6 @@ def pause(session: Session, model: type[Any]) -> None:
     session.commit()
 
 
-@requires_session
 def resume(session: Session, model: type[Any]) -> None:
     """Let Consumers claim jobs of a paused queue again, and commit."""
     with routing_to_primary(session):
@@ -420,7 +402,6 @@ def resume(session: Session, model: type[Any]) -> None:
     session.commit()
 
 
-@requires_session
 def rescue(session: Session, model: type[Any]) -> int:
     """Make jobs whose lease has expired pending again, commit, and return their number.
 
@@ -456,7 +437,6 @@ def _rescue_each(session: Session, model: type[Any], spec: QueueSpec) -> int:
     return number
 
 
-@requires_session
 def preview_rescue(session: Session, model: type[Any]) -> int:
     """Return how many jobs :func:`rescue` would make pending; roll back."""
     number = _rescue_together(session, model)
@@ -471,7 +451,6 @@ def _rescue_together(session: Session, model: type[Any]) -> int:
         return sum(len(_execute(session, model, returning_keys(each, each.strategy.rescue(each)))) for each in specs)
 
 
-@requires_session
 def reconcile(session: Session, model: type[Any]) -> int:
     """Insert missing messages and delete superfluous ones, commit, and return the number of jobs concerned."""
     return execute(session, model, verbs.reconcile(model))
@@ -481,7 +460,13 @@ def reconcile(session: Session, model: type[Any]) -> int:
 
 
 class Requeued(int):
-    """How many jobs are pending again. ``duplicates`` and ``left`` are empty unless the queue is unique."""
+    """How many jobs are pending again. ``duplicates`` and ``left`` are empty unless the queue is unique.
+
+    ::
+
+        done = admin.requeue(JobFilter(states=("failed",)))
+        print(done, "are pending again;", len(done.duplicates), "have a duplicate")
+    """
 
     duplicates: dict[Any, str]
     """The keys of jobs that have a duplicate, each with the duplicate's key as a text. They were cancelled, or left as
@@ -507,26 +492,17 @@ class Requeued(int):
         return made
 
 
-_FAILED = JobFilter(states=("failed",))
-
-
-@requires_session
 def requeue(
     session: Session,
     jobs: Any,
-    job_filter: JobFilter = _FAILED,
+    job_filter: JobFilter,
     *,
     batch_size: int = BATCH_SIZE,
     limit: int | None = None,
 ) -> Requeued:
     """Make finished jobs pending again, with no attempt counted; commit each batch, and return their number.
 
-    Of several duplicates in a batch only the newest becomes pending, and the result names the others.
-
-    :param jobs: a queue class, or ``select(Model).where(...)``; or instances.
-    :param job_filter: selects jobs of a class or a select; failed ones by default.
-    :param batch_size: number of jobs that are changed in one transaction.
-    :param limit: maximum number of jobs of a class or a select; None for all.
+    :param jobs: instances; or a queue class or a select, whose jobs ``job_filter`` and ``limit`` narrow.
     """
     if isinstance(jobs, type | sa.Select):
         results = in_batches(session, jobs, job_filter, requeue_some, size=batch_size, limit=limit)
@@ -540,7 +516,6 @@ def requeue(
     return done
 
 
-@requires_session
 def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
     """Make finished jobs pending again; a ``change`` for :func:`in_batches`.
 

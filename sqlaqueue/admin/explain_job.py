@@ -24,7 +24,6 @@ from sqlaqueue.queue.names import CRASH_JOURNAL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
-from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
@@ -41,7 +40,14 @@ MISSING, NEW = "missing", "new"
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The result of :func:`~sqlaqueue.admin.explain_job`; ``str()`` returns it as lines of text."""
+    """The result of :meth:`QueueAdmin.explain`; ``str()`` returns it as lines of text.
+
+    ::
+
+        explanation = admin.explain(1)
+        print(explanation)
+        print([reason.code for reason in explanation.reasons])
+    """
 
     queue: str
     key: Any
@@ -61,36 +67,14 @@ class Explanation:
         return "\n".join(map(printable, lines))
 
 
-@requires_session
-def explain_job(session: Session, job_or_model: Any, key: Any = None) -> Explanation:
-    """Say why a job does not run, or why a new instance would not be enqueued.
-
-    It changes nothing: it does not flush the session, adds no instance to it, and keeps no lock. For a moment it locks
-    a pending job, to find out whether another transaction has.
-
-    :param job_or_model: an instance that is in the database; a queue class, with ``key``; or a new instance, which is
-        not added to a session, to learn whether a duplicate of it exists, see :class:`~sqlaqueue.Unique`.
-    :param key: the primary key of a job of the class: a value, or a tuple for a composite key; a text is converted by
-        the database.
-    :raises NotAQueueError: for anything else than a queue class or an instance of one.
-    :raises StatementError: for a class without a key, an instance with one, and an instance that waits for a flush.
-    """
+def explain_job(session: Session, model: type[Any], job: Any) -> Explanation:
+    """Say why a job, given by its key or as an instance, does not run, or why a new instance would not be enqueued."""
     with session.no_autoflush, routing_to_primary(session):
-        if isinstance(job_or_model, QueueMixin):
-            return _explain_instance(session, job_or_model, key)
-        name = spec_of(job_or_model).model.__name__
-        if key is None:
-            msg = f"explain_job({name}): give the key of the job as well, as in explain_job(session, {name}, 5)"
-            raise StatementError(msg)
-        return _explain(session, job_or_model, key)
+        return _explain_instance(session, job) if isinstance(job, QueueMixin) else _explain(session, model, job)
 
 
-def _explain_instance(session: Session, job: Any, key: Any) -> Explanation:
-    name, state = type(job).__name__, sa.inspect(job)
-    spec = spec_of(type(job))
-    if key is not None:
-        msg = f"explain_job({name}(...), key={key!r}): an instance has its key; give the class {name}, or leave out key"
-        raise StatementError(msg)
+def _explain_instance(session: Session, job: Any) -> Explanation:
+    spec, state = spec_of(type(job)), sa.inspect(job)
     if state.key is not None:
         run = run_of(job)
         here = run is not None and run.transaction is not None and run.transaction is session.get_transaction()
@@ -98,8 +82,8 @@ def _explain_instance(session: Session, job: Any, key: Any) -> Explanation:
         return _explain(session, spec.model, tuple(state.identity), claimed_here=here)
     if state.session is not None:
         msg = (
-            f"explain_job(): this {name} waits in a session to be inserted; flush the session, or do not add the "
-            "instance to it"
+            f"QueueAdmin.explain(): this {type(job).__name__} waits in a session to be inserted; flush the session, or "
+            "do not add the instance to it"
         )
         raise StatementError(msg)
     return Explanation(queue=spec.name, key=None, state=NEW, reasons=(_reason_of_new(session, job),))
@@ -118,7 +102,7 @@ of a snapshot that is older than the row."""
 
 def _read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: bool) -> Facts:
     """Read the facts about the job with this key, by few statements that change nothing."""
-    spec = select_jobs(model, "explain_job").spec
+    spec = select_jobs(model, "explain").spec
     info = job_info(session, model, key)
     if info is None:
         return Facts(spec=spec, key=key, info=None, claimed_here=claimed_here)

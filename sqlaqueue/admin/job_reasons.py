@@ -108,7 +108,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Reason:
-    """One reason why a job does not run, or what there is to say about its state."""
+    """One reason why a job does not run, or what there is to say about its state.
+
+    ::
+
+        for reason in admin.explain(1).reasons:
+            print(reason.code, reason.text)
+    """
 
     code: str
     """A stable identifier, such as ``paused``."""

@@ -21,7 +21,6 @@ from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
-from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.listing import SHOWN, key_labels
@@ -45,6 +44,12 @@ _KIND = r"^([[:alpha:]_]\w*(?:\.\w+)*):(?:\s|$)"
 class JobFilter:
     """Conditions that jobs of a queue have to meet, all of them.
 
+    ::
+
+        old = JobFilter(states=("failed",), older_than=timedelta(days=7), error="TimeoutError")
+        print(admin.count(old))
+        admin.requeue(old)
+
     :param states: the names of states; None for all.
     :param older_than: the minimum age.
     :param newer_than: the maximum age.
@@ -62,12 +67,8 @@ class JobFilter:
     keys: tuple[str, ...] | None = None
 
 
-@requires_session
 def count(session: Session, model: type[Any], job_filter: JobFilter) -> dict[str, int]:
-    """Return the number of selected jobs by state, without states that have none.
-
-    :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
-    """
+    """Return the number of selected jobs by state, without states that have none."""
     return dict(counts(session, model, job_filter))
 
 
@@ -176,7 +177,13 @@ AttemptOutcome: TypeAlias = Literal["completed", "retried", "failed", "cancelled
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One ended attempt of a job; times are those of the database's clock."""
+    """One ended attempt of a job; times are those of the database's clock.
+
+    ::
+
+        for attempt in admin.attempts(1):
+            print(attempt.attempt, attempt.outcome, attempt.seconds, attempt.error)
+    """
 
     attempt: int
     """Its number, from 1. A released attempt does not count, so the next one has the same number."""
@@ -197,23 +204,17 @@ class Attempt:
         return None if self.started_at is None else (self.ended_at - self.started_at).total_seconds()
 
 
-@requires_session
 def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -> list[Attempt]:
-    """Return the ended attempts of one job, newest first; the job itself may be deleted already.
-
-    :param key: its primary key: a value, or a tuple for a composite key; texts are converted by the database.
-    :param limit: maximum number of attempts.
-    :raises StatementError: if the queue has no attempt history, or ``limit`` is not a positive integer.
-    """
+    """Return the ended attempts of one job, newest first; the job itself may be deleted already."""
     spec = select_jobs(model, "attempts").spec
     if ATTEMPT not in spec.side_tables:
         msg = (
-            f"attempts({spec.model.__name__}): the queue has no attempt history; turn it on with "
+            f"QueueAdmin.attempts(): {spec.model.__name__} has no attempt history; turn it on with "
             "QueueConfig(attempt_history=timedelta(days=14))"
         )
         raise StatementError(msg)
     if not is_count(limit):
-        msg = f"attempts(limit={limit!r}): the limit must be an integer of 1 or more"
+        msg = f"QueueAdmin.attempts(limit={limit!r}): give an integer of 1 or more"
         raise StatementError(msg)
     table = spec.side_tables[ATTEMPT]
     parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
@@ -231,7 +232,13 @@ def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -
 
 @dataclass(frozen=True, kw_only=True)
 class FailureGroup:
-    """The failed jobs with one kind of error."""
+    """The failed jobs with one kind of error.
+
+    ::
+
+        for group in admin.failures():
+            print(group.count, "jobs failed with", group.kind, "such as", group.keys[0])
+    """
 
     kind: str
     """The name of the error's class, or the kind given to ``Fail(kind=...)``; ``other`` for a text that starts with
@@ -245,13 +252,8 @@ class FailureGroup:
     """The keys of some of them, newest first."""
 
 
-@requires_session
 def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[FailureGroup]:
-    """Return the failed jobs in groups, the largest first.
-
-    :param examples: number of keys for each group.
-    :raises NotAQueueError: if ``model`` is not a queue.
-    """
+    """Return the failed jobs in groups, the largest first, each with the keys of some ``examples``."""
     spec = select_jobs(model, "failures").spec
     labels = key_labels(spec)
     jobs = filtered_jobs(model, JobFilter(states=("failed",))).subquery("sqlaqueue_jobs")
@@ -285,7 +287,13 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
-    """One job. Attributes that the queue leaves out are None."""
+    """One job. Attributes that the queue leaves out are None.
+
+    ::
+
+        for info in admin.jobs(JobFilter(states=("failed",)), limit=5):
+            print(info.key, info.attempts, info.last_error)
+    """
 
     queue: str
     key: Key
@@ -304,14 +312,8 @@ class JobInfo:
     lease_expires_at: datetime | None = None
 
 
-@requires_session
 def jobs(session: Session, model: type[Any], job_filter: JobFilter | None = None, *, limit: int = 20) -> list[JobInfo]:
-    """Return jobs of a queue, newest first: by the time when they finished or else were enqueued.
-
-    :param job_filter: selects jobs; None for all.
-    :param limit: maximum number of jobs.
-    :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
-    """
+    """Return jobs of a queue, newest first: by the time when they finished or else were enqueued."""
     spec = select_jobs(model, "jobs").spec
     found = filtered_jobs(model, job_filter or JobFilter()).subquery("sqlaqueue_jobs")
     moments = [found.c[role] for role in ("finished_at", "created_at") if role in found.c]
@@ -322,12 +324,8 @@ def jobs(session: Session, model: type[Any], job_filter: JobFilter | None = None
     return [_info(spec, row) for row in rows]
 
 
-@requires_session
 def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str, Any]] | None:
-    """Return one job, with the values of its row by column name; None if there is no such job.
-
-    :param key: its primary key: a value, or a tuple for a composite key; texts are converted by the database.
-    """
+    """Return one job, with the values of its row by column name; None if there is no such job."""
     info = job_info(session, model, key)
     return None if info is None else (info, _values(session, select_jobs(model, "job").spec, info))
 

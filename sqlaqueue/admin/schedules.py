@@ -18,7 +18,6 @@ from sqlaqueue.schedules.fire import recurrence_of
 from sqlaqueue.schedules.recurrence import Recurrence, ScheduleTables, grace_of, in_utc
 from sqlaqueue.schedules.schedule import PAUSED, Schedule, from_json
 from sqlaqueue.schedules.store import from_code, is_edited
-from sqlaqueue.session_types import requires_session
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.sql.types import insert_or_ignore
 from sqlaqueue.write_routing import routing_to_primary
@@ -30,7 +29,13 @@ _CHANGEABLE = ("cron", "every", "timezone", "values", "jitter", "catch_up", "mis
 
 @dataclass(frozen=True)
 class ScheduleInfo:
-    """A stored schedule."""
+    """A stored schedule.
+
+    ::
+
+        for info in schedules.list():
+            print(info.name, info.words, info.next_ticks(3))
+    """
 
     name: str
     queue: str
@@ -77,7 +82,6 @@ class ScheduleInfo:
         return found
 
 
-@requires_session
 def schedules(session: Session, model: type[Any]) -> list[ScheduleInfo]:
     """Return all schedules in the tables of a queue, by name; they may be of other queues as well."""
     table = _table(model)
@@ -87,48 +91,35 @@ def schedules(session: Session, model: type[Any]) -> list[ScheduleInfo]:
     return [_info(in_utc(row)) for row in rows.mappings()]
 
 
-@requires_session
 def schedule(session: Session, model: type[Any], name: str) -> ScheduleInfo:
-    """Return one schedule.
-
-    :raises StatementError: if there is none of this name.
-    """
+    """Return one schedule."""
     return _info(_row(session, model, name))
 
 
-@requires_session
-def add_schedule(session: Session, schedule: Schedule[Any]) -> None:
-    """Store a schedule, and commit. Running processes fire it that have imported the class of its jobs.
-
-    :raises StatementError: if there is one of this name.
-    """
-    model = schedule.model
+def add_schedule(session: Session, model: type[Any], schedule: Schedule[Any]) -> None:
+    """Store a schedule, and commit."""
+    of = schedule.model
+    if ScheduleTables.look_up(spec_of(of)) != ScheduleTables.look_up(spec_of(model)):
+        msg = (
+            f"ScheduleAdmin.add(): {schedule!r}: the schedules of {of.__name__} are in other tables than those of "
+            f"{model.__name__}; use ScheduleAdmin(session, {of.__name__})"
+        )
+        raise StatementError(msg)
     with routing_to_primary(session):
-        insert = insert_or_ignore(_table(model), {"name": schedule.name, **schedule.columns()})
-        written = session.execute(insert.returning(sa.literal(1)), bind_arguments=bind_arguments(model)).all()
+        insert = insert_or_ignore(_table(of), {"name": schedule.name, **schedule.columns()})
+        written = session.execute(insert.returning(sa.literal(1)), bind_arguments=bind_arguments(of)).all()
     if not written:
         session.rollback()
-        msg = f"add_schedule(): there is a schedule {schedule.name!r} already; use edit_schedule(), or another name"
-        raise StatementError(msg)
+        raise StatementError(f"there is a schedule {schedule.name!r} already; edit it, or use another name")
     session.commit()
 
 
-@requires_session
 def edit_schedule(session: Session, model: type[Any], name: str, /, **changes: Any) -> None:
-    """Change the definition of a schedule, and commit.
-
-    What a program declares under this name has no effect from then on, until :func:`reset_schedule`.
-
-    :param changes: new values of ``cron``, ``every``, ``timezone``, ``values``, ``jitter``, ``catch_up``,
-        ``misfire_grace`` and ``skip_unfinished``, as in :class:`~sqlaqueue.Schedule`. ``cron`` replaces ``every``, and
-        vice versa.
-    :raises StatementError: if there is no schedule of this name, or nothing that can be changed under these names.
-    :raises ConfigurationError: for an invalid value.
-    """
+    """Change the definition of a schedule, and commit."""
     unknown = [each for each in changes if each not in _CHANGEABLE]
     if unknown or not changes:
-        given_names = ", ".join(unknown) or "without changes"
-        msg = f"edit_schedule({given_names}): what can be changed is {', '.join(_CHANGEABLE)}"
+        wrong = f"{unknown[0]}= cannot be changed" if unknown else "there are no changes"
+        msg = f"ScheduleAdmin.edit({name!r}): {wrong}; what can be changed is {', '.join(_CHANGEABLE)}"
         raise StatementError(msg)
     row = _row(session, model, name, **{WRITES_LATER: True})
     given: dict[str, Any] = {each: row[each] for each in _CHANGEABLE}
@@ -138,7 +129,7 @@ def edit_schedule(session: Session, model: type[Any], name: str, /, **changes: A
         given["cron"] = None
     of = ScheduleTables.look_up(spec_of(model)).classes().get((row["queue"], row["model"] or ""))
     if of is None:
-        msg = f"edit_schedule({name!r}): its class {row['model'] or row['queue']} is not imported here"
+        msg = f"the schedule {name!r} cannot be edited: its class {row['model'] or row['queue']} is not imported here"
         raise StatementError(msg)
     if "values" not in changes:
         given["values"] = from_json(spec_of(of), sa.inspect(of), row["values"])
@@ -150,54 +141,34 @@ def edit_schedule(session: Session, model: type[Any], name: str, /, **changes: A
     _update(session, model, name, {**changed, "last_error": None})
 
 
-@requires_session
 def pause_schedule(session: Session, model: type[Any], name: str) -> None:
-    """Pause a schedule, and commit. The ticks until it is resumed are passed over.
-
-    :raises StatementError: if there is none of this name.
-    """
+    """Pause a schedule, and commit."""
     _update(session, model, name, {"paused_at": sa.func.coalesce(_table(model).c.paused_at, clock())})
 
 
-@requires_session
 def resume_schedule(session: Session, model: type[Any], name: str) -> None:
-    """Resume a paused schedule with its next tick, and commit.
-
-    :raises StatementError: if there is none of this name.
-    """
+    """Resume a paused schedule with its next tick, and commit."""
     table = _table(model)
     planned = sa.case((table.c.paused_at.is_not(None), PAUSED), else_=table.c.planned_for)
     _update(session, model, name, {"paused_at": None, "planned_for": planned})
 
 
-@requires_session
 def run_schedule(session: Session, model: type[Any], name: str) -> None:
-    """Let a running process fire a schedule now, beside its ticks and even if it is paused, and commit.
-
-    :raises StatementError: if there is none of this name.
-    """
+    """Let a running process fire a schedule now, and commit."""
     _update(session, model, name, {"run_requested_at": clock()})
 
 
-@requires_session
 def reset_schedule(session: Session, model: type[Any], name: str) -> None:
-    """Replace what was changed at run time by the definition of the program, and commit.
-
-    :raises StatementError: if there is none of this name, or no program has declared it.
-    """
+    """Replace what was changed at run time by the definition of the program, and commit."""
     code = _row(session, model, name, **{WRITES_LATER: True})["code"]
     if code is None:
-        msg = f"reset_schedule({name!r}): it was added at run time, and no program has declared it since"
+        msg = f"the schedule {name!r} cannot be reset: it was added at run time, and no program has declared it since"
         raise StatementError(msg)
     _update(session, model, name, {**from_code(code), "last_error": None})
 
 
-@requires_session
 def remove_schedule(session: Session, model: type[Any], name: str) -> None:
-    """Delete a schedule, and commit. A program that still declares it stores it again when it starts.
-
-    :raises StatementError: if there is none of this name.
-    """
+    """Delete a schedule, and commit."""
     _row(session, model, name, **{WRITES_LATER: True})
     table = _table(model)
     with routing_to_primary(session):

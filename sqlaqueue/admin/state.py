@@ -26,21 +26,18 @@ from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
-from sqlaqueue.session_types import requires_session
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.update_status import waits_for_duplicate
 
 
-@requires_session
 def paused(session: Session, model: type[Any]) -> bool:
     """Return whether a queue is paused."""
     return bool(session.scalar(verbs.is_paused(model), bind_arguments=bind_arguments(model)))
 
 
-@requires_session
 def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
-    """Return the live Consumers of a queue, as rows with the columns of :func:`sqlaqueue.consumers`."""
+    """Return the live Consumers of a queue."""
     return session.execute(verbs.consumers(model), bind_arguments=bind_arguments(model)).all()
 
 
@@ -89,7 +86,13 @@ _MOST_KEYS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class KeyAtLimit:
-    """A key that has as many running jobs as its limit is, or more."""
+    """A key that has as many running jobs as its limit is, or more.
+
+    ::
+
+        for key in admin.stats().at_limit:
+            print(key.key, "runs", key.running, "of", key.most)
+    """
 
     key: dict[str, Any]
     """The values by attribute; empty for a limit of the whole queue."""
@@ -142,7 +145,13 @@ DEFAULT_LIMIT = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    """The result of :func:`depth`. No number is higher than the limit that it was given."""
+    """The result of :meth:`QueueAdmin.depth`. No number is higher than the limit that it was given.
+
+    ::
+
+        depth = admin.depth(limit=10_000)
+        print(depth.due, "jobs are due, the oldest for", depth.oldest_due, "seconds")
+    """
 
     pending: int
     """The number of pending jobs, including those that an open transaction runs."""
@@ -158,19 +167,14 @@ class Depth:
     """The number of those whose lease has expired, and that were not rescued yet. None like ``processing``."""
 
 
-@requires_session
 def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> Depth:
     """Return how many jobs of a whole queue wait and run, of subclasses as well.
 
     It reads the indexes for claims and leases only, and at most ``limit`` entries of each, or of each priority.
-
-    :param limit: the number up to which jobs are counted: a higher number of jobs is returned as this one.
-    :raises NotAQueueError: if ``model`` is not a queue.
-    :raises StatementError: if ``limit`` is not an integer of 1 or more.
     """
     spec = spec_of(model)
     if not is_count(limit):
-        msg = f"depth({model.__name__}): limit={limit!r}: give an integer of 1 or more"
+        msg = f"QueueAdmin.depth(limit={limit!r}): give an integer of 1 or more"
         raise StatementError(msg)
     jobs = spec.strategy.pending_jobs(spec, limit)
     first = jobs.limit(limit).subquery("sqlaqueue_first_pending")
@@ -226,7 +230,13 @@ _WITHOUT_STATUS = ("pending", "failed", "cancelled")
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """The result of :func:`stats`."""
+    """The result of :meth:`QueueAdmin.stats`.
+
+    ::
+
+        stats = admin.stats()
+        print(stats.states, stats.due, stats.oldest_due, stats.consumers)
+    """
 
     queue: str
     strategy: str
@@ -252,14 +262,8 @@ class Stats:
     """The number of running jobs whose lease has expired, and that were not rescued yet; 0 without leases."""
 
 
-@requires_session
 def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats:
-    """Return statistics of a queue.
-
-    :param finished: whether to count finished jobs, which reads the whole table. Unfinished jobs are found by the
-        indexes for claims and leases, if the strategy has them.
-    :raises NotAQueueError: if ``model`` is not a queue.
-    """
+    """Return statistics of a queue; without ``finished`` jobs the table itself is not read."""
     spec = select_jobs(model, "stats").spec
     # One state at a time: otherwise PostgreSQL does not use the partial index of a state.
     filters = [JobFilter()] if finished else [JobFilter(states=(state,)) for state in ACTIVE]

@@ -9,8 +9,9 @@ from typing import Any
 import click
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin
-from sqlaqueue.admin.changes import Change, preview_rescue
+from sqlaqueue.admin import changes
+from sqlaqueue.admin.jobs import JobFilter, count
+from sqlaqueue.admin.state import paused
 from sqlaqueue.cli.database import load_targets, open_targets
 from sqlaqueue.cli.output import (
     dry_run_option,
@@ -36,8 +37,8 @@ _ACTIVE = ("pending", "processing")
 class _BulkChange:
     infinitive: str
     participle: str
-    change: Change
-    job_filter: admin.JobFilter
+    change: changes.Change
+    job_filter: JobFilter
     batch_size: int
     limit: int | None
 
@@ -68,7 +69,9 @@ _bulk_options = with_options(
 @json_option
 def requeue(target: str, **options: Any) -> None:
     """Make finished jobs pending again, with no attempt counted; by default those that failed."""
-    _change_jobs(target, _bulk_change("requeue", "requeued", admin.requeue_some, options), execute=_requeue, **options)
+    _change_jobs(
+        target, _bulk_change("requeue", "requeued", changes.requeue_some, options), execute=_requeue, **options
+    )
 
 
 @click.command(short_help="Cancel pending and running jobs.")
@@ -82,7 +85,7 @@ def cancel(target: str, **options: Any) -> None:
 
     Under a strategy that holds a transaction a running job is shown as pending; its cancellation is requested as well.
     """
-    change = _bulk_change("cancel", "cancelled or asked to stop", admin.cancel_some, options, age_from="created_at")
+    change = _bulk_change("cancel", "cancelled or asked to stop", changes.cancel_some, options, age_from="created_at")
     _change_jobs(target, change, execute=_cancel, **options)
 
 
@@ -94,7 +97,7 @@ def cancel(target: str, **options: Any) -> None:
 @json_option
 def purge(target: str, **options: Any) -> None:
     """Delete finished jobs. A failed one that holds back the jobs behind it in its order stays; requeue it."""
-    _change_jobs(target, _bulk_change("delete", "deleted", admin.purge_some, options), **options)
+    _change_jobs(target, _bulk_change("delete", "deleted", changes.purge_some, options), **options)
 
 
 @click.command(short_help="Take jobs from dead workers.")
@@ -104,7 +107,7 @@ def purge(target: str, **options: Any) -> None:
 @json_option
 def rescue(target: str, **options: Any) -> None:
     """Make jobs whose lease has expired pending again, as Consumers do regularly."""
-    _execute_verb(target, preview_rescue, "rescued", verb=admin.rescue, **options)
+    _execute_verb(target, changes.preview_rescue, "rescued", verb=changes.rescue, **options)
 
 
 @click.command(short_help="Repair the message table.")
@@ -116,13 +119,13 @@ def reconcile(target: str, **options: Any) -> None:
     """Insert missing messages and delete superfluous ones, as Consumers do regularly."""
 
     def preview(session: Session, model: type[Any]) -> int:
-        return admin.preview(session, model, verbs.reconcile(model))
+        return changes.preview(session, model, verbs.reconcile(model))
 
-    _execute_verb(target, preview, "reconciled", verb=admin.reconcile, **options)
+    _execute_verb(target, preview, "reconciled", verb=changes.reconcile, **options)
 
 
 def _bulk_change(
-    infinitive: str, participle: str, change: Change, options: dict[str, Any], age_from: Any = "finished_at"
+    infinitive: str, participle: str, change: changes.Change, options: dict[str, Any], age_from: Any = "finished_at"
 ) -> _BulkChange:
     jobs = job_filter(options, age_from)
     return _BulkChange(infinitive, participle, change, jobs, options["batch_size"], options["limit"])
@@ -142,7 +145,7 @@ def _change_jobs(
     """Count the jobs, ask for confirmation, and change them in batches."""
     execute, rows = execute or _execute_change, []
     for target, run in open_targets(load_targets([text]), url):
-        counts = run(admin.count, change.job_filter)
+        counts = run(count, change.job_filter)
         total = sum(counts.values())
         number = total if change.limit is None else min(change.limit, total)
         summary = f"{target.spec.name}: {jobs_text(number)}{_by_state(counts, change.limit)}"
@@ -165,7 +168,7 @@ def _change_jobs(
 
 
 def _execute_change(session: Session, model: type[Any], change: _BulkChange) -> tuple[dict[str, Any], str]:
-    batches = admin.in_batches(
+    batches = changes.in_batches(
         session, model, change.job_filter, change.change, size=change.batch_size, limit=change.limit
     )
     changed = sum(batches)
@@ -173,7 +176,7 @@ def _execute_change(session: Session, model: type[Any], change: _BulkChange) -> 
 
 
 def _requeue(session: Session, model: type[Any], change: _BulkChange) -> tuple[dict[str, Any], str]:
-    done = admin.requeue(session, model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
+    done = changes.requeue(session, model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
     text = f"{jobs_text(done)} {change.participle}"
     result: dict[str, Any] = {"changed": int(done)}
     if done.duplicates:
@@ -204,7 +207,7 @@ def _key_text(key: Any) -> str:
 
 
 def _cancel(session: Session, model: type[Any], change: _BulkChange) -> tuple[dict[str, Any], str]:
-    done = admin.cancel(session, model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
+    done = changes.cancel(session, model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
     text = f"{jobs_text(len(done.cancelled))} cancelled"
     if done.asked:
         text += f", {jobs_text(len(done.asked))} running and asked to stop"
@@ -253,7 +256,7 @@ def _print(text: str, *, json: bool) -> None:
 @json_option
 def pause(targets: Sequence[str], url: str | None, *, json: bool) -> None:
     """Pause queues: no job is claimed until `sqlaqueue resume`. Running jobs finish."""
-    _execute(admin.pause, "paused", targets, url, json=json)
+    _execute(changes.pause, "paused", targets, url, json=json)
 
 
 @click.command(short_help="Claim jobs of paused queues again.")
@@ -262,7 +265,7 @@ def pause(targets: Sequence[str], url: str | None, *, json: bool) -> None:
 @json_option
 def resume(targets: Sequence[str], url: str | None, *, json: bool) -> None:
     """Resume paused queues."""
-    _execute(admin.resume, "resumed", targets, url, json=json)
+    _execute(changes.resume, "resumed", targets, url, json=json)
 
 
 def _execute(
@@ -280,4 +283,4 @@ def _execute(
 
 def _call(session: Session, model: type[Any], call: Callable[[Session, type[Any]], None]) -> bool:
     call(session, model)
-    return admin.paused(session, model)
+    return paused(session, model)

@@ -15,9 +15,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin
+from sqlaqueue.admin import jobs as admin_jobs
+from sqlaqueue.admin import state
 from sqlaqueue.admin.changes import across_shards
-from sqlaqueue.admin.explain_job import MISSING
+from sqlaqueue.admin.explain_job import MISSING, explain_job
+from sqlaqueue.admin.jobs import Attempt, JobInfo
+from sqlaqueue.admin.state import Stats
 from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, open_targets, run_for
 from sqlaqueue.cli.doctor import worst_finding, worst_finding_text, worst_of
 from sqlaqueue.cli.http import serving_metrics
@@ -81,8 +84,8 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
     with contextlib.ExitStack() as stack:
         databases = [(target, stack.enter_context(TargetDatabase.of(target, url))) for target in loaded]
 
-        def query() -> list[admin.Stats]:
-            return [run_for(target, database, admin.stats, finished=not active) for target, database in databases]
+        def query() -> list[Stats]:
+            return [run_for(target, database, state.stats, finished=not active) for target, database in databases]
 
         if watch is None:
             rows = query()
@@ -99,7 +102,7 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
             _watch(query, watch.total_seconds(), json=json)
 
 
-def _watch(query: Callable[[], list[admin.Stats]], seconds: float, *, json: bool) -> None:
+def _watch(query: Callable[[], list[Stats]], seconds: float, *, json: bool) -> None:
     if json:
         while True:
             echo_json(query(), one_line=True)
@@ -115,7 +118,7 @@ def _watch(query: Callable[[], list[admin.Stats]], seconds: float, *, json: bool
             live.update(_stats_table(query()), refresh=True)
 
 
-def _stats_table(rows: Sequence[admin.Stats], finding: str | None = None) -> RenderableType:
+def _stats_table(rows: Sequence[Stats], finding: str | None = None) -> RenderableType:
     states = list(dict.fromkeys(state for row in rows for state in row.states))
     if all(row.states.get("processing", 0) in {0, row.running} for row in rows):
         states = [state for state in states if state != "processing"]
@@ -164,7 +167,7 @@ def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
     """
     loaded, found = load_targets([target]), list[dict[str, Any]]()
     for each, run in open_targets(loaded, url):
-        queue, groups = each.spec.name, run(admin.failures, examples=examples)
+        queue, groups = each.spec.name, run(admin_jobs.failures, examples=examples)
         if json:
             found += [{"queue": queue, **vars(one), "keys": [key_text(key) for key in one.keys]} for one in groups]
             continue
@@ -238,9 +241,9 @@ def _consumers(session: Session, model: type[Any], *, here: bool) -> list[dict[s
 def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any) -> None:
     """List jobs, newest first, by the time when they finished or, if they have not, when they were enqueued."""
     selected = job_filter(options, "created_at")
-    loaded, found = load_targets([target]), list[admin.JobInfo]()
+    loaded, found = load_targets([target]), list[JobInfo]()
     for _, run in open_targets(loaded, url):
-        found += run(admin.jobs, selected, limit=limit)
+        found += run(admin_jobs.jobs, selected, limit=limit)
     if json:
         echo_json([_json(info) for info in found])
         return
@@ -282,9 +285,9 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
     Separate the parts of a composite KEY by commas. The exit code is 1 if there is no such job, nor attempts of it.
     """
     for each, run in open_targets(load_targets([target]), url):
-        found = run(admin.job, key)
+        found = run(admin_jobs.job, key)
         kept = each.spec.config.attempt_history is not None
-        history = run(admin.attempts, key) if kept else []
+        history = run(admin_jobs.attempts, key) if kept else []
         more = {"history": [{**vars(one), "seconds": one.seconds} for one in history]} if kept else {}
         if found is None:
             if not history:
@@ -311,7 +314,7 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
             _show_attempts(history)
 
 
-def _show_attempts(history: list[admin.Attempt]) -> None:
+def _show_attempts(history: list[Attempt]) -> None:
     """Show ended attempts; their tracebacks are in the JSON."""
     shown = table("attempt", "outcome", "started", "ran", "worker", "error", right=["attempt"])
     for one in history:
@@ -321,14 +324,14 @@ def _show_attempts(history: list[admin.Attempt]) -> None:
     console().print(shown)
 
 
-def _durations(info: admin.JobInfo) -> tuple[float | None, float | None]:
+def _durations(info: JobInfo) -> tuple[float | None, float | None]:
     due = max((moment for moment in (info.run_at, info.created_at) if moment is not None), default=None)
     started, finished = info.started_at, info.finished_at
     waited = None if started is None or due is None else (started - due).total_seconds()
     return waited, None if started is None or finished is None else (finished - started).total_seconds()
 
 
-def _json(info: admin.JobInfo) -> dict[str, Any]:
+def _json(info: JobInfo) -> dict[str, Any]:
     return {**vars(info), "key": key_text(info.key)}
 
 
@@ -484,7 +487,7 @@ def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
         if key is None:
             _echo_queue(*run(_queue), json=json)
             continue
-        explanation = run(admin.explain_job, key)
+        explanation = run(explain_job, key)
         exists = exists and explanation.state != MISSING
         if json:
             shown = explanation.key
@@ -495,16 +498,16 @@ def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
         click.get_current_context().exit(FAILED)
 
 
-def _queue(session: Session, model: type[Any]) -> tuple[admin.Stats, datetime | None]:
+def _queue(session: Session, model: type[Any]) -> tuple[Stats, datetime | None]:
     spec = spec_of(model)
     moment = None
     if spec.has("run_at"):
         upcoming = across_shards(session, spec, spec.strategy.upcoming(spec, 1))
         moment = session.scalar(upcoming, bind_arguments={"mapper": spec.mapper})
-    return admin.stats(session, model), None if moment is None else datetime.fromtimestamp(float(moment), UTC)
+    return state.stats(session, model), None if moment is None else datetime.fromtimestamp(float(moment), UTC)
 
 
-def _echo_queue(stats: admin.Stats, next_due: datetime | None, *, json: bool) -> None:
+def _echo_queue(stats: Stats, next_due: datetime | None, *, json: bool) -> None:
     if json:
         shown = ("queue", "paused", "consumers", "running", "due", "oldest_due")
         values = {name: getattr(stats, name) for name in shown}
@@ -516,7 +519,7 @@ def _echo_queue(stats: admin.Stats, next_due: datetime | None, *, json: bool) ->
         echo(f"  {line}")
 
 
-def _lines(stats: admin.Stats, next_due: datetime | None) -> Iterator[str]:
+def _lines(stats: Stats, next_due: datetime | None) -> Iterator[str]:
     if stats.paused:
         yield "It is paused, so no job is claimed; `sqlaqueue resume` ends that."
     if stats.consumers:

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
-from sqlaqueue import admin
+from sqlaqueue.admin.jobs import JobFilter
 from sqlaqueue.exc import DatabaseNotReadyError, HandlerNotStopped, SqlaqueueError
 from sqlaqueue.postgresql.checks_of import checks_of_error
 from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
@@ -329,8 +329,8 @@ def filter_options(
     )
 
 
-def job_filter(options: dict[str, Any], age_from: Any) -> admin.JobFilter:
-    return admin.JobFilter(
+def job_filter(options: dict[str, Any], age_from: Any) -> JobFilter:
+    return JobFilter(
         states=tuple(dict.fromkeys(options["state"])) or None,
         older_than=options["older_than"],
         newer_than=options["newer_than"],

@@ -19,8 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin
-from sqlaqueue.admin import Finding
+from sqlaqueue.admin import Finding, state
 from sqlaqueue.cli import http as http_module
 from sqlaqueue.cli.database import Target, TargetDatabase, engine_for, load, load_targets, parse_url, session_factory_of
 from sqlaqueue.cli.doctor import worst_finding, worst_finding_text, worst_of
@@ -395,7 +394,7 @@ def _log_paused_queues(consumers: Sequence[ConsumerBase]) -> None:
         if CONTROL not in spec.side_tables:
             continue
         with TargetDatabase(consumer.session_factory) as database, command_errors(spec):
-            paused = database.run(admin.paused, consumer.model)
+            paused = database.run(state.paused, consumer.model)
         if paused:
             text = "queue %s is paused, so none of its jobs is claimed; `sqlaqueue resume` ends that"
             logger.warning(text, consumer.queue, extra=fields("paused", queue=consumer.queue))

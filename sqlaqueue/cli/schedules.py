@@ -9,7 +9,8 @@ from typing import Any
 import click
 import sqlalchemy as sa
 
-from sqlaqueue import admin
+from sqlaqueue.admin import schedules as stored
+from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.cli.database import Target, TargetDatabase, load, load_targets, run_for
 from sqlaqueue.cli.output import (
     DURATION,
@@ -90,9 +91,9 @@ def schedules() -> None:
 @json_option
 def list_(targets: Sequence[str], url: str | None, *, json: bool) -> None:
     """List schedules, with when they tick, their next tick, and what keeps them from it."""
-    found: list[admin.ScheduleInfo] = []
+    found: list[ScheduleInfo] = []
     for each in load_schedule_targets(targets):
-        found += _run(each, url, admin.schedules)
+        found += _run(each, url, stored.schedules)
     if json:
         echo_json(found)
         return
@@ -115,7 +116,7 @@ def list_(targets: Sequence[str], url: str | None, *, json: bool) -> None:
 @json_option
 def show(target: str, name: str, url: str | None, *, ticks: int, json: bool) -> None:
     """Explain a schedule in words, and show its definition and its next ticks."""
-    info = _run(_one(target), url, admin.schedule, name)
+    info = _run(_one(target), url, stored.schedule, name)
     upcoming = info.next_ticks(ticks)
     if json:
         echo_json({**vars(info), "next_ticks": upcoming})
@@ -138,7 +139,7 @@ def add(target: str, name: str, url: str | None, **options: Any) -> None:
     one = _one(target)
     with command_errors(one.spec):
         schedule: Schedule[Any] = Schedule(name, one.model, **_definition(one, options))
-    _run(one, url, _add, schedule)
+    _run(one, url, stored.add_schedule, schedule)
     echo(f"added {name}")
 
 
@@ -153,12 +154,8 @@ def edit(target: str, name: str, url: str | None, **options: Any) -> None:
     changes = _definition(one, options)
     if not changes:
         raise InputError("give at least one option to change, such as --cron")
-    _run(one, url, admin.edit_schedule, name, **changes)
+    _run(one, url, stored.edit_schedule, name, **changes)
     echo(f"changed {name}")
-
-
-def _add(session: Any, model: type[Any], schedule: Schedule[Any]) -> None:  # noqa: ARG001 - called as the others are
-    admin.add_schedule(session, schedule)
 
 
 def _change(operation: Callable[..., None], done: str, short_help: str, description: str) -> click.Command:
@@ -177,28 +174,31 @@ def _change(operation: Callable[..., None], done: str, short_help: str, descript
 
 for changing in (
     _change(
-        admin.pause_schedule,
+        stored.pause_schedule,
         "is paused",
         "Pause schedules.",
         "Pause schedules. The ticks until they are resumed are passed over.",
     ),
     _change(
-        admin.resume_schedule, "is resumed", "Resume paused schedules.", "Resume paused schedules with their next tick."
+        stored.resume_schedule,
+        "is resumed",
+        "Resume paused schedules.",
+        "Resume paused schedules with their next tick.",
     ),
     _change(
-        admin.run_schedule,
+        stored.run_schedule,
         "will be fired by a running process",
         "Fire schedules now.",
         "Let a running process fire schedules now, beside their ticks, and even if they are paused.",
     ),
     _change(
-        admin.reset_schedule,
+        stored.reset_schedule,
         "is as the program declares it",
         "Undo changes made at run time.",
         "Replace what was changed at run time by the definition of the program.",
     ),
     _change(
-        admin.remove_schedule,
+        stored.remove_schedule,
         "is removed",
         "Remove schedules.",
         "Remove schedules. A program that still declares one stores it again when it starts.",
@@ -246,11 +246,11 @@ def _parsed(column: Any, text: str) -> Any:
         return text
 
 
-def _origin(info: admin.ScheduleInfo) -> str:
+def _origin(info: ScheduleInfo) -> str:
     return {"program": "the program", "edited": "the program, edited", "added": "added at run time"}[info.origin]
 
 
-def _state(info: admin.ScheduleInfo) -> str:
+def _state(info: ScheduleInfo) -> str:
     if info.last_error is not None:
         return f"fails: {info.last_error}"
     if info.paused_at is not None:
@@ -260,7 +260,7 @@ def _state(info: admin.ScheduleInfo) -> str:
     return "waiting for its first look" if info.next_tick is None else "waiting"
 
 
-def _details(info: admin.ScheduleInfo) -> list[str]:
+def _details(info: ScheduleInfo) -> list[str]:
     made = [f"made by {info.factory}"] if info.factory is not None else []
     values = [f"values: {json_text.dumps(dict(info.values))}"] if info.values else []
     jitter = [f"jitter: up to {duration_text(info.jitter.total_seconds())}"] if info.jitter else []

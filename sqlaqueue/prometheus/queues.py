@@ -20,9 +20,10 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin
-from sqlaqueue.admin.jobs import JobFilter, bind_arguments
+from sqlaqueue.admin.jobs import JobFilter, bind_arguments, count
+from sqlaqueue.admin.schedules import schedules
 from sqlaqueue.admin.state import DEFAULT_LIMIT, is_paused, keys_at_limit, live_consumers, missing_indexes
+from sqlaqueue.admin.state import depth as read_depth
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.effects import adrive, drive
 from sqlaqueue.consumer.core.waker import Deadlines
@@ -188,7 +189,7 @@ class GaugeReader:
 
 
 def _depth(reader: GaugeReader, session: Session) -> Iterator[Sample]:
-    depth = admin.depth(session, reader.spec.model, limit=reader.count_limit)
+    depth = read_depth(session, reader.spec.model, limit=reader.count_limit)
     yield reader.sample(JOBS, depth.pending, "pending")
     yield reader.sample(DUE_JOBS, depth.due)
     if depth.oldest_due is not None or not depth.due:
@@ -230,7 +231,7 @@ def _schedules(reader: GaugeReader, session: Session) -> Iterator[Sample]:
     # A program without schedules need not have the table.
     if not sa.inspect(connection).has_table(table.name, schema=table.schema):
         return
-    for each in admin.schedules(session, reader.spec.model):
+    for each in schedules(session, reader.spec.model):
         late = 0.0 if each.late is None else each.late.total_seconds()
         yield Sample(SCHEDULE_LATE, (each.queue, each.name), late)
         yield Sample(SCHEDULE_PAUSED, (each.queue, each.name), float(each.paused_at is not None))
@@ -243,7 +244,7 @@ def _finished(reader: GaugeReader, session: Session) -> Iterator[Sample]:
     states = [state for state in FINISHED if not spec.has("status") or getattr(spec.config.states, state) is not None]
     if not spec.has("status"):
         states.remove("completed")  # it leaves no row
-    counted = dict.fromkeys(states, 0) | admin.count(session, spec.model, JobFilter(states=tuple(states)))
+    counted = dict.fromkeys(states, 0) | count(session, spec.model, JobFilter(states=tuple(states)))
     for state, number in counted.items():
         yield reader.sample(JOBS, number, state)
 

@@ -244,7 +244,8 @@ def _explain(failed: ExceptionContext) -> None:
         error.add_note(
             "Citus locks rows on one shard only. Give the select() of the verb a condition with one value of the "
             "column that distributes the table, such as select(Task).where(Task.tenant == 1), and execute extend() for "
-            "the jobs of one value at a time; admin.cancel(), requeue(), purge() and rescue() take jobs of all values"
+            "the jobs of one value at a time; cancel(), requeue(), purge() and rescue() of QueueAdmin take jobs of all "
+            "values"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from sqlaqueue import admin
+from sqlaqueue.admin import changes, schedules
 from sqlaqueue.exc import SqlaqueueError, StatementError
 from sqlaqueue.web import links
 from sqlaqueue.web.context import PageContext
@@ -211,7 +211,7 @@ async def _rescue(context: PageContext) -> Response:
     queue = context.queue
     context.require("requeue", queue)
     with context.failures_audited("rescue", queue):
-        rescued = await context.database.write(admin.rescue, queue.model)
+        rescued = await context.database.write(changes.rescue, queue.model)
     context.audit("rescue", queue, count=rescued)
     # The page of a job has the button as well.
     key = context.request.query_params.get("key")
@@ -222,7 +222,7 @@ async def _rescue(context: PageContext) -> Response:
 async def _pause(context: PageContext, action: str) -> Response:
     queue = context.queue
     context.require("pause", queue)
-    operation = admin.pause if action == "pause" else admin.resume
+    operation = changes.pause if action == "pause" else changes.resume
     with context.failures_audited(action, queue):
         await context.database.write(operation, queue.model)
     context.audit(action, queue)
@@ -230,9 +230,9 @@ async def _pause(context: PageContext, action: str) -> Response:
 
 
 _OF_SCHEDULES: dict[str, tuple[Any, str]] = {
-    "run": (admin.run_schedule, "schedule_run"),
-    "pause": (admin.pause_schedule, "schedule_paused"),
-    "resume": (admin.resume_schedule, "schedule_resumed"),
+    "run": (schedules.run_schedule, "schedule_run"),
+    "pause": (schedules.pause_schedule, "schedule_paused"),
+    "resume": (schedules.resume_schedule, "schedule_resumed"),
 }
 
 
@@ -260,7 +260,7 @@ async def act_on_schedule(context: PageContext) -> Response:
 
 def _change_schedule(session: Session, operation: Any, queue: Any, name: str) -> None:
     # One table has the schedules of several queues, and the right is that for one queue.
-    if admin.schedule(session, queue.model, name).queue != queue.name:
+    if schedules.schedule(session, queue.model, name).queue != queue.name:
         session.rollback()
         raise StatementError(f"the schedule {name!r} is of another queue")
     operation(session, queue.model, name)

@@ -9,7 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import QueueConfig, QueueMixin, admin, claim
+from sqlaqueue import QueueConfig, QueueMixin, claim
+from sqlaqueue.admin import Explanation, QueueAdmin
 from sqlaqueue.mapping.mixin import spec_of
 from tests.models import execute
 from tests.unique.models import create, make_job
@@ -59,9 +60,9 @@ class Setup:
             claimed=claimed,
         )
 
-    def explain(self, key: Any = 1) -> admin.Explanation:
+    def explain(self, key: Any = 1) -> Explanation:
         with Session(self.engine) as session:
-            return admin.explain_job(session, self.model, key)
+            return QueueAdmin(session, self.model).explain(key)
 
     def codes(self, key: Any = 1) -> list[str]:
         return [reason.code for reason in self.explain(key).reasons]

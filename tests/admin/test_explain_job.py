@@ -1,4 +1,4 @@
-"""``admin.explain_job()``: why a job does not run, or would not be enqueued; and changes that the database refuses."""
+"""``QueueAdmin.explain()``: why a job does not run, or would not be enqueued; and changes that the database refuses."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -9,7 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
-from sqlaqueue import QueueConfig, QueueMixin, Unique, admin, claim, complete, enqueue, fail, pause, rescue, retry
+from sqlaqueue import QueueConfig, QueueMixin, Unique, claim, complete, enqueue, fail, pause, rescue, retry
+from sqlaqueue.admin import AsyncQueueAdmin, QueueAdmin
 from sqlaqueue.exc import NotAQueueError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from tests.admin.models import HELD, Setup, claimed, make_animals, make_rows
@@ -34,7 +35,7 @@ def test_a_job_that_is_ready(setup: Setup) -> None:
     assert str(explanation).startswith("job 1 is pending\n  ready: It is due, and nothing stands against it")
     with Session(setup.engine) as session:
         job = session.get_one(setup.model, 1)
-        assert admin.explain_job(session, job) == explanation
+        assert QueueAdmin(session, setup.model).explain(job) == explanation
 
 
 def test_a_job_that_does_not_exist(setup: Setup) -> None:
@@ -139,7 +140,7 @@ def test_a_job_of_this_transaction(setup: Setup) -> None:
         job = setup.model(id=1)
         session.add(job)
         session.flush()
-        found = [reason.code for reason in admin.explain_job(session, job).reasons]
+        found = [reason.code for reason in QueueAdmin(session, setup.model).explain(job).reasons]
         assert found[0] == "uncommitted"
 
 
@@ -148,7 +149,7 @@ def test_finished_jobs(engine: sa.Engine, kind: str) -> None:
     setup = Setup.of(engine, kind)
     setup.add(setup.model(id=1), setup.model(id=2), setup.model(id=3))
     with Session(engine) as session:
-        admin.cancel(session, [session.get_one(setup.model, 3)])
+        QueueAdmin(session, setup.model).cancel([session.get_one(setup.model, 3)])
         first, second = claimed(session, setup.model, 2)
         session.execute(complete(first))
         session.execute(fail(second, error="ValueError: no\nTraceback"))
@@ -263,7 +264,7 @@ def test_an_unknown_class(engine: sa.Engine, session: Session) -> None:
     setup.execute("UPDATE animal SET kind = NULL WHERE id = 1")
     assert setup.codes(1) == ["ready"]
     # The job of a subclass, by the instance.
-    assert admin.explain_job(session, session.get_one(animal, 2)).state == "pending"
+    assert QueueAdmin(session, animal).explain(session.get_one(animal, 2)).state == "pending"
 
 
 def test_a_composite_key(engine: sa.Engine) -> None:
@@ -285,7 +286,7 @@ def test_the_reasons_are_in_order(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "delete_returning").with_job(run_at=now() + HOUR)
     setup.execute("DELETE FROM sqlaqueue_message_job")
     with Session(engine) as session:
-        admin.pause(session, setup.model)
+        QueueAdmin(session, setup.model).pause()
     assert setup.codes() == ["no_message", "paused", "not_due", "no_consumer"]
 
 
@@ -294,33 +295,30 @@ def test_the_session_is_not_flushed(engine: sa.Engine, session: Session) -> None
     job = session.get_one(setup.model, 1)
     job.note = "new"
     session.add(setup.model(id=2))
-    admin.explain_job(session, job)
+    QueueAdmin(session, setup.model).explain(job)
     assert session.dirty
     assert session.new
 
 
 def test_wrong_arguments(engine: sa.Engine, session: Session) -> None:
     setup = Setup.of(engine, "update_status").with_job()
-    with pytest.raises(StatementError, match=r"explain_job\(Job\): give the key of the job as well"):
-        admin.explain_job(session, setup.model)
-    with pytest.raises(StatementError, match=r"explain_job\(Job\(...\), key=1\): an instance has its key"):
-        admin.explain_job(session, session.get_one(setup.model, 1), 1)
-    with pytest.raises(NotAQueueError, match="is not a mapped class"):
-        admin.explain_job(session, "job", 1)
+    admin = QueueAdmin(session, setup.model)
+    with pytest.raises(NotAQueueError, match=r"explain\(\): this is of the class Row; use QueueAdmin\(session, Row\)"):
+        admin.explain(make_rows()())
     job = setup.model(id=2)
     session.add(job)
     with pytest.raises(StatementError, match="this Job waits in a session to be inserted; flush"):
-        admin.explain_job(session, job)
+        admin.explain(job)
 
 
 async def test_the_async_version(shared: Database, engine: sa.Engine) -> None:
     setup = Setup.of(engine, "batch_select").with_job()
     async_engine = create_async_engine(shared.url("asyncpg"))
     async with AsyncSession(async_engine) as session:
-        explanation = await admin.async_explain_job(session, setup.model, 1)
+        explanation = await AsyncQueueAdmin(session, setup.model).explain(1)
         assert [reason.code for reason in explanation.reasons] == ["no_consumer"]
         job = await session.get_one(setup.model, 1)
-        assert await admin.async_explain_job(session, job) == explanation
+        assert await AsyncQueueAdmin(session, setup.model).explain(job) == explanation
     await async_engine.dispose()
 
 
@@ -332,13 +330,14 @@ def test_a_locked_job(setup: Setup) -> None:
     setup.add(setup.model(id=1))
     setup.add_consumer("web:1", claimed=2)
     with Session(setup.engine) as session, setup.engine.connect() as other:
-        admin.explain_job(session, setup.model, 1)
+        admin = QueueAdmin(session, setup.model)
+        admin.explain(1)
         other.exec_driver_sql("SELECT FROM job WHERE id = 1 FOR UPDATE NOWAIT")
-        [reason] = admin.explain_job(session, setup.model, 1).reasons
+        [reason] = admin.explain(1).reasons
         assert reason.code == "locked"
         assert "(web:1 had claimed jobs that were not running" in reason.text
         other.rollback()
-        assert admin.explain_job(session, setup.model, 1).reasons[0].code == "ready"
+        assert admin.explain(1).reasons[0].code == "ready"
 
 
 @pytest.mark.parametrize("kind", ["delete_returning", "existing_messages"])
@@ -348,9 +347,9 @@ def test_a_locked_message(engine: sa.Engine, kind: str) -> None:
     table = "message" if kind == "existing_messages" else "sqlaqueue_message_job"
     with Session(engine) as session, engine.connect() as other:
         other.exec_driver_sql(f"SELECT FROM {table} FOR UPDATE")
-        assert [reason.code for reason in admin.explain_job(session, setup.model, 1).reasons] == ["locked"]
+        assert [reason.code for reason in QueueAdmin(session, setup.model).explain(1).reasons] == ["locked"]
         other.rollback()
-        admin.explain_job(session, setup.model, 1)
+        QueueAdmin(session, setup.model).explain(1)
         other.exec_driver_sql(f"SELECT FROM {table} FOR UPDATE NOWAIT")
 
 
@@ -365,7 +364,7 @@ def test_a_job_that_runs_in_a_transaction(engine: sa.Engine, kind: str) -> None:
         assert setup.codes() == ["running"]
         assert "The Consumer web:7 runs it" in setup.text("running")
         if kind != "rows_are_messages":
-            here = admin.explain_job(worker, job)
+            here = QueueAdmin(worker, setup.model).explain(job)
             assert [reason.code for reason in here.reasons] == ["running"]
             assert "The transaction of this session has claimed it" in here.reasons[0].text
 
@@ -376,13 +375,13 @@ def test_a_role_that_may_not_lock(engine: sa.Engine) -> None:
     with Session(engine) as session, engine.connect() as other:
         other.exec_driver_sql("SELECT FROM job FOR UPDATE")
         session.connection().exec_driver_sql("SET TRANSACTION READ ONLY")
-        [reason] = admin.explain_job(session, setup.model, 1).reasons
+        [reason] = QueueAdmin(session, setup.model).explain(1).reasons
         assert reason.code == "ready"
         assert "locked it is not known" in reason.text
         # The transaction is still usable.
         assert session.scalar(sa.select(1)) == 1
     with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
-        [reason] = admin.explain_job(session, setup.model, 1).reasons
+        [reason] = QueueAdmin(session, setup.model).explain(1).reasons
         assert "locked it is not known" in reason.text
 
 
@@ -396,7 +395,7 @@ def test_a_job_without_a_message(engine: sa.Engine, kind: str) -> None:
     assert ("reconcile(), which" if kind == "delete_returning" else "the application inserts") in text
     if kind == "delete_returning":
         with Session(engine) as session:
-            assert admin.reconcile(session, setup.model) == 1
+            assert QueueAdmin(session, setup.model).reconcile() == 1
         assert setup.codes() == ["ready"]
 
 
@@ -432,7 +431,7 @@ def test_a_quarantined_job_in_the_crash_journal(engine: sa.Engine, kind: str) ->
 
 def explain_new(setup: Setup, job: Any) -> tuple[str, str]:
     with Session(setup.engine) as session:
-        explanation = admin.explain_job(session, job)
+        explanation = QueueAdmin(session, setup.model).explain(job)
         assert job not in session
         assert (explanation.key, explanation.state) == (None, "new")
         [reason] = explanation.reasons
@@ -514,7 +513,7 @@ def test_defaults_and_relationships_count(engine: sa.Engine, session: Session) -
     session.add(Reminder(id=3, customer_id=7))
     session.commit()
     job = Reminder(customer=customer)
-    [reason] = admin.explain_job(session, job).reasons
+    [reason] = QueueAdmin(session, Reminder).explain(job).reasons
     assert reason.code == "duplicate"
     assert "Job 3 has customer_id=7, kind='invoice' as well" in reason.text
     assert "kind" not in job.__dict__
@@ -543,10 +542,10 @@ def filled(sessions: Any, model: type[Any]) -> Iterator[Session]:
 
 
 CHANGES = {
-    "requeue": ("status = 'failed'", CHECK, admin.requeue),
-    "cancel": ("status = 'pending'", CHECK, lambda *arguments: len(admin.cancel(*arguments).cancelled)),
-    "purge": ("status = 'completed', finished_at = now()", REFERENCE, admin.purge),
-    "rescue": ("status = 'processing', lease_expires_at = now() - interval '1 hour'", CHECK, admin.rescue),
+    "requeue": ("status = 'failed'", CHECK, QueueAdmin.requeue),
+    "cancel": ("status = 'pending'", CHECK, lambda admin: len(admin.cancel().cancelled)),
+    "purge": ("status = 'completed', finished_at = now()", REFERENCE, QueueAdmin.purge),
+    "rescue": ("status = 'processing', lease_expires_at = now() - interval '1 hour'", CHECK, QueueAdmin.rescue),
 }
 
 
@@ -560,7 +559,7 @@ def test_the_others_are_changed(filled: Session, model: type[Any], change: str, 
     filled.execute(sa.text(DEFERRED if deferred else refusal))
     filled.commit()
     before = filled.scalar(sa.text(f"SELECT status FROM job WHERE id = {BAD}"))
-    assert function(filled, model) == N - 1
+    assert function(QueueAdmin(filled, model)) == N - 1
     assert filled.scalar(sa.text(f"SELECT status FROM job WHERE id = {BAD}")) == before
     left = sa.text("SELECT count(*) FROM job WHERE status = :status")
     assert filled.scalar(left, {"status": before}) == 1
@@ -575,7 +574,7 @@ def test_a_batch_of_one_is_one_of_many(filled: Session, caplog: Any) -> None:
     filled.execute(sa.text(f"UPDATE job SET {state}"))
     filled.execute(sa.text(refusal))
     filled.commit()
-    assert function(filled, Job, batch_size=1) == N - 1
+    assert function(QueueAdmin(filled, Job), batch_size=1) == N - 1
     assert [record.job_key for record in caplog.records if getattr(record, "event", None) == "change_refused"] == [BAD]
 
 
@@ -585,4 +584,4 @@ def test_a_job_that_is_changed_by_itself_raises_the_error(filled: Session) -> No
     filled.execute(sa.text(CHECK))
     filled.commit()
     with pytest.raises(sa.exc.IntegrityError, match="good"):
-        admin.requeue(filled, filled.get(Job, BAD))
+        QueueAdmin(filled, Job).requeue(filled.get(Job, BAD))

@@ -22,10 +22,11 @@ from sqlaqueue import (
     Schedule,
     Tick,
     Unique,
-    admin,
     claim,
     wait,
 )
+from sqlaqueue.admin import Cancelled, JobFilter, QueueAdmin, doctor
+from sqlaqueue.admin.changes import cancel_some, in_batches
 from sqlaqueue.citus import Distribution
 from sqlaqueue.cli.change import rescue
 from sqlaqueue.cli.inspect import why
@@ -107,7 +108,7 @@ def test_the_attempt_history(own_engine: sa.Engine, place: str) -> None:
     queue.enqueue(range(1, 3))
     queue.consumer(odd_keys_fail).drain()
     with queue.sessions() as session:
-        outcomes = {key: [each.outcome for each in admin.attempts(session, queue.job, (key, 1))] for key in (1, 2)}
+        outcomes = {key: [each.outcome for each in QueueAdmin(session, queue.job).attempts((key, 1))] for key in (1, 2)}
     assert outcomes == {1: ["failed"], 2: ["completed"]}
 
 
@@ -143,7 +144,7 @@ def test_the_doctor(own_engine: sa.Engine, place: str) -> None:
     queue.enqueue(range(300))
     of_the_server = {"fsync_off", "full_page_writes_off", "synchronous_commit_off", "small_lock_table"}
     with queue.sessions() as session:
-        found = {each.code for each in admin.doctor(session, queue.job, deep=True)} - of_the_server
+        found = {each.code for each in doctor(session, queue.job, deep=True)} - of_the_server
     assert found == (set() if place == "local" else {"on_shards"})
 
 
@@ -155,7 +156,7 @@ def test_the_doctor_sees_an_altered_index(own_engine: sa.Engine, place: str) -> 
             "CREATE INDEX ix_job_queue_claim ON job (priority, run_at, id, tenant) WHERE status = 'failed'"
         )
     with queue.sessions() as session:
-        found = [each.summary for each in admin.doctor(session, queue.job) if each.code == "altered_index"]
+        found = [each.summary for each in doctor(session, queue.job) if each.code == "altered_index"]
     assert len(found) == 1
     assert "ix_job_queue_claim" in found[0]
 
@@ -167,16 +168,17 @@ def test_what_operators_read_and_change(own_engine: sa.Engine, place: str) -> No
     queue.enqueue(range(10, 12), tenant=2)
     job = queue.job
     with queue.sessions() as session:
-        stats = admin.stats(session, job)
+        admin = QueueAdmin(session, job)
+        stats = admin.stats()
         assert (stats.due, stats.states["failed"], stats.states["completed"]) == (2, 3, 3)
         assert not stats.missing_indexes
-        assert [group.count for group in admin.failures(session, job)] == [3]
-        assert len(admin.jobs(session, job)) == 8
-        assert "pending" in str(admin.explain_job(session, job, (10, 2)))
-        assert len(admin.cancel(session, sa.select(job).where(job.status == "pending")).cancelled) == 2
-        assert admin.requeue(session, sa.select(job).where(job.status == "failed")) == 3
+        assert [group.count for group in admin.failures()] == [3]
+        assert len(admin.jobs()) == 8
+        assert "pending" in str(admin.explain((10, 2)))
+        assert len(admin.cancel(sa.select(job).where(job.status == "pending")).cancelled) == 2
+        assert admin.requeue(sa.select(job).where(job.status == "failed")) == 3
         session.commit()
-        assert admin.stats(session, job).states["pending"] == 3
+        assert admin.stats().states["pending"] == 3
 
 
 def test_changes_of_jobs_of_several_tenants(own_engine: sa.Engine, place: str) -> None:
@@ -187,15 +189,16 @@ def test_changes_of_jobs_of_several_tenants(own_engine: sa.Engine, place: str) -
         queue.enqueue(range(4), tenant=tenant)
     queue.consumer(odd_keys_fail).drain()
     with queue.sessions() as session:
-        assert admin.requeue(session, job) == 4
-        assert len(admin.cancel(session, job).cancelled) == 4
+        admin = QueueAdmin(session, job)
+        assert admin.requeue() == 4
+        assert len(admin.cancel().cancelled) == 4
         cancelled = session.scalars(sa.select(job).where(job.status == "cancelled").order_by(job.id, job.tenant)).all()
-        assert admin.requeue(session, cancelled) == 4
+        assert admin.requeue(cancelled) == 4
         keys = [(each.id, each.tenant) for each in cancelled]
-        assert admin.cancel(session, cancelled) == admin.Cancelled(cancelled=keys)
-        assert admin.requeue(session, job, admin.JobFilter(states=("cancelled",))) == 4
-        assert list(admin.in_batches(session, job, admin.JobFilter(states=("pending",)), admin.cancel_some)) == [4]
-        assert admin.purge(session, job) == 8
+        assert admin.cancel(cancelled) == Cancelled(cancelled=keys)
+        assert admin.requeue(JobFilter(states=("cancelled",))) == 4
+        assert list(in_batches(session, job, JobFilter(states=("pending",)), cancel_some)) == [4]
+        assert admin.purge() == 8
 
 
 def test_the_rescue_of_jobs_of_several_tenants(
@@ -208,12 +211,13 @@ def test_the_rescue_of_jobs_of_several_tenants(
             queue.enqueue(range(2), tenant=tenant)
             session.scalars(claim(sa.select(queue.job).where(queue.job.tenant == tenant), 2)).all()
             session.commit()
-        assert admin.rescue(session, queue.job) == 0
-        wait_until(lambda: admin.stats(session, queue.job).expired_leases == 4)
+        admin = QueueAdmin(session, queue.job)
+        assert admin.rescue() == 0
+        wait_until(lambda: admin.stats().expired_leases == 4)
         session.rollback()
         assert output(own_engine, rescue, "--dry-run") == "job: 4 jobs would be rescued\n"
-        assert admin.rescue(session, queue.job) == 4
-        assert admin.stats(session, queue.job).due == 4
+        assert admin.rescue() == 4
+        assert admin.stats().due == 4
 
 
 def test_the_depth(own_engine: sa.Engine, place: str) -> None:
@@ -223,10 +227,10 @@ def test_the_depth(own_engine: sa.Engine, place: str) -> None:
     with queue.sessions() as session:
         session.add(queue.job(id=9, tenant=2, priority=5, run_at=sa.func.now() + timedelta(hours=1)))
         session.commit()
-        depth = admin.depth(session, queue.job)
+        depth = QueueAdmin(session, queue.job).depth()
         assert (depth.pending, depth.due, depth.processing, depth.expired) == (7, 6, 0, 0)
         assert depth.oldest_due is not None
-        assert admin.depth(session, queue.job, limit=4).due == 4
+        assert QueueAdmin(session, queue.job).depth(limit=4).due == 4
 
 
 def test_why_a_queue_does_not_run(own_engine: sa.Engine, place: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,15 @@
 """``requeue``, ``cancel``, ``purge``, ``rescue``, ``reconcile``, ``pause``, ``resume``, and their functions."""
 
-import inspect
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
-from sqlaqueue import admin, claim
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue import claim
+from sqlaqueue.admin import Cancelled, JobFilter, QueueAdmin
+from sqlaqueue.admin.changes import in_batches, purge_some, requeue_some
 from tests.cli.conftest import BARE, EMAIL, LETTER, MODELS, NEWSLETTER, ROW, SEND, TASK, Shop
 from tests.cli.shop.models import Bare, Email, Letter, Newsletter, Row, Task
 from tests.cli.shop.queues import Base, Sync
@@ -91,9 +90,9 @@ def test_purge_deletes_old_jobs_in_batches(shop: Shop) -> None:
         Email(status="failed", finished_at=days(8)),
     )
     committed: list[int] = []
-    which = admin.JobFilter(states=("completed",), older_than=timedelta(days=7))
+    which = JobFilter(states=("completed",), older_than=timedelta(days=7))
     with Session(shop.engine) as session:
-        for number in admin.in_batches(session, Email, which, admin.purge_some, size=10):
+        for number in in_batches(session, Email, which, purge_some, size=10):
             assert not session.in_transaction()
             committed.append(number)
     assert committed == [10, 10, 5]
@@ -153,10 +152,10 @@ def test_rows_that_are_messages(shop: Shop) -> None:
 
 def test_a_job_changed_after_it_was_counted_is_not_changed(shop: Shop) -> None:
     shop.add(Email(status="failed"), Email(status="failed"))
-    which = admin.JobFilter(states=("failed",))
+    which = JobFilter(states=("failed",))
     with Session(shop.engine) as session:
         shop.execute("UPDATE email SET status = 'completed' WHERE id = 1")
-        assert admin.requeue_some(session, Email, which, [(1,), (2,)]) == 1
+        assert requeue_some(session, Email, which, [(1,), (2,)]) == 1
         session.commit()
     assert shop.states("email") == {"completed": 1, "pending": 1}
 
@@ -210,7 +209,7 @@ def test_pause_and_resume(shop: Shop) -> None:
 def test_no_row_is_locked_between_two_batches(shop: Shop) -> None:
     shop.add(*(Email(status="failed") for _ in range(4)))
     with Session(shop.engine) as session:
-        batches = admin.in_batches(session, Email, admin.JobFilter(states=("failed",)), admin.requeue_some, size=2)
+        batches = in_batches(session, Email, JobFilter(states=("failed",)), requeue_some, size=2)
         assert next(batches) == 2
         assert len(shop.execute("SELECT id FROM email FOR UPDATE NOWAIT")) == 4
         assert list(batches) == [2]
@@ -239,7 +238,7 @@ def test_requeue_says_which_jobs_the_database_refuses(shop: Shop) -> None:
     assert printed.startswith("email: 1 job requeued, 1 job not, as the database refuses: 1 (")
 
 
-# -- the functions of sqlaqueue.admin behind the commands, and their async versions -------------------------------
+# -- the functions behind the commands ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [Email, Letter, Row, Task])
@@ -260,13 +259,14 @@ def test_cancel_returns_the_outcome_of_each_job(shop: Shop, model: Any) -> None:
         waiting = [key for key in keys if key != running]
         session.delete(jobs[keys.index(waiting[0])])
         session.commit()
-        done = admin.cancel(session, jobs)
-        assert done == admin.Cancelled(cancelled=waiting[1:], asked=[running], missing=[waiting[0]])
+        admin = QueueAdmin(session, model)
+        done = admin.cancel(jobs)
+        assert done == Cancelled(cancelled=waiting[1:], asked=[running], missing=[waiting[0]])
         # Of a class or a select no job is missing.
-        assert admin.cancel(session, model) == admin.Cancelled(asked=[running])
+        assert admin.cancel() == Cancelled(asked=[running])
         unknown = "9,9" if model is Row else "99"
-        named = admin.JobFilter(states=("pending", "processing"), keys=(unknown,))
-        assert admin.cancel(session, sa.select(model), named) == admin.Cancelled(missing=[unknown])
+        named = JobFilter(states=("pending", "processing"), keys=(unknown,))
+        assert admin.cancel(sa.select(model), named) == Cancelled(missing=[unknown])
         worker.rollback()
 
 
@@ -274,72 +274,17 @@ def test_cancel_returns_the_outcome_of_each_job(shop: Shop, model: Any) -> None:
 def test_cancel_in_batches(shop: Shop, size: int) -> None:
     shop.add(*(Email() for _ in range(5)), Email(status="processing"), Email(status="completed"))
     with Session(shop.engine) as session:
-        done = admin.cancel(session, sa.select(Email).where(Email.id != 2), batch_size=size)
-        assert done == admin.Cancelled(cancelled=[1, 3, 4, 5], asked=[6])
+        done = QueueAdmin(session, Email).cancel(sa.select(Email).where(Email.id != 2), batch_size=size)
+        assert done == Cancelled(cancelled=[1, 3, 4, 5], asked=[6])
         jobs = session.scalars(sa.select(Email).order_by(Email.id)).all()
-        done = admin.cancel(session, jobs, batch_size=size)
-        assert done == admin.Cancelled(cancelled=[2], asked=[6], missing=[1, 3, 4, 5, 7])
-
-
-async def test_other_objects_than_sessions_are_refused() -> None:
-    engine: Any = sa.create_engine("postgresql+psycopg://")
-    async_engine: Any = create_async_engine("postgresql+psycopg://")
-    async_session: Any = AsyncSession(async_engine)
-    for given, said in [
-        (engine, r"stats\(\): this is an Engine; give a Session, as in `with Session\(engine\) as session`"),
-        (async_engine, "this is an AsyncEngine; give a Session"),
-        (sessionmaker(engine), "this is a sessionmaker; give a Session"),
-        (async_session, r"this is an AsyncSession; use `await session.run_sync\(stats, ...\)`"),
-    ]:
-        with pytest.raises(ConfigurationError, match=said):
-            admin.stats(given, Email)
-    with pytest.raises(ConfigurationError, match=r"in_batches\(\): this is an Engine"):
-        admin.in_batches(engine, Email, admin.JobFilter(), admin.requeue_some)
-    for given, said in [
-        (async_engine, r"async_stats\(\): this is an AsyncEngine; give an AsyncSession, as in `async with "),
-        (Session(engine), r"this is a Session; use stats\(\)$"),
-    ]:
-        with pytest.raises(ConfigurationError, match=said):
-            await admin.async_stats(given, Email)
-
-
-def test_every_function_has_an_async_version() -> None:
-    plain = {name for name in admin.__all__ if name.islower() and not name.startswith("async_")}
-    primitive = {"cancel_some", "requeue_some", "purge_some", "in_batches", "execute", "preview"}
-    assert {name.removeprefix("async_") for name in admin.__all__ if name.startswith("async_")} == plain - primitive
-    for name in plain - primitive:
-        assert inspect.iscoroutinefunction(getattr(admin, f"async_{name}"))
-
-
-async def test_the_async_versions(shop: Shop) -> None:
-    shop.add(*(Email(status="failed", last_error="ValueError: a") for _ in range(3)), Email())
-    engine = create_async_engine(shop.database.url("asyncpg"))
-    async with AsyncSession(engine) as session:
-        assert (await admin.async_stats(session, Email)).states["failed"] == 3
-        [group] = await admin.async_failures(session, Email)
-        assert (group.kind, group.count) == ("ValueError", 3)
-        assert await admin.async_requeue(session, Email, limit=1) == 1
-        assert await admin.async_purge(session, Email) == 2
-        found = await admin.async_jobs(session, Email)
-        assert sorted(info.key for info in found) == [(1,), (4,)]
-        info, row = await admin.async_job(session, Email, 1) or (None, {})
-        assert (info.state, row["to"]) == ("pending", "ada@example.com")
-        assert await admin.async_job(session, Email, 99) is None
-        await admin.async_pause(session, Email)
-        assert await admin.async_paused(session, Email)
-        await admin.async_resume(session, Email)
-        assert not await admin.async_paused(session, Email)
-        assert list(await admin.async_consumers(session, Email)) == []
-        assert await admin.async_rescue(session, Email) == await admin.async_reconcile(session, Letter) == 0
-        assert await admin.async_count(session, Email, admin.JobFilter()) == {"pending": 2}
-        assert (await admin.async_cancel(session, Email)).cancelled == [1, 4]
-    await engine.dispose()
+        done = QueueAdmin(session, Email).cancel(jobs, batch_size=size)
+        assert done == Cancelled(cancelled=[2], asked=[6], missing=[1, 3, 4, 5, 7])
 
 
 def test_a_job_with_a_dead_letter_is_shown(shop: Shop) -> None:
     with Session(shop.engine) as session:
         session.add(Task())
         session.commit()
-        assert admin.cancel(session, Task).cancelled == [1]
-        info, row = admin.job(session, Task, 1) or (None, {})
+        assert QueueAdmin(session, Task).cancel().cancelled == [1]
+        info, row = QueueAdmin(session, Task).job(1) or (None, {})
         assert (info.state, row["id"]) == ("cancelled", 1)

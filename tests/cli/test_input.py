@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from sqlalchemy.orm import sessionmaker
 
-from sqlaqueue import Consumer, admin
+from sqlaqueue import Consumer
+from sqlaqueue.admin import Explanation
 from sqlaqueue.cli import apply_settings, main
 from sqlaqueue.cli.database import parse_url, shown_url
 from sqlaqueue.cli.processes import PlainFormatter
@@ -455,5 +456,5 @@ def test_records_of_the_log_of_worker_processes_are_harmless() -> None:
 
 
 def test_an_explanation_as_a_text_is_harmless(hostile_shop: Shop) -> None:
-    explanation = admin.Explanation(queue="email", key=(HOSTILE,), state="missing", reasons=[])
+    explanation = Explanation(queue="email", key=(HOSTILE,), state="missing", reasons=[])
     assert_harmless(str(explanation))

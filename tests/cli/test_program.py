@@ -48,7 +48,8 @@ def test_the_error_for_a_missing_package_names_the_extra(missing: str, extra: st
 
 @pytest.mark.parametrize("missing", ["click", "rich", "psycopg", "greenlet"])
 def test_the_library_can_be_imported_without(missing: str) -> None:
-    result = python("-c", f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue import *; Consumer")
+    program = "from sqlaqueue import *; from sqlaqueue.admin import *; Consumer"
+    result = python("-c", f"import sys; sys.modules[{missing!r}] = None; {program}")
     assert result.returncode == 0, result.stderr
 
 

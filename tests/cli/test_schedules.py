@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin
+from sqlaqueue.admin import ScheduleAdmin
 from sqlaqueue.exc import StatementError
 from tests.cli.conftest import EMAIL, QUEUES, Shop
 from tests.cli.shop import queues as app
@@ -198,13 +198,12 @@ def test_a_process_without_tables_or_url_ends(shop: Shop) -> None:
 def test_what_python_changes(shop: Shop, scheduled: None) -> None:
     engine = shop.engine
     with Session(engine) as session:
-        admin.edit_schedule(session, app.Report, "often", every=timedelta(hours=1), values={"kind": "x"})
-        info = admin.schedule(session, app.Report, "often")
+        admin = ScheduleAdmin(session, app.Report)
+        admin.edit("often", every=timedelta(hours=1), values={"kind": "x"})
+        info = admin.get("often")
         assert (info.every, info.values, info.origin) == (timedelta(hours=1), {"kind": "x"}, "edited")
         with pytest.raises(StatementError, match="what can be changed is cron"):
-            admin.edit_schedule(session, app.Report, "often", factory="x")
+            admin.edit("often", factory="x")
         fire_due(engine, app.schedules)
-        info = admin.schedule(session, app.Report, "often")
+        info = admin.get("often")
         assert info.next_ticks(2)[1] - info.next_ticks(2)[0] == timedelta(hours=1)
-    names = [name for name in dir(admin) if name.endswith(("schedule", "schedules"))]
-    assert {f"async_{name}" for name in names if not name.startswith("async_")} <= set(dir(admin))

@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import admin, async_wait, wait
+from sqlaqueue import async_wait, wait
+from sqlaqueue.admin import Thresholds, doctor
 from sqlaqueue.consumer import pace, threads
 from sqlaqueue.consumer.core import waker
 from sqlaqueue.consumer.notifications import async_listener, listener, polls
@@ -267,7 +268,7 @@ def test_a_caller_that_waits_for_a_job_gives_silent_connections_up(leased: Bench
 @pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("async", "asyncpg")])
 def test_an_examination_gives_a_silent_connection_up(leased: Bench, api: str, driver: str) -> None:
     """The caller gets the error of a lost connection; an examination of a new connection works."""
-    thresholds = admin.Thresholds(statement_timeout=timedelta(milliseconds=200))
+    thresholds = Thresholds(statement_timeout=timedelta(milliseconds=200))
 
     async def examine_async(url: str, proxy: Proxy) -> None:
         engine = create_async_engine(url)
@@ -276,9 +277,9 @@ def test_an_examination_gives_a_silent_connection_up(leased: Bench, api: str, dr
                 await session.execute(sa.text("SELECT 1"))
                 proxy.go_silent()
                 with pytest.raises(DBAPIError):
-                    await admin.async_doctor(session, leased.Job, thresholds=thresholds)
+                    await session.run_sync(doctor, leased.Job, thresholds=thresholds)
             async with AsyncSession(engine) as session:
-                await admin.async_doctor(session, leased.Job, thresholds=thresholds)
+                await session.run_sync(doctor, leased.Job, thresholds=thresholds)
         finally:
             await engine.dispose()
 
@@ -289,9 +290,9 @@ def test_an_examination_gives_a_silent_connection_up(leased: Bench, api: str, dr
                 session.execute(sa.text("SELECT 1"))
                 proxy.go_silent()
                 with pytest.raises(DBAPIError):
-                    admin.doctor(session, leased.Job, thresholds=thresholds)
+                    doctor(session, leased.Job, thresholds=thresholds)
             with Session(engine) as session:
-                admin.doctor(session, leased.Job, thresholds=thresholds)
+                doctor(session, leased.Job, thresholds=thresholds)
         finally:
             engine.dispose()
 

@@ -16,8 +16,8 @@ from psycopg import sql
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import ConcurrencyLimit, QueueConfig, QueueMixin, admin
-from sqlaqueue.admin import doctor, explain_job
+from sqlaqueue import ConcurrencyLimit, QueueConfig, QueueMixin
+from sqlaqueue.admin import QueueAdmin, doctor
 from sqlaqueue.consumer import claim
 from sqlaqueue.consumer.claim import Suspects, Unclaimable
 from sqlaqueue.consumer.maintenance import leases
@@ -123,7 +123,7 @@ def test_a_row_that_cannot_be_loaded(rig: Rig, what: str, log: Any) -> None:
 
 def _reasons(session: Session, model: Any, key: int) -> list[str]:
     session.rollback()
-    return [reason.code for reason in explain_job(session, model, key).reasons]
+    return [reason.code for reason in QueueAdmin(session, model).explain(key).reasons]
 
 
 def test_a_time_that_python_does_not_know(rigs: Rigs, strategy: str) -> None:
@@ -600,12 +600,13 @@ def test_operators_read_times_that_python_does_not_know(rigs: Rigs, strategy: st
     rig.enqueue(3)
     rig.execute(f"UPDATE job SET {column} = '{moment}' WHERE id = 2")
     with Session(rig.engine) as session:
-        assert {info.key for info in admin.jobs(session, rig.Job)} == {(1,), (2,), (3,)}
-        assert admin.job(session, rig.Job, 1) is not None
-        info, values = admin.job(session, rig.Job, 2) or (None, {})
+        admin = QueueAdmin(session, rig.Job)
+        assert {info.key for info in admin.jobs()} == {(1,), (2,), (3,)}
+        assert admin.job(1) is not None
+        info, values = admin.job(2) or (None, {})
         assert info is not None
         assert values[column].startswith(moment)
-        assert explain_job(session, rig.Job, 2).reasons
-        assert admin.stats(session, rig.Job)
-        assert admin.depth(session, rig.Job).pending == 3
+        assert admin.explain(2).reasons
+        assert admin.stats()
+        assert admin.depth().pending == 3
         assert "check_failed" not in {finding.code for finding in doctor(session, rig.Job)}

@@ -30,7 +30,7 @@ class Customer(Base):
 
 class Email(QueueMixin, Base):
     __tablename__ = "email"
-    __queue__ = QueueConfig(max_attempts=3)
+    __queue__ = QueueConfig(max_attempts=3, attempt_history=timedelta(days=14))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     to: Mapped[str] = mapped_column(default="ada@example.com")
@@ -68,6 +68,8 @@ sessions = sessionmaker(engine)
 async_sessions = async_sessionmaker(async_engine)
 session = sessions()
 async_session = async_sessions()
+admin = QueueAdmin(session, Email)
+schedules = ScheduleAdmin(session, Invoice)
 # Two jobs: the first waits, and the second has failed.
 session.add_all([Email(), Email(status="failed")])
 session.commit()

@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from sqlalchemy.orm import Session
 
-from sqlaqueue import __version__, admin
-from sqlaqueue.admin.doctor.examination import Examination, Finding, Thresholds
+from sqlaqueue import __version__
+from sqlaqueue.admin import Finding, Thresholds, doctor
+from sqlaqueue.admin.doctor.examination import Examination
 from sqlaqueue.admin.doctor.server import check_durability
 from sqlaqueue.cli import main
 from sqlaqueue.mapping.mixin import spec_of
@@ -47,11 +48,11 @@ class Patient:
             session.add_all(jobs)
             session.commit()
 
-    def findings(self, *models: type[Any], deep: bool = False, **limits: Any) -> list[admin.Finding]:
+    def findings(self, *models: type[Any], deep: bool = False, **limits: Any) -> list[Finding]:
         with Session(self.engine) as session:
-            return admin.doctor(session, *(models or MODELS), deep=deep, thresholds=admin.Thresholds(**limits))
+            return doctor(session, *(models or MODELS), deep=deep, thresholds=Thresholds(**limits))
 
-    def find(self, code: str, *models: type[Any], **options: Any) -> admin.Finding:
+    def find(self, code: str, *models: type[Any], **options: Any) -> Finding:
         """Return the finding with this code, of which there must be one."""
         found = self.findings(*models, **options)
         matching = [each for each in found if each.code == code]
@@ -70,14 +71,14 @@ class Patient:
             return
         apply(self.database.dsn, fix)
 
-    def repaired(self, code: str, *models: type[Any], fix: int = 0, **options: Any) -> admin.Finding:
+    def repaired(self, code: str, *models: type[Any], fix: int = 0, **options: Any) -> Finding:
         """Return the finding with this code, and execute its fix, after which it must be gone."""
         finding = self.find(code, *models, **options)
         self.repair(finding.fixes[fix])
         assert code not in self.codes(*models, **options)
         return finding
 
-    def healed(self, code: str, *models: type[Any], fix: int = 0) -> admin.Finding:
+    def healed(self, code: str, *models: type[Any], fix: int = 0) -> Finding:
         """Return the finding with this code, and execute its fix, after which nothing must be wrong."""
         finding = self.find(code, *models)
         self.repair(finding.fixes[fix])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from sqlaqueue import admin
+from sqlaqueue.admin import Thresholds
 from sqlaqueue.cli import main
 from tests.doctor.conftest import Patient, add_consumer
 
@@ -132,7 +132,7 @@ def test_wrong_thresholds(patient: Patient, given: str, said: str) -> None:
 
 def test_help_lists_the_thresholds(patient: Patient) -> None:
     lines = doctor(patient, "--help").splitlines()
-    for each in fields(admin.Thresholds):
+    for each in fields(Thresholds):
         assert any(line.strip().startswith(f"{each.name}=") for line in lines), each.name
     for line in ("oldest_due=5m", "lock_timeout=500ms", "leftover_age=25h", "keys_used=0.7 (share)"):
         assert f"    {line}" in lines

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import ConcurrencyLimit, Consumer, admin
+from sqlaqueue import ConcurrencyLimit, Consumer
+from sqlaqueue.admin import Finding, Thresholds, doctor
 from sqlaqueue.admin.doctor.doctor import CHECKS, COMPLETE
 from sqlaqueue.admin.doctor.examination import Examination
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
@@ -34,7 +35,7 @@ def test_the_session_is_left_as_it_was(patient: Patient) -> None:
         session.execute(sa.text("SET LOCAL statement_timeout = '7s'"))
         before = settings(session)
         session.add(Email(id=1))
-        assert [each.code for each in admin.doctor(session, *SOME)] == ["missing_index"]
+        assert [each.code for each in doctor(session, *SOME)] == ["missing_index"]
         # It has not flushed.
         assert session.new
         assert settings(session) == before
@@ -44,7 +45,7 @@ def test_the_session_is_left_as_it_was(patient: Patient) -> None:
 
 def test_nothing_is_written(patient: Patient) -> None:
     with Session(patient.engine) as session:
-        assert admin.doctor(session, *MODELS, deep=True) == []
+        assert doctor(session, *MODELS, deep=True) == []
         assert session.scalar(sa.text("SELECT pg_current_xact_id_if_assigned()")) is None
         assert session.in_transaction()
 
@@ -76,7 +77,7 @@ def test_a_check_that_fails_lets_the_others_go_on(patient: Patient) -> None:
 def test_a_check_with_an_error_lets_the_others_go_on(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     patient.execute("ALTER TABLE letter DISABLE TRIGGER sqlaqueue_wake_insert")
 
-    def check_that_fails(examination: Examination) -> Iterator[admin.Finding]:
+    def check_that_fails(examination: Examination) -> Iterator[Finding]:
         examination.connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
         yield from {}["nothing"]
 
@@ -89,7 +90,7 @@ def test_a_check_with_an_error_lets_the_others_go_on(patient: Patient, monkeypat
 def test_a_check_that_cannot_connect_lets_the_others_go_on(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = sa.create_engine("postgresql+psycopg://localhost:1/nothing", poolclass=sa.NullPool)
 
-    def check_elsewhere(examination: Examination) -> Iterator[admin.Finding]:
+    def check_elsewhere(examination: Examination) -> Iterator[Finding]:
         nowhere.connect()
         yield from ()
 
@@ -108,7 +109,7 @@ def test_a_lost_connection_is_an_error(patient: Patient) -> None:
         session.connection()
         patient.database.kill_backends()
         with pytest.raises(sa.exc.OperationalError):
-            admin.doctor(session, Email)
+            doctor(session, Email)
 
 
 def test_a_session_that_reads_from_a_replica(patient: Patient) -> None:
@@ -120,7 +121,7 @@ def test_a_session_that_reads_from_a_replica(patient: Patient) -> None:
 
     patient.execute("DROP INDEX ix_email_queue_claim")
     with Routing() as session:
-        assert [each.code for each in admin.doctor(session, *SOME)] == ["missing_index"]
+        assert [each.code for each in doctor(session, *SOME)] == ["missing_index"]
 
 
 def test_queues_of_two_databases(patient: Patient, server: Server) -> None:
@@ -130,7 +131,7 @@ def test_queues_of_two_databases(patient: Patient, server: Server) -> None:
         execute(engine, "DROP INDEX ix_sqlaqueue_message_letter_claim")
         patient.execute("DROP INDEX ix_email_queue_claim")
         with Session(binds={Email: patient.engine, Letter: engine}) as session:
-            found = admin.doctor(session, Letter, Email)
+            found = doctor(session, Letter, Email)
     assert [(each.code, each.queue) for each in found] == [("missing_index", "email"), ("missing_index", "letter")]
 
 
@@ -140,7 +141,7 @@ async def test_an_async_session(patient: Patient, driver: Any, models: Any) -> N
     patient.execute("INSERT INTO email (id) SELECT number FROM generate_series(1, 5000) AS number")
     engine = create_async_engine(patient.database.url(driver), poolclass=sa.NullPool)
     async with AsyncSession(engine) as session:
-        found = await admin.async_doctor(session, *models, deep=True)
+        found = await session.run_sync(doctor, *models, deep=True)
     assert [each.code for each in found] == ["missing_index", "claim_reads_table"]
 
 
@@ -149,7 +150,7 @@ def test_another_driver(patient: Patient, driver: Any) -> None:
     patient.execute("DROP INDEX ix_email_queue_claim")
     engine = plain_engine(patient.database.url(driver))
     with Session(engine) as session:
-        assert [each.code for each in admin.doctor(session, *MODELS, deep=True)] == ["missing_index"]
+        assert [each.code for each in doctor(session, *MODELS, deep=True)] == ["missing_index"]
 
 
 def test_the_worst_comes_first(patient: Patient) -> None:
@@ -166,11 +167,11 @@ def test_the_worst_comes_first(patient: Patient) -> None:
 def test_wrong_input(patient: Patient) -> None:
     with Session(patient.engine) as session:
         with pytest.raises(StatementError, match="name at least one queue class"):
-            admin.doctor(session)
+            doctor(session)
         with pytest.raises(NotAQueueError):
-            admin.doctor(session, Base)
+            doctor(session, Base)
     with pytest.raises(ConfigurationError, match="doctor\\(\\): this is an? Engine"):
-        admin.doctor(patient.engine, Email)
+        doctor(patient.engine, Email)
     for wrong, said in (
         ({"oldest_due": "10m"}, r"Thresholds\(oldest_due='10m'\): give a timedelta, such as timedelta\(minutes=10\)"),
         ({"oldest_due": timedelta(-1)}, "give zero or more"),
@@ -180,17 +181,18 @@ def test_wrong_input(patient: Patient) -> None:
         ({"lock_timeout": timedelta(days=2)}, "at most a day"),
     ):
         with pytest.raises(ConfigurationError, match=said):
-            admin.Thresholds(**wrong)
+            Thresholds(**wrong)
     engine = patient.engine.execution_options(isolation_level="AUTOCOMMIT")
     with Session(engine) as session, pytest.raises(StatementError, match="autocommit"):
-        admin.doctor(session, Email)
+        doctor(session, Email)
 
 
 # -- the codes of findings: in the code, in the list and on the page of the documentation --------------------------
 
-FOLDER = Path(admin.__file__).parent / "doctor"
-FAULTS = Path(admin.__file__).parents[1] / "postgresql"
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "sqlaqueue" / "admin" / "doctor"
+FAULTS = ROOT / "sqlaqueue" / "postgresql"
+PAGE = ROOT / "docs" / "doctor.md"
 SEVERITIES = {"critical", "warning", "notice"}
 COMPUTED = {
     "fsync_off": {"critical"},
@@ -246,7 +248,7 @@ def test_the_page_lists_every_code_with_its_severities() -> None:
 @pytest.mark.once
 def test_the_page_lists_every_threshold() -> None:
     rows = re.findall(r"^\| `(\w+)` \| [^|`]+ \| [^|]+ \|$", PAGE.read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(each.name for each in fields(admin.Thresholds))
+    assert sorted(rows) == sorted(each.name for each in fields(Thresholds))
 
 
 @pytest.mark.once
@@ -282,13 +284,13 @@ def test_a_new_queue_of_messages_with_a_limit_and_a_drained_one(sessions: Any) -
     job = make_job("delete_returning", flow_control=[ConcurrencyLimit(5, per="payload")])
     maker = sessions(job)
     with maker() as session:
-        assert admin.doctor(session, job, deep=True) == []
+        assert doctor(session, job, deep=True) == []
         session.add_all([job(payload=str(number)) for number in range(60)])
         session.commit()
-        assert admin.doctor(session, job, deep=True) == []
+        assert doctor(session, job, deep=True) == []
         session.commit()
         assert Consumer(job, handle, maker).drain() == 60
-        assert admin.doctor(session, job, deep=True) == []
+        assert doctor(session, job, deep=True) == []
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
@@ -297,4 +299,4 @@ def test_another_driver_of_a_healthy_queue(database: Database, driver: Any) -> N
     job = make_job("update_status")
     job.metadata.create_all(engine)
     with Session(engine) as session:
-        assert admin.doctor(session, job, deep=True) == []
+        assert doctor(session, job, deep=True) == []

@@ -12,7 +12,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from sqlaqueue import QueueConfig, QueueMixin, admin
+from sqlaqueue import QueueConfig, QueueMixin
+from sqlaqueue.admin import Finding, QueueAdmin, doctor
 from sqlaqueue.admin.doctor.objects import check_altered_objects, check_functions, check_indexes, check_triggers
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
@@ -45,13 +46,13 @@ def test_a_database_without_any_table_may_be_the_wrong_one(patient: Patient, ser
     with server.database() as empty:
         engine = plain_engine(empty.url())
         with Session(engine) as session:
-            (finding,) = admin.doctor(session, Email)
+            (finding,) = doctor(session, Email)
         assert (finding.code, finding.severity) == ("missing_table", "critical")
         assert finding.summary.startswith(f"The database {empty.name} has none of the tables of this queue")
         assert finding.summary.endswith("Is it the right database?")
         apply(empty.dsn, finding.fixes[1])
         with Session(engine) as session:
-            assert admin.doctor(session, Email) == []
+            assert doctor(session, Email) == []
 
 
 def test_a_lost_default(patient: Patient) -> None:
@@ -181,7 +182,7 @@ def test_each_index_of_a_claim_is_missed_everywhere(patient: Patient, model: Any
     assert mended(patient, "missing_index", model, check_indexes).facts["index"] == name
     patient.execute(f'DROP INDEX "{name}"')
     with Session(patient.engine) as session:
-        stats = admin.stats(session, model)
+        stats = QueueAdmin(session, model).stats()
         assert stats.missing_indexes == [name]
         advice = checks_of(session.connection()).missing_index_advice(session.connection(), spec_of(model))
     assert advice is not None
@@ -418,18 +419,18 @@ def test_translated_schemas(patient: Patient) -> None:
     patient.execute('CREATE SCHEMA "a tenant"')
     Email.metadata.create_all(engine)
     with Session(engine) as session:
-        assert admin.doctor(session, Email, Letter, deep=True) == []
+        assert doctor(session, Email, Letter, deep=True) == []
     patient.execute(
         'DROP INDEX "a tenant".ix_email_queue_claim',
         'ALTER TABLE "a tenant".email DISABLE TRIGGER sqlaqueue_wake_insert',
     )
     with Session(engine) as session:
-        found = admin.doctor(session, Email, Letter)
+        found = doctor(session, Email, Letter)
     assert sorted(each.code for each in found) == ["disabled_trigger", "missing_index"]
     for finding in found:
         patient.repair(finding.fixes[0])
     with Session(engine) as session:
-        assert admin.doctor(session, Email, Letter) == []
+        assert doctor(session, Email, Letter) == []
 
 
 def test_a_partitioned_table(patient: Patient) -> None:
@@ -477,9 +478,9 @@ def as_role(patient: Patient, role: str) -> sa.Engine:
     return engine
 
 
-def findings(engine: sa.Engine, *models: Any) -> list[admin.Finding]:
+def findings(engine: sa.Engine, *models: Any) -> list[Finding]:
     with Session(engine) as session:
-        found = admin.doctor(session, *models)
+        found = doctor(session, *models)
     # The role may not see the sessions of others.
     return [each for each in found if each.code != "hidden_sessions"]
 

@@ -9,7 +9,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Scheduler, States, admin, cancel, claim
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Scheduler, States, cancel, claim
+from sqlaqueue.admin import QueueAdmin, ScheduleAdmin
 from sqlaqueue.admin.doctor.service import check_consumers, check_due_jobs
 from tests.doctor.conftest import Patient, add_consumer, codes, find, long
 from tests.doctor.models import MODELS, SOME, Delivery, Email, Entry, Export, Letter, Note, Report, Task, handle
@@ -49,7 +50,7 @@ def test_the_worker_of_the_fix_runs_the_jobs(patient: Patient) -> None:
 
 def test_a_paused_queue(patient: Patient) -> None:
     with Session(patient.engine) as session:
-        admin.pause(session, Letter)
+        QueueAdmin(session, Letter).pause()
     assert patient.codes() == []
     add_old(patient, Letter)
     add_consumer(patient, "letter")
@@ -135,7 +136,7 @@ def test_old_requests_to_cancel(patient: Patient) -> None:
         session.commit()
         session.execute(cancel(sa.select(Email)))
         session.commit()
-        admin.pause(session, Email)
+        QueueAdmin(session, Email).pause()
     assert patient.codes(Email) == []
     patient.execute("UPDATE sqlaqueue_control SET created_at = now() - interval '2 days'")
     assert patient.repaired("old_cancellations", Email).facts == {"requests": 1}
@@ -195,7 +196,7 @@ def reports(patient: Patient) -> Patient:
     """Return a database with a schedule of a day, which was just planned."""
     Report.metadata.create_all(patient.engine)
     with Session(patient.engine) as session:
-        admin.add_schedule(session, Schedule("daily", Report, every=timedelta(days=1)))
+        ScheduleAdmin(session, Report).add(Schedule("daily", Report, every=timedelta(days=1)))
     add_consumer(patient, "report")
     return patient
 
@@ -252,7 +253,7 @@ def test_a_schedule_whose_queue_nothing_serves(reports: Patient) -> None:
 def test_a_paused_schedule(reports: Patient) -> None:
     reports.execute("DELETE FROM sqlaqueue_consumer")
     with Session(reports.engine) as session:
-        admin.pause_schedule(session, Report, "daily")
+        ScheduleAdmin(session, Report).pause("daily")
     assert reports.findings(Report) == []
 
 

@@ -16,7 +16,6 @@ from sqlaqueue import (
     Schedule,
     Tick,
     Unique,
-    admin,
     cancel,
     claim,
     complete,
@@ -29,6 +28,7 @@ from sqlaqueue import (
     retry,
     wait,
 )
+from sqlaqueue.admin import JobFilter, QueueAdmin, ScheduleAdmin
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from tests.engines.conftest import Sessions
 from tests.models import make_job
@@ -226,11 +226,11 @@ def test_the_newest_of_failed_duplicates_comes_back(sessions: Sessions) -> None:
             session.commit()
         assert sorted(session.execute(requeue(Order)).all()) == [(1, "2"), *((number, None) for number in range(2, 8))]
         session.commit()
-        ended = admin.jobs(session, Order, admin.JobFilter(states=("cancelled",)))
+        ended = QueueAdmin(session, Order).jobs(JobFilter(states=("cancelled",)))
         assert [(each.key, each.last_error) for each in ended] == [((1,), "duplicate of job 2\nfailed")]
         # Now the duplicate is pending.
         assert session.execute(requeue(sa.select(Order).where(Order.id == 1))).all() == [(1, "2")]
-        done = admin.requeue(session, Order, admin.JobFilter(states=("cancelled",)))
+        done = QueueAdmin(session, Order).requeue(JobFilter(states=("cancelled",)))
         assert (int(done), dict(done.duplicates)) == (0, {1: "2"})
 
 
@@ -238,7 +238,7 @@ def test_explain_job_names_the_duplicate(sessions: Sessions) -> None:
     with sessions(Order)() as session:
         session.add(Order(id=7, key="a"))
         session.commit()
-        found = str(admin.explain_job(session, Order(key="a")))
+        found = str(QueueAdmin(session, Order).explain(Order(key="a")))
         assert "7" in found
         assert "duplicate" in found
 
@@ -303,7 +303,7 @@ def test_attempts_are_kept_and_finished_jobs_deleted(sessions: Sessions) -> None
         session.add(Kept(id=1))
         session.commit()
         Consumer(Kept, handle, make_session).drain()
-        attempts = admin.attempts(session, Kept, 1)
+        attempts = QueueAdmin(session, Kept).attempts(1)
         assert [(each.attempt, each.outcome) for each in attempts] == [(2, "completed"), (1, "retried")]
         travel(session, timedelta(days=2))
         session.commit()
@@ -312,7 +312,7 @@ def test_attempts_are_kept_and_finished_jobs_deleted(sessions: Sessions) -> None
 
 
 def _schedule(session: Session) -> Any:
-    found = next(iter(admin.schedules(session, Scheduled)), None)
+    found = next(iter(ScheduleAdmin(session, Scheduled).list()), None)
     session.rollback()
     return found
 
@@ -339,14 +339,15 @@ def test_schedules_are_changed_by_operators(sessions: Sessions) -> None:
         fire_schedules(session, [HOURLY])
         session.commit()
         before = _schedule(session)
-        admin.pause_schedule(session, Scheduled, "hourly")
+        admin = ScheduleAdmin(session, Scheduled)
+        admin.pause("hourly")
         session.commit()
         stored = session.execute(sa.text("SELECT edited_at, next_tick, paused_at FROM sqlaqueue_schedule")).one()
         assert stored.next_tick is None
         assert None not in {stored.edited_at, stored.paused_at}
         assert _schedule(session).next_tick is None
-        admin.resume_schedule(session, Scheduled, "hourly")
-        admin.edit_schedule(session, Scheduled, "hourly", every=timedelta(minutes=5))
+        admin.resume("hourly")
+        admin.edit("hourly", every=timedelta(minutes=5))
         session.commit()
         assert (before.every, _schedule(session).every) == (timedelta(hours=1), timedelta(minutes=5))
         with pytest.raises(sa.exc.DBAPIError):
@@ -403,19 +404,20 @@ def test_operators_see_and_change_jobs(sessions: Sessions) -> None:
         Consumer(Plain, handle, make_session).drain()
         session.add_all([Plain(id=7), Plain(id=8)])
         session.commit()
-        stats = admin.stats(session, Plain)
+        admin = QueueAdmin(session, Plain)
+        stats = admin.stats()
         assert (stats.due, stats.states) == (2, {**stats.states, "pending": 2, "failed": 3, "completed": 3})
         assert stats.missing_indexes == []
-        assert [group.count for group in admin.failures(session, Plain)] == [3]
-        assert {job.state for job in admin.jobs(session, Plain)} == {"pending", "failed", "completed"}
-        assert "pending" in str(admin.explain_job(session, Plain, 7))
-        assert admin.explain_job(session, Plain, 7).reasons
-        admin.pause(session, Plain)
+        assert [group.count for group in admin.failures()] == [3]
+        assert {job.state for job in admin.jobs()} == {"pending", "failed", "completed"}
+        assert "pending" in str(admin.explain(7))
+        assert admin.explain(7).reasons
+        admin.pause()
         session.commit()
         assert session.scalars(claim(Plain, 1)).all() == []
-        admin.resume(session, Plain)
-        assert admin.requeue(session, sa.select(Plain).where(Plain.id == 1)) == 1
-        assert admin.cancel(session, sa.select(Plain).where(Plain.id > 6)).cancelled == [7, 8]
+        admin.resume()
+        assert admin.requeue(sa.select(Plain).where(Plain.id == 1)) == 1
+        assert admin.cancel(sa.select(Plain).where(Plain.id > 6)).cancelled == [7, 8]
         session.commit()
 
 

@@ -14,7 +14,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_col
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 import sqlaqueue
-from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique, admin, claim, complete, enqueue, retry
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Unique, claim, complete, enqueue, retry
+from sqlaqueue.admin import QueueAdmin, doctor
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.web import Access, Dashboard
 from tests.engines.conftest import Sessions
@@ -387,9 +388,9 @@ def both(database: Database, file: sa.Engine, request: pytest.FixtureRequest) ->
 def test_a_doctor_examines_the_queue_on_postgresql(both: sessionmaker[Session]) -> None:
     with both() as session:
         # The server itself is one for tests.
-        assert [found for found in admin.doctor(session, Email) if found.queue is not None] == []
+        assert [found for found in doctor(session, Email) if found.queue is not None] == []
         with pytest.raises(ConfigurationError, match=r"doctor\(\) reads .* not available on SQLite"):
-            admin.doctor(session, Email, Thumbnail)
+            doctor(session, Email, Thumbnail)
 
 
 def test_a_dashboard_shows_the_queue_on_postgresql(both: sessionmaker[Session]) -> None:
@@ -408,11 +409,12 @@ def test_statistics_of_each(both: sessionmaker[Session], file: sa.Engine, model:
     with both() as session:
         session.add(model(id=1))
         session.commit()
-        assert admin.stats(session, model).states["pending"] == 1
-        assert admin.stats(session, model).missing_indexes == []
+        admin = QueueAdmin(session, model)
+        assert admin.stats().states["pending"] == 1
+        assert admin.stats().missing_indexes == []
         session.rollback()
         index.drop(session.get_bind(sa.inspect(model)))
-        assert admin.stats(session, model).missing_indexes == [index.name]
+        assert admin.stats().missing_indexes == [index.name]
 
 
 @pytest.mark.parametrize("model", [Email, Thumbnail])

@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, mapped_column, sessionmaker
 
 import sqlaqueue
-from sqlaqueue import Cancel, Consumer, Fail, JobExists, Retry, Snooze, Unique, admin, cancel, enqueue
+from sqlaqueue import Cancel, Consumer, Fail, JobExists, Retry, Snooze, Unique, cancel, enqueue
+from sqlaqueue.admin import JobFilter, QueueAdmin
 from sqlaqueue.consumer import pace
 from sqlaqueue.strategies.unique_key import duplicate_in
 from tests.faults.history import Record, Violations, violations_of, with_event
@@ -86,12 +87,12 @@ def produce(actor: Actor, *, url: str, name: str) -> None:
 
 def administrate(actor: Actor, *, url: str, name: str) -> None:
     engine, job, rng = engine_of(url), model_of(name), actor.rng
-    finished = admin.JobFilter(states=("failed", "cancelled"))
+    finished = JobFilter(states=("failed", "cancelled"))
     while True:
         try:
             with Session(engine) as session:
                 if rng.random() < 0.6:
-                    admin.requeue(session, job, finished, batch_size=rng.choice([1, 3, 100]), limit=10)
+                    QueueAdmin(session, job).requeue(finished, batch_size=rng.choice([1, 3, 100]), limit=10)
                 else:
                     session.execute(cancel(sa.select(job).where(job.key == rng.choice(KEYS))))
                     time.sleep(rng.random() * 0.02)
@@ -176,18 +177,18 @@ class Duplicates(Processes):
     def drain(self) -> None:
         """Run what is left, also the jobs of killed workers."""
         consumer = Consumer(self.job, lambda session, each: None, sessionmaker(self.engine), poll_interval=0.1)
-        active = admin.JobFilter(states=("pending", "processing"))
+        active = JobFilter(states=("pending", "processing"))
 
         def is_empty() -> bool:
             with Session(self.engine) as session:
-                return not admin.count(session, self.job, active)
+                return not QueueAdmin(session, self.job).count(active)
 
         with consumer:
             wait_until(is_empty, "all jobs have an end")
 
     def history(self) -> DuplicateHistory:
         with Session(self.engine) as session:
-            found = admin.jobs(session, self.job, limit=10**6)
+            found = QueueAdmin(session, self.job).jobs(limit=10**6)
             return DuplicateHistory(self.records(), {info.key[0]: (info.state, info.last_error) for info in found})
 
 

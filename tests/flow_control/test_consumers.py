@@ -26,9 +26,9 @@ from sqlaqueue import (
     QueueMixin,
     RateLimit,
     Retry,
-    admin,
     complete,
 )
+from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.consumer import claim
 from sqlaqueue.consumer import held as held_module
 from sqlaqueue.consumer.maintenance import handlers_running
@@ -419,7 +419,7 @@ def test_an_attempt_counts_though_the_rate_is_used_up(engine: sa.Engine, held: A
 
     def failed() -> int:
         with Session(engine) as session:
-            return admin.stats(session, job).states.get("failed", 0)
+            return QueueAdmin(session, job).stats().states.get("failed", 0)
 
     with Consumer(job, handle, sessionmaker(engine), signals=False):
         wait_until(lambda: failed() == 1)

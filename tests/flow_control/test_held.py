@@ -20,13 +20,13 @@ from sqlaqueue import (
     QueueConfig,
     QueueMixin,
     RateLimit,
-    admin,
     claim,
     complete,
     fail,
     release,
     retry,
 )
+from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.exc import ConfigurationError, StatementError
 from tests.flow_control.models import (
     HELD,
@@ -337,18 +337,19 @@ def test_a_limit_says_how_many_transactions_hold_it(engine: sa.Engine, held: Any
     first, second, third = sessions
     claimed(first, job, 1)
     claimed(second, job, 1)
-    reasons = admin.explain_job(third, job, 3).reasons
+    admin = QueueAdmin(third, job)
+    reasons = admin.explain(3).reasons
     assert [reason.code for reason in reasons if reason.code == "limit"] == ["limit"]
     assert "limit of 2 jobs of customer_id 1 is reached, held by 2 transactions" in str(reasons)
-    assert "limit" not in [reason.code for reason in admin.explain_job(third, job, 4).reasons]
-    assert "limit" in [reason.code for reason in admin.explain_job(third, job, 5).reasons]
-    (full,) = admin.stats(third, job).at_limit
+    assert "limit" not in [reason.code for reason in admin.explain(4).reasons]
+    assert "limit" in [reason.code for reason in admin.explain(5).reasons]
+    (full,) = admin.stats().at_limit
     assert (full.key, full.running, full.most) == ({"customer_id": 1}, 2, 2)
 
 
 def test_an_order_names_the_job_that_comes_first(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
     job = make_queue(engine, of_customers(1, 1), flow_control=[InOrder("customer_id", on_failure="continue")], **held)
-    reasons = {one.code: str(one.text) for one in admin.explain_job(sessions[0], job, 2).reasons}
+    reasons = {one.code: str(one.text) for one in QueueAdmin(sessions[0], job).explain(2).reasons}
     assert "Job 1 of customer_id 1 comes first" in reasons["order"]
 
 

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from sqlalchemy.orm import Session
 
-from sqlaqueue import ConcurrencyLimit, InOrder, RateLimit, Throttle, admin
+from sqlaqueue import ConcurrencyLimit, InOrder, RateLimit, Throttle
+from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.cli import main
 from sqlaqueue.exc import NotClaimableError
 from sqlaqueue.testing import drain, run_job
@@ -30,7 +31,7 @@ from tests.servers import Database
 def explained(engine: sa.Engine, job: Any, key: int) -> dict[str, str]:
     """Return the reasons of a job by their codes."""
     with Session(engine) as session:
-        return {reason.code: reason.text for reason in admin.explain_job(session, job, key).reasons}
+        return {reason.code: reason.text for reason in QueueAdmin(session, job).explain(key).reasons}
 
 
 def test_a_limit_names_the_jobs_that_hold_it(engine: sa.Engine) -> None:
@@ -92,7 +93,7 @@ def test_stats_show_the_keys_at_their_limit(engine: sa.Engine) -> None:
     insert(engine, job, [*of_customers(1, 1, 1, None), *of_customers(2, kind="b", most=1), *of_customers(3)])
     assert len(claim_and_commit(engine, job)) == 4
     with Session(engine) as session:
-        found = admin.stats(session, job).at_limit
+        found = QueueAdmin(session, job).stats().at_limit
     assert [str(each) for each in found] == [
         "customer_id 2 (1 of 1)",
         "customer_id 1, kind 'a' (2 of 2)",

@@ -1,4 +1,4 @@
-"""What is done with a history: ``admin.attempts()``, ``sqlaqueue job``, deletion, ``sqlaqueue.testing``."""
+"""What is done with a history: ``QueueAdmin.attempts()``, ``sqlaqueue job``, deletion, ``sqlaqueue.testing``."""
 
 import asyncio
 import dataclasses
@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, QueueConfig, QueueMixin, Snooze, admin
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Snooze
+from sqlaqueue.admin import AsyncQueueAdmin, Attempt, QueueAdmin
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import state
@@ -41,10 +42,11 @@ def test_the_attempts_of_a_job_newest_first(leased: HistoryQueue) -> None:
     key, other = leased.enqueue("raise", None)
     leased.drain()
     with leased.sessions() as session:
-        failed, retried = admin.attempts(session, leased.Job, key)
-        assert [failed] == admin.attempts(session, leased.Job, str(key), limit=1)
-        assert [one.outcome for one in admin.attempts(session, leased.Job, other)] == ["completed"]
-        assert admin.attempts(session, leased.Job, 100) == []
+        admin = QueueAdmin(session, leased.Job)
+        failed, retried = admin.attempts(key)
+        assert [failed] == admin.attempts(str(key), limit=1)
+        assert [one.outcome for one in admin.attempts(other)] == ["completed"]
+        assert admin.attempts(100) == []
     assert (failed.attempt, failed.outcome, failed.error) == (2, "failed", "ValueError: no address")
     assert (retried.attempt, retried.outcome) == (1, "retried")
     assert failed.traceback is not None
@@ -60,10 +62,10 @@ def test_async_code(leased: HistoryQueue) -> None:
     [key] = leased.enqueue(None)
     leased.drain()
 
-    async def read() -> list[admin.Attempt]:
+    async def read() -> list[Attempt]:
         async_engine = create_async_engine(leased.database.url("asyncpg"), poolclass=sa.NullPool)
         async with AsyncSession(async_engine) as session:
-            return await admin.async_attempts(session, leased.Job, key)
+            return await AsyncQueueAdmin(session, leased.Job).attempts(key)
 
     (attempt,) = asyncio.run(read())
     assert attempt.outcome == "completed"
@@ -73,12 +75,14 @@ def test_wrong_arguments(database: Database) -> None:
     queue = HistoryQueue(database, "update_status")
     plain = make_model("update_status", attempt_history=None)
     with queue.sessions() as session:
-        with pytest.raises(StatementError, match=r"attempts\(Job\): the queue has no attempt history; turn it on with"):
-            admin.attempts(session, plain, 1)
+        with pytest.raises(
+            StatementError, match=r"QueueAdmin.attempts\(\): Job has no attempt history; turn it on with"
+        ):
+            QueueAdmin(session, plain).attempts(1)
         with pytest.raises(StatementError, match="limit=0"):
-            admin.attempts(session, queue.Job, 1, limit=0)
+            QueueAdmin(session, queue.Job).attempts(1, limit=0)
     with pytest.raises(ConfigurationError, match="give a Session"):
-        admin.attempts(queue.engine, queue.Job, 1)  # type: ignore[arg-type]  # it is refused
+        QueueAdmin(queue.engine, queue.Job).attempts(1)  # type: ignore[arg-type]  # it is refused
 
 
 class Base(DeclarativeBase):
@@ -118,7 +122,7 @@ def test_keys_of_each_type(database: Database, kind: str, driver: str) -> None:
         session.add(model(**dict(zip(names, key, strict=True))))
     assert Consumer(model, lambda session, job: None, sessionmaker(plain)).drain() == 1
     with Session(plain) as session:
-        (attempt,) = admin.attempts(session, model, key)
+        (attempt,) = QueueAdmin(session, model).attempts(key)
         assert attempt.outcome == "completed"
 
 
@@ -278,7 +282,7 @@ def session(queue: HistoryQueue) -> Iterator[Session]:
 
 
 def outcomes(session: Session, model: Any, key: Any) -> list[tuple[int, str]]:
-    return [(one.attempt, one.outcome) for one in reversed(admin.attempts(session, model, key))]
+    return [(one.attempt, one.outcome) for one in reversed(QueueAdmin(session, model).attempts(key))]
 
 
 def enqueue(session: Session, queue: HistoryQueue, *payloads: str | None) -> list[Any]:
@@ -314,9 +318,9 @@ def test_travel_moves_attempts(queue: HistoryQueue, session: Session) -> None:
     [job] = enqueue(session, queue, None)
     key = job.id
     drain(session, queue.Job, work)
-    (before,) = admin.attempts(session, queue.Job, key)
+    (before,) = QueueAdmin(session, queue.Job).attempts(key)
     travel(session, timedelta(days=3))
-    (after,) = admin.attempts(session, queue.Job, key)
+    (after,) = QueueAdmin(session, queue.Job).attempts(key)
     assert before.ended_at - after.ended_at == timedelta(days=3)
     assert before.seconds == after.seconds
     assert session.scalar(sa.select(sa.func.count()).select_from(queue.attempt)) == 1

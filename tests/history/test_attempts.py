@@ -13,7 +13,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Consumer, Retry, Unique, admin, claim, complete, rescue
+from sqlaqueue import Consumer, Retry, Unique, claim, complete, rescue
+from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.consumer import pace
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 from tests.history.conftest import HistoryQueue, make_model, obey
@@ -275,7 +276,7 @@ def test_a_rescue_that_gives_the_attempt_back_does_not_count(leased: HistoryQueu
         session.scalars(claim(leased.Job, 2)).all()
     leased.execute(EXPIRE)
     with leased.sessions() as session:
-        assert admin.rescue(session, leased.Job) == 2
+        assert QueueAdmin(session, leased.Job).rescue() == 2
     leased.drain()
     for key in keys:
         assert leased.outcomes(key) == [(1, "rescued"), (1, "completed")]
@@ -290,11 +291,11 @@ def test_the_verb_and_the_function_for_operators_write_it_as_well(leased: Histor
         session.rollback()
     assert leased.history() == []
     with leased.sessions() as session:
-        assert admin.rescue(session, leased.Job) == 2
+        assert QueueAdmin(session, leased.Job).rescue() == 2
     assert leased.outcomes() == [(1, "rescued"), (1, "rescued")]
     assert leased.execute("SELECT count(*) FROM job WHERE status = 'pending'") == 2
     with leased.sessions() as session:
-        assert admin.rescue(session, leased.Job) == 0
+        assert QueueAdmin(session, leased.Job).rescue() == 0
     assert len(leased.history()) == 2
 
 
@@ -303,7 +304,7 @@ def test_what_the_row_says_about_the_run_is_kept(database: Database) -> None:
     expired(queue)
     began, worker = queue.execute("SELECT started_at FROM job"), queue.execute("SELECT claimed_by FROM job")
     with queue.sessions() as session:
-        assert admin.rescue(session, queue.Job) == 1
+        assert QueueAdmin(session, queue.Job).rescue() == 1
     (row,) = queue.history()
     assert (row.outcome, row.started_at, row.worker) == ("rescued", began, worker)
     assert queue.execute("SELECT status FROM job") == "failed"
@@ -313,7 +314,7 @@ def test_a_queue_without_attempts_and_workers(database: Database) -> None:
     queue = HistoryQueue(database, "update_status", columns={"attempts": None, "claimed_by": None})
     expired(queue)
     with queue.sessions() as session:
-        assert admin.rescue(session, queue.Job) == 1
+        assert QueueAdmin(session, queue.Job).rescue() == 1
     queue.drain()
     assert queue.outcomes() == [(1, "rescued"), (1, "completed")]
 
@@ -327,13 +328,13 @@ def test_unique_jobs(database: Database, on_return: Any) -> None:
     queue.execute("UPDATE job SET payload = 'duplicate'")
     [duplicate] = queue.enqueue("duplicate")
     with queue.sessions() as session:
-        admin.rescue(session, queue.Job)
+        QueueAdmin(session, queue.Job).rescue()
     assert queue.outcomes() == [(1, "rescued")]
     state = {"cancel": "cancelled", "wait": "processing"}[on_return]
     assert queue.execute(f"SELECT status FROM job WHERE id = {key}") == state
     queue.execute(f"DELETE FROM job WHERE id = {duplicate}")
     with queue.sessions() as session:
-        admin.rescue(session, queue.Job)
+        QueueAdmin(session, queue.Job).rescue()
     assert queue.outcomes() == [(1, "rescued")]
     if on_return == "wait":
         assert queue.execute(f"SELECT status FROM job WHERE id = {key}") == "pending"

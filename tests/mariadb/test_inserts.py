@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue
 from sqlaqueue import Consumer, Schedule, claim
-from sqlaqueue.admin import add_schedule
+from sqlaqueue.admin import ScheduleAdmin
 from sqlaqueue.exc import DatabaseNotReadyError, StatementError
 from sqlaqueue.sql.engine import sqlstate
 from tests.mariadb.models import Job, Report
@@ -150,11 +150,12 @@ async def test_async_connections(async_engine: AsyncEngine, items: sa.Engine) ->
 
 def test_a_schedule_whose_name_is_too_long_is_an_error(sessions: sessionmaker[Session]) -> None:
     with sessions() as session:
-        add_schedule(session, Schedule("n" * 100, Report, every=60))
+        admin = ScheduleAdmin(session, Report)
+        admin.add(Schedule("n" * 100, Report, every=60))
         with pytest.raises(StatementError, match="there is a schedule"):
-            add_schedule(session, Schedule("n" * 100, Report, every=60))
+            admin.add(Schedule("n" * 100, Report, every=60))
         with pytest.raises(DataError):
-            add_schedule(session, Schedule("n" * 192, Report, every=60))
+            admin.add(Schedule("n" * 192, Report, every=60))
 
 
 def test_each_column_is_computed_from_the_row_before(items: sa.Engine) -> None:

@@ -12,19 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import (
-    AsyncConsumer,
-    Consumer,
-    QueueConfig,
-    QueueMixin,
-    Unique,
-    admin,
-    cancel,
-    claim,
-    complete,
-    purge,
-    rescue,
-)
+from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, Unique, cancel, claim, complete, purge, rescue
+from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.start_checks import missing_index_advice
@@ -225,7 +214,7 @@ def test_a_missing_index_is_reported(shop: sa.Engine, statement: str, caplog: py
     assert Consumer(Order, handle, sessionmaker(shop)).drain() == 0
     said = [record.message for record in caplog.records if "claims may read the whole table" in record.message]
     with Session(shop) as session:
-        missing = admin.stats(session, Order).missing_indexes
+        missing = QueueAdmin(session, Order).stats().missing_indexes
     assert missing == (["ix_sqlaqueue_message_the order's_claim"] if INDEXES[statement] else [])
     assert len(said) == len(missing)
     for text in said:
@@ -275,7 +264,7 @@ def test_a_missing_unique_index_is_reported(
     fault = "missing" if statement.startswith("DROP") else "invalid"
     assert f"the index ix_job_queue_unique of job is {fault}, so jobs are not unique, and enqueue() fails. " in text
     with Session(engine) as session:
-        assert admin.stats(session, job).missing_indexes == ["ix_job_queue_unique"]
+        assert QueueAdmin(session, job).stats().missing_indexes == ["ix_job_queue_unique"]
     execute(engine, "DROP INDEX ix_job_queue_claim")
     both = advice(engine, job)
     assert both is not None

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import ConcurrencyLimit, Consumer, Fail, InOrder, QueueConfig, QueueMixin, RateLimit, admin, claim
+from sqlaqueue import ConcurrencyLimit, Consumer, Fail, InOrder, QueueConfig, QueueMixin, RateLimit, claim
+from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.consumer.maintenance.cleanup import delete_batch
 from sqlaqueue.consumer.maintenance.state import Walk
 from sqlaqueue.exc import DatabaseNotReadyError
@@ -138,12 +139,13 @@ def test_a_role_that_reads_sees_what_holds_jobs_back(limited: Roles) -> None:
     enqueue(limited, 1)
     limited.execute(*of_page("## Reading statistics"))
     with Session(limited.engine("reader")) as session:
+        admin = QueueAdmin(session, Export)
         with pytest.raises(ProgrammingError, match="permission denied"):
-            admin.stats(session, Export)
+            admin.stats()
         session.rollback()
-        limited.execute(*of_page("For a number by a select `explain_job()` and `stats()` read its table:"))
-        assert admin.stats(session, Export).at_limit == []
-        assert admin.explain_job(session, Export, 1).reasons
+        limited.execute(*of_page("For a number by a select `QueueAdmin.explain()` and `.stats()` read its table:"))
+        assert admin.stats().at_limit == []
+        assert admin.explain(1).reasons
 
 
 # -- attempt history ---------------------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ def test_a_worker_with_a_history_needs_what_the_page_says(recorded: Roles) -> No
     recorded.execute("UPDATE sqlaqueue_attempt SET ended_at = now() - interval '15 days' WHERE key = '[1]'")
     with Session(engine) as session:
         assert len(delete_batch(session, settings_of(Ticket), Walk("attempt", timedelta(days=14)))[0]) == 1
-        assert [one.outcome for one in admin.attempts(session, Ticket, 2)] == ["completed"]
+        assert [one.outcome for one in QueueAdmin(session, Ticket).attempts(2)] == ["completed"]
 
 
 def test_a_worker_with_a_history_may_rescue(recorded: Roles) -> None:
@@ -179,7 +181,7 @@ def test_a_worker_with_a_history_may_rescue(recorded: Roles) -> None:
         assert len(session.scalars(claim(Ticket, 1)).all()) == 1
         session.commit()
         recorded.execute("UPDATE ticket SET lease_expires_at = now() - interval '1 second'")
-        assert admin.rescue(session, Ticket) == 1
+        assert QueueAdmin(session, Ticket).rescue() == 1
 
 
 @pytest.mark.parametrize("right", ["SELECT", "INSERT", "UPDATE", "DELETE"])

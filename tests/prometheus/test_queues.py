@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import AsyncConsumer, ConcurrencyLimit, QueueConfig, QueueMixin, Unique, admin, claim, complete
+from sqlaqueue import AsyncConsumer, ConcurrencyLimit, QueueConfig, QueueMixin, Unique, claim, complete
+from sqlaqueue.admin import QueueAdmin, ScheduleAdmin
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.prometheus import QueueCollector, metrics_app, queues
 from sqlaqueue.prometheus.queues import GAUGES
@@ -133,14 +134,14 @@ def test_consumers(setup: Setup) -> None:
 
 def test_a_paused_queue(setup: Setup) -> None:
     with Session(setup.engine) as session:
-        admin.pause(session, setup.model)
+        QueueAdmin(session, setup.model).pause()
     assert collect(setup.engine, setup.model)["paused", "job"] == 1
 
 
 def test_finished_jobs_are_counted_only_if_asked_for(setup: Setup) -> None:
     setup.add(*(setup.model() for _ in range(3)))
     with Session(setup.engine) as session:
-        admin.cancel(session, sa.select(setup.model).where(setup.model.id == 3))
+        QueueAdmin(session, setup.model).cancel(sa.select(setup.model).where(setup.model.id == 3))
         session.execute(complete(session.scalars(claim(setup.model, 1)).all()))
         session.commit()
     states = {key[2]: value for key, value in collect(setup.engine, setup.model).items() if key[0] == "jobs"}
@@ -176,7 +177,7 @@ def test_schedules(engine: sa.Engine) -> None:
     start(engine, [nightly, weekly])
     execute(engine, "UPDATE sqlaqueue_schedule SET next_tick = now() - interval '2 hours' WHERE name = 'nightly'")
     with Session(engine) as session:
-        admin.pause_schedule(session, model, "weekly")
+        ScheduleAdmin(session, model).pause("weekly")
     found = collect(engine, model)
     assert 7200 <= found["schedule_late_seconds", "report", "nightly"] < 7300
     assert found["schedule_paused", "report", "nightly"] == 0
@@ -544,7 +545,7 @@ def test_session_factories(given: Any, words: str) -> None:
 @pytest.mark.once
 def test_the_limit_of_a_depth() -> None:
     with sessionmaker(ENGINE)() as session, pytest.raises(StatementError, match=r"depth\(First\): limit=0"):
-        admin.depth(session, FIRST, limit=0)
+        QueueAdmin(session, FIRST).depth(limit=0)
 
 
 @pytest.mark.once

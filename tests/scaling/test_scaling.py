@@ -22,7 +22,6 @@ from sqlaqueue import (
     QueueMixin,
     Retry,
     Unique,
-    admin,
     cancel,
     claim,
     complete,
@@ -42,6 +41,7 @@ from sqlaqueue import (
     resume,
     retry,
 )
+from sqlaqueue.admin import JobFilter, QueueAdmin, doctor
 from tests.conftest import SERVERS
 from tests.consumer.bench import Bench
 from tests.programs import wait_until
@@ -205,7 +205,7 @@ def test_rows_that_are_their_own_messages(make_queue: MakeQueue) -> None:
     assert queue.effects() == Counter(["new"])
     failing = False
     with queue.sessions() as session:
-        assert admin.requeue(session, queue.Job) == 1
+        assert QueueAdmin(session, queue.Job).requeue() == 1
     assert queue.execute("SELECT name FROM job_01") == [("old",)]
     queue.consumer(handler).drain()
     assert queue.effects() == Counter(["new", "old"])
@@ -259,7 +259,7 @@ def test_limits_and_the_doctor(make_queue: MakeQueue) -> None:
         assert sorted(job.name for job in session.scalars(claim(queue.Job, 4))) == ["a", "b"]
         session.rollback()
         about_server = {"fsync_off", "full_page_writes_off"}
-        found = admin.doctor(session, queue.Job, deep=True)
+        found = doctor(session, queue.Job, deep=True)
         assert [each for each in found if each.code not in about_server] == []
     queue.consumer(concurrency=3).drain()
     assert queue.effects() == Counter(["a", "a", "a", "b"])
@@ -494,20 +494,21 @@ def test_functions_need_no_hint(bench: Bench, engines: tuple[sa.Engine, sa.Engin
     with routing(*engines, by_type=True)(expire_on_commit=False) as session:
         assert copy_in(session, model, [{"payload": "a"}, {"payload": "b"}]) == 2
         session.commit()
-        admin.pause(session, model)
+        admin = QueueAdmin(session, model)
+        admin.pause()
         assert bench.execute(is_paused(model))
         # What only reads goes where the session reads.
-        assert not admin.paused(session, model)
-        admin.resume(session, model)
-        assert len(admin.cancel(session, sa.select(model)).cancelled) == 2
+        assert not admin.is_paused()
+        admin.resume()
+        assert len(admin.cancel(sa.select(model)).cancelled) == 2
         assert bench.states() == {"cancelled": 2}
-        everything = admin.JobFilter(states=("cancelled",))
-        assert admin.requeue(session, model, everything) == 2
+        everything = JobFilter(states=("cancelled",))
+        assert admin.requeue(everything) == 2
         assert bench.states() == {"pending": 2}
-        assert len(admin.cancel(session, sa.select(model)).cancelled) == 2
-        assert admin.purge(session, model, everything) == 2
-        admin.rescue(session, model)
-        admin.reconcile(session, model)
+        assert len(admin.cancel(sa.select(model)).cancelled) == 2
+        assert admin.purge(everything) == 2
+        admin.rescue()
+        admin.reconcile()
     assert bench.states() == {}
 
 

@@ -1,7 +1,6 @@
 """What a program writes when it starts, what is changed at run time, and which privileges it needs."""
 
 import re
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import QueueMixin, Schedule, Scheduler, admin
+from sqlaqueue import QueueMixin, Schedule, Scheduler
+from sqlaqueue.admin import ScheduleAdmin, schedules
 from sqlaqueue.exc import DatabaseNotReadyError, StatementError
 from sqlaqueue.schedules import store
 from sqlaqueue.schedules.fire import fire
@@ -51,7 +51,7 @@ def test_a_definition_is_written_once(engine: sa.Engine, session: Session) -> No
     assert start(engine, schedules) == ([], [])
     assert start(engine, schedules, reset=True) == ([], [])
     assert stored(engine, "all") == before
-    assert {info.origin for info in admin.schedules(session, Export)} == {"program"}
+    assert {info.origin for info in ScheduleAdmin(session, Export).list()} == {"program"}
 
 
 def test_a_changed_program_is_written_and_keeps_the_next_tick(engine: sa.Engine, report: Any) -> None:
@@ -82,9 +82,10 @@ def test_what_was_changed_at_run_time_is_kept(engine: sa.Engine, report: Any) ->
     # Told once; a reset takes what the program says now.
     assert start(engine, [second]) == ([], [])
     with Session(engine) as session:
-        assert admin.schedule(session, report, "hourly").origin == "edited"
-        admin.reset_schedule(session, report, "hourly")
-        assert admin.schedule(session, report, "hourly").origin == "program"
+        admin = ScheduleAdmin(session, report)
+        assert admin.get("hourly").origin == "edited"
+        admin.reset("hourly")
+        assert admin.get("hourly").origin == "program"
     assert (stored(engine)["every"], stored(engine)["values"]) == (HOUR, {"kind": "new"})
     execute(engine, "UPDATE sqlaqueue_schedule SET every = '5 min'")
     assert start(engine, [second], reset=True) == (["hourly"], [])
@@ -359,37 +360,34 @@ def test_a_schedule_that_was_wrong_from_the_beginning(engine: sa.Engine, report:
     )
     with Session(engine) as session:
         assert [name for name, _ in fire(session, group).failed] == ["wrong"]
-        info = admin.schedule(session, report, "wrong")
+        info = ScheduleAdmin(session, report).get("wrong")
         assert info.words.startswith("cron='61 * * * *': bad minute")
-        assert [each.name for each in admin.schedules(session, report)] == ["wrong"]
+        assert [each.name for each in ScheduleAdmin(session, report).list()] == ["wrong"]
     pass_time(engine, 2 * HOUR)
     with Session(engine) as session:
-        assert admin.schedule(session, report, "wrong").late is not None
-        admin.edit_schedule(session, report, "wrong", cron="* * * * *")
+        assert ScheduleAdmin(session, report).get("wrong").late is not None
+        ScheduleAdmin(session, report).edit("wrong", cron="* * * * *")
     assert fire_due(engine, [report]) == []
-
-
-admin_schedules = sys.modules["sqlaqueue.admin.schedules"]
-"""The module; the package has a function of the same name."""
 
 
 def test_an_edit_writes_what_it_changes(engine: sa.Engine, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     started(engine, hourly(report, "x", every=None, cron="@daily", timezone="Europe/Berlin"))
-    read = admin_schedules._row
+    read = schedules._row
 
     def read_and_edit(*arguments: Any, **options: Any) -> Any:
         row = read(*arguments, **options)
         execute(engine, "UPDATE sqlaqueue_schedule SET misfire_grace = '5 min'")
         return row
 
-    monkeypatch.setattr(admin_schedules, "_row", read_and_edit)
+    monkeypatch.setattr(schedules, "_row", read_and_edit)
     with Session(engine) as session:
-        admin.edit_schedule(session, report, "x", jitter=5)
-        admin.edit_schedule(session, report, "x", every=60)
+        admin = ScheduleAdmin(session, report)
+        admin.edit("x", jitter=5)
+        admin.edit("x", every=60)
         with pytest.raises(StatementError, match="what can be changed is cron"):
-            admin.edit_schedule(session, report, "x", name="y")
-        with pytest.raises(StatementError, match=r"edit_schedule\(without changes\)"):
-            admin.edit_schedule(session, report, "x")
+            admin.edit("x", name="y")
+        with pytest.raises(StatementError, match="there are no changes"):
+            admin.edit("x")
     row = stored(engine, "x")
     assert (row["misfire_grace"], row["jitter"], row["every"]) == (5 * MINUTE, timedelta(seconds=5), MINUTE)
     assert (row["cron"], row["timezone"]) == (None, "Europe/Berlin")
@@ -442,7 +440,7 @@ def test_the_privileges_of_the_page_are_enough(shared: Database, engine: sa.Engi
     [group] = schedule_groups([REMINDER], "x")
     with Session(role) as session:
         delete_old_ticks(session, group)
-        assert admin.schedule(session, Email, "reminder").last_tick is not None
+        assert ScheduleAdmin(session, Email).get("reminder").last_tick is not None
     with Scheduler(sessionmaker(role), [REMINDER]):
         pass
 

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import AsyncConsumer, AsyncScheduler, Consumer, Schedule, Scheduler, admin
+from sqlaqueue import AsyncConsumer, AsyncScheduler, Consumer, Schedule, Scheduler
+from sqlaqueue.admin import QueueAdmin, ScheduleAdmin
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import firing
 from sqlaqueue.consumer.maintenance.firing import POLL_INTERVAL, FiringProcess, GroupState
@@ -129,7 +130,7 @@ def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, report: 
         wait_until(lambda: len(ticks_in(engine, "seconds")) > before + 1)
     if kind.endswith("consumer"):
         with Session(engine) as session:
-            assert admin.stats(session, report).states["completed"] > 0
+            assert QueueAdmin(session, report).stats().states["completed"] > 0
 
 
 def test_several_processes_fire_each_tick_once(shared: Database, engine: sa.Engine, report: Any) -> None:
@@ -185,7 +186,7 @@ def test_overdue_schedules_that_no_process_can_fire_are_reported_once(
         wait_until(lambda: len(ticks_in(engine, "seconds")) >= 3)
     [record] = [record for record in caplog.records if record.event == "schedule_unknown"]  # type: ignore[attr-defined] # an extra
     assert record.schedule == "gone"  # type: ignore[attr-defined] # an extra
-    late = {info.name: info.late for info in admin.schedules(session, report)}
+    late = {info.name: info.late for info in ScheduleAdmin(session, report).list()}
     assert late["gone"] is not None
     assert late["hourly"] is None
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import ConcurrencyLimit, Fail, QueueConfig, QueueMixin, admin, cancel, claim, complete, prepare, rescue
+from sqlaqueue import ConcurrencyLimit, Fail, QueueConfig, QueueMixin, cancel, claim, complete, prepare, rescue
+from sqlaqueue.admin import QueueAdmin, doctor
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance.handlers_running import _take
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.once
 
 def test_what_reads_the_catalogs_of_postgresql_is_refused(sessions: sessionmaker[Session]) -> None:
     with sessions() as session, pytest.raises(ConfigurationError, match=r"doctor\(\) reads .* not available on SQLite"):
-        admin.doctor(session, Email)
+        doctor(session, Email)
     with pytest.raises(ConfigurationError, match="Dashboard reads .* not available on SQLite"):
         Dashboard([Email], sessions, access=lambda _: Access(read=True))
 
@@ -59,7 +60,7 @@ def test_plain_forms_have_the_values_of_each_call(sessions: sessionmaker[Session
     with sessions() as session:
         session.add_all(Email() for _ in range(10))
         session.commit()
-        assert [admin.depth(session, Email, limit=limit).due for limit in (2, 100, 5)] == [2, 10, 5]
+        assert [QueueAdmin(session, Email).depth(limit=limit).due for limit in (2, 100, 5)] == [2, 10, 5]
         before = session.scalars(sa.select(Email.run_at)).first()
         for hours in (1, 5):
             travel(session, timedelta(hours=hours))

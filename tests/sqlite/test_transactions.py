@@ -15,7 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue
-from sqlaqueue import Consumer, Retry, Scheduler, admin, claim, complete, enqueue, fail
+from sqlaqueue import Consumer, Retry, Scheduler, claim, complete, enqueue, fail
+from sqlaqueue.admin import JobFilter, QueueAdmin, ScheduleAdmin
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.testing import async_drain, drain
@@ -130,26 +131,26 @@ def _fire(sessions: sessionmaker[Session]) -> None:
             return bool(session.scalar(sa.select(sa.func.count()).select_from(Email).where(Email.to == "grace")))
 
     with sessions() as session:
-        admin.add_schedule(session, HOURLY)
+        ScheduleAdmin(session, Email).add(HOURLY)
     with Scheduler(sessions, [HOURLY]):
         with sessions() as session:
-            admin.run_schedule(session, Email, "hourly")
+            ScheduleAdmin(session, Email).run("hourly")
         wait_until(fired, "the schedule is fired")
 
 
 def _edit(session: Session) -> None:
-    admin.edit_schedule(session, Email, "hourly", catch_up=2)
-    admin.remove_schedule(session, Email, "hourly")
+    ScheduleAdmin(session, Email).edit("hourly", catch_up=2)
+    ScheduleAdmin(session, Email).remove("hourly")
 
 
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda session: admin.requeue(session, Email),
-        lambda session: admin.requeue(session, Order),
-        lambda session: admin.purge(session, Email),
-        lambda session: admin.cancel(session, Email),
-        lambda session: admin.cancel(session, Email, admin.JobFilter(keys=("1",))),
+        lambda session: QueueAdmin(session, Email).requeue(),
+        lambda session: QueueAdmin(session, Order).requeue(),
+        lambda session: QueueAdmin(session, Email).purge(),
+        lambda session: QueueAdmin(session, Email).cancel(),
+        lambda session: QueueAdmin(session, Email).cancel(JobFilter(keys=("1",))),
         _edit,
     ],
     ids=["requeue", "requeue-unique", "purge", "cancel", "cancel-keys", "schedule"],
@@ -160,7 +161,7 @@ def test_operations_that_read_first_begin_with_the_lock(
     with sessions() as session:
         session.add_all([Email(), Email(), Order(customer=1), Email(status="failed")])
         session.commit()
-        admin.add_schedule(session, HOURLY)
+        ScheduleAdmin(session, Email).add(HOURLY)
     begun = _transactions(sessions)
     with sessions() as session:
         operation(session)

@@ -15,7 +15,8 @@ from sqlalchemy.exc import StatementError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, admin, cancel, claim, complete, extend, release, requeue
+from sqlaqueue import Consumer, cancel, claim, complete, extend, release, requeue
+from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.mapping.mixin import spec_of
 from tests.models import create, execute, insert, make_job, read, sent_statements, shared
 from tests.programs import wait_until
@@ -156,10 +157,10 @@ def test_a_key_may_be_as_long_as_an_index_allows(engine: sa.Engine, strategy: st
         wait_until(lambda: len(ended) == 2)
     assert sorted(ended) == [("cancelled", (keys[0],)), ("failed", (keys[1],))]
     with Session(engine) as session:
-        found = [admin.job(session, model, (key,)) for key in keys]
+        found = [QueueAdmin(session, model).job((key,)) for key in keys]
         states = [(info[0].key, info[0].state) for info in found if info]
         assert states == [((keys[0],), "cancelled"), ((keys[1],), "failed")]
-        assert [attempt.outcome for attempt in admin.attempts(session, model, (keys[1],))] == ["failed"]
+        assert [attempt.outcome for attempt in QueueAdmin(session, model).attempts((keys[1],))] == ["failed"]
         assert len(session.scalars(requeue(model)).all()) == 2
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.sql.elements import _anonymous_label  # the names that SQLAlchem
 from sqlalchemy.sql.selectable import AliasedReturnsRows
 
 import sqlaqueue as sq
-from sqlaqueue import admin
+from sqlaqueue.admin import QueueAdmin, doctor
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import set_run
@@ -118,11 +118,11 @@ def use_everything(model: Any, engine: sa.Engine) -> None:
         session.commit()
         session.execute(sq.cancel(model))
         session.commit()
-        for call in (admin.stats, admin.depth, admin.failures, admin.consumers):
-            call(session, model)
-        admin.jobs(session, model)
-        admin.explain_job(session, model, 3)
-        admin.doctor(session, model)
+        admin = QueueAdmin(session, model)
+        for call in (admin.stats, admin.depth, admin.failures, admin.consumers, admin.jobs):
+            call()
+        admin.explain(3)
+        doctor(session, model)
         session.rollback()
 
 

@@ -29,7 +29,8 @@ from sqlaqueue import (
     rescue,
     retry,
 )
-from sqlaqueue.admin import JobFilter, cancel_some, count, failures, in_batches, purge_some, requeue_some, stats
+from sqlaqueue.admin import JobFilter, QueueAdmin
+from sqlaqueue.admin.changes import cancel_some, in_batches, purge_some, requeue_some
 from sqlaqueue.consumer import executor
 from sqlaqueue.consumer.maintenance import leases
 from sqlaqueue.consumer.maintenance.cleanup import reconcile_at_once, reconcile_range
@@ -287,11 +288,18 @@ def operating(walk: Walk) -> None:
     session, job = walk.session, walk.job
     walk.add(3)
     walk.do(fail(walk.claim(1), error="KeyError: x"))
-    assert stats(session, job).states == {"pending": 2, "processing": 0, "completed": 0, "failed": 1, "cancelled": 0}
-    assert stats(session, job, finished=False).due == 2
-    assert [group.kind for group in failures(session, job)] == ["KeyError"]
+    admin = QueueAdmin(session, job)
+    assert admin.stats().states == {
+        "pending": 2,
+        "processing": 0,
+        "completed": 0,
+        "failed": 1,
+        "cancelled": 0,
+    }
+    assert admin.stats(finished=False).due == 2
+    assert [group.kind for group in admin.failures()] == ["KeyError"]
     failed = JobFilter(states=("failed",), error="KeyError")
-    assert count(session, job, failed) == {"failed": 1}
+    assert admin.count(failed) == {"failed": 1}
     assert list(in_batches(session, job, failed, requeue_some)) == [1]
     waits = JobFilter(states=("pending",))
     assert list(in_batches(session, job, waits, cancel_some)) == [3]

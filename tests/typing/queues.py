@@ -1,4 +1,4 @@
-"""Type checks: queues and their attributes, claims, verbs and enqueue()."""
+"""Type checks: queues and their attributes, claims, verbs, enqueue(), and what operators call."""
 
 import enum
 import uuid
@@ -44,6 +44,18 @@ from sqlaqueue import (
     requeue,
     rescue,
     retry,
+)
+from sqlaqueue.admin import (
+    AsyncQueueAdmin,
+    AsyncScheduleAdmin,
+    Cancelled,
+    JobFilter,
+    JobInfo,
+    QueueAdmin,
+    Requeued,
+    ScheduleAdmin,
+    ScheduleInfo,
+    Stats,
 )
 from sqlaqueue.strategies.update_status import UpdateStatus
 
@@ -287,3 +299,22 @@ def constructors_take_the_attributes(moment: datetime) -> None:
     assert_type(Text(to="a").run_at, datetime | Any)
     assert_type(Text(to="a").queue_status, str)
     Text(to="a", prioritiy=3)  # type: ignore[call-arg] # there is no such attribute
+
+
+def operators_know_what_they_get(session: Session) -> None:
+    admin = QueueAdmin(session, Email)
+    assert_type(admin.stats(finished=False), Stats)
+    assert_type(admin.jobs(JobFilter(states=("failed",))), list[JobInfo])
+    assert_type(admin.requeue(select(Email)), Requeued)
+    admin.stats(finnished=True)  # type: ignore[call-arg] # there is no such parameter
+    assert_type(ScheduleAdmin(session, Email).list(), list[ScheduleInfo])
+    AsyncQueueAdmin(session, Email)  # type: ignore[arg-type] # it is no AsyncSession
+
+
+async def async_operators_know_what_they_get(session: AsyncSession) -> None:
+    admin = AsyncQueueAdmin(session, Email)
+    assert_type(await admin.stats(finished=False), Stats)
+    assert_type(await admin.cancel(5, limit=1), Cancelled)
+    await admin.stats(finnished=True)  # type: ignore[call-arg] # there is no such parameter
+    assert_type(await AsyncScheduleAdmin(session, Email).list(), list[ScheduleInfo])
+    QueueAdmin(session, Email)  # type: ignore[arg-type] # it is no Session

@@ -17,7 +17,6 @@ from sqlaqueue import (
     Retry,
     Snooze,
     Unique,
-    admin,
     cancel,
     claim,
     complete,
@@ -29,6 +28,8 @@ from sqlaqueue import (
     rescue,
     retry,
 )
+from sqlaqueue.admin import JobFilter, QueueAdmin
+from sqlaqueue.admin.changes import requeue_some
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import leases as rescue_task
 from sqlaqueue.consumer.settle import LOCK_TIMEOUT
@@ -174,7 +175,7 @@ def test_a_job_of_a_batch_that_comes_back_beside_a_successor(engine: sa.Engine, 
     assert sorted(session.execute(retry(jobs)).all()) == [(1, None), (2, str(duplicate.id))]
     session.commit()
     assert sorted(session.scalars(sa.select(job.id))) == [1, duplicate.id]
-    (letter,) = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
+    (letter,) = QueueAdmin(session, job).jobs(JobFilter(states=("cancelled",)))
     assert (letter.key, letter.last_error) == ((2,), f"duplicate of job {duplicate.id}")
 
 
@@ -188,11 +189,11 @@ def test_admin_requeue_names_duplicates_and_waits_for_none(
         session.execute(fail(session.scalars(claim(job, 1)).all(), error="failed"))
         session.commit()
     insert_duplicate(other, job, 12, "b")
-    done = admin.requeue(session, job)
+    done = QueueAdmin(session, job).requeue()
     assert (done, done.duplicates, done.left) == (2, {1: "4"}, [2])
     assert read(engine, job) == {1: "cancelled", 2: "failed", 3: "pending", 4: "pending"}
     other.commit()
-    done = admin.requeue(session, session.get_one(job, 2))
+    done = QueueAdmin(session, job).requeue(session.get_one(job, 2))
     assert (done, done.duplicates, done.left) == (0, {2: "12"}, [])
     assert read(engine, job)[2] == "cancelled"
 
@@ -205,28 +206,28 @@ def test_admin_rescue_waits_for_no_duplicate(
     session.execute(extend(session.scalars(claim(job, 3)).all(), lease=0))
     session.commit()
     insert_duplicate(other, job, 12, "2", delay=3600)
-    assert admin.rescue(session, job) == 1
+    assert QueueAdmin(session, job).rescue() == 1
     assert read(engine, job) == {1: "pending", 2: "processing"}
     other.commit()
-    assert admin.rescue(session, job) == 1
+    assert QueueAdmin(session, job).rescue() == 1
     assert read(engine, job) == {1: "pending", 2: "cancelled", 12: "pending"}
 
 
-@pytest.mark.parametrize("change", [admin.requeue, admin.rescue])
+@pytest.mark.parametrize("change", [QueueAdmin.requeue, QueueAdmin.rescue])
 def test_a_duplicate_that_is_committed_while_it_is_waited_for(
-    engine: sa.Engine, job: Any, other: sa.Connection, change: Callable[[Session, Any], int]
+    engine: sa.Engine, job: Any, other: sa.Connection, change: Callable[[QueueAdmin], int]
 ) -> None:
     """The UPDATE violates the index then; repeated, it sees the duplicate."""
     with Session(engine) as session, engine.connect() as observer, ThreadPoolExecutor(1) as thread:
         session.add(job(id=1, key="1"))
         session.commit()
         claimed = session.scalars(claim(job, 1)).all()
-        session.execute(fail(claimed) if change is admin.requeue else extend(claimed, lease=0))
+        session.execute(fail(claimed) if change is QueueAdmin.requeue else extend(claimed, lease=0))
         session.commit()
         insert_duplicate(other, job, 11, "1")
         pid = session.scalar(sa.select(sa.func.pg_backend_pid()))
         session.connection()
-        call = thread.submit(change, session, job)
+        call = thread.submit(change, QueueAdmin(session, job))
         wait_until(lambda: observer.scalar(sa.select(sa.func.cardinality(sa.func.pg_blocking_pids(pid)))))
         other.commit()
         call.result(20)
@@ -246,13 +247,13 @@ def test_a_dead_letter_whose_duplicate_is_committed_while_it_is_waited_for(
         insert_duplicate(other, job, 11, "1")
         pid = session.scalar(sa.select(sa.func.pg_backend_pid()))
         session.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
-        call = thread.submit(admin.requeue_some, session, job, admin.JobFilter(), [(1,)])
+        call = thread.submit(requeue_some, session, job, JobFilter(), [(1,)])
         wait_until(lambda: observer.scalar(sa.select(sa.func.cardinality(sa.func.pg_blocking_pids(pid)))))
         other.commit()
         done = call.result(20)
         assert (done, done.duplicates, done.left) == (0, {}, [1])
         assert session.scalar(sa.text("SHOW lock_timeout")) == "7s"
-        assert [info.last_error for info in admin.jobs(session, job, admin.JobFilter(states=("failed",)))] == ["failed"]
+        assert [info.last_error for info in QueueAdmin(session, job).jobs(JobFilter(states=("failed",)))] == ["failed"]
 
 
 def test_rescues_one_by_one_end_after_their_time(
@@ -425,7 +426,7 @@ def test_the_newest_of_failed_duplicates_comes_back(
     assert sorted(found) == [(1, "2"), (2, None), (3, None), (4, last), (5, None)]
     assert {each.id for each in session.scalars(claim(job, 9))} == {2, 3, 5} | ({4} if nulls_distinct else set())
     session.rollback()
-    ended = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
+    ended = QueueAdmin(session, job).jobs(JobFilter(states=("cancelled",)))
     assert {(info.key, info.last_error) for info in ended} >= {((1,), "duplicate of job 2\nfailed")}
     assert session.execute(requeue(sa.select(job).where(job.id == 1))).all() == [(1, "2")]
 

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Consumer, Schedule, Unique, admin, claim
+from sqlaqueue import Consumer, Schedule, Unique, claim
+from sqlaqueue.admin import QueueAdmin, ScheduleAdmin, ScheduleInfo, changes
 from sqlaqueue.web import Access
 from sqlaqueue.web.data import bulk
 from sqlaqueue.web.database import Database
@@ -61,7 +62,7 @@ async def test_each_action_needs_its_right(engine: sa.Engine, queues: Queues, cl
             assert response.status_code in {403, 404}
     assert (states(engine, queues.Email), audit()) == (before, [])
     with Session(engine) as session:
-        assert not admin.paused(session, queues.Email)
+        assert not QueueAdmin(session, queues.Email).is_paused()
 
 
 async def test_other_origins_do_nothing(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
@@ -196,8 +197,8 @@ async def test_pause_and_resume(engine: sa.Engine, queues: Queues, client_of: An
         response = await act(client_of(), action)
         assert response.status_code == 303
         with Session(engine) as session:
-            assert admin.paused(session, queues.Email) is is_paused
-            assert not admin.paused(session, queues.Invoice)
+            assert QueueAdmin(session, queues.Email).is_paused() is is_paused
+            assert not QueueAdmin(session, queues.Invoice).is_paused()
     assert audit() == ["user='ada' action=pause queue='email'", "user='ada' action=resume queue='email'"]
 
 
@@ -216,13 +217,13 @@ async def test_schedules_are_run_paused_and_resumed(
     schedule = Schedule("hourly/de", queues.Email, every=timedelta(hours=1), values={"recipient": "a"})
     queues.metadata.create_all(engine)
     with Session(engine) as session:
-        admin.add_schedule(session, schedule)
+        ScheduleAdmin(session, schedule.model).add(schedule)
         session.execute(sa.text("UPDATE sqlaqueue_schedule SET last_error = 'ValueError: x'"))
         session.commit()
 
-    def stored() -> admin.ScheduleInfo:
+    def stored() -> ScheduleInfo:
         with Session(engine) as session:
-            return admin.schedule(session, queues.Email, "hourly/de")
+            return ScheduleAdmin(session, queues.Email).get("hourly/de")
 
     for action in ("pause", "resume", "run"):
         response = await post(client_of(), f"/schedules/{action}", {"schedule": "hourly/de", "queue": "email"})
@@ -454,13 +455,13 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 async def test_a_connection_that_is_lost_after_the_change(
     client_of: Any, engine: sa.Engine, queues: Queues, audit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cancel = admin.cancel
+    cancel = changes.cancel
 
     def lost(session: Any, *given: Any, **options: Any) -> Any:
         cancel(session, *given, **options)
         session.execute(sa.select(sa.func.pg_terminate_backend(sa.func.pg_backend_pid())))
 
-    monkeypatch.setattr(bulk.admin, "cancel", lost)
+    monkeypatch.setattr(changes, "cancel", lost)
     add(engine, queues.Email(recipient="a"))
     assert (await client_of().post("/queues/email/actions/cancel", data={"key": "1"})).status_code == 503
     assert states(engine, queues.Email) == {"1": "cancelled"}

@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import ConcurrencyLimit, Schedule, admin, claim
+from sqlaqueue import ConcurrencyLimit, Schedule, claim
+from sqlaqueue.admin import Finding, QueueAdmin, ScheduleAdmin
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.web import Access
@@ -61,7 +62,7 @@ def test_each_strategy_is_read_without_a_problem(engine: sa.Engine, kind: str, o
     setup.add_consumer(running=[["1"], ["2"]], claimed=4)
     setup.add_consumer("web:2", listening=False)
     with Session(engine) as session:
-        admin.pause(session, setup.model)
+        QueueAdmin(session, setup.model).pause()
     if options:
         attempt(setup, "completed", 10, 20)
     found = overview(setup)
@@ -199,10 +200,10 @@ async def test_what_needs_a_look_on_other_pages_is_counted(
     schedule = Schedule("hourly", queues.Invoice, every=timedelta(hours=1))
     queues.metadata.create_all(engine)
     with Session(engine) as session:
-        admin.add_schedule(session, schedule)
+        ScheduleAdmin(session, schedule.model).add(schedule)
         session.execute(sa.text("UPDATE sqlaqueue_schedule SET last_error = 'ValueError: x'"))
         session.commit()
-    finding = admin.Finding(severity="critical", code="x", queue="email", summary="It is broken.")
+    finding = Finding(severity="critical", code="x", queue="email", summary="It is broken.")
     monkeypatch.setattr(health_page, "doctor", lambda *_, **__: [finding])
     async with client_of() as browser:
         # The first page is sent before the queues are examined.

@@ -20,7 +20,7 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.postgresql.server import read_only
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.session_types import requires_session
+from sqlaqueue.session_types import check_session
 from sqlaqueue.sql.engine import refuse_other_engines, sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.write_routing import routing_to_primary
@@ -74,22 +74,28 @@ _STATEMENTS = 10
 _NO_TRANSACTION = "25P01"
 
 
-@requires_session
 def doctor(
     session: Session, *models: type[Any], deep: bool = False, thresholds: Thresholds = DEFAULTS
 ) -> list[Finding]:
     """Return what is wrong with some queues and their server, the worst first; an empty list if nothing is.
 
-    It changes nothing: each statement is executed in a read-only transaction with a timeout, and what it has set is
-    reset at the end. A transaction of the session stays open, as after a SELECT.
+    ::
+
+        for finding in doctor(session, Email, Invoice):
+            print(finding.severity, finding.code, finding.summary)
+
+    With an AsyncSession: ``await session.run_sync(doctor, Email, Invoice)``. It changes nothing: each statement is
+    executed in a read-only transaction with a timeout, and what it has set is reset at the end. A transaction of the
+    session stays open, as after a SELECT.
 
     :param models: the queue classes.
     :param deep: whether to read all jobs and messages as well, which takes long for a large table.
     :param thresholds: from which values on something is a finding.
     :raises NotAQueueError: if a class is not a queue.
-    :raises ConfigurationError: if the database is not PostgreSQL.
+    :raises ConfigurationError: if the database is not PostgreSQL, and for anything but a Session.
     :raises StatementError: if no class is given, or the session's connection is in autocommit mode.
     """
+    check_session(session, "doctor", is_async=False)
     return examine(session, models, (*COMPLETE, *CHECKS), deep=deep, thresholds=thresholds)
 
 

@@ -56,7 +56,13 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that is wrong with a queue or its server."""
+    """Something that is wrong with a queue or its server.
+
+    ::
+
+        for finding in doctor(session, Email):
+            print(finding.severity, finding.summary, *finding.fixes)
+    """
 
     severity: Severity
     code: str
@@ -77,6 +83,10 @@ class Finding:
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
     """The limits of an examination; each check names those that it uses.
+
+    ::
+
+        found = doctor(session, Email, thresholds=Thresholds(oldest_due=timedelta(minutes=1)))
 
     :raises ConfigurationError: if a duration is no timedelta, or a number no number; if one is negative; and for a
         timeout of more than a day.

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin
+from sqlaqueue.admin import changes
 from sqlaqueue.admin.explain_job import duplicate_of
-from sqlaqueue.admin.jobs import filtered_jobs
+from sqlaqueue.admin.jobs import JobFilter, filtered_jobs
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
@@ -211,7 +211,7 @@ def _previewed(
 def _states(session: Session, columns: JobColumns, keys: Sequence[str]) -> list[tuple[Key, str]]:
     spec, found = columns.spec, []
     for some in _batches(list(dict.fromkeys(keys)), _BATCH):
-        listed = filtered_jobs(_select(columns, some), admin.JobFilter()).subquery("sqlaqueue_jobs")
+        listed = filtered_jobs(_select(columns, some), JobFilter()).subquery("sqlaqueue_jobs")
         names = [listed.c[name] for name in key_labels(spec)]
         rows = session.execute(
             sa.select(*names, listed.c.state).order_by(*names), bind_arguments={"mapper": spec.mapper}
@@ -306,22 +306,22 @@ def _note_refused(done: Done, refused: Iterable[Any]) -> None:
 
 def _change(session: Session, action: BulkAction, columns: JobColumns, keys: Sequence[str], done: Done) -> None:
     # Between the preview and now a job may have begun, or come to its end.
-    jobs, only = _select(columns, keys), admin.JobFilter(states=APPLIES_TO[action])
+    jobs, only = _select(columns, keys), JobFilter(states=APPLIES_TO[action])
     done.keys += keys[: max(0, MOST_KEYS - len(done.keys))]
     before = done.changed + done.duplicates + done.left + done.asked + done.missing
     if action == "requeue":
-        requeued = admin.requeue(session, jobs, only, batch_size=_BATCH)
+        requeued = changes.requeue(session, jobs, only, batch_size=_BATCH)
         done.changed += requeued
         done.duplicates += len(requeued.duplicates)
         done.left += len(requeued.left)
         _note_refused(done, requeued.refused)
     elif action == "cancel":
-        cancelled = admin.cancel(session, jobs, only, batch_size=_BATCH)
+        cancelled = changes.cancel(session, jobs, only, batch_size=_BATCH)
         done.changed += len(cancelled.cancelled)
         done.asked += len(cancelled.asked)
         done.missing += len(cancelled.missing)
         _note_refused(done, cancelled.refused)
     else:
-        done.changed += admin.purge(session, jobs, only, batch_size=_BATCH)
+        done.changed += changes.purge(session, jobs, only, batch_size=_BATCH)
     after = done.changed + done.duplicates + done.left + done.asked + done.missing
     done.unchanged += len(keys) - (after - before)

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session, attributes, defer, lazyload
 
-from sqlaqueue import admin
+from sqlaqueue.admin.changes import requeue_some
+from sqlaqueue.admin.jobs import JobFilter
 from sqlaqueue.consumer.core.errors import is_connection_lost, is_duplicate, is_lock_or_timeout
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
@@ -260,7 +261,7 @@ def _assign(attempt: _Attempt, instance: Any) -> None:
 
 def _requeue(session: Session, columns: JobColumns, attempt: _Attempt) -> None:
     spec, key = columns.spec, attempt.job.key
-    done = admin.requeue_some(session, spec.model, admin.JobFilter(), [key])
+    done = requeue_some(session, spec.model, JobFilter(), [key])
     if done.duplicates:
         duplicate = next(iter(done.duplicates.values()))
         attempt.problem = f"It has a duplicate, job {duplicate}, so it cannot be pending again. Nothing was changed."

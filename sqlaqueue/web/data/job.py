@@ -12,8 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin
-from sqlaqueue.admin.explain_job import duplicate_of
+from sqlaqueue.admin.explain_job import duplicate_of, explain_job
+from sqlaqueue.admin.job_reasons import Reason
+from sqlaqueue.admin.jobs import Attempt
+from sqlaqueue.admin.jobs import attempts as read_attempts
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.catalog_indexes import can_be_converted, shown_text, stored_size
 from sqlaqueue.postgresql.due_times import row_version
@@ -288,9 +290,9 @@ class JobLife:
     """The name of its state; ``other`` for a status that the queue does not use, and :data:`DELETED`."""
     row: StoredJob | None
     most_attempts: int
-    attempts: Part[list[admin.Attempt] | None]
+    attempts: Part[list[Attempt] | None]
     """Its ended attempts, newest first; None without an attempt history."""
-    reasons: Part[Sequence[admin.Reason]] = _NOT_READ
+    reasons: Part[Sequence[Reason]] = _NOT_READ
     """What holds it back, or what else there is to say about its state."""
     tick: Part[Tick] = _NOT_READ
     cancellation: Part[datetime | None] = _NOT_READ
@@ -345,11 +347,11 @@ def _parts(session: Session, columns: JobColumns, key: str) -> Key:
     return tuple(session.execute(sa.select(*values), bind_arguments={"mapper": columns.spec.mapper}).one())
 
 
-def _attempts(session: Session, columns: JobColumns, key: Key) -> list[admin.Attempt] | None:
+def _attempts(session: Session, columns: JobColumns, key: Key) -> list[Attempt] | None:
     spec = columns.spec
     if ATTEMPT not in spec.side_tables:
         return None
-    found = admin.attempts(session, spec.model, key, limit=_MOST_ATTEMPTS)
+    found = read_attempts(session, spec.model, key, limit=_MOST_ATTEMPTS)
     if _hides(columns, "last_error"):
         found = [replace(each, error=None, traceback=None) for each in found]
     return [replace(each, worker=None) for each in found] if _hides(columns, "claimed_by") else found
@@ -371,9 +373,9 @@ def _tick(session: Session, spec: QueueSpec, key: Key) -> Part[Tick]:
         raise
 
 
-def _reasons(session: Session, columns: JobColumns, key: Key) -> Sequence[admin.Reason]:
+def _reasons(session: Session, columns: JobColumns, key: Key) -> Sequence[Reason]:
     spec = columns.spec
-    found = admin.explain_job(session, spec.model, key)
+    found = explain_job(session, spec.model, key)
     hidden = _redacted_reasons(columns)
     instead = "A redacted value is part of this explanation, so it is not shown."
 
@@ -428,7 +430,7 @@ class Event:
     kind: Kind
     at: datetime | None
     text: str
-    attempt: admin.Attempt | None = None
+    attempt: Attempt | None = None
     error: str | None = None
     is_future: bool = False
 

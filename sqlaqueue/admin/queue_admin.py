@@ -527,8 +527,9 @@ class ScheduleAdmin(_SyncAdmin):
 
         What a program declares under this name has no effect from then on, until :meth:`reset`.
 
-        :param changes: new values of ``cron``, ``every``, ``timezone``, ``values``, ``jitter``, ``catch_up``, ``grace``
-            and ``skip_unfinished``, as in :class:`~sqlaqueue.Schedule`. ``cron`` replaces ``every``, and vice versa.
+        :param changes: new values of ``cron``, ``every``, ``timezone``, ``values``, ``jitter``, ``catch_up``,
+            ``misfire_grace`` and ``skip_unfinished``, as in :class:`~sqlaqueue.Schedule`. ``cron`` replaces ``every``,
+            and vice versa.
         :raises StatementError: if there is no schedule of this name, or nothing that can be changed under these names.
         :raises ConfigurationError: for an invalid value.
         """

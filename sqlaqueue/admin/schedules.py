@@ -15,7 +15,7 @@ from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.fire import recurrence_of
-from sqlaqueue.schedules.recurrence import Recurrence, ScheduleTables, in_utc
+from sqlaqueue.schedules.recurrence import Recurrence, ScheduleTables, grace_of, in_utc
 from sqlaqueue.schedules.schedule import PAUSED, Schedule, from_json
 from sqlaqueue.schedules.store import from_code, is_edited
 from sqlaqueue.sessions import routing_to_primary
@@ -24,7 +24,7 @@ from sqlaqueue.sql.types import insert_or_ignore
 
 Origin = Literal["program", "edited", "added"]
 
-_CHANGEABLE = ("cron", "every", "timezone", "values", "jitter", "catch_up", "grace", "skip_unfinished")
+_CHANGEABLE = ("cron", "every", "timezone", "values", "jitter", "catch_up", "misfire_grace", "skip_unfinished")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class ScheduleInfo:
     """The name of the function that makes its jobs; None if their values are stored."""
     jitter: timedelta
     catch_up: int
-    grace: timedelta
+    misfire_grace: timedelta | None
+    """The age from which a tick counts as missed; None for a minute, or until the next tick if that is sooner."""
     skip_unfinished: bool
     words: str
     """When it ticks, in words; or what is wrong with its definition."""
@@ -218,7 +219,7 @@ def _info(row: Mapping[str, Any]) -> ScheduleInfo:
         words=words,
         origin="added" if row["code"] is None else "edited" if is_edited(row) else "program",
         next_tick=next_tick,
-        late=now - since if since is not None and since < now - row["grace"] else None,
+        late=now - since if since is not None and since < now - grace_of(row["misfire_grace"]) else None,
     )
 
 

@@ -66,7 +66,11 @@ _definition_options = with_options(
     ),
     click.option("--jitter", type=DURATION, help="The longest time by which a job is due later than its tick."),
     click.option("--catch-up", help="How many missed ticks are fired: skip, latest, all, or a number."),
-    click.option("--grace", type=DURATION, help="The time after which a tick counts as missed; 60s by default."),
+    click.option(
+        "--misfire-grace",
+        type=DURATION,
+        help="The time after which a tick counts as missed; by default 60s, or until the next tick if that is sooner.",
+    ),
     click.option(
         "--skip-unfinished/--no-skip-unfinished", default=None, help="Do not fire while the last job is unfinished."
     ),
@@ -261,6 +265,8 @@ def _details(info: ScheduleInfo) -> list[str]:
     values = [f"values: {json_text.dumps(dict(info.values))}"] if info.values else []
     jitter = [f"jitter: up to {duration_text(info.jitter.total_seconds())}"] if info.jitter else []
     skip = ["not while the last job is unfinished"] if info.skip_unfinished else []
-    missed = f"missed after {duration_text(info.grace.total_seconds())}, catches up {info.catch_up}"
+    own = info.misfire_grace
+    after = "1m, or at the next tick" if own is None else duration_text(own.total_seconds())
+    missed = f"missed after {after}, catches up {info.catch_up}"
     last = [] if info.last_tick is None else [f"last tick: {moment_text(info.last_tick)}"]
     return [*made, *values, *jitter, missed, *skip, f"defined by: {_origin(info)}", f"state: {_state(info)}", *last]

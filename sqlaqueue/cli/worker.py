@@ -34,7 +34,7 @@ from sqlaqueue.cli.processes import WorkerOptions, WorkerProcess, configure_logg
 from sqlaqueue.cli.supervisor import supervise
 from sqlaqueue.scheduler import Scheduler, SchedulerBase
 
-_CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "poll_interval", "name", "batch")
+_CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "poll_interval", "worker_name", "batch")
 
 
 @click.command(short_help="Run the jobs of queues.")
@@ -57,7 +57,7 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
 @click.option("--timeout", type=DURATION, help="Time after which a handler has failed.")
 @click.option("--grace", type=DURATION, help="Time that handlers have to finish after SIGTERM; 30s by default.")
 @click.option("--poll-interval", type=DURATION, help="Time between two polls of an empty queue; 1s by default.")
-@click.option("--name", help="Added to the worker's name in claimed_by and in the log.")
+@click.option("--worker-name", help="Added to the worker's name in claimed_by and in the log.")
 @click.option("--drain", is_flag=True, help="Exit when no job is due.")
 @click.option(
     "--http",

@@ -14,25 +14,17 @@ can be cancelled: at its timeout, on a request to cancel its job, and at the end
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, Literal, TypeVar, Unpack, overload
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer.base import RunsInTask
+from sqlaqueue.consumer.base import RunsInTask, T
 from sqlaqueue.consumer.consumer import ConsumerGroup
-from sqlaqueue.consumer.settings import ConsumerOptions, function_of, is_coroutine_function
 from sqlaqueue.consumer.tasks import TaskRunner
-from sqlaqueue.exc import ConfigurationError
-
-T = TypeVar("T")
-S = TypeVar("S", bound=AsyncSession)
 
 
-class AsyncConsumer(RunsInTask, Generic[T]):
+class AsyncConsumer(RunsInTask[T]):
     """Claims jobs, awaits a coroutine for each, and settles the runs; :class:`~sqlaqueue.Consumer` has the parameters.
 
     ``timeout`` cancels the handler, and the run counts as a failed attempt. A handler that exceeds ``grace`` is
@@ -45,52 +37,6 @@ class AsyncConsumer(RunsInTask, Generic[T]):
     """
 
     is_async = True
-
-    @overload
-    def __init__(
-        self: AsyncConsumer[T],
-        model: type[T],
-        handler: Callable[[S, T], Awaitable[object]],
-        session_factory: Callable[[], S],
-        *,
-        batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: AsyncConsumer[T],
-        model: type[T],
-        handler: Callable[[S, list[T]], Awaitable[object]],
-        session_factory: Callable[[], S],
-        *,
-        batch: Literal[True],
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: AsyncConsumer[Any],
-        model: AnySelect,
-        handler: Callable[[S, Any], Awaitable[object]] | Mapping[Any, Callable[[S, Any], Awaitable[object]]],
-        session_factory: Callable[[], S],
-        *,
-        batch: bool = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: AsyncConsumer[T],
-        model: type[T],
-        handler: Mapping[type[T], Callable[[S, Any], Awaitable[object]]],
-        session_factory: Callable[[], S],
-        *,
-        batch: bool = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    def __init__(self, model: Any, handler: Any, session_factory: Any, **options: Any) -> None:
-        super().__init__(model, handler, session_factory, **options)
-        if any(inspect.isroutine(function_of(each)) and not is_coroutine_function(each) for each in self._handlers):
-            msg = "AsyncConsumer: the handler is not a coroutine function; define it with `async def`, or use Consumer"
-            raise ConfigurationError(msg)
 
     async def run(self) -> None:
         """Run jobs until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.

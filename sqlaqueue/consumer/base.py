@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import copy_context
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.citus import Distribution
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts, Health, health_of
 from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName, PollListener
@@ -20,6 +21,7 @@ from sqlaqueue.consumer.sessions import check_engine, check_pool, check_shared_p
 from sqlaqueue.consumer.settings import (
     ConsumerSettings,
     check_handler,
+    check_kind,
     check_middleware,
     kind_of_function,
     make_settings,
@@ -29,7 +31,17 @@ from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
+from sqlaqueue.schedules.schedule import Schedule
 from sqlaqueue.sessions import check_session_class, resolve_factory
+
+if TYPE_CHECKING:
+    # It needs greenlet, which sync code may lack.
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+T = TypeVar("T")
+Result = TypeVar("Result")
+"""What a handler returns: anything, or an awaitable."""
+SessionT = TypeVar("SessionT", bound="Session | AsyncSession")
 
 
 class ConsumerBase:
@@ -40,48 +52,20 @@ class ConsumerBase:
 
     def __init__(
         self,
-        model: Any,
+        settings: ConsumerSettings,
         handler: Any,
         session_factory: Any,
         *,
-        batch_size: int | None = None,
-        concurrency: int = 1,
-        poll_interval: Delay = 1.0,
-        lease: Delay | None = None,
-        timeout: Delay | None = None,
-        grace: Delay = 30.0,
-        retry: RetryPolicy | None = None,
-        name: str | None = None,
-        batch: bool = False,
-        signals: bool = True,
-        schedules: Sequence[Any] = (),
-        around: Sequence[Callable[..., Any]] = (),
-        distribution: Distribution | None = None,
+        middleware: Sequence[Callable[..., Any]],
+        signals: bool,
     ) -> None:
-        by_class = dict(handler) if isinstance(handler, Mapping) else None
-        for each in [handler] if by_class is None else by_class.values():
-            check_handler(each, type(self).__name__, batch=batch)
-        settings = make_settings(
-            model,
-            handlers=by_class,
-            batch_size=batch_size,
-            concurrency=concurrency,
-            poll_interval=poll_interval,
-            lease=lease,
-            timeout=timeout,
-            grace=grace,
-            retry=retry,
-            name=name,
-            batch=batch,
-            schedules=schedules,
-            distribution=distribution,
-        )
         self._settings = settings
         self._parts = ConsumerParts(settings, ConsumerStatements(settings))
         self._handler: Any = handler if settings.dispatch is None else settings.dispatch
-        self._around = check_middleware(around, type(self).__name__, is_async=self.is_async)
+        self._middleware = check_middleware(middleware, type(self).__name__, is_async=self.is_async)
         self.session_factory = resolve_factory(session_factory, self._kind, is_async=self.is_async)
         """The factory of its sessions."""
+        check_kind(self._handlers, is_async=self.is_async)
         self.handles_signals = signals
         self._context: ConsumerContext | None = None
         self.stop_requested: Callable[[], bool] | None = None
@@ -107,13 +91,14 @@ class ConsumerBase:
         self._parts.events.add(event, listener)
 
     def add_middleware(self, middleware: Callable[..., Any]) -> None:
-        """Add a middleware outside of those that the Consumer has, as if it stood first in ``around``.
+        """Add a middleware outside of those that the Consumer has, as if it stood first in its list.
 
         It has no effect on a run that has begun.
 
         :raises ConfigurationError: if it cannot be called with a job and a callable, or is of the other kind.
         """
-        self._around = (*check_middleware([middleware], type(self).__name__, is_async=self.is_async), *self._around)
+        added = check_middleware([middleware], type(self).__name__, is_async=self.is_async)
+        self._middleware = (*added, *self._middleware)
 
     def stop(self) -> None:
         """Claim no more jobs, and make ``run()`` or ``drain()`` return after the grace period at the latest.
@@ -155,7 +140,7 @@ class ConsumerBase:
     @property
     def handler_call(self) -> Callable[..., Any]:
         """The callable that runs a job, inside the middleware."""
-        return surround(self._handler, self._around, is_async=self.is_async)
+        return surround(self._handler, self._middleware, is_async=self.is_async)
 
     @property
     def events(self) -> EventEmitter:
@@ -231,11 +216,53 @@ class _Background:
         self.worker: Any = None
 
 
-class _InBackground(ConsumerBase):
-    """What both kinds of Consumers share."""
+class _InBackground(ConsumerBase, Generic[T, Result]):
+    """What both kinds of Consumers share: their arguments, and a run in the background."""
 
     _background: _Background | None = None
     _error: BaseException | None = None
+
+    def __init__(
+        self,
+        model: type[T] | AnySelect,
+        handler: Callable[[SessionT, T], Result]
+        | Callable[[SessionT, list[T]], Result]
+        | Mapping[type[T], Callable[[SessionT, Any], Result]],
+        session_factory: Callable[[], SessionT],
+        *,
+        batch_size: int | None = None,
+        concurrency: int = 1,
+        poll_interval: Delay = 1.0,
+        lease: Delay | None = None,
+        timeout: Delay | None = None,
+        grace: Delay = 30.0,
+        retry: RetryPolicy | None = None,
+        worker_name: str | None = None,
+        batch: bool = False,
+        signals: bool = True,
+        schedules: Sequence[Schedule[Any] | type[Any]] = (),
+        middleware: Sequence[Callable[[Any, Callable[[], Any]], Any]] = (),
+        distribution: Distribution | None = None,
+    ) -> None:
+        by_class = dict(handler) if isinstance(handler, Mapping) else None
+        for each in [handler] if by_class is None else by_class.values():
+            check_handler(each, type(self).__name__, batch=batch)
+        settings = make_settings(
+            model,
+            handlers=by_class,
+            batch_size=batch_size,
+            concurrency=concurrency,
+            poll_interval=poll_interval,
+            lease=lease,
+            timeout=timeout,
+            grace=grace,
+            retry=retry,
+            worker_name=worker_name,
+            batch=batch,
+            schedules=schedules,
+            distribution=distribution,
+        )
+        super().__init__(settings, handler, session_factory, middleware=middleware, signals=signals)
 
     @property
     def running(self) -> bool:
@@ -308,7 +335,7 @@ class _InBackground(ConsumerBase):
         self._background = self.stop_requested = None
 
 
-class RunsInThread(_InBackground):
+class RunsInThread(_InBackground[T, object]):
     def __enter__(self) -> Self:
         """Serve the queue in a background thread until the block ends; signals are left to the host.
 
@@ -359,7 +386,7 @@ class RunsInThread(_InBackground):
         raise NotImplementedError
 
 
-class RunsInTask(_InBackground):
+class RunsInTask(_InBackground[T, Awaitable[object]]):
     async def __aenter__(self) -> Self:
         """Serve the queue in a task until the block ends; signals are left to the host.
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer.base import ConsumerBase, RunsInThread
+from sqlaqueue.consumer.base import ConsumerBase, RunsInThread, T
 from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.sessions import check_shared_pool
-from sqlaqueue.consumer.settings import ConsumerOptions, is_coroutine_function
 from sqlaqueue.consumer.threads import ThreadRunner
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import fields, logger
@@ -129,11 +127,7 @@ class ConsumerGroup:
 # what each of them writes is in a savepoint.
 
 
-T = TypeVar("T")
-S = TypeVar("S", bound=Session)
-
-
-class Consumer(RunsInThread, Generic[T]):
+class Consumer(RunsInThread[T]):
     """Claims jobs, calls a handler for each, and settles the runs.
 
     :param model: a queue class, or ``select(Model).where(...)`` to run only some of its jobs.
@@ -156,14 +150,14 @@ class Consumer(RunsInThread, Generic[T]):
     :param grace: seconds or a timedelta for which running handlers may continue after ``stop()`` before their jobs are
         released.
     :param retry: replaces the retry policy of the queue's config.
-    :param name: added to the worker's name in ``claimed_by`` and in the log.
+    :param worker_name: added to the name of the process in ``claimed_by`` and in the log.
     :param batch: whether the handler receives a list of jobs. A batch that fails is retried job by job.
     :param signals: whether SIGTERM and SIGINT stop it while it runs in the main thread. False leaves both to the
         program.
     :param schedules: the :class:`~sqlaqueue.Schedule` objects that it fires while it runs, of any queues. A queue class
         in the list stands for schedules that are only added at run time.
-    :param around: middleware around each call of a handler, outermost first: ``middleware(job, call)`` calls ``call()``
-        once and sees its result or exception. With ``batch=True`` it receives the list of jobs.
+    :param middleware: callables around each call of a handler, outermost first: ``function(job, call)`` calls
+        ``call()`` once and sees its result or exception. With ``batch=True`` it receives the list of jobs.
     :param distribution: the :class:`~sqlaqueue.citus.Distribution` of a table that Citus distributes by a column: the
         shards that it serves in turn.
     :raises ConfigurationError: for an invalid argument.
@@ -177,52 +171,6 @@ class Consumer(RunsInThread, Generic[T]):
 
         Consumer(Email, send, sessionmaker(engine)).run()
     """
-
-    @overload
-    def __init__(
-        self: Consumer[T],
-        model: type[T],
-        handler: Callable[[S, T], object],
-        session_factory: Callable[[], S],
-        *,
-        batch: Literal[False] = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: Consumer[T],
-        model: type[T],
-        handler: Callable[[S, list[T]], object],
-        session_factory: Callable[[], S],
-        *,
-        batch: Literal[True],
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: Consumer[Any],
-        model: AnySelect,
-        handler: Callable[[S, Any], object] | Mapping[Any, Callable[[S, Any], object]],
-        session_factory: Callable[[], S],
-        *,
-        batch: bool = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: Consumer[T],
-        model: type[T],
-        handler: Mapping[type[T], Callable[[S, Any], object]],
-        session_factory: Callable[[], S],
-        *,
-        batch: bool = False,
-        **options: Unpack[ConsumerOptions],
-    ) -> None: ...
-    def __init__(self, model: Any, handler: Any, session_factory: Any, **options: Any) -> None:
-        super().__init__(model, handler, session_factory, **options)
-        if any(is_coroutine_function(each) for each in self._handlers):
-            msg = "Consumer: the handler is a coroutine function; use AsyncConsumer with an async_sessionmaker"
-            raise ConfigurationError(msg)
 
     def run(self) -> None:
         """Run jobs until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.

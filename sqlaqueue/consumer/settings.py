@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapper
@@ -20,8 +20,8 @@ from sqlaqueue.postgresql.triggers import wakes
 from sqlaqueue.queue.config import check_lease, is_count
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, schedule_groups
-from sqlaqueue.statements.claim import worker_name
+from sqlaqueue.schedules.schedule import ScheduleGroup, schedule_groups
+from sqlaqueue.statements.claim import worker_name as name_of_process
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.statements.verbs import storable
 
@@ -52,6 +52,45 @@ def check_handler(handler: Any, consumer: str, *, batch: bool) -> None:
             f"{consumer}: the handler {_name_of(handler)} is {kind}, and a call of it runs nothing; remove its `yield`"
         )
         raise ConfigurationError(msg)
+    _, job = annotations_of(handler)
+    if not batch and (get_origin(job) or job) in _LISTS:
+        msg = (
+            f"{consumer}: the handler {_name_of(handler)} takes a list of jobs by its annotation, and is called with "
+            "one job; give batch=True, or annotate the class of a job"
+        )
+        raise ConfigurationError(msg)
+    if batch and isinstance(job, type) and sa.inspect(job, raiseerr=False) is not None:
+        msg = (
+            f"{consumer}: with batch=True the handler {_name_of(handler)} is called with a list of jobs, and takes one "
+            f"by its annotation; annotate list[{job.__name__}], or leave out batch=True"
+        )
+        raise ConfigurationError(msg)
+
+
+_LISTS = {list, MutableSequence, Sequence, Collection, Iterable}
+
+
+def annotations_of(handler: Callable[..., Any]) -> tuple[Any, Any]:
+    """Return what the first two parameters are annotated with; None for what cannot be told."""
+    try:
+        hints = get_type_hints(function_of(handler))
+        # Those of a partial are the ones that are still to be given.
+        names = list(inspect.signature(handler).parameters)
+    except Exception:  # noqa: BLE001 - an annotation may be any expression, and name what only type checkers import
+        return None, None
+    known = [hints.get(name) for name in names[:2]]
+    return (known[0], known[1]) if len(known) > 1 else (None, None)
+
+
+def check_kind(handlers: Iterable[Callable[..., Any]], *, is_async: bool) -> None:
+    """Refuse a coroutine function as a handler of a Consumer, and any other function as that of an AsyncConsumer."""
+    for each in handlers:
+        if not is_async and is_coroutine_function(each):
+            msg = "Consumer: the handler is a coroutine function; use AsyncConsumer with an async_sessionmaker"
+            raise ConfigurationError(msg)
+        if is_async and inspect.isroutine(function_of(each)) and not is_coroutine_function(each):
+            msg = "AsyncConsumer: the handler is not a coroutine function; define it with `async def`, or use Consumer"
+            raise ConfigurationError(msg)
 
 
 def function_of(handler: Any) -> Any:
@@ -178,23 +217,6 @@ BATCH = 500
 """How many jobs one claim takes at most, unless ``batch_size`` is given or more handlers run at once."""
 
 
-class ConsumerOptions(TypedDict, total=False):
-    """The options of a Consumer, for type checkers; :class:`~sqlaqueue.Consumer` describes them."""
-
-    batch_size: int | None
-    concurrency: int
-    poll_interval: Delay
-    lease: Delay | None
-    timeout: Delay | None
-    grace: Delay
-    retry: RetryPolicy | None
-    name: str | None
-    signals: bool
-    schedules: Sequence[Schedule[Any] | type[Any]]
-    around: Sequence[Callable[[Any, Callable[[], Any]], Any]]
-    distribution: Distribution | None
-
-
 class ConsumerSettings(NamedTuple):
     """What a Consumer was given, with the defaults of its queue's config."""
 
@@ -271,14 +293,15 @@ class ConsumerSettings(NamedTuple):
         return [list(jobs)] if jobs else []
 
 
-def _namer(name: str | None) -> Callable[[], str]:
+def _namer(worker_name: str | None) -> Callable[[], str]:
     """Return a function that returns the name of the worker, with the process that runs it by then."""
-    if name is None:
-        return worker_name
-    if name != storable(name):
-        msg = f"Consumer(name={name!r}): no database stores a NUL, or the half of a character; leave it out"
+    if worker_name is None:
+        return name_of_process
+    if worker_name != storable(worker_name):
+        what = f"Consumer(worker_name={worker_name!r})"
+        msg = f"{what}: no database stores a NUL, or the half of a character; leave it out"
         raise ConfigurationError(msg)
-    return lambda: f"{worker_name()}:{name}"
+    return lambda: f"{name_of_process()}:{worker_name}"
 
 
 def make_settings(
@@ -292,7 +315,7 @@ def make_settings(
     timeout: Delay | None,
     grace: Delay,
     retry: RetryPolicy | None,
-    name: str | None,
+    worker_name: str | None,
     batch: bool,
     schedules: Sequence[Any] = (),
     distribution: Distribution | None = None,
@@ -324,7 +347,7 @@ def make_settings(
 
     return ConsumerSettings(
         selection=selection,
-        worker=_namer(name),
+        worker=_namer(worker_name),
         retry_policy=retry or spec.config.retry,
         lease=spec.lease if lease is None else timedelta(seconds=seconds(lease)),
         timeout=None if timeout is None else seconds(timeout),
@@ -392,12 +415,12 @@ def _check_states(spec: QueueSpec) -> None:
 # The idea is that of WSGI's middleware and of ``River``'s worker middleware: a callable receives the next one.
 
 
-def check_middleware(around: object, consumer: str, *, is_async: bool) -> tuple[Callable[..., Any], ...]:
+def check_middleware(middleware: object, consumer: str, *, is_async: bool) -> tuple[Callable[..., Any], ...]:
     """Return the middleware of a Consumer, outermost first, after checking how each can be called."""
-    if callable(around) or not isinstance(around, Iterable):
-        msg = f"{consumer}(around={around!r}): give a list of callables, around=[middleware]"
+    if callable(middleware) or not isinstance(middleware, Iterable):
+        msg = f"{consumer}(middleware={middleware!r}): give a list of callables, middleware=[function]"
         raise ConfigurationError(msg)
-    found = tuple(around)
+    found = tuple(middleware)
     for each in found:
         _check(each, consumer, is_async=is_async)
     return found
@@ -406,33 +429,33 @@ def check_middleware(around: object, consumer: str, *, is_async: bool) -> tuple[
 def _check(each: Any, consumer: str, *, is_async: bool) -> None:
     name = _name_of(each)
     if not callable(each):
-        msg = f"{consumer}(around=[{each!r}]): a middleware is a callable, middleware(job, call)"
+        msg = f"{consumer}(middleware=[{each!r}]): a middleware is a callable, middleware(job, call)"
         raise ConfigurationError(msg)
     try:
         inspect.signature(each).bind(None, None)
     except ValueError:
         pass  # some built-in callables have no signature
     except TypeError as error:
-        msg = f"{consumer}(around=[{name}]): a middleware is called as {name}(job, call): {error}"
+        msg = f"{consumer}(middleware=[{name}]): a middleware is called as {name}(job, call): {error}"
         raise ConfigurationError(msg) from None
     kind = kind_of_function(each)
     if kind is not None and not is_coroutine_function(each):
-        msg = f"{consumer}(around=[{name}]): {name} is {kind}, and a call of it runs nothing; remove its `yield`"
+        msg = f"{consumer}(middleware=[{name}]): {name} is {kind}, and a call of it runs nothing; remove its `yield`"
         raise ConfigurationError(msg)
     if is_async and inspect.isroutine(function_of(each)) and not is_coroutine_function(each):
-        msg = f"{consumer}(around=[{name}]): {name} is not a coroutine function; define it with `async def`"
+        msg = f"{consumer}(middleware=[{name}]): {name} is not a coroutine function; define it with `async def`"
         raise ConfigurationError(msg)
     if not is_async and is_coroutine_function(each):
-        msg = f"{consumer}(around=[{name}]): {name} is a coroutine function; define it with `def`"
+        msg = f"{consumer}(middleware=[{name}]): {name} is a coroutine function; define it with `def`"
         raise ConfigurationError(msg)
 
 
 def surround(
-    handler: Callable[..., Any], around: Sequence[Callable[..., Any]], *, is_async: bool
+    handler: Callable[..., Any], middleware: Sequence[Callable[..., Any]], *, is_async: bool
 ) -> Callable[..., Any]:
-    if not around:
+    if not middleware:
         return handler
-    outwards = around[::-1]
+    outwards = middleware[::-1]
 
     def call(session: Any, argument: Any) -> Any:
         innermost = _HandlerCall(handler, session, argument)

@@ -340,7 +340,9 @@ def _check_name(connection: sa.Connection, context: ConsumerContext) -> None:
     except Exception as error:
         if not may_be_of_a_row(error):
             raise
-        msg = f"{context.name}: the database cannot store the name {name!r}, by its encoding; give name= in ASCII"
+        msg = (
+            f"{context.name}: the database cannot store the name {name!r}, by its encoding; give worker_name= in ASCII"
+        )
         raise ConfigurationError(msg) from error
 
 

@@ -38,7 +38,9 @@ _MOMENTS = ("created_at", "paused_at", "run_requested_at", "last_tick", "next_ti
 _CHECKS = {
     "cron_or_every": "(cron IS NULL) <> (every IS NULL)",
     "every": f"EXTRACT(epoch FROM every) BETWEEN 1 AND {_LONGEST}",
-    "spans": " AND ".join(f"EXTRACT(epoch FROM {name}) BETWEEN 0 AND {_LONGEST}" for name in ("grace", "jitter")),
+    "spans": " AND ".join(
+        f"EXTRACT(epoch FROM {name}) BETWEEN 0 AND {_LONGEST}" for name in ("misfire_grace", "jitter")
+    ),
     "catch_up": "catch_up BETWEEN 0 AND 1000",
     "moments": " AND ".join(
         f"({name} IS NULL OR {name} > to_timestamp({_EARLIEST}) AND {name} < to_timestamp({_LATEST}))"
@@ -92,7 +94,7 @@ def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("factory", sa.Text()),
         sa.Column("jitter", span, nullable=False, server_default=sa.text("'00:00:00'")),
         sa.Column("catch_up", sa.Integer(), nullable=False, server_default=sa.text("1")),
-        sa.Column("grace", span, nullable=False, server_default=sa.text("'00:01:00'")),
+        sa.Column("misfire_grace", span),
         sa.Column("skip_unfinished", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.Column("paused_at", moment),
         sa.Column("run_requested_at", moment),

@@ -74,7 +74,7 @@ KEYS_AT_LIMIT = Gauge(
 MISSING_INDEXES = Gauge("sqlaqueue_missing_indexes", "Indexes of the queue that the database lacks.")
 SCHEDULE_LATE = Gauge(
     "sqlaqueue_schedule_late_seconds",
-    "Time for which a schedule has been overdue; 0 within its grace, and while it is paused.",
+    "Time for which a schedule has been overdue; 0 within its misfire grace, and while it is paused.",
     ("queue", "schedule"),
 )
 SCHEDULE_PAUSED = Gauge(

@@ -22,7 +22,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.schedules.recurrence import DueTicks, Recurrence, due_ticks, in_utc
+from sqlaqueue.schedules.recurrence import DueTicks, Recurrence, due_ticks, grace_of, in_utc
 from sqlaqueue.schedules.schedule import AHEAD, BATCH, PAUSED, ScheduleGroup, Tick, due, from_json, plan
 from sqlaqueue.sql.types import numbered_rows
 from sqlaqueue.unique.enqueue import enqueue_in
@@ -93,7 +93,7 @@ def decide(row: Mapping[Any, Any], model: type[Any]) -> DueSchedule:
 def _due_ticks(row: Mapping[Any, Any], recurrence: Recurrence) -> DueTicks:
     """Return what to do about the ticks of a schedule: from the stored one on, or from new ones if it was changed."""
     now, stored, last = row["now"], row["next_tick"], _last_tick(row)
-    options = {"grace": row["grace"], "catch_up": row["catch_up"]}
+    options = {"misfire_grace": row["misfire_grace"], "catch_up": row["catch_up"]}
     clock_was_wrong = last != row["last_tick"]
     if stored is not None and row["planned_for"] == row["plan"] and not clock_was_wrong:
         return due_ticks(recurrence, stored, now, **options)
@@ -105,7 +105,9 @@ def _due_ticks(row: Mapping[Any, Any], recurrence: Recurrence) -> DueTicks:
     if stored is None or row["planned_for"] is None or clock_was_wrong or stored > min(since, now):
         return due
     # The former definition had a tick before the change, which was not fired yet.
-    fires = now - stored <= row["grace"] or (row["catch_up"] > 0 and not due.fired)
+    grace, is_newest = row["misfire_grace"], due.last is None
+    on_time = now - stored <= grace_of(grace) and (is_newest or grace is not None)
+    fires = on_time or (row["catch_up"] > 0 and not due.fired)
     return due._replace(
         fired=[stored, *due.fired] if fires else due.fired,
         last=due.last or stored,

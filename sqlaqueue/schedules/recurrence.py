@@ -180,6 +180,14 @@ def _tzdata_version() -> str:
 MOST = 1000
 """How many ticks of a schedule are fired at once, at most."""
 
+USUAL_GRACE = timedelta(minutes=1)
+"""The age from which a tick counts as missed, for a schedule without a grace of its own."""
+
+
+def grace_of(misfire_grace: timedelta | None) -> timedelta:
+    """Return the age from which a tick of a schedule counts as missed in any case."""
+    return USUAL_GRACE if misfire_grace is None else misfire_grace
+
 
 class DueTicks(NamedTuple):
     """The result of a look at a schedule."""
@@ -194,17 +202,20 @@ class DueTicks(NamedTuple):
     """The first tick that is passed over; None if none is."""
 
 
-def due_ticks(recurrence: Recurrence, first: datetime, now: datetime, *, grace: timedelta, catch_up: int) -> DueTicks:
+def due_ticks(
+    recurrence: Recurrence, first: datetime, now: datetime, *, misfire_grace: timedelta | None, catch_up: int
+) -> DueTicks:
     """Return what to do about the ticks from ``first``, the next one of a schedule, until now.
 
-    A tick older than ``grace`` was missed. All others are fired, and of the newest ``catch_up`` ticks also those that
-    were missed.
+    A tick older than ``misfire_grace`` was missed; if that is None, also one after which another tick has passed. All
+    others are fired, and of the newest ``catch_up`` ticks also those that were missed.
     """
     if first > now:
         return DueTicks([], None, first, None)
-    on_time = now - grace
-    ticks = recurrence.newest(first, now, on_time, max(catch_up, 1), MOST)
-    number = max(sum(tick >= on_time for tick in ticks), min(catch_up, len(ticks)))
+    oldest = now - grace_of(misfire_grace)
+    ticks = recurrence.newest(first, now, now if misfire_grace is None else oldest, max(catch_up, 1), MOST)
+    on_time = sum(tick >= oldest for tick in (ticks[-1:] if misfire_grace is None else ticks))
+    number = max(on_time, min(catch_up, len(ticks)))
     fired = ticks[len(ticks) - number :]
     missed = None if fired and fired[0] == first else first
     return DueTicks(fired, ticks[-1], recurrence.after(ticks[-1]), missed)

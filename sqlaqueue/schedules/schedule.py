@@ -216,7 +216,7 @@ def tick_of_key(session: Session | scoped_session[Any], spec: QueueSpec, key: Ke
 T = TypeVar("T")
 CatchUp = Literal["skip", "latest", "all"] | int
 
-STORED = ("cron", "every", "timezone", "values", "factory", "jitter", "catch_up", "grace", "skip_unfinished")
+STORED = ("cron", "every", "timezone", "values", "factory", "jitter", "catch_up", "misfire_grace", "skip_unfinished")
 """The attributes of a Schedule that are columns of its row as well."""
 
 _CATCH_UP = {"skip": 0, "latest": 1, "all": MOST}
@@ -243,7 +243,9 @@ class Schedule(Generic[T]):
         names of schedule and tick.
     :param catch_up: how many missed ticks are fired when processes run again: ``"latest"`` for one, ``"skip"`` for
         none, a number up to 1000, or ``"all"`` for 1000. The newest are fired.
-    :param grace: seconds or a timedelta from the tick on, after which it counts as missed.
+    :param misfire_grace: seconds or a timedelta from a tick on, after which it counts as missed; younger ticks are all
+        fired. None for a minute, or until the next tick if that is sooner: then a schedule of every ten seconds does
+        not fire several jobs at once.
     :param skip_unfinished: do not fire while the last job of the schedule is unfinished.
     :raises ConfigurationError: for an invalid argument.
     :raises NotAQueueError: if ``model`` is not a queue.
@@ -265,7 +267,7 @@ class Schedule(Generic[T]):
         make: Callable[[Tick], T] | None = None,
         jitter: Delay = 0,
         catch_up: CatchUp = "latest",
-        grace: Delay = 60,
+        misfire_grace: Delay | None = None,
         skip_unfinished: bool = False,
     ) -> None:
         self.name, self.model = name, model
@@ -294,10 +296,12 @@ class Schedule(Generic[T]):
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
             raise self._error(f"catch_up={catch_up!r}: give 'skip', 'latest', 'all', or a number from 0 to {MOST}")
         self.catch_up = number
-        self.grace = self._span(grace, "grace")
+        self.misfire_grace = None if misfire_grace is None else self._span(misfire_grace, "misfire_grace")
         self.skip_unfinished = skip_unfinished
-        if not (self.catch_up or self.grace):
-            raise self._error("grace=0 with catch_up='skip' would fire nothing: each tick is fired a moment after it")
+        if self.misfire_grace == timedelta(0) and not self.catch_up:
+            raise self._error(
+                "misfire_grace=0 with catch_up='skip' would fire nothing: each tick is fired a moment after it"
+            )
         self._check_model(values)
         self.tables = ScheduleTables.declare(self.spec)
 

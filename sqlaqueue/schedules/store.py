@@ -14,7 +14,7 @@ from sqlaqueue.notify_payloads import Heartbeat
 from sqlaqueue.postgresql.schedule_tables import schedule_notification
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.fire import recurrence_of
-from sqlaqueue.schedules.recurrence import current_rules, in_utc
+from sqlaqueue.schedules.recurrence import USUAL_GRACE, current_rules, in_utc
 from sqlaqueue.schedules.schedule import STORED, Schedule, ScheduleGroup, due, due_in, is_known
 from sqlaqueue.sql.types import insert_or_ignore, key_array
 
@@ -23,7 +23,7 @@ from sqlaqueue.sql.types import insert_or_ignore, key_array
 DEFINITION = ("queue", "model", *STORED)
 """The columns that a definition consists of."""
 
-_SPANS = ("every", "jitter", "grace")
+_SPANS = ("every", "jitter", "misfire_grace")
 
 
 class Declarations(NamedTuple):
@@ -152,7 +152,8 @@ def look(session: Session, group: ScheduleGroup, *, failing: Collection[str] = (
     known = is_known(group, table)
     wanted = sa.and_(known, table.c.name.not_in(sorted(failing))) if failing else known
     planned = sa.func.coalesce(table.c.next_tick, table.c.created_at)
-    overdue = sa.and_(~known, table.c.paused_at.is_(None), planned < clock() - table.c.grace)
+    grace = sa.func.coalesce(table.c.misfire_grace, sa.literal(USUAL_GRACE, sa.Interval()))
+    overdue = sa.and_(~known, table.c.paused_at.is_(None), planned < clock() - grace)
     columns: list[sa.ColumnElement[Any]] = [
         sa.func.min(due_in(table)).filter(wanted),
         sa.func.array_agg(table.c.name, type_=sa.ARRAY(sa.Text())).filter(overdue),

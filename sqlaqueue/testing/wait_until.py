@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, overload
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, registry
 
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait, adrive, drive
-from sqlaqueue.consumer.settings import check_handler, function_of, is_coroutine_function
+from sqlaqueue.consumer.settings import annotations_of, check_handler, is_coroutine_function
 from sqlaqueue.exc import ConfigurationError, JobResult, StatementError, WaitTimeout
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.queue.options import FINISHED
@@ -201,7 +200,7 @@ def _problems(model: type[Any], handler: Any, *, batch: bool) -> Sequence[str]:
     except ConfigurationError as error:
         return [str(error)]
     name = getattr(handler, "__name__", repr(handler))
-    session, job = _annotations(handler)
+    session, job = annotations_of(handler)
     problems = []
     is_async = is_coroutine_function(handler)
     if isinstance(session, type) and not _fits_session(session, is_async=is_async):
@@ -212,18 +211,6 @@ def _problems(model: type[Any], handler: Any, *, batch: bool) -> Sequence[str]:
     if not batch and isinstance(job, type) and _is_mapped(job) and not issubclass(model, job):
         problems.append(f"{model.__name__}: {name} takes jobs of class {job.__name__}")
     return problems
-
-
-def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
-    """Return what the first two parameters are annotated with; None for what cannot be told."""
-    try:
-        hints = get_type_hints(function_of(handler))
-        # Those of a partial are the ones that are still to be given.
-        names = list(inspect.signature(handler).parameters)
-    except (NameError, TypeError, ValueError, AttributeError):
-        return None, None
-    known = [hints.get(name) for name in names[:2]]
-    return (known[0], known[1]) if len(known) > 1 else (None, None)
 
 
 def _fits_session(annotated: type[Any], *, is_async: bool) -> bool:

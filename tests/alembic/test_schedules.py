@@ -176,7 +176,7 @@ CHANGES = [
             WHEN (OLD.queue <> NEW.queue) EXECUTE FUNCTION {FUNCTION}()""",
         "DROP INDEX ix_sqlaqueue_tick_job",
         f"{SCHEDULE} DROP CONSTRAINT ck_sqlaqueue_schedule_every",
-        f"{SCHEDULE} ALTER COLUMN grace DROP DEFAULT",
+        f"{SCHEDULE} ALTER COLUMN jitter DROP DEFAULT",
     ],
     [
         f"{SCHEDULE} DISABLE TRIGGER {INSERT}",
@@ -184,7 +184,7 @@ CHANGES = [
         "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_sqlaqueue_tick_job'::regclass",
         f"""{SCHEDULE} DROP CONSTRAINT ck_sqlaqueue_schedule_every,
             ADD CONSTRAINT ck_sqlaqueue_schedule_every CHECK (every >= interval '1 hour')""",
-        f"{SCHEDULE} ALTER COLUMN grace SET DEFAULT '1 day 01:00:00'",
+        f"{SCHEDULE} ALTER COLUMN jitter SET DEFAULT '1 day 01:00:00'",
     ],
     [
         f"DROP FUNCTION {FUNCTION} CASCADE",

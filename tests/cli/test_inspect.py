@@ -188,7 +188,7 @@ def test_failed_jobs_of_a_model_without_last_error(shop: Shop) -> None:
 def test_workers_shows_the_consumers_of_a_queue(shop: Shop) -> None:
     without = shop.invoke("workers", EMAIL)
     assert (without.exit_code, without.stdout) == (1, "no Consumers\n")
-    worker = shop.start(*WORKER, "--name", "postman")
+    worker = shop.start(*WORKER, "--worker-name", "postman")
     wait_until(lambda: shop.invoke("workers", EMAIL, "--here").exit_code == 0, lambda: worker.output)
     (row,) = shop.json("workers", EMAIL)
     assert row["pid"] == worker.pid

@@ -65,7 +65,7 @@ def test_one_schedule_in_words_with_its_next_ticks(shop: Shop, scheduled: None) 
 def test_it_is_changed(shop: Shop, scheduled: None) -> None:
     said = shop.ok(
         "schedules", "edit", REPORT, "often", "--cron", "*/20 * * * *", "--catch-up", "7", "--jitter", "30s",
-        "--timezone", "Europe/Paris", "--grace", "2m", "--skip-unfinished",
+        "--timezone", "Europe/Paris", "--misfire-grace", "2m", "--skip-unfinished",
     )  # fmt: skip
     assert said == "changed often\n"
     found = row(shop, "often")
@@ -75,7 +75,7 @@ def test_it_is_changed(shop: Shop, scheduled: None) -> None:
         "Europe/Paris",
         7,
     )
-    assert (found["jitter"], found["grace"], found["skip_unfinished"]) == ("00:00:30", "00:02:00", True)
+    assert (found["jitter"], found["misfire_grace"], found["skip_unfinished"]) == ("00:00:30", "00:02:00", True)
     assert found["values"] == {"kind": "stock", "day": "2026-01-02"}
     assert "the program, edited" in shop.ok("schedules", "list", REPORT)
     shop.ok("schedules", "edit", REPORT, "often", "--every", "90", "--no-skip-unfinished", "--catch-up", "skip")

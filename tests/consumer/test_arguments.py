@@ -1,7 +1,9 @@
 """Arguments that cannot be meant are refused; and which handler gets the jobs of which class."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,6 +80,63 @@ def test_generator_functions_are_refused(made: Any, given: Any) -> None:
         made(Job, {Job: given}, sessions if made is Consumer else async_sessions)
 
 
+def list_handler(session: Session, jobs: list[Any]) -> None: ...
+
+
+def sequence_handler(session: Session, jobs: Sequence[Any]) -> None: ...
+
+
+def job_handler(session: Session, job: Job) -> None: ...
+
+
+def unknown_handler(session: Session, job: "list[NotImported]") -> None: ...  # type: ignore[name-defined] # as a name that only type checkers import  # noqa: F821 - the same
+
+
+async def async_list_handler(session: AsyncSession, jobs: list[Any]) -> None: ...
+
+
+@pytest.mark.parametrize("given", [list_handler, sequence_handler, partial(list_handler)])
+def test_a_handler_of_lists_needs_batch(given: Any) -> None:
+    Consumer(Job, given, sessions, batch=True)
+    message = (
+        r"Consumer: the handler \w+ takes a list of jobs by its annotation, and is called with one job; give batch="
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        Consumer(Job, given, sessions)
+    with pytest.raises(ConfigurationError, match="takes a list of jobs"):
+        Consumer(Job, {Job: given}, sessions)
+
+
+def test_a_handler_of_one_job_refuses_batch() -> None:
+    Consumer(Job, job_handler, sessions)
+    with pytest.raises(
+        ConfigurationError, match=r"takes one by its annotation; annotate list\[Job\], or leave out batch"
+    ):
+        Consumer(Job, job_handler, sessions, batch=True)
+
+
+def test_an_async_handler_of_lists_needs_batch() -> None:
+    AsyncConsumer(Job, async_list_handler, async_sessions, batch=True)
+    with pytest.raises(ConfigurationError, match="AsyncConsumer: the handler async_list_handler takes a list of jobs"):
+        AsyncConsumer(Job, async_list_handler, async_sessions)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("given", [handler, unknown_handler, lambda session, jobs: None, print])
+def test_a_handler_without_a_known_annotation_is_accepted(given: Any, *, batch: bool) -> None:
+    Consumer(Job, given, sessions, batch=batch)
+
+
+def test_both_kinds_have_the_same_options_and_each_is_described() -> None:
+    first, second = (inspect.signature(kind).parameters for kind in (Consumer, AsyncConsumer))
+    assert {name: one.default for name, one in first.items()} == {name: one.default for name, one in second.items()}
+    keywords = [name for name, one in first.items() if one.kind is one.KEYWORD_ONLY]
+    assert {"worker_name", "middleware", "grace", "distribution"} < {*keywords}
+    assert [*first] == ["model", "handler", "session_factory", *keywords]
+    described = re.findall(r":param (\w+):", Consumer.__doc__ or "")
+    assert sorted(described) == sorted(first)
+
+
 @pytest.mark.parametrize("given", [async_handler, generator])
 def test_listeners_that_nothing_would_run_are_refused(given: Any) -> None:
     consumer = Consumer(Job, handler, sessions)
@@ -101,8 +160,8 @@ def test_an_async_consumer_accepts_coroutine_functions(given: Any) -> None:
     ("options", "message"),
     [
         ({"concurrency": 0}, "concurrency=0"),
-        ({"name": "a\0b"}, r"name='a\\x00b'\): no database stores a NUL"),
-        ({"name": "a\ud800b"}, r"name='a\\ud800b'\): no database stores a NUL"),
+        ({"worker_name": "a\0b"}, r"worker_name='a\\x00b'\): no database stores a NUL"),
+        ({"worker_name": "a\ud800b"}, r"worker_name='a\\ud800b'\): no database stores a NUL"),
         ({"concurrency": 1.5}, "concurrency=1.5"),
         ({"concurrency": True}, "concurrency=True"),
         ({"batch_size": -1}, "batch_size=-1"),

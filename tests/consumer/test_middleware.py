@@ -1,4 +1,4 @@
-"""Middleware around the calls of a handler, ``Consumer(..., around=[...])``, and the context variables of each call."""
+"""Middleware around the calls of a handler, ``Consumer(..., middleware=[...])``, and the context variables of each call."""
 
 import asyncio
 import contextlib
@@ -56,8 +56,8 @@ def test_the_first_one_is_the_outermost(bench: Bench) -> None:
         seen.append(("handler", job.id))
         return "result"
 
-    around = [for_api(bench, partial(note, name)) for name in ("outer", "inner")]
-    assert bench.consumer(work, around=around).drain() == 1
+    middleware = [for_api(bench, partial(note, name)) for name in ("outer", "inner")]
+    assert bench.consumer(work, middleware=middleware).drain() == 1
     assert seen == [("outer", key), ("inner", key), ("handler", key), ("inner", "result"), ("outer", "result")]
     assert bench.states() == {"completed": 1}
 
@@ -73,7 +73,7 @@ def test_it_runs_where_the_handler_runs(bench: Bench) -> None:
         await call()
 
     work = noting(threads, lambda *_: threading.get_ident())
-    bench.consumer(work, around=[for_api(bench, note)]).drain()
+    bench.consumer(work, middleware=[for_api(bench, note)]).drain()
     assert len(set(threads)) == 1
     assert bench.effects() == {key: 1}
 
@@ -87,7 +87,7 @@ def test_it_sees_the_error_and_may_replace_it(bench: Bench) -> None:
         except ZeroDivisionError as error:
             raise Fail(f"no division: {error}", kind="zero") from error
 
-    server = bench.consumer(bench.failing(ZeroDivisionError("by zero")), around=[for_api(bench, give_up)])
+    server = bench.consumer(bench.failing(ZeroDivisionError("by zero")), middleware=[for_api(bench, give_up)])
     server.drain()
     assert str(server.errors("failed")[0]) == "no division: by zero"
 
@@ -98,7 +98,7 @@ def test_it_may_leave_the_handler_out_by_a_signal(bench: Bench) -> None:
     async def leave_out(job: Any, call: Call) -> None:
         raise Cancel("not today")
 
-    bench.consumer(bench.work, around=[for_api(bench, leave_out)]).drain()
+    bench.consumer(bench.work, middleware=[for_api(bench, leave_out)]).drain()
     bench.expect({"cancelled": 1}, effects={})
 
 
@@ -111,7 +111,7 @@ def test_the_handler_runs_once(bench: Bench, times: int, text: str) -> None:
         for _ in range(times):
             await call()
 
-    server = bench.consumer(around=[for_api(bench, miscount)], retry=lambda *_: 3600)
+    server = bench.consumer(middleware=[for_api(bench, miscount)], retry=lambda *_: 3600)
     server.drain()
     [error] = server.errors("retried")
     assert isinstance(error, HandlerMisuseError)
@@ -125,7 +125,7 @@ def test_a_call_that_is_not_awaited_does_not_count(async_leased: Bench) -> None:
     async def forget(job: Any, call: Call) -> None:
         call().close()  # type: ignore[attr-defined]  # it is a coroutine
 
-    server = async_leased.consumer(around=[forget], retry=lambda *_: 3600)
+    server = async_leased.consumer(middleware=[forget], retry=lambda *_: 3600)
     server.drain()
     assert server.told("retried") == [1]
 
@@ -147,7 +147,7 @@ def test_a_call_that_has_not_ended_does_not_count(async_leased: Bench) -> None:
             ended.append(job.id)
 
     tasks: list[Any] = []
-    server = async_leased.consumer(work, around=[leave], retry=lambda *_: 3600)
+    server = async_leased.consumer(work, middleware=[leave], retry=lambda *_: 3600)
     server.drain()
     assert "before its call() had ended" in str(server.errors("retried")[0])
     assert began == ended == [1]
@@ -160,7 +160,7 @@ def test_a_call_that_begins_after_its_middleware_is_refused(async_leased: Bench)
     async def leave(job: Any, call: Call) -> None:
         tasks.append(asyncio.ensure_future(call()))
 
-    server = async_leased.consumer(async_leased.work, around=[leave], retry=lambda *_: 3600)
+    server = async_leased.consumer(async_leased.work, middleware=[leave], retry=lambda *_: 3600)
     server.drain()
     assert server.told("retried") == [1]
     assert isinstance(tasks[0].exception(), HandlerMisuseError)
@@ -176,7 +176,7 @@ def test_a_thread_that_a_middleware_leaves_behind_does_not_count(sync_leased: Be
         threads[0].start()
         gate.await_call()
 
-    server = sync_leased.consumer(gate, around=[leave], retry=lambda *_: 3600)
+    server = sync_leased.consumer(gate, middleware=[leave], retry=lambda *_: 3600)
     server.drain()
     gate.open()
     threads[0].join()
@@ -191,7 +191,7 @@ def test_a_batch_is_one_call_with_the_list(bench: Bench) -> None:
         seen.append([job.id for job in jobs])
         await call()
 
-    bench.consumer(batch=True, around=[for_api(bench, note)]).drain()
+    bench.consumer(batch=True, middleware=[for_api(bench, note)]).drain()
     assert seen == [keys]
 
 
@@ -203,7 +203,7 @@ def test_a_test_runs_the_middleware_of_its_consumer(sync_leased: Bench) -> None:
         seen.append(job.id)
         call()
 
-    consumer = Consumer(sync_leased.Job, lambda session, job: None, sync_leased.sessions, around=[note])
+    consumer = Consumer(sync_leased.Job, lambda session, job: None, sync_leased.sessions, middleware=[note])
     with sync_leased.sessions() as session:
         assert run_job(session, session.get(sync_leased.Job, 1), consumer).state == "completed"
     assert seen == [1]
@@ -229,15 +229,19 @@ def too_few(job: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("kind", "around", "text"),
+    ("kind", "middleware", "text"),
     [
-        (Consumer, sync_middleware, r"Consumer\(around=<function.*: give a list of callables, around=\[middleware\]"),
-        (Consumer, None, r"Consumer\(around=None\): give a list of callables"),
-        (Consumer, [3], r"Consumer\(around=\[3\]\): a middleware is a callable, middleware\(job, call\)"),
+        (
+            Consumer,
+            sync_middleware,
+            r"Consumer\(middleware=<function.*: give a list of callables, middleware=\[function\]",
+        ),
+        (Consumer, None, r"Consumer\(middleware=None\): give a list of callables"),
+        (Consumer, [3], r"Consumer\(middleware=\[3\]\): a middleware is a callable, middleware\(job, call\)"),
         (
             Consumer,
             [too_few],
-            r"Consumer\(around=\[too_few\]\): a middleware is called as too_few\(job, call\): too many",
+            r"Consumer\(middleware=\[too_few\]\): a middleware is called as too_few\(job, call\): too many",
         ),
         (Consumer, [async_middleware], "async_middleware is a coroutine function; define it with `def`"),
         (Consumer, [generating_middleware], "generating_middleware is a generator function, and a call of it runs"),
@@ -246,12 +250,12 @@ def too_few(job: Any) -> None: ...
         (AsyncConsumer, [sync_middleware], "sync_middleware is not a coroutine function; define it with `async def`"),
     ],
 )
-def test_wrong_middleware_is_refused(sync_leased: Bench, kind: Any, around: Any, text: str) -> None:
+def test_wrong_middleware_is_refused(sync_leased: Bench, kind: Any, middleware: Any, text: str) -> None:
     async def work(session: Any, job: Any) -> None: ...
 
     handler = work if kind is AsyncConsumer else lambda session, job: None
     with pytest.raises(ConfigurationError, match=text):
-        kind(sync_leased.Job, handler, Session, around=around)
+        kind(sync_leased.Job, handler, Session, middleware=middleware)
 
 
 # -- context variables: each call of a handler has its own, a copy of the program's --------------------------------
@@ -338,7 +342,7 @@ def test_middleware_and_handler_share_the_variables_of_their_call(bench: Bench) 
         seen.append(tenant.get() == ("bound", job.id))
         tenant.set(("handler", job.id))
 
-    bench.consumer(work, around=[for_api(bench, bind)]).drain()
+    bench.consumer(work, middleware=[for_api(bench, bind)]).drain()
     assert seen == [None, True, True] * 3
 
 

@@ -470,7 +470,7 @@ def test_a_run_that_ends_while_its_request_is_taken_is_cancelled(sync_leased: Be
 def test_consumers_are_listed(mixed: Bench) -> None:
     gate = Gate()
     key = mixed.enqueue()[0]
-    with mixed.consumer(gate, poll_interval=LATER, name="left").running() as server:
+    with mixed.consumer(gate, poll_interval=LATER, worker_name="left").running() as server:
         gate.await_call()
         await_listening(server)
 

@@ -204,7 +204,7 @@ def test_it_cannot_run_twice_at_once(bench: Bench) -> None:
 
 def test_several_consumers_share_a_process(bench: Bench) -> None:
     bench.enqueue(60)
-    servers = [bench.consumer(batch_size=3, concurrency=2, name=str(n)) for n in range(2)]
+    servers = [bench.consumer(batch_size=3, concurrency=2, worker_name=str(n)) for n in range(2)]
     with servers[0].running(), servers[1].running():
         wait_until(lambda: bench.states() == {"completed": 60})
     told = [server.told("completed") for server in servers]

@@ -527,11 +527,11 @@ def test_a_name_that_the_database_cannot_store(latin1: Database, api: str, name:
     rig = Rig(latin1, "update_status", api)
     rig.enqueue(1)
     if name == "ü":
-        with rig.running(name=name):
+        with rig.running(worker_name=name):
             wait_until(lambda: rig.ran == [1])
         return
-    with pytest.raises(ConfigurationError, match=r"cannot store the name '.*:€', by its encoding; give name= in"):
-        rig.consumer(rig.handle, name=name).drain()
+    with pytest.raises(ConfigurationError, match=r"cannot store the name '.*:€', by its encoding; give worker_name="):
+        rig.consumer(rig.handle, worker_name=name).drain()
     assert rig.row(1)[:2] == ("pending", 0)
 
 

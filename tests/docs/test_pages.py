@@ -22,7 +22,6 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import close_all_sessions
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.testing import StrategyConformance
 from tests.docs.pages import DOCS, LINK, PAGES, ROOT, SNIPPET, TEST_NAME, page_id
@@ -90,8 +89,7 @@ def test_the_log_events_are_listed() -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("consumer", [Consumer, AsyncConsumer])
 def test_the_reference_knows_the_options_of_consumers(consumer: type[object]) -> None:
-    signature = inspect.signature(ConsumerBase.__init__)
-    options = [one.replace(annotation=one.empty) for name, one in signature.parameters.items() if name != "self"]
+    options = [one.replace(annotation=one.empty) for one in inspect.signature(consumer).parameters.values()]
     written = str(inspect.Signature(options))
     assert f".. autoclass:: {consumer.__name__}{written}\n" in (DOCS / "reference.md").read_text()
 

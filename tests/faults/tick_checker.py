@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from sqlaqueue import Schedule
-from sqlaqueue.schedules.recurrence import MOST, Recurrence
+from sqlaqueue.schedules.recurrence import MOST, Recurrence, grace_of
 from tests.faults.history import Violations, violations_of
 from tests.faults.ticks import EDITS, Clock, TickDatabase, schedules
 
@@ -199,7 +199,9 @@ def as_much_as_possible_is_caught_up(history: TickHistory) -> Violations:
             firing = next(each for each in fired if each.ticks[-1] >= tick)
             clock = history.clock.latest(history.clock.began, firing.written)
             caught_up = _decided(history, firing, found)
-            was_missed = tick < firing.ticks[0] and (tick < clock - schedule.grace or caught_up >= MOST)
+            was_missed = tick < firing.ticks[0] and (
+                tick < clock - grace_of(schedule.misfire_grace) or caught_up >= MOST
+            )
             if not was_missed or caught_up < schedule.catch_up:
                 yield f"{schedule.name!r} was not fired for {tick}, but for {caught_up} from {firing.ticks[0]} on"
 

@@ -40,7 +40,9 @@ def test_a_definition_is_written_once(engine: sa.Engine, session: Session) -> No
     Base.metadata.create_all(engine)
     values = {name: value for name, value in VALUES.items() if name != "customer_id"}
     schedules = [
-        Schedule("all", Export, cron="0 3 * * *", timezone="Europe/Berlin", values=values, jitter=0.1, grace=DAY),
+        Schedule(
+            "all", Export, cron="0 3 * * *", timezone="Europe/Berlin", values=values, jitter=0.1, misfire_grace=DAY
+        ),
         Schedule("span", Export, every=timedelta(days=400, seconds=1, milliseconds=1), values={"kind": "x"}),
     ]
     Base.metadata.create_all(engine)
@@ -290,7 +292,11 @@ def test_a_clock_that_was_far_ahead(engine: sa.Engine, report: Any) -> None:
             for name in ("next_tick", "last_tick", "paused_at", "run_requested_at", "created_at")
             for value in ("infinity", "-infinity", "20000-01-01")
         ),
-        *(f"{name} = '{value}'" for name in ("grace", "jitter", "every") for value in ("10000 years", "-1 second")),
+        *(
+            f"{name} = '{value}'"
+            for name in ("misfire_grace", "jitter", "every")
+            for value in ("10000 years", "-1 second")
+        ),
         "catch_up = -1",
         "catch_up = 1001",
         "every = '0.5 s'",
@@ -329,7 +335,7 @@ def test_a_requested_run_is_due_at_once(engine: sa.Engine, report: Any, session:
 
 
 def test_a_job_may_run_for_longer_than_its_tick_is_kept(engine: sa.Engine, report: Any) -> None:
-    schedules = started(engine, hourly(report, skip_unfinished=True, every=MINUTE, grace=DAY))
+    schedules = started(engine, hourly(report, skip_unfinished=True, every=MINUTE, misfire_grace=DAY))
     pass_time(engine, MINUTE)
     [first] = fire_due(engine, schedules)
     execute(
@@ -370,7 +376,7 @@ def test_an_edit_writes_what_it_changes(engine: sa.Engine, report: Any, monkeypa
 
     def read_and_edit(*arguments: Any, **options: Any) -> Any:
         row = read(*arguments, **options)
-        execute(engine, "UPDATE sqlaqueue_schedule SET grace = '5 min'")
+        execute(engine, "UPDATE sqlaqueue_schedule SET misfire_grace = '5 min'")
         return row
 
     monkeypatch.setattr(schedules, "_row", read_and_edit)
@@ -383,7 +389,7 @@ def test_an_edit_writes_what_it_changes(engine: sa.Engine, report: Any, monkeypa
         with pytest.raises(StatementError, match="there are no changes"):
             admin.edit("x")
     row = stored(engine, "x")
-    assert (row["grace"], row["jitter"], row["every"]) == (5 * MINUTE, timedelta(seconds=5), MINUTE)
+    assert (row["misfire_grace"], row["jitter"], row["every"]) == (5 * MINUTE, timedelta(seconds=5), MINUTE)
     assert (row["cron"], row["timezone"]) == (None, "Europe/Berlin")
 
 

@@ -113,6 +113,34 @@ def test_the_first_look_may_come_late(engine: sa.Engine, report: Any) -> None:
     assert len(fire_due(engine, schedules)) == 3
 
 
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [({}, 1), ({"catch_up": "skip"}, 1), ({"catch_up": "all"}, 2), ({"misfire_grace": MINUTE}, 2)],
+    ids=str,
+)
+def test_after_twenty_seconds_without_a_process(
+    engine: sa.Engine, report: Any, options: dict[str, Any], number: int
+) -> None:
+    """A short interval fires one late job by default; several, which have waited a short time, if it is told to."""
+    schedules = started(engine, hourly(report, every=timedelta(seconds=10), **options))
+    fire_due(engine, schedules)
+    pass_time(engine, timedelta(seconds=21))
+    fired = fire_due(engine, schedules)
+    assert (len(fired), count_jobs(engine, report)) == (number, number)
+    assert fired[-1].late < timedelta(seconds=10)
+
+
+def test_an_edited_short_interval_fires_the_newest_tick_only(engine: sa.Engine, report: Any) -> None:
+    """A tick of the former definition is one of those that the next tick ends."""
+    schedules = started(engine, hourly(report, every=timedelta(seconds=30)))
+    fire_due(engine, schedules)
+    pass_time(engine, timedelta(seconds=32))
+    execute(engine, "UPDATE sqlaqueue_schedule SET every = '5 sec'")
+    pass_time(engine, timedelta(seconds=18))
+    [fired] = fire_due(engine, schedules)
+    assert fired.late < timedelta(seconds=5)
+
+
 def test_a_paused_schedule_passes_over_its_ticks(engine: sa.Engine, report: Any) -> None:
     schedules = started(engine, hourly(report, catch_up="all"))
     fire_due(engine, schedules)

@@ -4,6 +4,7 @@ import decimal
 import enum
 import random
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_a_queue_class_declares_them_as_well() -> None:
         ({"every": "5 min"}, "every= must be seconds or a timedelta"),
         ({"every": -5}, "every= must be seconds"),
         ({"every": 5, "jitter": -1}, "jitter= must be seconds"),
-        ({"every": 5, "grace": "x"}, "grace= must be seconds"),
+        ({"every": 5, "misfire_grace": "x"}, "misfire_grace= must be seconds"),
         ({"every": 5, "catch_up": "newest"}, "catch_up='newest': give 'skip', 'latest', 'all', or a number from 0"),
         ({"every": 5, "catch_up": 1001}, "catch_up=1001"),
         ({"every": 5, "catch_up": True}, "catch_up=True"),
@@ -126,9 +127,12 @@ def test_a_queue_class_declares_them_as_well() -> None:
         ({"every": 5, "values": {"kind": "\ud800"}}, "cannot be stored as JSON"),
         ({"every": 5, "values": {"kind": "x", "ratio": 1e23}}, "1e+23 cannot be stored as JSON"),
         ({"every": 5, "values": {"kind": "x", "data": {"a": [1e300]}}}, "cannot be stored as JSON"),
-        ({"every": 5, "grace": 0, "catch_up": "skip"}, "grace=0 with catch_up='skip' would fire nothing"),
+        (
+            {"every": 5, "misfire_grace": 0, "catch_up": "skip"},
+            "misfire_grace=0 with catch_up='skip' would fire nothing",
+        ),
         ({"every": timedelta(days=40000)}, "every=datetime.timedelta(days=40000): give a hundred years at most"),
-        ({"every": 5, "grace": 1e11}, "grace=100000000000.0: give a hundred years at most"),
+        ({"every": 5, "misfire_grace": 1e11}, "misfire_grace=100000000000.0: give a hundred years at most"),
         ({"every": 5, "jitter": 1e13}, "jitter="),
         ({"every": timedelta.max}, "every="),
     ],
@@ -376,8 +380,8 @@ def test_the_version_of_the_time_zones_is_found_without_those_of_the_system(monk
 # -- which ticks are fired -----------------------------------------------------------------------------------------
 
 
-def due(recurrence: Recurrence, first: datetime, now: datetime, catch_up: int = 1, grace: timedelta = MINUTE):  # noqa: ANN201 - a helper
-    return due_ticks(recurrence, first, now, grace=grace, catch_up=catch_up)
+def due(recurrence: Recurrence, first: datetime, now: datetime, catch_up: int = 1, grace: timedelta | None = MINUTE):  # noqa: ANN201 - a helper
+    return due_ticks(recurrence, first, now, misfire_grace=grace, catch_up=catch_up)
 
 
 def test_before_the_tick_nothing_is_due() -> None:
@@ -412,6 +416,21 @@ def test_a_tick_on_time_stands_for_those_that_were_missed() -> None:
 def test_all_ticks_within_the_grace_are_fired() -> None:
     fired, *_ = due(every(MINUTE), START + MINUTE, START + 5 * MINUTE, grace=3 * MINUTE)
     assert fired == [START + each * MINUTE for each in (2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize(("catch_up", "numbers"), [(0, [2]), (1, [2]), (2, [1, 2]), (MOST, [0, 1, 2])])
+def test_without_a_grace_the_next_tick_ends_that_of_a_tick(catch_up: int, numbers: Sequence[int]) -> None:
+    tens = timedelta(seconds=10)
+    fired, *_ = due(every(tens), START, START + 2 * tens, catch_up, grace=None)
+    assert fired == [START + number * tens for number in numbers]
+    # With seconds, a cron expression has ticks of different distances.
+    fired, *_ = due(cron("0,1 * * * * *"), START, START + timedelta(seconds=30), grace=None)
+    assert fired == [START + timedelta(seconds=1)]
+
+
+def test_without_a_grace_a_tick_older_than_a_minute_was_missed() -> None:
+    assert due(every(HOUR), START, START + MINUTE, 0, grace=None).fired == [START]
+    assert due(every(HOUR), START, START + MINUTE + timedelta(seconds=1), 0, grace=None).fired == []
 
 
 def test_no_more_than_the_most_are_fired_and_the_rest_is_not_even_computed(monkeypatch: pytest.MonkeyPatch) -> None:

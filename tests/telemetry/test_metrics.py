@@ -264,7 +264,7 @@ def test_added_middleware_is_outermost_and_checked(sessions: Sessions) -> None:
 
         return middleware
 
-    consumer = Consumer(Leased, behave, sessions, around=[named("given")])
+    consumer = Consumer(Leased, behave, sessions, middleware=[named("given")])
     consumer.add_middleware(named("added"))
     consumer.drain()
     assert seen == ["added", "given"]

@@ -72,15 +72,18 @@ def handlers_are_checked_against_the_model() -> None:
     Consumer(Email, send_all, make_session, batch=True, retry=policy).run()
     Consumer(select(Email).where(Email.to != ""), send, make_session).run()
     Consumer(Email, greet, make_session)  # type: ignore[arg-type] # what the test is about
-    Consumer(Email, send_all, make_session)  # type: ignore[arg-type] # batch=True is missing
+    Consumer(Email, send_async, make_session)  # type: ignore[misc] # a coroutine function
+    Consumer(Email, 3, make_session)  # type: ignore[arg-type] # nothing that can be called
     Consumer(Email, send, make_async_session)  # type: ignore[misc] # sessions of the other kind
 
 
 def options_are_checked() -> None:
-    Consumer(Email, send, make_session, lease=timedelta(minutes=5), timeout=30, grace=5.5, name="a", signals=False)
-    Consumer(Email, send, make_session, concurency=4)  # type: ignore[call-overload] # misspelt
-    Consumer(Email, send, make_session, batch_size="10")  # type: ignore[call-overload] # no number
-    AsyncConsumer(Email, send_async, make_async_session, retries=3)  # type: ignore[call-overload] # no such option
+    Consumer(
+        Email, send, make_session, lease=timedelta(minutes=5), timeout=30, grace=5.5, worker_name="a", signals=False
+    )
+    Consumer(Email, send, make_session, concurency=4)  # type: ignore[call-arg] # misspelt
+    Consumer(Email, send, make_session, batch_size="10")  # type: ignore[arg-type] # no number
+    AsyncConsumer(Email, send_async, make_async_session, retries=3)  # type: ignore[call-arg] # no such option
 
 
 class Newsletter(Email):
@@ -105,8 +108,8 @@ async def async_handlers_as_well() -> None:
     await AsyncConsumer(Email, send_all_async, make_async_session, batch=True).drain()
     await AsyncConsumer(Email, {Email: send_async}, make_async_session).run()
     await AsyncConsumer.run_all(AsyncConsumer(Email, send_async, make_async_session))
-    AsyncConsumer(Email, {Email: send}, make_async_session)  # type: ignore[dict-item, misc] # no coroutine function
-    AsyncConsumer(Email, send, make_async_session)  # type: ignore[arg-type, misc] # no coroutine function
+    AsyncConsumer(Email, {Email: send}, make_async_session)  # type: ignore[dict-item] # no coroutine function
+    AsyncConsumer(Email, send, make_async_session)  # type: ignore[arg-type] # no coroutine function
 
 
 async def blocks_give_their_consumer() -> None:
@@ -198,7 +201,7 @@ def handlers_take_what_the_factory_makes() -> None:
     Consumer(Email, {Email: own}, make_own)
     Consumer(Email, plain, make_own)
     Consumer(Email, own, make_session)  # type: ignore[misc] # it makes sessions of another class
-    Consumer(Email, own_batch, make_session, batch=True)  # type: ignore[call-overload] # the same
+    Consumer(Email, own_batch, make_session, batch=True)  # type: ignore[misc] # the same
 
 
 def async_handlers_take_what_the_factory_makes() -> None:

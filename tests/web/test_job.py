@@ -157,9 +157,9 @@ def test_attempt_history_is_the_timeline(engine: sa.Engine, queues: Queues, sess
         raise Fail("out of stock") if email.attempts == 2 else ValueError("try again")
 
     add(engine, queues.Email(recipient="a"))
-    Consumer(queues.Email, handler, sessions, name="shop").drain()
+    Consumer(queues.Email, handler, sessions, worker_name="shop").drain()
     execute(engine, "UPDATE email SET run_at = now()")
-    Consumer(queues.Email, handler, sessions, name="shop").drain()
+    Consumer(queues.Email, handler, sessions, worker_name="shop").drain()
     life = life_of(engine, queues.Email)
     assert [(each.attempt, each.outcome) for each in life.attempts.value] == [(2, "failed"), (1, "retried")]
     assert "ValueError: try again" in (life.attempts.value[1].traceback or "")

@@ -319,7 +319,7 @@ def claim_of(spec: QueueSpec) -> object | None:
             timeout=None,
             grace=30,
             retry=None,
-            name=None,
+            worker_name=None,
             batch=False,
         )
     except SqlaqueueError:

@@ -523,7 +523,7 @@ def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys
     """
 
     def verb(some: Sequence[Key]) -> Any:
-        return verbs.requeue(unchanged_jobs(model, job_filter, some))
+        return verbs.requeue_jobs(unchanged_jobs(model, job_filter, some), came_back=False)
 
     with routing_to_primary(session):
         spec = select_jobs(model, "requeue").spec

@@ -198,6 +198,9 @@ _OF_CITUS = ("distributed query with FOR UPDATE", "cannot push down this subquer
 """The errors of Citus for a statement that locks rows on several shards; PostgreSQL itself has no such texts."""
 
 
+CAME_BACK = "came_back"
+
+
 class _Key(Bundle[Any]):
     """A primary key as one column of the result: a value, or a tuple for composite keys.
 
@@ -326,7 +329,9 @@ def without_criteria(statement: Any) -> Any:
     return own
 
 
-def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, chosen: bool = False) -> Any:
+def returning_keys(
+    spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, chosen: bool = False, came_back: bool = False
+) -> Any:
     """Return ``verb`` with the keys of the changed jobs as its only result column.
 
     Where jobs that come back may meet a duplicate, a second column ``duplicate`` has the duplicate's key, as a text.
@@ -334,11 +339,14 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, cho
     :param jobs: the instances whose queue attributes expire, see :class:`_Key`.
     :param chosen: whether the statement chooses its jobs, so that a ``with_loader_criteria()`` of the application
         applies, as to a claim.
+    :param came_back: whether the second column is ``came_back`` instead, for every queue: False for a job that has a
+        duplicate.
     """
     options: dict[str, Any] = {WRITES_OPTION: True}
+    second = [sa.true().label(CAME_BACK)] if came_back else []
     if isinstance(verb, sa.Update | sa.Delete):
         # Columns of the table: SQLAlchemy does not expect a with_loader_criteria() where attributes are in a Bundle.
-        statement: Any = as_library_statement(verb.where(planned_anew())).returning(_Key("key", *spec.keys))
+        statement: Any = as_library_statement(verb.where(planned_anew())).returning(_Key("key", *spec.keys), *second)
         options["synchronize_session"] = "fetch"
     else:
         if isinstance(verb, sa.Insert):
@@ -348,10 +356,12 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, cho
             attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
             verb = verb.with_only_columns(*attributes)
         changed = verb.subquery("sqlaqueue_changed_keys").c
-        duplicates = [column.label("duplicate") for column in changed if column.key == DUPLICATE]
+        for column in changed:
+            if column.key == DUPLICATE:
+                second = [column.is_(None).label(CAME_BACK) if came_back else column.label("duplicate")]
         # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
         keys = _Key("key", *(column for column in changed if column.key != DUPLICATE))
-        statement = as_library_statement(sa.select(keys, *duplicates).where(planned_anew()))
+        statement = as_library_statement(sa.select(keys, *second).where(planned_anew()))
         if jobs:
             options[JOBS_OPTION] = tuple(jobs)
     statement = statement.execution_options(**options)
@@ -360,4 +370,5 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = (), *, cho
 
 def returning_nothing() -> AnySelect:
     """Return a statement that returns no key, for a verb without jobs."""
-    return sa.select(sa.null()).where(sa.false())
+    columns: list[Any] = [sa.null().label("key"), sa.null().label(CAME_BACK)]
+    return sa.select(*columns).where(sa.false())

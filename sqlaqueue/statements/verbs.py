@@ -158,16 +158,31 @@ def cancel(jobs: Any, /) -> Any:
 def requeue(jobs: Any, /) -> Any:
     """Return a statement that makes finished jobs pending again, with 0 attempts.
 
-    For a queue with ``QueueConfig(unique=...)`` the statement returns a second column ``duplicate``: the key of its
-    duplicate, as a text, for a job that has one and is not pending therefore, and None for the others.
+    Its rows are pairs of ``key`` and ``came_back``. The latter is False for a job of a unique queue that has a
+    duplicate, and is not pending therefore; :meth:`QueueAdmin.requeue() <sqlaqueue.admin.QueueAdmin.requeue>` names
+    the duplicates::
+
+        failed = select(Email).where(Email.status == "failed")
+        for key, came_back in session.execute(requeue(failed)):
+            print(key, "is pending" if came_back else "has a duplicate")
+        session.commit()
 
     :param jobs: instances, a queue class, or ``select(Model).where(...)``.
+    :raises NotAQueueError: for anything else.
+    """
+    return requeue_jobs(jobs, came_back=True)
+
+
+def requeue_jobs(jobs: Any, *, came_back: bool) -> Any:
+    """Return the statement of :func:`requeue`.
+
+    :param came_back: False for the keys of duplicates instead of ``came_back``, where there can be any.
     """
     listed = () if isinstance(jobs, type | sa.Select) else instances(jobs, "requeue")
     spec, select = _spec_and_select(listed or jobs, "requeue")
     if spec is None:
         return returning_nothing()
-    return returning_keys(spec, spec.strategy.requeue(spec, select), listed, chosen=True)
+    return returning_keys(spec, spec.strategy.requeue(spec, select), listed, chosen=True, came_back=came_back)
 
 
 def rescue(model: type[Any], /) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import operator
 import re
 import sys
 import textwrap
@@ -82,19 +83,25 @@ def execute(imports: str, code: str, name: str, database: Database) -> None:
     try:
         exec(compile(with_urls(SETTING), "setting", "exec", dont_inherit=True), vars(module))  # noqa: S102 - our own
         exec(imports, vars(module))  # noqa: S102 - our own
+        # The example may give these names to something else.
+        session, engine, async_session, async_engine = operator.itemgetter(
+            "session", "engine", "async_session", "async_engine"
+        )(vars(module))
         compiled = compile(with_urls(code), name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        asyncio.run(run(compiled, vars(module)))
+
+        async def run() -> None:
+            try:
+                # A coroutine only if the example awaits something.
+                if (awaited := eval(compiled, vars(module))) is not None:  # noqa: S307 - our own
+                    await awaited
+            finally:
+                await async_session.close()
+                await async_engine.dispose()
+
+        try:
+            asyncio.run(run())
+        finally:
+            session.close()
+            engine.dispose()
     finally:
-        vars(module)["session"].close()
-        vars(module)["engine"].dispose()
         del sys.modules[module.__name__]
-
-
-async def run(compiled: Any, names: dict[str, Any]) -> None:
-    try:
-        # A coroutine only if the example awaits something.
-        if (awaited := eval(compiled, names)) is not None:  # noqa: S307 - our own
-            await awaited
-    finally:
-        await names["async_session"].close()
-        await names["async_engine"].dispose()

@@ -224,12 +224,15 @@ def test_the_newest_of_failed_duplicates_comes_back(sessions: Sessions) -> None:
             session.commit()
             session.execute(fail(session.scalars(claim(Order, 1)).all(), error="failed"))
             session.commit()
-        assert sorted(session.execute(requeue(Order)).all()) == [(1, "2"), *((number, None) for number in range(2, 8))]
+        assert sorted(session.execute(requeue(Order)).all()) == [
+            (1, False),
+            *((number, True) for number in range(2, 8)),
+        ]
         session.commit()
         ended = QueueAdmin(session, Order).jobs(JobFilter(states=("cancelled",)))
         assert [(each.key, each.last_error) for each in ended] == [((1,), "duplicate of job 2\nfailed")]
         # Now the duplicate is pending.
-        assert session.execute(requeue(sa.select(Order).where(Order.id == 1))).all() == [(1, "2")]
+        assert session.execute(requeue(sa.select(Order).where(Order.id == 1))).all() == [(1, False)]
         done = QueueAdmin(session, Order).requeue(JobFilter(states=("cancelled",)))
         assert (int(done), dict(done.duplicates)) == (0, {1: "2"})
 

@@ -253,7 +253,7 @@ FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sql
 UPDATE email SET status=%(status)s::VARCHAR, run_at=statement_timestamp(), attempts=%(attempts)s::INTEGER, finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (array((SELECT email.id
 FROM email
 WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status IN ('completed', 'failed', 'cancelled') ORDER BY email.id FOR NO KEY UPDATE OF email))) AND (SELECT count(*) AS count_1
-FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id, true AS came_back
 
 SELECT sqlaqueue_changed_keys.id
 FROM (SELECT email.id AS id

@@ -48,7 +48,6 @@ from sqlaqueue.statements.verbs import (
     retry,
 )
 from sqlaqueue.unique.enqueue import Enqueued, enqueue
-from sqlaqueue.write_routing import is_write
 
 if TYPE_CHECKING:
     from sqlaqueue.async_scheduler import AsyncScheduler
@@ -107,7 +106,6 @@ __all__ = [
     "extend",
     "fail",
     "is_paused",
-    "is_write",
     "pause",
     "prepare",
     "purge",

@@ -17,8 +17,8 @@ from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.tasks import wait_for_event
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.scheduler import LONGEST_STOP, SchedulerBase, Subscription
+from sqlaqueue.sessions import execute, open_session
 from sqlaqueue.sql.engine import own_work
-from sqlaqueue.write_routing import execute, open_session
 
 
 class AsyncScheduler(SchedulerBase):

@@ -29,9 +29,8 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import database_text, fields, logger
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.schedules.schedule import Schedule, schedule_groups
-from sqlaqueue.session_types import check_session_class, resolve_factory
+from sqlaqueue.sessions import check_session_class, execute, open_session, resolve_factory
 from sqlaqueue.sql.engine import own_work
-from sqlaqueue.write_routing import execute, open_session
 
 Subscription = tuple[sa.Engine, GroupState]
 

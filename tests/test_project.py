@@ -18,7 +18,7 @@ from tests.nearest import FOLDERS, ROOT, nearest
 PACKAGE = ROOT / "sqlaqueue"
 FILES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
-NAMESPACES = "admin alembic citus exc log otel prometheus telemetry testing testing.conformance web"
+NAMESPACES = "admin alembic citus exc log otel prometheus sessions telemetry testing testing.conformance web"
 PUBLIC = ["sqlaqueue", *(f"sqlaqueue.{name}" for name in NAMESPACES.split())]
 MOST_FILES, MOST_LINES, MOST_IN_FOLDER, SMALL = 231, 700, 25, 100
 SMALL_FILES: dict[str, str] = {"sqlaqueue.waiting.async_wait": "it needs greenlet, which sync code may lack"}

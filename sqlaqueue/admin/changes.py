@@ -25,11 +25,11 @@ from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, plain_form, sqlstate
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import instances, key_of, returning_keys, select_jobs
 from sqlaqueue.strategies.unique_key import unique_key
-from sqlaqueue.write_routing import routing_to_primary
 
 Narrowed = TypeVar("Narrowed", AnySelect, sa.CompoundSelect[Any])
 

@@ -24,6 +24,7 @@ from sqlaqueue.queue.names import CRASH_JOURNAL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
@@ -32,7 +33,6 @@ from sqlaqueue.strategies.update_status import waits_for_duplicate
 from sqlaqueue.texts import moment_text, printable
 from sqlaqueue.unique.insert import NewJob, search, set_created_at
 from sqlaqueue.unique.relationships import set_foreign_key
-from sqlaqueue.write_routing import routing_to_primary
 
 MISSING, NEW = "missing", "new"
 """The states of a job without a row, and of an instance that is not in the database."""

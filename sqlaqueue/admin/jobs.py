@@ -21,11 +21,11 @@ from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.listing import SHOWN, key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
-from sqlaqueue.write_routing import routing_to_primary
 
 NO_ERROR = ""
 """The kind of error of jobs without one."""

@@ -27,7 +27,7 @@ from sqlaqueue.queue.options import FINISHED, UNFINISHED
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.schedule import Schedule
-from sqlaqueue.session_types import check_session, session_in_scope
+from sqlaqueue.sessions import check_session, session_in_scope
 from sqlaqueue.statements.selection import key_of, select_jobs
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from sqlaqueue.schedules.fire import recurrence_of
 from sqlaqueue.schedules.recurrence import Recurrence, ScheduleTables, grace_of, in_utc
 from sqlaqueue.schedules.schedule import PAUSED, Schedule, from_json
 from sqlaqueue.schedules.store import from_code, is_edited
+from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.sql.types import insert_or_ignore
-from sqlaqueue.write_routing import routing_to_primary
 
 Origin = Literal["program", "edited", "added"]
 

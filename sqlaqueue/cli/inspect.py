@@ -54,10 +54,10 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.run import key_text
+from sqlaqueue.sessions import execute
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.texts import duration_text, moment_text
-from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
     from sqlaqueue.prometheus.queues import GaugeReader, Reading, ScrapeCollector

@@ -32,7 +32,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
 from sqlaqueue.schedules.schedule import Schedule
-from sqlaqueue.session_types import check_session_class, resolve_factory
+from sqlaqueue.sessions import check_session_class, resolve_factory
 
 if TYPE_CHECKING:
     # It needs greenlet, which sync code may lack.

@@ -29,7 +29,7 @@ from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.run import Key, Run
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.write_routing import open_session
+from sqlaqueue.sessions import open_session
 
 
 class Runner(Protocol):

@@ -20,11 +20,11 @@ from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.run import Key, Run, key_text, keys_by_token, keys_from
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sessions import has_own_routing, primary_bind, routing_to_primary
 from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.sql.types import RowLocation, check_dialect
 from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies import ClaimedJobs, Settlement
-from sqlaqueue.write_routing import has_own_routing, primary_bind, routing_to_primary
 
 READ_COMMITTED: Final = "READ COMMITTED"
 SETTING = sa.func.current_setting("transaction_isolation", type_=sa.Text())

@@ -39,8 +39,8 @@ from sqlaqueue.consumer.threads import HURRY, LONGEST_END, SHUTDOWN, BaseRunner,
 from sqlaqueue.consumer.worker import work
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.sessions import execute
 from sqlaqueue.sql.engine import own_work
-from sqlaqueue.write_routing import execute
 
 _CANCELLATION = 5.0
 """Seconds that a handler has for its clean-up when it is cancelled."""

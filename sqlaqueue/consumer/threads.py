@@ -44,8 +44,8 @@ from sqlaqueue.log import logger
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.run import key_text
+from sqlaqueue.sessions import execute
 from sqlaqueue.sql.engine import own_work
-from sqlaqueue.write_routing import execute
 
 HURRY = 5.0
 """Seconds for which anything waits for the database once the grace period is over, or all handlers have ended."""

@@ -20,7 +20,7 @@ from sqlaqueue.copy.drivers import Copy, RowStream, check_driver, make_column_pl
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.session_types import is_of_asyncio, session_in_scope
+from sqlaqueue.sessions import is_of_asyncio, session_in_scope
 from sqlaqueue.sql.types import as_library_statement, insert_unless
 from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index, unique_key
 

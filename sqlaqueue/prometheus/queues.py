@@ -36,9 +36,8 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
-from sqlaqueue.session_types import makes_async, resolve_factory
+from sqlaqueue.sessions import execute, makes_async, open_session, resolve_factory
 from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
-from sqlaqueue.write_routing import execute, open_session
 
 
 @dataclass(frozen=True)

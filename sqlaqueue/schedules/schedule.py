@@ -25,8 +25,7 @@ from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.schedules.recurrence import MOST, Recurrence, ScheduleTables
-from sqlaqueue.session_types import check_session
-from sqlaqueue.write_routing import routing_to_primary
+from sqlaqueue.sessions import check_session, routing_to_primary
 
 # -- the attribute values of scheduled jobs, which are stored as JSON --------------------------------------------------
 

@@ -19,13 +19,13 @@ from sqlaqueue.postgresql.claim_scan import planned_anew, planned_anew_for_many,
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.sessions import WRITES_OPTION
 from sqlaqueue.sql.engine import OURS
 from sqlaqueue.sql.types import as_library_statement
 from sqlaqueue.statements.selection import JobSelection, returning_detached, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
 from sqlaqueue.strategies.columns import column_of
 from sqlaqueue.strategies.update_status import alone_token
-from sqlaqueue.write_routing import WRITES_OPTION
 
 _CACHED_STATEMENTS = 64
 _cache: dict[tuple[type[Any], int], Any] = {}

@@ -29,13 +29,13 @@ from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.run import CopiedTransaction, Key, Run, key_text, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sessions import WRITES_OPTION
 from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.sql.types import NEUTRAL, as_library_statement
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.base import TOKEN
 from sqlaqueue.strategies.columns import attribute_names, column_of, named
 from sqlaqueue.strategies.unique_key import DUPLICATE
-from sqlaqueue.write_routing import WRITES_OPTION
 
 
 class JobSelection(NamedTuple):
@@ -239,8 +239,8 @@ def _explain(failed: ExceptionContext) -> None:
     if state == _READ_ONLY:
         error.add_note(
             "claim() and the other verbs write, and this server is read-only. If the session's get_bind() routes reads "
-            "to a replica, let it return the primary's engine where sqlaqueue.is_write(clause) is true, or execute "
-            "verbs in a session of the primary: Session(primary)"
+            "to a replica, let it return the primary's engine where sqlaqueue.sessions.is_write(clause) is true, or "
+            "execute verbs in a session of the primary: Session(primary)"
         )
 
     if state == _NOT_SUPPORTED and any(text in str(error.orig) for text in _OF_CITUS):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.schedules.schedule import Schedule
+from sqlaqueue.sessions import execute
 from sqlaqueue.sql.engine import note_written_rows
 from sqlaqueue.testing.drain import (
     RunResult,
@@ -34,7 +35,6 @@ from sqlaqueue.testing.drain import (
 from sqlaqueue.testing.enqueued import enqueued, travel
 from sqlaqueue.testing.in_transaction import Jobs, resolve_session
 from sqlaqueue.testing.wait_until import async_wait_until, check_handlers, wait_until
-from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
     from sqlaqueue.testing.conformance import Gate, QueueUnderTest, StrategyConformance

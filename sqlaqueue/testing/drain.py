@@ -23,6 +23,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.schedules.fire import fire
 from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, schedule_groups
 from sqlaqueue.schedules.store import declare
+from sqlaqueue.sessions import execute
 from sqlaqueue.statements.claim import claim_statement, worker_name
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.testing.enqueued import LONGEST, travel
@@ -46,7 +47,6 @@ from sqlaqueue.testing.rows import (
     show_changes,
 )
 from sqlaqueue.waiting.wait import read_state
-from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
     from sqlaqueue.testing.in_transaction import AnyAsyncSession, AsyncHandler

@@ -17,11 +17,11 @@ from sqlaqueue.postgresql.checks_of import checks_of_error
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE, SCHEDULE, TICK
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sessions import execute
 from sqlaqueue.sql.engine import engine_of, schema_of
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.testing.in_transaction import AnySession, Jobs, resolve_session
 from sqlaqueue.testing.rows import enqueued_keys, refresh_or_detach, remember_earlier_jobs
-from sqlaqueue.write_routing import execute
 
 T = TypeVar("T")
 

@@ -42,7 +42,7 @@ from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, HandlerMisu
 from sqlaqueue.postgresql.checks_of import checks_of_error
 from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.session_types import check_session, session_in_scope
+from sqlaqueue.sessions import check_session, routing_to_primary, session_in_scope
 from sqlaqueue.sql.engine import OF_TEST
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.statements.verbs import rescue
@@ -54,7 +54,6 @@ from sqlaqueue.testing.rows import (
     restore_settings,
     show_changes,
 )
-from sqlaqueue.write_routing import routing_to_primary
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session

@@ -18,9 +18,8 @@ from sqlaqueue.exc import ConfigurationError, JobResult, StatementError, WaitTim
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay
-from sqlaqueue.session_types import resolve_factory
+from sqlaqueue.sessions import execute, open_session, resolve_factory
 from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Waiter, read_job
-from sqlaqueue.write_routing import execute, open_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

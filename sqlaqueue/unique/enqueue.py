@@ -20,7 +20,7 @@ from sqlaqueue.exc import JobExists, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.session_types import check_session, session_in_scope
+from sqlaqueue.sessions import check_session, execute, session_in_scope
 from sqlaqueue.sql.engine import own_work
 from sqlaqueue.statements.selection import instances, without_criteria
 from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index, unique_key
@@ -38,7 +38,6 @@ from sqlaqueue.unique.insert import (
     with_keys,
 )
 from sqlaqueue.unique.relationships import refuse_referrers
-from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
     # It needs greenlet, which sync code may lack.

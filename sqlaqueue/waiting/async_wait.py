@@ -15,9 +15,8 @@ from sqlaqueue.consumer.tasks import wait_for_event
 from sqlaqueue.exc import JobResult
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.retry_policies import Delay
-from sqlaqueue.session_types import check_session_class, resolve_factory
+from sqlaqueue.sessions import check_session_class, execute, open_session, primary_bind, resolve_factory
 from sqlaqueue.waiting.wait import DEFAULT_TIMEOUT, Listen, Waiter, wait_for_end
-from sqlaqueue.write_routing import execute, open_session, primary_bind
 
 T = TypeVar("T")
 AsyncSessionFactory = Callable[[], AsyncSession]

@@ -36,9 +36,8 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.session_types import check_session_class, resolve_factory
+from sqlaqueue.sessions import check_session_class, execute, open_session, primary_bind, resolve_factory
 from sqlaqueue.sql.types import check_dialect
-from sqlaqueue.write_routing import execute, open_session, primary_bind
 
 NOTIFY_INTERVAL = 20.0
 """Seconds between notifications, for Consumers that have started since, and as Consumers forget them."""

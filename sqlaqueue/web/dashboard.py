@@ -29,6 +29,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Heartbeat, Payload, WaitRequest
 from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.sessions import primary_bind
 from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.web import errors
 from sqlaqueue.web.actions import act_on_queue, act_on_schedule, confirm, edit
@@ -40,7 +41,6 @@ from sqlaqueue.web.queues import claim, health, overview, queue, schedules
 from sqlaqueue.web.rendering import shared_renderer
 from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, secured
 from sqlaqueue.web.settings import Access, Column, Link, Queue, Settings
-from sqlaqueue.write_routing import primary_bind
 
 MOST_VIEWERS = 100
 """How many windows are served at once; each has a connection to the web server, and reads its page again and again."""

@@ -17,11 +17,10 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from sqlaqueue.consumer.core.errors import is_connect_error, is_connection_lost
 from sqlaqueue.consumer.core.waker import Deadlines
-from sqlaqueue.session_types import makes_async, resolve_factory
+from sqlaqueue.sessions import execute, makes_async, open_session, resolve_factory
 from sqlaqueue.sql.engine import may_be_other_engine, refuse_other_engines
 from sqlaqueue.web.data.reader import WITHOUT_SAVEPOINTS, PartFailedError
 from sqlaqueue.web.errors import Busy, ServiceUnavailable
-from sqlaqueue.write_routing import execute, open_session
 
 T = TypeVar("T")
 

@@ -31,7 +31,6 @@ from sqlaqueue import (
     extend,
     fail,
     is_paused,
-    is_write,
     pause,
     purge,
     reconcile,
@@ -42,6 +41,7 @@ from sqlaqueue import (
     retry,
 )
 from sqlaqueue.admin import JobFilter, QueueAdmin, doctor
+from sqlaqueue.sessions import is_write
 from tests.conftest import SERVERS
 from tests.consumer.bench import Bench
 from tests.programs import wait_until
@@ -546,7 +546,7 @@ def test_an_error_names_the_fix(pair: Pair, bench: Bench, engines: tuple[sa.Engi
                 continue
             with pytest.raises(sa.exc.InternalError, match="read-only") as refused:
                 session.execute(verb)
-            assert "sqlaqueue.is_write(clause)" in "\n".join(refused.value.__notes__), name
+            assert "sqlaqueue.sessions.is_write(clause)" in "\n".join(refused.value.__notes__), name
             session.rollback()
         # The error of another statement is none of the library's.
         with pytest.raises(sa.exc.InternalError, match="read-only") as other:
@@ -560,7 +560,7 @@ async def test_an_error_names_the_fix_in_async_code(pair: Pair, bench: Bench) ->
     async with AsyncSession(engine) as session:
         with pytest.raises(sa.exc.DBAPIError, match="read-only") as refused:
             await session.execute(claim(bench.Job, 1))
-        assert "sqlaqueue.is_write(clause)" in "\n".join(refused.value.__notes__)
+        assert "sqlaqueue.sessions.is_write(clause)" in "\n".join(refused.value.__notes__)
     await engine.dispose()
 
 

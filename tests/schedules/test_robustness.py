@@ -17,7 +17,7 @@ from sqlaqueue.consumer.maintenance.firing import FiringProcess
 from sqlaqueue.schedules import fire as fire_module
 from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import look
-from sqlaqueue.write_routing import execute as execute_operation
+from sqlaqueue.sessions import execute as execute_operation
 from tests.programs import wait_until
 from tests.schedules.models import (
     HOUR,

@@ -20,10 +20,9 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.postgresql.server import read_only
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.session_types import check_session
+from sqlaqueue.sessions import check_session, routing_to_primary
 from sqlaqueue.sql.engine import refuse_other_engines, sqlstate
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.write_routing import routing_to_primary
 
 COMPLETE: tuple[Check, ...] = (objects.check_schemas, objects.check_tables)
 """The checks without which no other makes sense; a queue for which they find something is not examined further."""

@@ -44,7 +44,7 @@ from sqlaqueue.schedules.store import (
     record_failure,
     write_declarations,
 )
-from sqlaqueue.write_routing import primary_bind
+from sqlaqueue.sessions import primary_bind
 
 LONGEST_SLEEP, POLL_INTERVAL = 30.0, 2.0
 """Seconds between two looks at the latest: while notifications arrive, and while they do not."""

@@ -67,7 +67,8 @@ def check_handler(handler: Any, consumer: str, *, batch: bool) -> None:
         raise ConfigurationError(msg)
 
 
-_LISTS = {list, MutableSequence, Sequence, Collection, Iterable}
+# A tuple, as an annotation may be an object without a hash.
+_LISTS = (list, MutableSequence, Sequence, Collection, Iterable)
 
 
 def annotations_of(handler: Callable[..., Any]) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@
 
 A queue with the attribute ``traceparent`` continues the trace of the transaction that enqueued a job::
 
-    __queue__ = QueueConfig(columns={"traceparent": "traceparent"})
+    __queue__ = QueueConfig(extra_columns=("traceparent",))
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_removed_and_added_attributes(database: Database, make: Any, engine: sa.
 @pytest.mark.once
 def test_started_at_is_added(database: Database, make: Any) -> None:
     """An optional attribute is a column like any other."""
-    model = order(QueueConfig(columns={"started_at": "began"}))
+    model = order(QueueConfig(extra_columns=("started_at",), columns={"started_at": "began"}))
     changed(make(order(QueueConfig())), model)
     assert "began" in dump(database)
     assert dump(database) == wanted(model, database)

@@ -92,6 +92,9 @@ def job_handler(session: Session, job: Job) -> None: ...
 def unknown_handler(session: Session, job: "list[NotImported]") -> None: ...  # type: ignore[name-defined] # as a name that only type checkers import  # noqa: F821 - the same
 
 
+def odd_handler(session: Session, job: ["of", "something"]) -> None: ...  # type: ignore[valid-type] # any expression may be an annotation  # noqa: F821 - the same
+
+
 async def async_list_handler(session: AsyncSession, jobs: list[Any]) -> None: ...
 
 
@@ -122,7 +125,7 @@ def test_an_async_handler_of_lists_needs_batch() -> None:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("given", [handler, unknown_handler, lambda session, jobs: None, print])
+@pytest.mark.parametrize("given", [handler, unknown_handler, odd_handler, lambda session, jobs: None, print])
 def test_a_handler_without_a_known_annotation_is_accepted(given: Any, *, batch: bool) -> None:
     Consumer(Job, given, sessions, batch=batch)
 

@@ -544,7 +544,7 @@ def test_session_factories(given: Any, words: str) -> None:
 
 @pytest.mark.once
 def test_the_limit_of_a_depth() -> None:
-    with sessionmaker(ENGINE)() as session, pytest.raises(StatementError, match=r"depth\(First\): limit=0"):
+    with sessionmaker(ENGINE)() as session, pytest.raises(StatementError, match=r"depth\(limit=0\): give an integer"):
         QueueAdmin(session, FIRST).depth(limit=0)
 
 

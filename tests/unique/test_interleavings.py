@@ -52,7 +52,8 @@ def _insert(session: Session, job: Any, _: Any, new: int) -> str:
 
 def _keys(session: Session, verb: Any, done: str) -> str:
     rows = session.execute(verb).all()
-    if rows and len(rows[0]) > 1 and rows[0][1] is not None:
+    named = rows[0]._asdict() if rows else {}
+    if named.get("duplicate") is not None or named.get("came_back") is False:
         return "duplicate"
     return done if rows else "nothing"
 

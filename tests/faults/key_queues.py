@@ -308,7 +308,7 @@ def run_worker(actor: Actor, *, configuration: Configuration, urls: Urls, worker
     handler = Handler(actor, configuration, marks_of(actor, configuration, urls.sync))
     api, concurrency, batch_size, timeout = worker
     options = {"concurrency": concurrency, "poll_interval": configuration.poll_interval, "grace": 20}
-    options |= {"batch_size": batch_size, "timeout": timeout, "name": actor.name}
+    options |= {"batch_size": batch_size, "timeout": timeout, "worker_name": actor.name}
     job, pool_size = models(configuration).job, concurrency + 2
     if api == "sync":
         engine = engine_of(actor, urls.sync, pool_size=pool_size)

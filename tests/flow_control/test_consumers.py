@@ -82,7 +82,7 @@ def consumers(engine: sa.Engine, job: Any, handler: Any, number: int, **options:
     """Run Consumers until the end of the block."""
     with contextlib.ExitStack() as stack:
         for each in range(number):
-            consumer = Consumer(job, handler, sessionmaker(engine), signals=False, name=str(each), **options)
+            consumer = Consumer(job, handler, sessionmaker(engine), signals=False, worker_name=str(each), **options)
             stack.enter_context(consumer)
         yield
 

@@ -214,7 +214,7 @@ def serve(url: str, kind: str, begun: Any) -> None:
             os._exit(13)
         time.sleep(600)
 
-    Consumer(make_model(kind), handle, sessionmaker(sa.create_engine(url)), lease=1, name="dying").run()
+    Consumer(make_model(kind), handle, sessionmaker(sa.create_engine(url)), lease=1, worker_name="dying").run()
 
 
 @contextlib.contextmanager

@@ -233,7 +233,7 @@ def test_every_outcome_stores_start_and_worker_of_its_run(job: Any, engine: sa.E
 
     insert(engine, job, 3)
     before = execute(engine, sa.select(sa.func.clock_timestamp()))
-    Consumer(job, work, sessionmaker(engine), name="me").drain()
+    Consumer(job, work, sessionmaker(engine), worker_name="me").drain()
     after = execute(engine, sa.select(sa.func.clock_timestamp()))
     found = rows(engine, job)
     if "status" in job.__table__.c:

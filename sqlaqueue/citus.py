@@ -28,7 +28,7 @@ class Distribution:
     A claim takes jobs of one value, since Citus locks rows on one shard only. The next claim begins with the value
     after it, so each value is served after at most one claim of each other value.
 
-    Example::
+    ::
 
         class Task(QueueMixin, Base):
             __tablename__ = "task"

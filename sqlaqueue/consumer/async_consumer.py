@@ -1,12 +1,5 @@
 """The long-running form for async code: :class:`AsyncConsumer`, with a task for each handler at work.
 
-::
-
-    async def send(session: AsyncSession, email: Email) -> None:
-        await smtp.send(email.to)
-
-    await AsyncConsumer(Email, send, async_sessionmaker(engine)).run()
-
 It executes the same routines as :class:`~sqlaqueue.Consumer` and makes the same promises. A handler is a task, so it
 can be cancelled: at its timeout, on a request to cancel its job, and at the end of the grace period.
 """
@@ -32,6 +25,13 @@ class AsyncConsumer(RunsInTask[T]):
 
     ``async with AsyncConsumer(...):`` runs it in a background task until the block ends, and leaves signals to the
     program, such as a web server.
+
+    ::
+
+        async def send(session: AsyncSession, email: Email) -> None:
+            print("to", email.to)
+
+        await AsyncConsumer(Email, send, async_sessionmaker(async_engine)).run()
 
     :raises ConfigurationError: for an invalid argument.
     """

@@ -164,10 +164,10 @@ class Consumer(RunsInThread[T]):
 
     ``with Consumer(...):`` runs it in a background thread until the block ends, and leaves signals to the program.
 
-    Example::
+    ::
 
         def send(session: Session, email: Email) -> None:
-            smtp.send(email.to)
+            print("to", email.to)
 
         Consumer(Email, send, sessionmaker(engine)).run()
     """

@@ -82,6 +82,12 @@ def copy_in(
     If an error is raised, no row is enqueued. After an error of the server or of a row other than the first, roll back
     the transaction, or the savepoint: ``with session.begin_nested(): copy_in(...)``.
 
+    ::
+
+        addresses = ["ada@example.com", "alan@example.com"]
+        copy_in(session, Email, ({"to": address} for address in addresses))
+        session.commit()
+
     :param model: a queue class whose rows are in one table.
     :param rows: mappings from attribute names to values. Without rows, no statement is sent.
     :param on_duplicate: for a queue with ``QueueConfig(unique=...)``: ``"raise"`` raises an IntegrityError if a row is
@@ -162,6 +168,11 @@ async def async_copy_in(
     """Enqueue a job for each row by COPY, like :func:`~sqlaqueue.copy_in`, which documents parameters and errors.
 
     asyncpg accepts only values of the type of the column in the database.
+
+    ::
+
+        await async_copy_in(async_session, Email, [{"to": "ada@example.com"}])
+        await async_session.commit()
     """
     own = session_in_scope(session)
     if not is_of_asyncio(own, "AsyncSession"):

@@ -92,7 +92,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig:
-    """The configuration of a queue.
+    """The configuration of a queue: what a model assigns to ``__queue__``.
+
+    ::
+
+        class Call(QueueMixin, Base):
+            __tablename__ = "call"
+            __queue__ = QueueConfig(
+                max_attempts=10,
+                retention={"completed": timedelta(days=7)},
+                flow_control=[ConcurrencyLimit(2, per="host")],
+            )
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            host: Mapped[str]
 
     :param strategy: how jobs are claimed: the name of a strategy, or an instance of one.
 

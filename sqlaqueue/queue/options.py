@@ -44,7 +44,7 @@ class ConcurrencyLimit(FlowRule):
         no limit. None for one limit for the whole queue.
     :raises ConfigurationError: for invalid values.
 
-    Example::
+    ::
 
         class Export(QueueMixin, Base):
             __tablename__ = "export"
@@ -77,7 +77,7 @@ class RateLimit(FlowRule):
     :param burst: how many jobs may start together after a pause; by default ``most``.
     :raises ConfigurationError: for invalid values.
 
-    Example::
+    ::
 
         class Call(QueueMixin, Base):
             __tablename__ = "call"
@@ -128,7 +128,7 @@ class InOrder(FlowRule):
         or deleted, ``"continue"`` lets them run, ``"cancel"`` cancels those that wait.
     :raises ConfigurationError: for invalid values.
 
-    Example::
+    ::
 
         class Edit(QueueMixin, Base):
             __tablename__ = "edit"
@@ -169,7 +169,7 @@ class FairShare(FlowRule):
         :class:`ConcurrencyLimit`. One by default.
     :raises ConfigurationError: for invalid values.
 
-    Example::
+    ::
 
         class Import(QueueMixin, Base):
             __tablename__ = "import"
@@ -344,7 +344,7 @@ class Unique:
         counts.
     :raises ConfigurationError: for invalid values.
 
-    Example::
+    ::
 
         class Reminder(QueueMixin, Base):
             __tablename__ = "reminder"

@@ -250,7 +250,7 @@ class Schedule(Generic[T]):
     :raises ConfigurationError: for an invalid argument.
     :raises NotAQueueError: if ``model`` is not a queue.
 
-    Example::
+    ::
 
         nightly = Schedule("nightly", Invoice, cron="0 3 * * *", timezone="Europe/Berlin", values={"amount": 10})
     """

@@ -2,7 +2,7 @@
 
 ::
 
-    [(reminder, created)] = enqueue(session, Reminder(customer_id=7, kind="invoice"))
+    [(digest, created)] = enqueue(session, Digest(customer_id=7))
 """
 
 from __future__ import annotations
@@ -51,7 +51,13 @@ _MOST_ROUNDS = 20
 
 
 class Enqueued(NamedTuple, Generic[T]):
-    """What became of one job that was given to :func:`enqueue`."""
+    """What became of one job that was given to :func:`enqueue`.
+
+    ::
+
+        [(digest, created)] = enqueue(session, Digest(customer_id=7))
+        print("digest", digest.id, "is new" if created else "existed")
+    """
 
     job: T
     """The given instance if it was inserted; otherwise the job that exists, as an instance of the session."""
@@ -353,6 +359,12 @@ def enqueue(session: Any, jobs: Any, /, *, on_duplicate: OnDuplicate = "skip") -
     As ``session.add()`` and ``session.flush()`` do, it flushes the session, adds the objects that the jobs refer to,
     and applies defaults. Do not add the jobs to the session yourself.
 
+    ::
+
+        results = enqueue(session, [Digest(customer_id=7), Digest(customer_id=8)])
+        session.commit()
+        print(sum(created for _, created in results), "are new")
+
     :param jobs: a new instance of a queue class, or several of one queue.
     :param on_duplicate: what to do about a duplicate. ``"skip"`` returns the existing job. ``"raise"`` inserts nothing,
         and raises an error. ``"replace"`` moves the values of the new job to the existing one if that is pending: all
@@ -431,7 +443,13 @@ async def async_enqueue(
     session: AsyncSession | async_scoped_session[Any], jobs: T, /, *, on_duplicate: OnDuplicate = "skip"
 ) -> list[Enqueued[T]]: ...
 async def async_enqueue(session: Any, jobs: Any, /, *, on_duplicate: OnDuplicate = "skip") -> list[Enqueued[Any]]:
-    """Insert those jobs that are no duplicates, like :func:`~sqlaqueue.enqueue`, which has parameters and errors."""
+    """Insert those jobs that are no duplicates, like :func:`~sqlaqueue.enqueue`, which has parameters and errors.
+
+    ::
+
+        [(digest, created)] = await async_enqueue(async_session, Digest(customer_id=7))
+        await async_session.commit()
+    """
     check_session(session, "async_enqueue", is_async=True)
     result: list[Enqueued[Any]] = await session_in_scope(session).run_sync(enqueue_in, jobs, on_duplicate)
     return result

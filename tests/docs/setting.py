@@ -45,6 +45,14 @@ class Invoice(QueueMixin, Base):
     customer_id: Mapped[int | None] = mapped_column(ForeignKey("customer.id"))
 
 
+class Digest(QueueMixin, Base):
+    __tablename__ = "digest"
+    __queue__ = QueueConfig(unique=Unique("customer_id"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer_id: Mapped[int]
+
+
 # Schedules add two tables, which examples may use.
 daily = Schedule("daily", Invoice, every=timedelta(days=1))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue import AsyncConsumer, Consumer, exc
 from tests.docs.test_pages import engines as engines  # noqa: PLC0414 - a fixture
 from tests.servers import Database
 from tests.test_project import PUBLIC
@@ -70,6 +70,18 @@ def test_the_examples_run(module: str, database: Database, monkeypatch: pytest.M
                 except Exception as error:  # noqa: BLE001 - one example does not keep the others from being run
                     failed[member] = f"{type(error).__name__}: {error}"
     assert not failed, "\n".join(f"{name}: {error}" for name, error in failed.items())
+
+
+def is_only_raised(value: Any) -> bool:
+    """Return whether a class is an error that the library raises, and a program only catches."""
+    return inspect.isclass(value) and issubclass(value, exc.SqlaqueueError)
+
+
+def test_each_public_object_has_an_example() -> None:
+    lacking = [
+        name for name, value in public() if not is_only_raised(value) and not examples(inspect.getdoc(value) or "")
+    ]
+    assert not lacking
 
 
 def execute(imports: str, code: str, name: str, database: Database) -> None:

@@ -1,11 +1,4 @@
-"""Bulk enqueueing by COPY, the fastest way to enqueue many jobs: :func:`copy_in`.
-
-::
-
-    with Session(engine) as session:
-        copy_in(session, Email, ({"to": address} for address in addresses))
-        session.commit()
-"""
+"""Bulk enqueueing by COPY, the fastest way to enqueue many jobs: :func:`copy_in`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Enqueue jobs that are unique: :func:`enqueue`.
-
-::
-
-    [(digest, created)] = enqueue(session, Digest(customer_id=7))
-"""
+"""Enqueue jobs that are unique: :func:`enqueue`."""
 
 from __future__ import annotations
 
@@ -55,8 +50,8 @@ class Enqueued(NamedTuple, Generic[T]):
 
     ::
 
-        [(digest, created)] = enqueue(session, Digest(customer_id=7))
-        print("digest", digest.id, "is new" if created else "existed")
+        [(invoice, created)] = enqueue(session, Invoice(customer_id=7))
+        print("invoice", invoice.id, "is new" if created else "existed")
     """
 
     job: T
@@ -359,9 +354,9 @@ def enqueue(session: Any, jobs: Any, /, *, on_duplicate: OnDuplicate = "skip") -
     As ``session.add()`` and ``session.flush()`` do, it flushes the session, adds the objects that the jobs refer to,
     and applies defaults. Do not add the jobs to the session yourself.
 
-    ::
+    Of a queue with ``Unique("customer_id")``::
 
-        results = enqueue(session, [Digest(customer_id=7), Digest(customer_id=8)])
+        results = enqueue(session, [Invoice(customer_id=7), Invoice(customer_id=8)])
         session.commit()
         print(sum(created for _, created in results), "are new")
 
@@ -447,7 +442,7 @@ async def async_enqueue(session: Any, jobs: Any, /, *, on_duplicate: OnDuplicate
 
     ::
 
-        [(digest, created)] = await async_enqueue(async_session, Digest(customer_id=7))
+        [(invoice, created)] = await async_enqueue(async_session, Invoice(customer_id=7))
         await async_session.commit()
     """
     check_session(session, "async_enqueue", is_async=True)

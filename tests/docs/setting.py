@@ -39,18 +39,11 @@ class Email(QueueMixin, Base):
 
 class Invoice(QueueMixin, Base):
     __tablename__ = "invoice"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    amount: Mapped[int] = mapped_column(default=0)
-    customer_id: Mapped[int | None] = mapped_column(ForeignKey("customer.id"))
-
-
-class Digest(QueueMixin, Base):
-    __tablename__ = "digest"
     __queue__ = QueueConfig(unique=Unique("customer_id"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    customer_id: Mapped[int]
+    amount: Mapped[int] = mapped_column(default=0)
+    customer_id: Mapped[int | None]
 
 
 # Schedules add two tables, which examples may use.

@@ -213,7 +213,7 @@ def due_ticks(
     if first > now:
         return DueTicks([], None, first, None)
     oldest = now - grace_of(misfire_grace)
-    ticks = recurrence.newest(first, now, now if misfire_grace is None else oldest, max(catch_up, 1), MOST)
+    ticks = recurrence.newest(first, now, oldest, max(catch_up, 1), MOST)
     on_time = sum(tick >= oldest for tick in (ticks[-1:] if misfire_grace is None else ticks))
     number = max(on_time, min(catch_up, len(ticks)))
     fired = ticks[len(ticks) - number :]

@@ -25,7 +25,7 @@ from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.schedules.recurrence import MOST, Recurrence, ScheduleTables
-from sqlaqueue.sessions import check_session, routing_to_primary
+from sqlaqueue.sessions import check_session, routing_to_primary, session_in_scope
 
 # -- the attribute values of scheduled jobs, which are stored as JSON --------------------------------------------------
 
@@ -206,7 +206,7 @@ def tick_of_key(session: Session | scoped_session[Any], spec: QueueSpec, key: Ke
         .order_by(ticks.c.fired_at.desc())
         .limit(1)
     )
-    own: Session = session() if isinstance(session, scoped_session) else session
+    own: Session = session_in_scope(session)
     # A replica may not have the tick yet.
     with routing_to_primary(own):
         found = own.execute(ticked, bind_arguments={"mapper": spec.mapper}).one_or_none()

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
+from sqlaqueue.statements.claim import worker_name
 from tests.consumer.bench import Bench, Server
 from tests.consumer.models import STRATEGIES, Handler, models
 from tests.models import execute
@@ -95,6 +96,12 @@ def unknown_handler(session: Session, job: "list[NotImported]") -> None: ...  # 
 def odd_handler(session: Session, job: ["of", "something"]) -> None: ...  # type: ignore[valid-type] # any expression may be an annotation  # noqa: F821 - the same
 
 
+def broken_handler(session: Session, job: "sa.Missing") -> None: ...  # type: ignore[name-defined] # as of another version
+
+
+def starred_handler(*arguments: Any) -> None: ...
+
+
 async def async_list_handler(session: AsyncSession, jobs: list[Any]) -> None: ...
 
 
@@ -108,6 +115,17 @@ def test_a_handler_of_lists_needs_batch(given: Any) -> None:
         Consumer(Job, given, sessions)
     with pytest.raises(ConfigurationError, match="takes a list of jobs"):
         Consumer(Job, {Job: given}, sessions)
+
+
+@pytest.mark.parametrize("kind", [list, MutableSequence, Sequence, Collection, Iterable])
+@pytest.mark.parametrize("of_any", [False, True])
+def test_each_annotation_of_a_list_needs_batch(kind: Any, *, of_any: bool) -> None:
+    def annotated(session: Any, jobs: Any) -> None: ...
+
+    annotated.__annotations__["jobs"] = kind[Any] if of_any else kind
+    Consumer(Job, annotated, sessions, batch=True)
+    with pytest.raises(ConfigurationError, match="the handler annotated takes a list of jobs by its annotation"):
+        Consumer(Job, annotated, sessions)
 
 
 def test_a_handler_of_one_job_refuses_batch() -> None:
@@ -125,7 +143,10 @@ def test_an_async_handler_of_lists_needs_batch() -> None:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("given", [handler, unknown_handler, odd_handler, lambda session, jobs: None, print])
+@pytest.mark.parametrize(
+    "given",
+    [handler, unknown_handler, odd_handler, broken_handler, starred_handler, lambda session, jobs: None, print],
+)
 def test_a_handler_without_a_known_annotation_is_accepted(given: Any, *, batch: bool) -> None:
     Consumer(Job, given, sessions, batch=batch)
 
@@ -156,6 +177,14 @@ def test_a_consumer_accepts_callables(given: Any) -> None:
 @pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallableHandler()])
 def test_an_async_consumer_accepts_coroutine_functions(given: Any) -> None:
     AsyncConsumer(Job, given, async_sessions)
+
+
+def test_a_worker_is_named_by_the_process_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may make a Consumer before it forks."""
+    named, other = Consumer(Job, job_handler, sessions, worker_name="mails"), Consumer(Job, job_handler, sessions)
+    monkeypatch.setattr("os.getpid", lambda: 7)
+    host = worker_name().removesuffix(":7")
+    assert (named._settings.worker(), other._settings.worker()) == (f"{host}:7:mails", f"{host}:7")
 
 
 @pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])

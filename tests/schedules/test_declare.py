@@ -370,6 +370,23 @@ def test_a_schedule_that_was_wrong_from_the_beginning(engine: sa.Engine, report:
     assert fire_due(engine, [report]) == []
 
 
+@pytest.mark.parametrize(
+    ("grace", "seconds", "is_late"),
+    [("NULL", 30, False), ("NULL", 70, True), ("'10 sec'", 30, True), ("'90 sec'", 70, False)],
+)
+def test_a_schedule_is_late_when_the_grace_of_its_tick_is_over(
+    engine: sa.Engine, report: Any, session: Session, grace: str, seconds: int, *, is_late: bool
+) -> None:
+    started(engine, hourly(report, "x"))
+    execute(
+        engine,
+        f"UPDATE sqlaqueue_schedule SET misfire_grace = {grace}, next_tick = now() - interval '{seconds} sec'",
+    )
+    late = ScheduleAdmin(session, report).get("x").late
+    assert (late is not None) == is_late
+    assert late is None or late >= timedelta(seconds=seconds)
+
+
 def test_an_edit_writes_what_it_changes(engine: sa.Engine, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     started(engine, hourly(report, "x", every=None, cron="@daily", timezone="Europe/Berlin"))
     read = schedules._row

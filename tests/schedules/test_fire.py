@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Tick, Unique
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
@@ -139,6 +139,18 @@ def test_an_edited_short_interval_fires_the_newest_tick_only(engine: sa.Engine, 
     pass_time(engine, timedelta(seconds=18))
     [fired] = fire_due(engine, schedules)
     assert fired.late < timedelta(seconds=5)
+
+
+def test_with_a_grace_the_tick_before_an_edit_is_fired_as_well(engine: sa.Engine, report: Any) -> None:
+    schedules = started(engine, hourly(report, every=timedelta(seconds=30), misfire_grace=MINUTE))
+    fire_due(engine, schedules)
+    pass_time(engine, timedelta(seconds=32))
+    execute(engine, "UPDATE sqlaqueue_schedule SET every = '5 sec'")
+    pass_time(engine, timedelta(seconds=18))
+    before, *others = fire_due(engine, schedules)
+    assert len(others) >= 3
+    assert before.tick + timedelta(seconds=5) >= others[0].tick
+    assert before.late >= timedelta(seconds=20) > others[0].late
 
 
 def test_a_paused_schedule_passes_over_its_ticks(engine: sa.Engine, report: Any) -> None:
@@ -396,6 +408,43 @@ def test_a_process_that_knows_no_schedule_finds_the_tick(engine: sa.Engine) -> N
     assert "sqlaqueue_tick" not in report.metadata.tables
 
 
+def test_jobs_of_two_queues_with_the_same_key_have_their_own_ticks(engine: sa.Engine, session: Session) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Daily(QueueMixin, Base):
+        __tablename__ = "daily"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    class Weekly(QueueMixin, Base):
+        __tablename__ = "weekly"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    schedules = started(engine, *(Schedule(each.__tablename__, each, every=HOUR) for each in (Daily, Weekly)))
+    pass_time(engine, HOUR)
+    assert {fired.key for fired in fire_due(engine, schedules)} == {(1,)}
+    for model in (Daily, Weekly):
+        tick = Tick.of(session, session.get_one(model, 1))
+        assert tick is not None
+        assert tick.schedule == model.__tablename__
+
+
+def test_the_tick_is_read_where_a_session_of_a_scope_writes(engine: sa.Engine, report: Any, session: Session) -> None:
+    started(engine, hourly(report))
+    pass_time(engine, HOUR)
+    fire_due(engine, [report])
+    job = session.scalars(sa.select(report)).one()
+    replica = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/")
+
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **more: Any) -> sa.Engine:
+            return engine if isinstance(clause, sa.Update) else replica
+
+    for reading in (scoped_session(sessionmaker(class_=Routing)), Routing()):
+        assert Tick.of(reading, job) is not None
+        reading.close()
+
+
 def test_a_key_that_is_used_again_has_the_newest_tick(engine: sa.Engine, report: Any, session: Session) -> None:
     schedules = started(engine, hourly(report))
     ticks = []
@@ -427,7 +476,9 @@ def test_a_key_with_a_moment_is_found_from_any_time_zone(engine: sa.Engine) -> N
     fire_due(engine, schedules)
     abroad = sa.create_engine(engine.url, connect_args={"options": "-c timezone=Asia/Kolkata"})
     with Session(abroad) as session:
-        assert Tick.of(session, session.scalars(sa.select(Slot)).one()) is not None
+        tick = Tick.of(session, session.scalars(sa.select(Slot)).one())
+        assert tick is not None
+        assert tick.at.tzinfo is UTC
     pass_time(engine, HOUR)
     assert [fired.key for fired in fire_due(abroad, schedules)] == [None]
     abroad.dispose()

@@ -17,10 +17,12 @@ from sqlalchemy.sql.selectable import AliasedReturnsRows
 
 import sqlaqueue as sq
 from sqlaqueue.admin import QueueAdmin, doctor
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import set_run
 from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.strategies.update_status import UpdateStatus
 from tests.contexts import statements_of
 from tests.models import create, make_job
 
@@ -40,7 +42,7 @@ FORMER = ("claimed", "picked", "consumed", "expired", "levels", "free", "wanted"
 """Names that statements had, or that stand in functions of the database."""
 
 
-def make_model(strategy: str, table: str = "job", others: tuple[str, ...] = (), **config: Any) -> Any:
+def make_model(strategy: Any, table: str = "job", others: tuple[str, ...] = (), **config: Any) -> Any:
     if strategy == "rows_are_messages":
         strategy, config = "delete_returning", {**config, "rows_are_messages": True}
 
@@ -329,3 +331,27 @@ def test_verbs_are_compiled_once(model: Any, verb: str, engine: sa.Engine) -> No
 @pytest.mark.everywhere
 def test_rescue_is_compiled_once() -> None:
     assert sq.rescue(make_job())._generate_cache_key() is not None
+
+
+def test_claims_of_different_numbers_are_different_statements(engine: sa.Engine) -> None:
+    """Claims of a class are kept, each with its number, which may be given by name."""
+    model = create(engine, make_model("update_status"))
+    with Session(engine) as session:
+        session.add_all(model(to=str(number)) for number in range(6))
+        session.commit()
+        for statement, number in [(sq.claim(model, 1), 1), (sq.claim(model, n=2), 2), (sq.claim(model, n=1), 1)]:
+            assert len(session.scalars(statement).all()) == number
+    assert sq.claim(model, n=2) is sq.claim(model, 2)
+
+
+class AttachesNothing(UpdateStatus):
+    def attach(self, spec: QueueSpec) -> None:
+        """Leave out what all strategies of the library attach."""
+
+
+@pytest.mark.parametrize("verb", [sq.pause, sq.resume, sq.is_paused, sq.consumers])
+def test_a_verb_names_the_table_that_a_strategy_lacks(verb: Any) -> None:
+    table = "sqlaqueue_consumer" if verb is sq.consumers else "sqlaqueue_control"
+    said = rf"^{verb.__name__}\(Job\): the strategy 'update_status' does not attach the table {table}$"
+    with pytest.raises(StatementError, match=said):
+        verb(make_model(AttachesNothing()))

@@ -404,11 +404,17 @@ def fail_jobs(session: Session, job: Any, *jobs: Any) -> None:
         session.commit()
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_without_a_duplicate_comes_back(engine: sa.Engine, session: Session, kind: str) -> None:
-    job = create(engine, make_job(kind))
+@pytest.mark.parametrize("unique", [Unique("key"), None], ids=["unique", "plain"])
+def test_a_job_without_a_duplicate_comes_back(
+    engine: sa.Engine, session: Session, kind: str, unique: Unique | None
+) -> None:
+    job = create(engine, make_job(kind, unique))
     fail_jobs(session, job, job(id=1, key="a"))
-    assert session.execute(requeue(job)).all() == [(1, True)]
+    nothing, found = session.execute(requeue([])), session.execute(requeue(job))
+    assert [*found.keys()] == [*nothing.keys()] == ["key", "came_back"]
+    assert (nothing.all(), found.all()) == ([], [(1, True)])
     session.commit()
     assert [each.id for each in session.scalars(claim(job, 9))] == [1]
 

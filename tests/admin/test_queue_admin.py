@@ -91,6 +91,30 @@ def test_the_methods_of_the_async_class_are_those_of_the_other(plain: Any, await
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(("plain", "awaited"), [*zip(SYNC, ASYNC, strict=True)])
+async def test_an_async_method_gives_all_arguments_to_that_of_the_other(
+    monkeypatch: pytest.MonkeyPatch, plain: Any, awaited: Any
+) -> None:
+    _, dog = make_animals()
+    of_async = awaited(AsyncSession(create_async_engine("postgresql+asyncpg://")), dog)
+    for name, method in methods(plain).items():
+        signature, received = inspect.signature(method), list[Any]()
+        parameters = [*signature.parameters.values()][1:]
+        given = {each.name: object() for each in parameters if each.kind is not each.VAR_KEYWORD}
+        named = {each.name: given[each.name] for each in parameters if each.kind is each.KEYWORD_ONLY}
+        if any(each.kind is each.VAR_KEYWORD for each in parameters):
+            given["changes"] = named = {"cron": object()}
+        others = [value for key, value in given.items() if value is not named and key not in named]
+        monkeypatch.setattr(plain, name, lambda *args, to=received, **options: to.append((args, options)) or to)
+        result = await getattr(of_async, name)(*others, **named)
+        assert result is (None if signature.return_annotation == "None" else received)
+        [(args, options)] = received
+        bound = signature.bind(*args, **options).arguments
+        of_sync = bound.pop("self")
+        assert (type(of_sync), of_sync.model, bound) == (plain, dog, given), name
+
+
+@pytest.mark.once
 def test_the_import_of_the_module_needs_no_asyncio() -> None:
     program = "import sqlaqueue.admin, sys; sys.exit('sqlalchemy.ext.asyncio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -222,7 +246,8 @@ async def test_the_methods_for_jobs(shared: Database, engine: sa.Engine, kind: s
         requeued = await call("requeue", limit=2, batch_size=1)
         assert isinstance(requeued, Requeued)
         assert (requeued, requeued.refused) == (2, {})
-        assert await call("purge", batch_size=1) == 2
+        assert await call("purge", limit=1) == 1
+        assert await call("purge", batch_size=1) == 1
         assert await call("rescue") == await call("reconcile") == 0
         assert await call("count") == {"pending": 3}
 
@@ -383,6 +408,7 @@ def test_a_subclass_has_its_own_jobs_only(engine: sa.Engine, session: Session) -
     session.commit()
     admin = QueueAdmin(session, dog)
     assert [info.key for info in admin.jobs()] == [(2,)]
+    assert (admin.count(), admin.stats().states["pending"], admin.depth().pending) == ({"pending": 1}, 1, 2)
     with pytest.raises(NotAQueueError, match=r"this is of the class Animal; use QueueAdmin\(session, Animal\)"):
         admin.cancel(session.get_one(animal, 1))
     with pytest.raises(NotAQueueError, match="this is of the class Animal"):
@@ -390,3 +416,7 @@ def test_a_subclass_has_its_own_jobs_only(engine: sa.Engine, session: Session) -
     assert admin.cancel([1]) == Cancelled(missing=["1"])
     assert admin.cancel() == Cancelled(cancelled=[2])
     assert QueueAdmin(session, animal).requeue(session.get_one(dog, 2)) == 1
+    for job in session.scalars(sa.select(animal)):
+        job.status = "failed"
+    session.commit()
+    assert [group.keys for group in admin.failures()] == [[(2,)]]

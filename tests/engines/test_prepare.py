@@ -55,6 +55,21 @@ def test_the_engine_comes_back(make: Callable[..., sa.Engine], place: str) -> No
         assert claimed(session) == ["ada"]
 
 
+@pytest.mark.parametrize("order", ["made first", "prepared first"])
+def test_engines_that_share_connections_are_prepared_together(
+    make: Callable[..., sa.Engine], place: str, order: str
+) -> None:
+    whole = make(place)
+    if order == "prepared first":
+        prepare(whole)
+    tenant = whole.execution_options(tenant=1)
+    deeper = tenant.execution_options(tenant=2)
+    assert prepare(deeper) is deeper
+    for engine in (whole, tenant, deeper):
+        with Session(engine) as session:
+            assert claimed(session) == ["ada"]
+
+
 def test_an_engine_of_postgresql_needs_nothing(make: Callable[..., sa.Engine], database: Database) -> None:
     engine = make(database.url())
     before = dict(vars(engine.dialect))

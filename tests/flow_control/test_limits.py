@@ -545,6 +545,7 @@ REFUSED: list[tuple[Any, str]] = [
         r"States\(.*\) is not one of ConcurrencyLimit, RateLimit, InOrder, FairShare; use for instance \[Conc",
     ),
     (lambda: QueueConfig(flow_control=[InOrder]), r"<class .*InOrder.*> is not one of"),  # type: ignore[list-item] # what is tested
+    (lambda: QueueConfig(flow_control=[FlowRule()]), r"<.*FlowRule object .*> is not one of ConcurrencyLimit, RateLim"),
     (
         lambda: QueueConfig(flow_control=[InOrder("a"), ConcurrencyLimit(1), InOrder("b")]),
         r"QueueConfig\(flow_control=\[InOrder\(...\), InOrder\(...\)\]\): a queue has one; leave one of them out",
@@ -553,6 +554,7 @@ REFUSED: list[tuple[Any, str]] = [
         lambda: QueueConfig(flow_control=[FairShare("a"), FairShare("a", weight=2)]),
         r"\[FairShare\(...\), FairShare\(...\)\]\): a queue has one",
     ),
+    (lambda: QueueConfig(flow_control=[FairShare("a"), FairShare("b")]), "a queue has one; leave one of them out"),
     (
         lambda: QueueConfig(flow_control=[ConcurrencyLimit(1, per="a"), InOrder("a"), ConcurrencyLimit(2, per="a")]),
         r"\[ConcurrencyLimit\(...\), ConcurrencyLimit\(...\)\]\): two of them have the same key; leave one of them out",
@@ -597,6 +599,7 @@ def sql_of(rules: list[FlowRule], **config: Any) -> list[str]:
 @pytest.mark.parametrize("kind", ["update_status", *HELD])
 def test_the_order_of_the_list_changes_nothing(kind: str) -> None:
     config = HELD.get(kind, {})
+    assert QueueConfig(flow_control=RULES[::-1]).flow_control == tuple(RULES)
     expected = sql_of(RULES, **config)
     for first in range(1, len(RULES)):
         rules = [*RULES[first:], *RULES[:first]]

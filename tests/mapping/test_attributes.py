@@ -161,7 +161,7 @@ def test_an_attribute_with_the_name_of_a_role_is_refused_with_both_fixes(make: M
     with pytest.raises(ConfigurationError) as refused:
         make(QueueConfig())
     message = str(refused.value)
-    assert "Order.status has the name of a queue attribute" in message
+    assert "Order.status has the name of a queue attribute. To use it as the queue's status, set " in message
     assert "QueueConfig(columns={'status': 'status'})" in message
     assert "QueueConfig(columns={'status': 'queue_status'})" in message
 
@@ -697,8 +697,10 @@ def test_columns_are_the_same_with_and_without_annotations() -> None:
         return str(sa.schema.CreateTable(order(config, **attributes).__table__))
 
     annotations = {"started_at": Mapped[datetime | None], "traceparent": "Mapped[str | None]"}
+    of_any_type = {"started_at": Mapped[Any], "traceparent": Any}
     declared = {"started_at": queue_column("started_at"), "traceparent": queue_column("traceparent")}
     assert sorted(ddl(__annotations__=annotations).splitlines()) == sorted(ddl().splitlines())
+    assert sorted(ddl(__annotations__=of_any_type).splitlines()) == sorted(ddl().splitlines())
     assert sorted(ddl(**declared).splitlines()) == sorted(ddl().splitlines())
 
 
@@ -707,6 +709,21 @@ def test_an_order_of_jobs_lets_the_class_annotate_its_column() -> None:
     config = QueueConfig(flow_control=[InOrder("customer")])
     model = order(config, customer=mapped_column(sa.Integer), __annotations__={"started_at": Mapped[datetime | None]})
     assert model.__table__.c.started_at.info["sqlaqueue"] == "started_at"
+
+
+@once
+def test_an_order_of_jobs_in_an_adopted_table_uses_the_annotated_column_of_the_class() -> None:
+    """Nothing is added there, so an annotation without a value makes a column of the class."""
+    roles = ("status", "priority", "run_at", "attempts", "lease_token", "lease_expires_at", "started_at")
+    annotations = {
+        **dict.fromkeys(("status", "lease_token"), Mapped[str]),
+        **dict.fromkeys(("priority", "attempts", "customer"), Mapped[int]),
+        **dict.fromkeys(("run_at", "lease_expires_at", "started_at"), Mapped[datetime | None]),
+    }
+    config = QueueConfig(adopt={role: role for role in roles}, flow_control=[InOrder("customer")])
+    model = order(config, __annotations__=annotations)
+    assert spec_of(model).columns["started_at"] is model.__table__.c.started_at
+    assert "sqlaqueue" not in model.__table__.c.started_at.info
 
 
 @once
@@ -748,6 +765,15 @@ def test_an_annotation_needs_the_mixin_as_first_base() -> None:
     }
     with pytest.raises(ConfigurationError, match=r"must be the first base.*cannot be declared in the class"):
         type("Order", (new_base(), QueueMixin), body)
+
+
+@once
+def test_an_extra_column_that_a_strategy_with_leases_has_anyway_can_be_named_and_declared() -> None:
+    for model in (
+        order(QueueConfig(columns={"claimed_by": "worker"})),
+        order(worker=queue_column("claimed_by")),
+    ):
+        assert spec_of(model).columns["claimed_by"] is model.__table__.c.worker
 
 
 @once

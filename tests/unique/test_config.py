@@ -30,6 +30,7 @@ ENDED = ("pending", "processing", "completed")
         (lambda: Unique("a", states=("processing",)), '"pending" must be among them'),
         (lambda: Unique("a", states=("pending", "failed")), 'add "processing"'),
         (lambda: Unique("a", within=0), r"Unique\(within=0\): use from one second to 100 years"),
+        (lambda: Unique("a", within=timedelta(days=36601)), "use from one second to 100 years"),
         (lambda: Unique("a", within="1h"), r"Unique\(within='1h'\) must be seconds or a timedelta"),  # type: ignore[arg-type] # wrong on purpose
         (lambda: Unique("a", nulls_distinct=1), "use True or False"),  # type: ignore[arg-type] # wrong on purpose
         (lambda: Unique("a", on_return="fail"), 'use "cancel" or "wait"'),  # type: ignore[arg-type] # wrong on purpose
@@ -164,6 +165,10 @@ def test_the_index(kind: str, unique: Unique, definition: str) -> None:
 
 def test_states_in_another_order_are_the_same_configuration() -> None:
     assert Unique("key", states=["processing", "pending"]) == Unique("key")
+
+
+def test_jobs_are_kept_for_as_long_as_they_count() -> None:
+    make_job("update_status", Unique("key", states=ENDED, within=DAY), retention={"completed": DAY})
 
 
 def test_a_status_without_a_value_for_running_jobs() -> None:

@@ -162,8 +162,10 @@ def test_on_duplicate_raise_inserts_nothing(engine: sa.Engine, job: Any) -> None
         with pytest.raises(JobExists, match=r"a Job with key='b' exists; it has the key 1") as raised:
             enqueue(session, jobs, on_duplicate="raise")
         assert (raised.value.job, raised.value.existing) == (jobs[1], existing)
-        with pytest.raises(JobExists, match="given in the same call"):
-            enqueue(session, [job(key="c"), job(key="c")], on_duplicate="raise")
+        jobs = [job(key="c"), job(key="c")]
+        with pytest.raises(JobExists, match="given in the same call") as raised:
+            enqueue(session, jobs, on_duplicate="raise")
+        assert (raised.value.job, raised.value.existing) == (jobs[1], jobs[0])
         session.commit()
     assert count(engine, job) == 1
 
@@ -493,11 +495,12 @@ def test_an_after_insert_listener_that_raises(engine: sa.Engine, plain: Any) -> 
         sa.event.remove(plain, "after_insert", refuse)
 
 
-def test_autocommit(engine: sa.Engine, plain: Any) -> None:
+@pytest.mark.parametrize("choice", ["raise", "replace", "replace_keep_time"])
+def test_autocommit(engine: sa.Engine, plain: Any, choice: Any) -> None:
     with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
         assert [each.created for each in enqueue(session, [plain(key="a"), plain(key="a")])] == [True, False]
         with pytest.raises(StatementError, match="it needs a transaction, and the engine has AUTOCOMMIT"):
-            enqueue(session, plain(key="a"), on_duplicate="raise")
+            enqueue(session, plain(key="a"), on_duplicate=choice)
 
 
 # -- ``async_enqueue()``, with asyncpg and psycopg -----------------------------------------------------------------

@@ -91,6 +91,9 @@ def report_settled(
         context.completions.settled(finished)
         context.finished_turns += 1
     silent = [one for one in finished if not one.claim_committed]
+    if any(one.outcome.quarantine for one in finished):
+        # Only now: a claim that looked for quarantined jobs before the commit has not seen these.
+        context.quarantine.may_wait = True
     without = {*lost, *refused, *silent}
     _count_and_emit(context, [one for one in finished if one not in without] if without else finished)
     _emit_lease_lost(context, [one for one in lost if one.claim_committed])
@@ -528,7 +531,6 @@ def _end_runs(context: ConsumerContext, executor: Executor) -> Generator[Effect,
 
 
 def _disconnected(context: ConsumerContext, finished: Sequence[FinishedRun], error: BaseException) -> Report:
-    context.quarantine.may_wait = True
     for one in finished:
         one.outcome = context.outcome_rules.disconnected(error, one.run, alone=context.outcome_rules.ran_alone(one.run))
     return Report(unsettled=finished)

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue
-from sqlaqueue import AsyncConsumer, Consumer, Retry, async_wait, cancel
+from sqlaqueue import AsyncConsumer, Constant, Consumer, Retry, async_wait, cancel
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
+from sqlaqueue.consumer.outcomes import FinishedRun
+from sqlaqueue.consumer.settle import Settler
 from tests.consumer.models import for_async, for_sync
 from tests.faults.checker import Row, Tables, violations
 from tests.faults.history import with_event
@@ -141,7 +143,8 @@ async def test_an_idle_async_consumer_of_the_process_is_woken(async_engine: Asyn
 
 def run_worker(actor: Actor, *, url: str) -> None:
     pace.RESCUE = 0.2
-    options = {"concurrency": 4, "poll_interval": 0.05, "lease": 1}
+    # A handler that loses its connection has failed, and would be tried again after 15 s or more.
+    options = {"concurrency": 4, "poll_interval": 0.05, "lease": 1, "retry": Constant(0.1)}
     recorder = actor.recorder
 
     async def handle(io: Any, job: Job) -> None:
@@ -245,6 +248,33 @@ def test_the_server_is_killed_under_load(
                 engine.dispose()
             assert not workers.finish()
         engine.dispose()
+
+
+def test_a_job_that_lost_its_connection_runs_again(
+    engine: sa.Engine, sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits by itself: claims that look for such jobs between its end and its settlement do not see it yet."""
+    monkeypatch.setattr(pace, "RECONCILE", 10 * DEADLINE)
+    runs, settle = list[int](), Settler.settle
+
+    def settle_late(self: Settler, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
+        context: Any = consumer._context
+        if any(one.outcome.quarantine for one in finished):
+            wait_until(lambda: not context.quarantine.may_wait, "a claim that looks for such jobs")
+        return settle(self, session, finished)
+
+    def handle(session: Session, job: Job) -> None:
+        runs.append(job.id)
+        if len(runs) == 1:
+            session.execute(sa.text("KILL CONNECTION_ID()"))
+
+    monkeypatch.setattr(Settler, "settle", settle_late)
+    with sessions() as session:
+        session.add(Job(id=1))
+        session.commit()
+    consumer = Consumer(Job, handle, sessions, concurrency=2, poll_interval=0.05, lease=600)
+    with consumer:
+        wait_until(lambda: len(runs) == 2, "its second run")
 
 
 BAD_JOBS = {

@@ -511,9 +511,11 @@ def requeue(
     if not listed:
         return Requeued()
     model: type[Any] = spec_of(type(listed[0])).model
-    done = requeue_some(session, model, JobFilter(), [key_of(job, "requeue") for job in listed])
-    session.commit()
-    return done
+    keys, done = [key_of(job, "requeue") for job in listed], list[Requeued]()
+    for start in range(0, len(keys), batch_size):
+        done.append(requeue_some(session, model, JobFilter(), keys[start : start + batch_size]))
+        session.commit()
+    return _sum(done)
 
 
 def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:

@@ -236,6 +236,9 @@ def _rowids(connection: sa.Connection, _: sa.Table, name: str) -> frozenset[int]
 
 _OLDEST = (3, 35)
 
+_LONGEST_WAIT = (2**31 - 1) // 1000
+"""The longest ``busy_timeout`` in seconds. SQLite has milliseconds of 32 bits, and waits not at all for more."""
+
 
 def prepare_sqlite(engine: sa.Engine, busy_timeout: float | None) -> None:
     """Set the file to write-ahead logging, and let transactions begin with ``BEGIN IMMEDIATE`` where they write first.
@@ -260,8 +263,11 @@ def prepare_sqlite(engine: sa.Engine, busy_timeout: float | None) -> None:
             raise ConfigurationError(msg)
         return
     wanted: Any = busy_timeout
-    if wanted is not None and not (isinstance(wanted, int | float) and wanted >= 0):
-        msg = f"prepare({engine!r}): busy_timeout={busy_timeout!r} must be a number of seconds, for example 30"
+    if wanted is not None and not (isinstance(wanted, int | float) and 0 <= wanted <= _LONGEST_WAIT):
+        msg = (
+            f"prepare({engine!r}): busy_timeout={busy_timeout!r} must be a number of seconds from 0 to "
+            f"{_LONGEST_WAIT}, for example 30"
+        )
         raise ConfigurationError(msg)
     other = SQLite() if busy_timeout is None else SQLite(busy_timeout)
     replace_compilers(

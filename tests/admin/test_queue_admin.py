@@ -324,6 +324,19 @@ async def test_sessions_of_a_scope(shared: Database, engine: sa.Engine) -> None:
     await async_engine.dispose()
 
 
+def test_changes_in_a_session_of_a_scope_reach_the_primary(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status")
+    replica = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/")
+
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **more: Any) -> sa.Engine:
+            return engine if isinstance(clause, sa.Update | sa.Delete) else replica
+
+    QueueAdmin(scoped_session(sessionmaker(class_=Routing)), setup.model).pause()
+    with Session(engine) as session:
+        assert QueueAdmin(session, setup.model).is_paused()
+
+
 async def test_the_doctor_of_an_async_session(shared: Database, engine: sa.Engine) -> None:
     setup = Setup.of(engine, "update_status")
     setup.execute("DROP INDEX ix_job_queue_claim")
@@ -375,6 +388,25 @@ def test_which_jobs_are_changed(
 
 
 Job = make_job()
+
+
+@pytest.mark.parametrize(("method", "status"), [("cancel", "pending"), ("requeue", "failed"), ("purge", "failed")])
+@pytest.mark.parametrize(("size", "number"), [(1, 3), (2, 2), (3, 1)])
+@pytest.mark.parametrize("given", ["all", "instances"])
+@pytest.mark.every_combination
+def test_each_batch_is_committed(
+    engine: sa.Engine, session: Session, method: str, status: str, size: int, number: int, given: str
+) -> None:
+    create(engine, Job)
+    session.add_all(Job(id=key, status=status) for key in (1, 2, 3))
+    session.commit()
+    commits: list[sa.Connection] = []
+    with engine.connect() as connection, Session(connection) as own:
+        chosen = [own.scalars(sa.select(Job)).all()] if given == "instances" else []
+        sa.event.listen(connection, "commit", commits.append)
+        getattr(QueueAdmin(own, Job), method)(*chosen, batch_size=size)
+    assert len(commits) == number
+    assert status not in session.scalars(sa.select(Job.status)).all()
 
 
 def test_what_is_missing(engine: sa.Engine, session: Session) -> None:

@@ -139,10 +139,16 @@ def test_a_timeout_in_a_url_must_be_a_number(make: Callable[..., sa.Engine]) -> 
 # -- wrong arguments ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["30", -1, object()])
-def test_a_timeout_must_be_a_number(make: Callable[..., sa.Engine], value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"busy_timeout=.* must be a number of seconds, for example 30"):
+@pytest.mark.parametrize("value", ["30", -1, object(), float("inf"), float("nan"), 2_147_484])
+def test_a_timeout_must_be_a_number_that_sqlite_can_hold(make: Callable[..., sa.Engine], value: Any) -> None:
+    said = "busy_timeout=.* must be a number of seconds from 0 to 2147483, for example 30"
+    with pytest.raises(ConfigurationError, match=said):
         prepare(make("sqlite:///jobs.db"), busy_timeout=value)
+
+
+@pytest.mark.parametrize("value", [0, 2_147_483])
+def test_the_shortest_and_the_longest_timeout(make: Callable[..., sa.Engine], value: int) -> None:
+    assert busy_timeout(prepare(make("sqlite://"), busy_timeout=value)) == value * 1000
 
 
 @pytest.mark.parametrize("wrong", ["sqlite:///jobs.db", None, Session])

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 import sqlaqueue
 from sqlaqueue.cli import main
+from sqlaqueue.preparation import PreparePlugin
 from tests.nearest import FOLDERS, ROOT, nearest
 
 PACKAGE = ROOT / "sqlaqueue"
@@ -191,3 +193,12 @@ def test_one_description_stands_everywhere() -> None:
     assert inspect.getdoc(sqlaqueue).partition("\n")[0] == inspect.getdoc(main).partition("\n")[0] == f"{said}."
     for page in ("README.md", "docs/index.md"):
         assert f"\n\n{said}." in (ROOT / page).read_text()
+
+
+@pytest.mark.once
+def test_what_an_installation_names_is_there() -> None:
+    """An installed package has copied these names, so that the other tests do not read them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    plugins = {name: EntryPoint(name, at, "") for name, at in project["entry-points"]["sqlalchemy.plugins"].items()}
+    assert {name: each.load() for name, each in plugins.items()} == {"sqlaqueue": PreparePlugin}
+    assert EntryPoint("", project["scripts"]["sqlaqueue"], "").load() is main

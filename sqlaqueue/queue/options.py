@@ -166,7 +166,7 @@ class FairShare(FlowRule):
 
     :param per: the name of an attribute, or several, whose values are the key. NULL is a key as well.
     :param weight: how many jobs of a key one turn has: a number, the name of an attribute, or a scalar select as in
-        :class:`ConcurrencyLimit`. One by default.
+        :class:`ConcurrencyLimit`.
     :raises ConfigurationError: for invalid values.
 
     ::
@@ -182,16 +182,15 @@ class FairShare(FlowRule):
     per: tuple[str, ...]
     weight: Number
 
-    def __init__(self, *per: str, weight: Number | None = None) -> None:
+    def __init__(self, *per: str, weight: Number = 1) -> None:
         """Refuse invalid values."""
         what = f"FairShare({', '.join(map(repr, per))})"
         if not per:
             msg = 'FairShare(): give the name of an attribute whose values take turns, as in FairShare("customer_id")'
             raise ConfigurationError(msg)
         object.__setattr__(self, "per", _attributes(per, what))
-        if weight is not None:
-            _check_number(weight, f"FairShare(weight={weight!r})", least=1)
-        object.__setattr__(self, "weight", 1 if weight is None else weight)
+        _check_number(weight, f"FairShare(weight={weight!r})", least=1)
+        object.__setattr__(self, "weight", weight)
 
 
 FLOW_RULES: Mapping[str, type[FlowRule]] = {

@@ -140,6 +140,7 @@ def test_a_call_that_has_not_ended_does_not_count(async_leased: Bench) -> None:
         await asyncio.sleep(0.01)
 
     async def work(io: Any, job: Any) -> None:
+        assert began == ended, "the attempt before goes on"
         began.append(job.id)
         try:
             await io.suspend()
@@ -147,10 +148,10 @@ def test_a_call_that_has_not_ended_does_not_count(async_leased: Bench) -> None:
             ended.append(job.id)
 
     tasks: list[Any] = []
-    server = async_leased.consumer(work, middleware=[leave], retry=lambda *_: 3600)
+    server = async_leased.consumer(work, middleware=[leave], retry=lambda attempt, _: 0 if attempt == 1 else 3600)
     server.drain()
-    assert "before its call() had ended" in str(server.errors("retried")[0])
-    assert began == ended == [1]
+    assert ["before its call() had ended" in str(each) for each in server.errors("retried")] == [True, True]
+    assert began == ended == [1, 1]
 
 
 def test_a_call_that_begins_after_its_middleware_is_refused(async_leased: Bench) -> None:
@@ -165,6 +166,21 @@ def test_a_call_that_begins_after_its_middleware_is_refused(async_leased: Bench)
     assert server.told("retried") == [1]
     assert isinstance(tasks[0].exception(), HandlerMisuseError)
     assert not async_leased.effects()
+
+
+def test_a_thread_that_calls_after_its_middleware_is_refused(sync_leased: Bench) -> None:
+    sync_leased.enqueue(1)
+    calls: list[Callable[[], Any]] = []
+
+    def keep(job: Any, call: Callable[[], Any]) -> None:
+        calls.append(call)
+
+    server = sync_leased.consumer(sync_leased.work, middleware=[keep], retry=lambda *_: 3600)
+    server.drain()
+    assert server.told("retried") == [1]
+    with pytest.raises(HandlerMisuseError, match="has returned before its call"):
+        calls[0]()
+    assert not sync_leased.effects()
 
 
 def test_a_thread_that_a_middleware_leaves_behind_does_not_count(sync_leased: Bench) -> None:

@@ -533,6 +533,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: InOrder("a", by=""), r"InOrder\(by=''\): use the name of an attribute"),
     (lambda: InOrder("a", on_failure="stop"), r"InOrder\(on_failure='stop'\): use \"block\""),  # type: ignore[arg-type] # what is tested
     (FairShare, r"FairShare\(\): give the name of an attribute"),
+    (lambda: FairShare("a", weight=None), r"FairShare\(weight=None\): use an integer of 1 or more"),
     (lambda: FairShare("a", weight=0), r"FairShare\(weight=0\): use an integer of 1 or more"),
     (lambda: QueueConfig(flow_control="a"), r"QueueConfig\(flow_control='a'\): use a list of rules"),  # type: ignore[arg-type] # what is tested
     (lambda: QueueConfig(flow_control=None), r"QueueConfig\(flow_control=None\): use a list of rules"),  # type: ignore[arg-type] # what is tested

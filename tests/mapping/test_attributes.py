@@ -727,6 +727,24 @@ def test_an_order_of_jobs_in_an_adopted_table_uses_the_annotated_column_of_the_c
 
 
 @once
+def test_a_class_may_use_the_name_of_a_column_that_its_base_declares() -> None:
+    class Shared(QueueMixin, new_base()):
+        __abstract__ = True
+        importance: Mapped[int] = queue_column("priority")
+
+    class Order(Shared):
+        __tablename__ = "orders"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        importance: Mapped[str] = mapped_column(sa.Text)
+
+    class Plain(Shared):
+        __tablename__ = "plain"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    assert [spec_of(model).attributes["priority"] for model in (Order, Plain)] == ["priority", "importance"]
+
+
+@once
 def test_an_attribute_that_is_no_extra_column_belongs_to_the_class() -> None:
     model = order(__annotations__={"started_at": Mapped[int], "traceparent": Mapped[bytes]})
     assert isinstance(model.__table__.c.started_at.type, sa.Integer)

@@ -152,7 +152,7 @@ def rules_are_given_in_a_list(tenant_limit: Select[tuple[int]]) -> None:
             ConcurrencyLimit(tenant_limit, per=("tenant_id", "kind")),
             RateLimit(10, every=timedelta(seconds=1), burst=20),
             InOrder("document_id", on_failure="block"),
-            FairShare("customer_id", weight=None),
+            FairShare("customer_id", weight=3),
         ]
     )
     limits = [ConcurrencyLimit(2), ConcurrencyLimit(10, per="host")]

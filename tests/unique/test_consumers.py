@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
     Consumer,
     JobEvent,
+    QueueConfig,
+    QueueMixin,
     Retry,
     Snooze,
     Unique,
@@ -449,6 +451,25 @@ def test_a_duplicate_that_waits_cancels_the_requeued_job(engine: sa.Engine, kind
         assert (older.status, older.last_error, older.attempts) == ("cancelled", "duplicate of job 2\nfailed", 1)
         assert older.finished_at is not None
     assert read(engine, job) == {1: "cancelled", 2: "pending", 3: "pending"}
+
+
+def test_a_duplicate_whose_key_differs_in_one_part(engine: sa.Engine, session: Session) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Report(QueueMixin, Base):
+        __tablename__ = "report"
+        __queue__ = QueueConfig(unique=Unique("kind"))
+        year: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+        part: Mapped[str] = mapped_column(primary_key=True)
+        kind: Mapped[str]
+
+    create(engine, Report)
+    session.add_all([Report(year=1, part="a", kind="tax", status="failed"), Report(year=1, part="b", kind="tax")])
+    session.commit()
+    assert session.execute(requeue(Report)).all() == [((1, "a"), False)]
+    session.commit()
+    assert session.get_one(Report, (1, "a")).last_error == "duplicate of job 1,b"
 
 
 @pytest.mark.parametrize("kind", KEEPING_ROWS)

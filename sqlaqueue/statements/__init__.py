@@ -6,8 +6,7 @@
     session.execute(complete(emails))
 
 ``claim()`` returns instances. Every other verb accepts one instance or several, and its statement returns the primary
-keys of the jobs that it changed, composite keys as tuples: ``session.scalars(complete(emails)).all()``. A verb changes
-jobs once; the :class:`~sqlaqueue.Consumer` handles errors and decides about retries.
-
-A session that routes reads to a replica treats most of these statements as reads. Route them to the primary.
+keys of the jobs that it changed, composite keys as tuples: ``session.scalars(complete(emails)).all()``. The rows of
+``requeue()`` also say whether each job is pending again. A verb changes jobs once; the :class:`~sqlaqueue.Consumer`
+handles errors and decides about retries.
 """

@@ -42,7 +42,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Rows of the table: what may be configured."""
 
-_NOTIFIED = "Idle workers of other processes begin at once"
+_NOTIFIED = "Idle workers of other processes start immediately"
 _POLLED = "the engine sends no notifications to other processes, so that these poll"
 
 

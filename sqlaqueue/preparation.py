@@ -33,7 +33,7 @@ def prepare(engine: EngineT, *, busy_timeout: float | None = None) -> EngineT:
     :param engine: an Engine or an AsyncEngine. One that ``execution_options()`` has made is prepared together with that
         from which it was made.
     :param busy_timeout: seconds that a transaction waits for the write lock of SQLite before it raises an error; 30 by
-        default. Other databases have no such lock, and pass it over.
+        default. Other databases have no such lock and ignore it.
     :raises ConfigurationError: if the engine is for another database or driver, has connected before, or has been
         prepared with another ``busy_timeout``; if SQLite is older than 3.35. The first connection raises it if the
         server is MySQL, or MariaDB before 10.6.

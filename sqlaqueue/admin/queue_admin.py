@@ -266,7 +266,7 @@ class QueueAdmin(_SyncAdmin):
     ) -> Requeued:
         """Make finished jobs pending again, with no attempt counted; commit each batch, and return their number.
 
-        Of several duplicates in a batch the newest comes back, and the result names the others.
+        If several duplicates are requeued together, only the newest becomes pending; the result names the others.
 
         ::
 
@@ -499,7 +499,7 @@ class AsyncQueueAdmin(_AsyncAdmin[QueueAdmin]):
 
 
 class ScheduleAdmin(_SyncAdmin):
-    """Shows and changes the stored schedules in the tables of a queue; running processes obey within seconds.
+    """Shows and changes the stored schedules in the tables of a queue; running processes follow within seconds.
 
     ::
 
@@ -552,7 +552,7 @@ class ScheduleAdmin(_SyncAdmin):
         stored.edit_schedule(self._session, self.model, name, **changes)
 
     def pause(self, name: str) -> None:
-        """Pause a schedule, and commit. The ticks until it is resumed are passed over.
+        """Pause a schedule, and commit. The ticks until it is resumed are skipped.
 
         :raises StatementError: if there is none of this name.
         """

@@ -79,7 +79,7 @@ _definition_options = with_options(
 
 @click.group(short_help="Show and change schedules.")
 def schedules() -> None:
-    """Show and change the schedules that are stored in the database; running processes obey within seconds.
+    """Show and change the schedules that are stored in the database; running processes follow within seconds.
 
     TARGET is a queue class, a Consumer, a Scheduler or a Schedule of your application: its tables have the schedules.
     """
@@ -177,7 +177,7 @@ for changing in (
         stored.pause_schedule,
         "is paused",
         "Pause schedules.",
-        "Pause schedules. The ticks until they are resumed are passed over.",
+        "Pause schedules. The ticks until they are resumed are skipped.",
     ),
     _change(
         stored.resume_schedule,

@@ -169,7 +169,7 @@ class Tick(NamedTuple):
     def of(session: Session | scoped_session[Any], job: Any) -> Tick | None:
         """Return the tick for which a schedule has enqueued a job; None for any other job.
 
-        Ticks are kept for a week, and the newest hundred of each schedule for ever. In async code:
+        Ticks are kept for a week, and the newest hundred of each schedule indefinitely. In async code:
         ``await session.run_sync(Tick.of, job)``.
 
         :param job: an instance that is in the database.

@@ -243,7 +243,7 @@ def drain(
         job may begin, :func:`travel` moves to when the next one may.
     :param check: raise :class:`~sqlaqueue.exc.JobFailed`, caused by a handler's exception, if a run does not complete
         its job.
-    :param limit: the most runs: a handler that always enqueues a successor would keep the test running for ever.
+    :param limit: the most runs: a handler that always enqueues a successor would keep the test running indefinitely.
     :raises AssertionError: after more than ``limit`` runs.
     """
     own = resolve_session(session, "drain", is_async=False)

@@ -56,7 +56,7 @@ class EngineUnderTest:
 
 _ONE_WRITER = Exemption(
     "SQLite has one write lock: a transaction that writes waits until the one before it has ended",
-    feature="Transactions that write at the same time, and verbs that pass over locked rows instead of waiting",
+    feature="Transactions that write at the same time, and verbs that skip locked rows instead of waiting",
 )
 _SQLITE_CHILD_ROWS = Exemption(
     _ONE_WRITER.why,

@@ -23,6 +23,7 @@ from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.state import DEFAULT_LIMIT, Depth, Stats
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
+from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.options import FINISHED, UNFINISHED
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
@@ -96,6 +97,13 @@ class _AsyncAdmin(_Admin, Generic[Operation]):
         return result
 
 
+def _check_counts(method: str, *, limit: int | None, batch_size: int = 1) -> None:
+    for name, count in (("batch_size", batch_size), ("limit", 1 if limit is None else limit)):
+        if not is_count(count):
+            msg = f"QueueAdmin.{method}({name}={count!r}): give an integer of 1 or more"
+            raise StatementError(msg)
+
+
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
@@ -154,8 +162,10 @@ class QueueAdmin(_SyncAdmin):
 
         :param job_filter: selects jobs; None for all.
         :param limit: maximum number of jobs.
-        :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
+        :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs, or ``limit`` is not an
+            integer of 1 or more.
         """
+        _check_counts("jobs", limit=limit)
         return reading.jobs(self._session, self.model, job_filter, limit=limit)
 
     def job(self, key: Any) -> tuple[JobInfo, dict[str, Any]] | None:
@@ -240,7 +250,9 @@ class QueueAdmin(_SyncAdmin):
         :param batch_size: number of jobs that are changed in one transaction.
         :param limit: maximum number of jobs of a filter or a select; None for all.
         :raises NotAQueueError: for an instance or a select of another class, and for anything else.
+        :raises StatementError: if ``batch_size`` or ``limit`` is not an integer of 1 or more.
         """
+        _check_counts("cancel", batch_size=batch_size, limit=limit)
         chosen = self._chosen("cancel", jobs, job_filter, _UNFINISHED, UNFINISHED)
         return changes.cancel(self._session, *chosen, batch_size=batch_size, limit=limit)
 
@@ -267,7 +279,9 @@ class QueueAdmin(_SyncAdmin):
         :param batch_size: number of jobs that are changed in one transaction.
         :param limit: maximum number of jobs of a filter or a select; None for all.
         :raises NotAQueueError: for an instance or a select of another class, and for anything else.
+        :raises StatementError: if ``batch_size`` or ``limit`` is not an integer of 1 or more.
         """
+        _check_counts("requeue", batch_size=batch_size, limit=limit)
         chosen = self._chosen("requeue", jobs, job_filter, _FAILED, FINISHED)
         return changes.requeue(self._session, *chosen, batch_size=batch_size, limit=limit)
 
@@ -291,7 +305,9 @@ class QueueAdmin(_SyncAdmin):
         :param batch_size: number of jobs that are deleted in one transaction.
         :param limit: maximum number of jobs; None for all.
         :raises NotAQueueError: for an instance or a select of another class, and for anything else.
+        :raises StatementError: if ``batch_size`` or ``limit`` is not an integer of 1 or more.
         """
+        _check_counts("purge", batch_size=batch_size, limit=limit)
         target, which = self._chosen("purge", jobs, job_filter, _FINISHED, FINISHED)
         if isinstance(target, list):
             target, which = self.model, self._of_keys([key_of(job, "purge") for job in target], FINISHED)

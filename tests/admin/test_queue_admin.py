@@ -195,6 +195,9 @@ def test_jobs_that_are_not_of_the_queue_are_refused(engine: sa.Engine, session: 
             call(given)
     with pytest.raises(StatementError, match=r"narrows a select\(\), and this is 1; leave job_filter out"):
         call(1, JobFilter())
+    for name in ("batch_size", "limit"):
+        with pytest.raises(StatementError, match=rf"QueueAdmin\.{method}\({name}=0\): give an integer of 1 or more"):
+            call(1, **{name: 0})
     session.rollback()
     assert QueueAdmin(session, setup.model).count() == {"failed": 1}
 

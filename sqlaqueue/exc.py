@@ -193,25 +193,25 @@ class Throttle(HandlerSignal):
         def send(session: Session, email: Email) -> None:
             response = httpx.post("https://mail.example/send", json={"to": email.to})
             if response.status_code == 429:
-                raise Throttle(int(response.headers["Retry-After"]), rate="customer_id")
+                raise Throttle(int(response.headers["Retry-After"]), per="customer_id")
 
     :param until: until when no job of the key begins: seconds or :class:`~datetime.timedelta` from now, or a
         :class:`~datetime.datetime` with a time zone.
-    :param rate: the attributes of a :class:`~sqlaqueue.RateLimit` of the queue, as its ``per`` names them. All rates
+    :param per: the attributes of a :class:`~sqlaqueue.RateLimit` of the queue, as its ``per`` names them. All rates
         with this key are held back. None means those of the whole queue.
-    :raises ConfigurationError: if ``until`` is no such time, below zero or without a time zone, or ``rate`` is neither
+    :raises ConfigurationError: if ``until`` is no such time, below zero or without a time zone, or ``per`` is neither
         a name nor several. If the queue has no such rate, the attempt fails with this error.
     """
 
-    def __init__(self, until: float | timedelta | datetime, rate: str | Sequence[str] | None = None) -> None:
+    def __init__(self, until: float | timedelta | datetime, per: str | Sequence[str] | None = None) -> None:
         super().__init__("throttled by the handler")
         _check_until(until)
-        names: object = () if rate is None else (rate,) if isinstance(rate, str) else rate
+        names: object = () if per is None else (per,) if isinstance(per, str) else per
         if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
-            msg = f"Throttle(rate={rate!r}): give the name of an attribute, or several, as in the per of the RateLimit"
+            msg = f"Throttle(per={per!r}): give the name of an attribute, or several, as in the per of the RateLimit"
             raise ConfigurationError(msg)
         self.until = until
-        self.rate: tuple[str, ...] = tuple(names)
+        self.per: tuple[str, ...] = tuple(names)
 
     @property
     def delay(self) -> float | timedelta:

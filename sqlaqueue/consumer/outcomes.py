@@ -240,11 +240,11 @@ class OutcomeRules:
 def _checked_throttle(spec: QueueSpec, error: Throttle) -> BaseException:
     """Return the signal, or the error that the queue has no such rate."""
     known = [one.per for one in spec.config.rates]
-    if error.rate in known:
+    if error.per in known:
         return error
     named = " and ".join(repr(", ".join(per)) if per else "None" for per in dict.fromkeys(known)) or "none"
     msg = (
-        f"{spec.model.__name__}: Throttle(rate={', '.join(error.rate) or None!r}): the queue has no rate of this key; "
+        f"{spec.model.__name__}: Throttle(per={', '.join(error.per) or None!r}): the queue has no rate of this key; "
         f"it has {named}"
     )
     mistake = ConfigurationError(msg)
@@ -275,7 +275,7 @@ def _outcome_of_error(error: BaseException, run: Run, policy: RetryPolicy) -> Ou
         case Snooze():
             return Outcome("released", seconds(error.delay, "Snooze(delay)"), cause=error)
         case Throttle():
-            return Outcome("released", seconds(error.delay, "Throttle(until)"), throttle=error.rate, cause=error)
+            return Outcome("released", seconds(error.delay, "Throttle(until)"), throttle=error.per, cause=error)
         case Fail():
             return Outcome("failed", error=text_with_kind(error, error.reason), cause=error)
         case Cancel():

@@ -299,7 +299,7 @@ class Handler:
             case "snooze" if rng.random() < 0.5:
                 raise Snooze(rng.choice([0, 0.05, 0.3]))
             case "throttle" if self._configuration.rates and rng.random() < 0.2:
-                raise Throttle(0.2, rate=self._configuration.rates[0][2])
+                raise Throttle(0.2, per=self._configuration.rates[0][2])
 
 
 def run_worker(actor: Actor, *, configuration: Configuration, urls: Urls, worker: WorkerOptions) -> None:

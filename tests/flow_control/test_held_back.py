@@ -191,7 +191,7 @@ def test_a_throttled_key_is_waited_for(engine: sa.Engine, travelling: Any) -> No
     def refuse_once(session: Session, one: Any) -> None:
         calls.append(one.id)
         if len(calls) == 1:
-            raise Throttle(timedelta(days=2), rate="customer_id")
+            raise Throttle(timedelta(days=2), per="customer_id")
 
     with Session(engine) as session:
         session.add_all([job(customer_id=1), job(customer_id=1)])

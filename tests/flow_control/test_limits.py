@@ -420,7 +420,7 @@ def test_the_key_is_held_back_and_the_attempt_does_not_count(engine: sa.Engine, 
     def handle(session: Session, one: Any) -> None:
         called.append(one.customer_id)
         if called == [1]:
-            raise Throttle(datetime.now(UTC) + timedelta(hours=1) if until == "datetime" else until, rate="customer_id")
+            raise Throttle(datetime.now(UTC) + timedelta(hours=1) if until == "datetime" else until, per="customer_id")
 
     with Session(engine) as session:
         drain(session, job, handle)
@@ -444,7 +444,7 @@ def test_all_rates_of_the_key_are_held_back_and_no_others(engine: sa.Engine) -> 
     insert(engine, job, of_customers(1))
 
     def handle(session: Session, one: Any) -> None:
-        raise Throttle(600, rate="customer_id")
+        raise Throttle(600, per="customer_id")
 
     Consumer(job, handle, sessionmaker(engine)).drain()
     assert len(throttled(engine, job)) == 2
@@ -459,7 +459,7 @@ def test_a_rate_that_the_queue_does_not_have_is_an_error_of_the_handler(
     job = make_queue(engine, of_customers(1), flow_control=[PER_CUSTOMER], max_attempts=1)
 
     def handle(session: Session, one: Any) -> None:
-        raise Throttle(600, rate=rate)
+        raise Throttle(600, per=rate)
 
     Consumer(job, handle, sessionmaker(engine)).drain()
     with Session(engine) as session:
@@ -481,8 +481,8 @@ def test_a_time_without_a_time_zone_is_refused() -> None:
         ((True,), r"Throttle\(True\): use seconds"),
         ((None,), r"Throttle\(None\): use seconds"),
         ((float("nan"),), "use seconds"),
-        ((30, 5), r"Throttle\(rate=5\): give the name of an attribute, or several"),
-        ((30, ""), r"Throttle\(rate=''\): give the name"),
+        ((30, 5), r"Throttle\(per=5\): give the name of an attribute, or several"),
+        ((30, ""), r"Throttle\(per=''\): give the name"),
         ((30, ["a", 5]), "give the name of an attribute"),
     ],
 )

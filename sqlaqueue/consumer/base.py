@@ -264,6 +264,9 @@ class _InBackground(ConsumerBase, Generic[T, Result]):
         )
         super().__init__(settings, handler, session_factory, middleware=middleware, signals=signals)
 
+    # Python names it in its error about an argument that does not exist.
+    __init__.__qualname__ = "Consumer.__init__"
+
     @property
     def running(self) -> bool:
         """Whether it serves its queue, in ``run()``, ``drain()`` or a ``with`` block.

@@ -187,6 +187,12 @@ def test_a_worker_is_named_by_the_process_that_runs_it(monkeypatch: pytest.Monke
     assert (named._settings.worker(), other._settings.worker()) == (f"{host}:7:mails", f"{host}:7")
 
 
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    unknown: Any = {"around": ()}
+    with pytest.raises(TypeError, match=r"^Consumer.__init__\(\) got an unexpected keyword argument 'around'"):
+        Consumer(Job, handler, sessions, **unknown)
+
+
 @pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -295,6 +295,8 @@ class Stopwatch:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerController) -> None:
     node.workerinput["servers"] = node.config.stash[SERVERS].to_plain()
+    # After ten seconds it would be killed, and what coverage has recorded be lost: a loaded machine takes longer.
+    node.nodemanager.EXIT_TIMEOUT = 120
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

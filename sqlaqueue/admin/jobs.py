@@ -17,8 +17,10 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.core.errors import may_be_of_a_row
 from sqlaqueue.exc import StatementError
 from sqlaqueue.postgresql.side_tables import key_json
-from sqlaqueue.queue.config import is_count
+from sqlaqueue.queue.config import did_you_mean, is_count
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
+from sqlaqueue.queue.options import STATES
+from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.sessions import routing_to_primary
@@ -36,8 +38,8 @@ OTHER = "other"
 RESCUED = "LeaseExpired"
 """The kind of error of jobs whose lease expired in their last attempt."""
 
-_KIND = r"^([[:alpha:]_]\w*(?:\.\w+)*):(?:\s|$)"
-"""The start of an error's text: its kind, a colon and a space."""
+_KIND = r"^(?!\d)\w+(?:\.\w+)*(?=:(?:\s|$))"
+"""The start of an error's text, before a colon and a space. Each engine and Python understand it alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +53,41 @@ class JobFilter:
         admin.requeue(old)
 
     :param states: the names of states; None for all.
-    :param older_than: the minimum age.
-    :param newer_than: the maximum age.
+    :param older_than: the minimum age, in seconds or as a timedelta.
+    :param newer_than: the maximum age, in seconds or as a timedelta.
     :param since: the attribute from which the age of a job is counted.
     :param error: the kind of the last error: the name of its class, or the kind given to ``Fail(kind=...)``; ``other``
         for texts that start with neither, empty for jobs without an error.
     :param keys: keys as texts, the parts of a composite one separated by commas; None for all.
+    :raises StatementError: for a state that does not exist, and for anything but a tuple of texts.
+    :raises ConfigurationError: for an age that is not zero or more.
     """
 
     states: tuple[str, ...] | None = None
-    older_than: timedelta | None = None
-    newer_than: timedelta | None = None
+    older_than: Delay | None = None
+    newer_than: Delay | None = None
     since: Literal["finished_at", "created_at"] = "finished_at"
     error: str | None = None
     keys: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would select other jobs than those that are meant."""
+        for name, value in (("states", self.states), ("keys", self.keys)):
+            given: Any = value  # without a type checker, callers may pass any object
+            if given is None:
+                continue
+            if isinstance(given, str) or not all(isinstance(each, str) for each in given):
+                texts = (given,) if isinstance(given, str) else tuple(map(str, given))
+                msg = f"JobFilter({name}={given!r}): use a tuple of texts, {name}={texts!r}"
+                raise StatementError(msg)
+            object.__setattr__(self, name, tuple(given))
+        for state in self.states or ():
+            if state not in STATES:
+                msg = f"JobFilter(states={self.states!r}): there is no state {state!r}; there are {', '.join(STATES)}"
+                raise StatementError(msg + did_you_mean(state, STATES))
+        for name, age in (("older_than", self.older_than), ("newer_than", self.newer_than)):
+            if age is not None:
+                object.__setattr__(self, name, timedelta(seconds=seconds(age, f"JobFilter({name}=...)")))
 
 
 def count(session: Session, model: type[Any], job_filter: JobFilter) -> dict[str, int]:
@@ -105,6 +128,10 @@ def filtered_jobs(model: type[Any], job_filter: JobFilter) -> AnySelect:
 
     :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
     """
+    given: object = job_filter  # without a type checker, callers may pass any object
+    if not isinstance(given, JobFilter):
+        msg = f"{given!r} is no filter of jobs; give a JobFilter, such as JobFilter(states=('failed',))"
+        raise StatementError(msg)
     spec, entity, select, _ = select_jobs(model, "job_filter")
     jobs = spec.strategy.list_jobs(spec, select, job_filter.states).subquery("sqlaqueue_listed")
     selected = sa.select(*jobs.c)
@@ -135,7 +162,8 @@ def kind_of(error: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
 
     A text such as "order 1: no stock" starts with no kind.
     """
-    prefix = sa.func.substring(error, sa.literal(_KIND, sa.Text()), type_=sa.Text())
+    # Where no text matches, PostgreSQL returns NULL, and MariaDB an empty text.
+    prefix = sa.func.nullif(sa.func.regexp_substr(error, sa.literal(_KIND, sa.Text())), "", type_=sa.Text())
     return sa.case(
         (sa.func.coalesce(error, "") == "", sa.literal(NO_ERROR, sa.Text())),
         # The prefix is enough, as a short column may have truncated the rest.

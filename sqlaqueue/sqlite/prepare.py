@@ -185,12 +185,18 @@ def _epoch(moment: str | None) -> float | None:
     return None if moment is None else (datetime.fromisoformat(moment).replace(tzinfo=UTC) - _EPOCH).total_seconds()
 
 
+def _regexp_substr(text: str | None, pattern: str) -> str | None:
+    found = None if text is None else re.search(pattern, text)
+    return None if found is None else found[0]
+
+
 _FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "sqlaqueue_moved": (2, _moved),
     "sqlaqueue_epoch": (1, _epoch),
     "sqlaqueue_bytes": (1, lambda text: None if text is None else bytes.fromhex(text)),
     "sqlaqueue_uuid_text": (1, lambda text: None if text is None else str(UUID(text))),
     "regexp_replace": (3, lambda text, pattern, by: None if text is None else re.sub(pattern, by, text, count=1)),
+    "regexp_substr": (2, _regexp_substr),
     "sqlaqueue_digest": (-1, lambda *values: hashlib.sha256(repr(values).encode()).hexdigest()),
     "concat_ws": (-1, lambda separator, *texts: separator.join(str(text) for text in texts if text is not None)),
 }

@@ -202,6 +202,23 @@ def test_jobs_that_are_not_of_the_queue_are_refused(engine: sa.Engine, session: 
     assert QueueAdmin(session, setup.model).count() == {"failed": 1}
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"states": "failed"}, r"JobFilter\(states='failed'\): use a tuple of texts, states=\('failed',\)"),
+        ({"states": ("faild",)}, "there is no state 'faild'; there are pending, .*; did you mean 'failed'"),
+        ({"keys": "12"}, r"JobFilter\(keys='12'\): use a tuple of texts, keys=\('12',\)"),
+        ({"keys": (1,)}, r"JobFilter\(keys=\(1,\)\): use a tuple of texts, keys=\('1',\)"),
+        ({"older_than": -1}, r"JobFilter\(older_than=...\) must be seconds or a timedelta, zero or more, not -1"),
+        ({"newer_than": "1"}, r"JobFilter\(newer_than=...\) must be seconds or a timedelta"),
+    ],
+)
+def test_a_filter_that_would_select_other_jobs_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(SqlaqueueError, match=said):
+        JobFilter(**given)
+
+
 # -- each method, with both kinds of sessions --------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Unique jobs, schedules, histories, waiting, and the functions for operators and for tests, on each engine."""
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -235,6 +236,41 @@ def test_the_newest_of_failed_duplicates_comes_back(sessions: Sessions) -> None:
         assert session.execute(requeue(sa.select(Order).where(Order.id == 1))).all() == [(1, False)]
         done = QueueAdmin(session, Order).requeue(JobFilter(states=("cancelled",)))
         assert (int(done), dict(done.duplicates)) == (0, {1: "2"})
+
+
+ERRORS = {
+    "ValueError: no": "ValueError",
+    "ValueError:": "ValueError",
+    "shop.errors.Late: it was\nlate": "shop.errors.Late",
+    "_Own:\nno": "_Own",
+    "order 1: no stock": "other",
+    "9lives: no": "other",
+    "a:b": "other",
+    "": "",
+    None: "",
+}
+
+
+@pytest.mark.parametrize("kind", sorted({*ERRORS.values()}))
+def test_jobs_are_selected_by_the_kind_of_their_error(sessions: Sessions, kind: str) -> None:
+    with sessions(Plain)() as session:
+        session.add_all(Plain(status="failed", last_error=error) for error in ERRORS)
+        session.commit()
+        admin = QueueAdmin(session, Plain)
+        assert {group.kind: group.count for group in admin.failures()} == Counter(ERRORS.values())
+        assert admin.purge(JobFilter(states=("failed",), error=kind)) == list(ERRORS.values()).count(kind)
+        left = session.scalars(sa.select(Plain.last_error)).all()
+        assert {*left} == {error for error in ERRORS if ERRORS[error] != kind}
+
+
+def test_jobs_are_selected_by_their_age_in_seconds(sessions: Sessions) -> None:
+    with sessions(Plain)() as session:
+        for seconds in (10, 100):
+            session.add(Plain(status="failed", finished_at=datetime.now(UTC) - timedelta(seconds=seconds)))
+        session.commit()
+        admin = QueueAdmin(session, Plain)
+        assert admin.count(JobFilter(older_than=50)) == admin.count(JobFilter(newer_than=50.5)) == {"failed": 1}
+        assert admin.count(JobFilter(older_than=5)) == {"failed": 2}
 
 
 def test_explain_job_names_the_duplicate(sessions: Sessions) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.in_flight import CallGroup, groups_except, runs_in, runs_of
@@ -34,7 +34,7 @@ def attach(session: Session, jobs: Sequence[Any]) -> list[Any]:
     """
     attached = []
     for job in jobs:
-        state = sa.inspect(job)
+        state = instance_state(job)
         if len(jobs) > 1 or state.dict.keys().isdisjoint(state.mapper.relationships.keys()):
             session.add(job)
             attached.append(job)

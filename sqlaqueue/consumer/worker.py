@@ -17,6 +17,7 @@ from sqlaqueue.consumer.core.effects import Effect, Execute, ExecuteInOwnSession
 from sqlaqueue.consumer.core.errors import (
     error_line,
     is_database_error,
+    is_lock_or_timeout,
     is_out_of_range,
     is_program_error,
     may_be_of_a_row,
@@ -175,8 +176,9 @@ def _claim(context: ConsumerContext, turn: WorkerTurn) -> Routine:
     except Exception as error:
         if context.completions.put_back(finished):
             # It is unknown which of the two failed, and they must not block each other.
-            yield from settle_finished(context)
-            if context.settler.has_met_duplicate(error):
+            is_locked = is_lock_or_timeout(error)
+            yield from settle_finished(context, apart=is_locked)
+            if is_locked or context.settler.has_met_duplicate(error):
                 return True
         if isinstance(error, ClaimFailed):
             return (yield from search_unclaimable(context, error))

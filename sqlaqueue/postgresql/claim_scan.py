@@ -23,6 +23,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.selectable import Lateral, NamedFromClause, SelectBase
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.postgresql.catalog import TableId, system_table
 from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -284,6 +285,22 @@ def planned_anew_for_many(limit: sa.ColumnElement[Any]) -> sa.ColumnElement[bool
     :param limit: the most jobs to claim, as a parameter that is rendered into the text.
     """
     return _goes_through(sa.func.least(_ONE + limit // _SHARE, _MANY, type_=sa.Integer()))
+
+
+_LARGE = sa.literal_column("32", sa.Integer())
+"""Pages; of a table of fewer the planner may read all rows instead of an index."""
+
+
+def is_large(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition that the server may keep the plan of a statement that finds one row by its key.
+
+    Such a plan is right for as long as it is kept. It is made anew whenever VACUUM, ANALYZE or TRUNCATE sets the size
+    in the catalog, and between these a table only grows. For a table that was small then, the plan would read all of
+    its rows, and be kept when there are many.
+    """
+    relation = system_table("pg_class", "oid", "relpages")
+    pages = sa.select(relation.c.relpages).where(relation.c.oid == TableId(table)).scalar_subquery()
+    return sa.func.coalesce(pages >= _LARGE, sa.false())
 
 
 def _goes_through(rows: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:

@@ -63,7 +63,9 @@ class BatchSizer:
         self._claim_took = 0.0
         self._unused_in_row = self._quick_in_row = 0
 
-    def claim_size(self, *, plenty: bool = True, idle: int | None = None, slow_handlers: int = 0) -> int:
+    def claim_size(
+        self, *, plenty: bool = True, idle: int | None = None, slow_handlers: int = 0, scarce: bool = False
+    ) -> int:
         """Return how many jobs to claim: about a second's work.
 
         Before the first job has ended nothing is known, and one job for each handler is a safe start.
@@ -71,12 +73,13 @@ class BatchSizer:
         :param plenty: whether many jobs may be pending. If not, the claim stays small, so that the server may reuse its
         plan; see :mod:`sqlaqueue.postgresql.claim_scan`.
         :param idle: how many handlers are idle; None for all.
+        :param scarce: whether flow control has held jobs back: then none may take the place of another and wait.
         """
         if self._fixed:
             return self._batch_size
         few = FEW
         free = self._concurrency if idle is None else max(1, idle)
-        if self._duration is None:
+        if self._duration is None or scarce:
             return min(self._batch_size, free)
         fitting = max(1, self._concurrency - slow_handlers) * self._work / max(self._duration, 1e-6)
         if self._duration > self._work / 2:
@@ -200,6 +203,31 @@ class ScanCursor:
                 # A scan returns what it found when it ends, and the next one takes as long again.
                 longest = max(LONGEST - 2 * took, _PAUSE)
                 self._head_due = self._now() + min(longest, _SHARE * max(extra, 0.0))
+
+
+class WalkTimer:
+    """When a claim walks over all keys that flow control may hold back: at most a quarter of the time.
+
+    Used as a block around a walk, which several workers may begin at the same time.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._due, self._began = now, now(), 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return self._due <= self._now()
+
+    @property
+    def until_due(self) -> float:
+        return max(self._due - self._now(), 0.0)
+
+    def __enter__(self) -> None:
+        self._began = self._now()
+        self._due = self._began + _PAUSE
+
+    def __exit__(self, *_: object) -> None:
+        self._due = self._now() + max(_PAUSE, 3 * (self._now() - self._began))
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0

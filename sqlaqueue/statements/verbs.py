@@ -219,9 +219,10 @@ def purge(
     :raises StatementError: for other states, or if ``limit`` is not a positive integer.
     """
     spec, _, select, _ = select_jobs(model, "purge")
-    names = tuple(states)
+    names = tuple(states) if isinstance(states, Iterable) and not isinstance(states, str) else ()
     if not names or not set(names) <= set(FINISHED):
-        msg = f"purge(states={names!r}): use some of {', '.join(FINISHED)}; only finished jobs can be purged"
+        which = names or states
+        msg = f"purge(states={which!r}): use a tuple of some of {', '.join(FINISHED)}; only finished jobs can be purged"
         raise StatementError(msg)
     if not is_count(limit):
         msg = f"purge(limit={limit!r}): the limit must be an integer of 1 or more"

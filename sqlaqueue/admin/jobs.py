@@ -17,7 +17,6 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.core.errors import may_be_of_a_row
 from sqlaqueue.exc import StatementError
 from sqlaqueue.postgresql.side_tables import key_json
-from sqlaqueue.queue.config import did_you_mean
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.retry_policies import Delay, seconds
@@ -28,6 +27,7 @@ from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.listing import SHOWN, key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
+from sqlaqueue.texts import did_you_mean
 
 NO_ERROR = ""
 """The kind of error of jobs without one."""

@@ -219,7 +219,8 @@ def purge(
     :raises StatementError: for other states, or if ``limit`` is not a positive integer.
     """
     spec, _, select, _ = select_jobs(model, "purge")
-    names = tuple(states) if isinstance(states, Iterable) and not isinstance(states, str) else ()
+    given: Any = states  # without a type checker, callers may pass any object
+    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else ()
     if not names or not set(names) <= set(FINISHED):
         which = names or states
         msg = f"purge(states={which!r}): use a tuple of some of {', '.join(FINISHED)}; only finished jobs can be purged"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
@@ -17,7 +17,6 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.core.errors import may_be_of_a_row
 from sqlaqueue.exc import StatementError
 from sqlaqueue.postgresql.side_tables import key_json
-from sqlaqueue.queue.config import did_you_mean, is_count
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.retry_policies import Delay, seconds
@@ -28,6 +27,7 @@ from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.listing import SHOWN, key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
+from sqlaqueue.texts import did_you_mean
 
 NO_ERROR = ""
 """The kind of error of jobs without one."""
@@ -39,7 +39,11 @@ RESCUED = "LeaseExpired"
 """The kind of error of jobs whose lease expired in their last attempt."""
 
 _KIND = r"^(?!\d)\w+(?:\.\w+)*(?=:(?:\s|$))"
-"""The start of an error's text, before a colon and a space. Each engine and Python understand it alike."""
+"""The start of an error's text, before a colon and a space.
+
+All engines agree on ASCII. Whether another character is a letter or a space depends on the database's locale: with the
+locale C, PostgreSQL knows none of them, so that an error such as ``Größe: 3`` is of the kind :data:`OTHER`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,19 +76,20 @@ class JobFilter:
 
     def __post_init__(self) -> None:
         """Refuse what would select other jobs than those that are meant."""
-        for name, value in (("states", self.states), ("keys", self.keys)):
-            given: Any = value  # without a type checker, callers may pass any object
+        for name in ("states", "keys"):
+            given: Any = getattr(self, name)  # without a type checker, callers may pass any object
             if given is None:
                 continue
-            if isinstance(given, str) or not all(isinstance(each, str) for each in given):
-                texts = (given,) if isinstance(given, str) else tuple(map(str, given))
-                msg = f"JobFilter({name}={given!r}): use a tuple of texts, {name}={texts!r}"
+            is_list = isinstance(given, Iterable) and not isinstance(given, str)
+            parts = tuple(given) if is_list else (given,)
+            unknown = [part for part in parts if name == "states" and part not in STATES]
+            if unknown:
+                msg = f"JobFilter(states={given!r}): there is no state {unknown[0]!r}; there are {', '.join(STATES)}"
+                raise StatementError(msg + did_you_mean(str(unknown[0]), STATES))
+            if not is_list or not all(isinstance(part, str) for part in parts):
+                msg = f"JobFilter({name}={given!r}): use a tuple of texts, {name}={tuple(map(str, parts))!r}"
                 raise StatementError(msg)
-            object.__setattr__(self, name, tuple(given))
-        for state in self.states or ():
-            if state not in STATES:
-                msg = f"JobFilter(states={self.states!r}): there is no state {state!r}; there are {', '.join(STATES)}"
-                raise StatementError(msg + did_you_mean(state, STATES))
+            object.__setattr__(self, name, parts)
         for name, age in (("older_than", self.older_than), ("newer_than", self.newer_than)):
             if age is not None:
                 object.__setattr__(self, name, timedelta(seconds=seconds(age, f"JobFilter({name}=...)")))
@@ -240,9 +245,6 @@ def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -
             f"QueueAdmin.attempts(): {spec.model.__name__} has no attempt history; turn it on with "
             "QueueConfig(attempt_history=timedelta(days=14))"
         )
-        raise StatementError(msg)
-    if not is_count(limit):
-        msg = f"QueueAdmin.attempts(limit={limit!r}): give an integer of 1 or more"
         raise StatementError(msg)
     table = spec.side_tables[ATTEMPT]
     parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -195,11 +196,24 @@ def test_jobs_that_are_not_of_the_queue_are_refused(engine: sa.Engine, session: 
             call(given)
     with pytest.raises(StatementError, match=r"narrows a select\(\), and this is 1; leave job_filter out"):
         call(1, JobFilter())
-    for name in ("batch_size", "limit"):
-        with pytest.raises(StatementError, match=rf"QueueAdmin\.{method}\({name}=0\): give an integer of 1 or more"):
-            call(1, **{name: 0})
     session.rollback()
     assert QueueAdmin(session, setup.model).count() == {"failed": 1}
+
+
+BATCHED = ("cancel", "requeue", "purge")
+COUNTS = [*((name, "batch_size") for name in BATCHED), *((name, "limit") for name in (*BATCHED, "depth", "jobs"))]
+
+
+@pytest.mark.parametrize(("method", "option"), [*COUNTS, ("attempts", "limit")])
+def test_numbers_are_integers_of_one_or_more(engine: sa.Engine, session: Session, method: str, option: str) -> None:
+    setup = Setup.of(engine, "update_status", **HISTORY)
+    call = getattr(QueueAdmin(session, setup.model), method)
+    given = [1] if method == "attempts" else []
+    for wrong in (0, -1, True, 1.0, "1"):
+        said = f"QueueAdmin.{method}({option}={wrong!r}): give an integer of 1 or more"
+        with pytest.raises(StatementError, match=re.escape(said)):
+            call(*given, **{option: wrong})
+    call(*given, **{option: 1})
 
 
 @pytest.mark.once
@@ -208,6 +222,12 @@ def test_jobs_that_are_not_of_the_queue_are_refused(engine: sa.Engine, session: 
     [
         ({"states": "failed"}, r"JobFilter\(states='failed'\): use a tuple of texts, states=\('failed',\)"),
         ({"states": ("faild",)}, "there is no state 'faild'; there are pending, .*; did you mean 'failed'"),
+        (
+            {"states": 5},
+            r"JobFilter\(states=5\): there is no state 5; there are pending, processing, completed, failed",
+        ),
+        ({"keys": 5}, r"JobFilter\(keys=5\): use a tuple of texts, keys=\('5',\)"),
+        ({"keys": ("1", 2)}, r"keys=\('1', 2\)\): use a tuple of texts, keys=\('1', '2'\)"),
         ({"keys": "12"}, r"JobFilter\(keys='12'\): use a tuple of texts, keys=\('12',\)"),
         ({"keys": (1,)}, r"JobFilter\(keys=\(1,\)\): use a tuple of texts, keys=\('1',\)"),
         ({"older_than": -1}, r"JobFilter\(older_than=...\) must be seconds or a timedelta, zero or more, not -1"),
@@ -217,6 +237,14 @@ def test_jobs_that_are_not_of_the_queue_are_refused(engine: sa.Engine, session: 
 def test_a_filter_that_would_select_other_jobs_is_refused(given: Any, said: str) -> None:
     with pytest.raises(SqlaqueueError, match=said):
         JobFilter(**given)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("given", [iter, list, tuple, dict.fromkeys, lambda texts: (text for text in texts)])
+def test_a_filter_takes_texts_from_any_iterable(given: Any) -> None:
+    made = JobFilter(states=given(["failed", "pending"]), keys=given(["2", "1"]))
+    assert (made.states, made.keys) == (("failed", "pending"), ("2", "1"))
+    assert (JobFilter().states, JobFilter(older_than=0).older_than) == (None, timedelta(0))
 
 
 # -- each method, with both kinds of sessions --------------------------------------------------------------------------

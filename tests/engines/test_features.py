@@ -105,7 +105,7 @@ def test_on_duplicate_raise_inserts_nothing(sessions: Sessions) -> None:
     with sessions(Order)() as session:
         [(existing, _)] = enqueue(session, Order(key="b"), on_duplicate="raise")
         jobs = [Order(key="a"), Order(key="b")]
-        with pytest.raises(JobExists, match=r"a Job with key='b' exists") as raised:
+        with pytest.raises(JobExists, match=r": Job with key='b' exists") as raised:
             enqueue(session, jobs, on_duplicate="raise")
         assert (raised.value.job, raised.value.existing) == (jobs[1], existing)
         session.commit()

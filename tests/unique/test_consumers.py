@@ -200,6 +200,16 @@ def test_admin_requeue_names_duplicates_and_waits_for_none(
     assert read(engine, job)[2] == "cancelled"
 
 
+@pytest.mark.parametrize(("size", "back"), [(1, 1), (2, 2), (3, 3)])
+def test_of_the_duplicates_in_a_batch_the_newest_becomes_pending(
+    engine: sa.Engine, session: Session, size: int, back: int
+) -> None:
+    job = create(engine, make_job("update_status"))
+    fail_jobs(session, job, *(job(id=number, key="a") for number in (1, 2, 3)))
+    done = QueueAdmin(session, job).requeue(batch_size=size)
+    assert (done, done.duplicates) == (1, {number: str(back) for number in {1, 2, 3} - {back}})
+
+
 def test_admin_rescue_waits_for_no_duplicate(
     engine: sa.Engine, session: Session, job: Any, other: sa.Connection
 ) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.citus import SHARD
 from sqlaqueue.consumer.outcomes import FinishedRun
-from sqlaqueue.consumer.pace import Cursor, ScanCursor, ShardTurns, WalkTimer
+from sqlaqueue.consumer.pace import Cursor, DrainedCursor, ScanCursor, ShardTurns, WalkTimer
 from sqlaqueue.consumer.quarantine import Quarantine
 from sqlaqueue.consumer.sessions import IsolationLevel
 from sqlaqueue.consumer.settings import ConsumerSettings
@@ -23,7 +23,7 @@ from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, KEYS, LIMIT, Co
 from sqlaqueue.flow_control.freed import FEW_PARTS, Freed, claim_parameters
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.mapping.runs import record_run, run_of
-from sqlaqueue.postgresql.claim_scan import cursor_at
+from sqlaqueue.postgresql.claim_scan import cursor_at, cursor_from
 from sqlaqueue.queue.run import Key
 
 _CONTENDED = 0.002, 0.01
@@ -31,7 +31,8 @@ _CONTENDED = 0.002, 0.01
 for all."""
 
 _PLENTY = 4
-"""After so many claims that have found as many jobs as they might take, flow control seems to hold none back."""
+"""After so many claims that have found as many jobs as they might take, flow control seems to hold none back; also
+after one that has found no job that is due."""
 
 
 def contended() -> float:
@@ -283,11 +284,11 @@ class Claimer:
         self.held_back = NOTHING
         self.was_short = False
         """Whether the last claim of due jobs has found fewer than it might take."""
-        self._full_in_row = 0
+        self._full_in_row = _PLENTY
         self._has_looked_again = False
         flow = flow_control(self._spec) if self._spec.flow_rules else None
         self._freed = None if flow is None or flow.part is None else Freed(flow)
-        self._walks = WalkTimer()
+        self._walks, self._drained = WalkTimer(), DrainedCursor()
         self._shards = None if settings.distribution is None else ShardTurns(settings.distribution)
 
     @property
@@ -311,7 +312,10 @@ class Claimer:
             self._cursor.claimed(None, None, 0, 0.0)
             raise ClaimFailed(limit) from error
         self.was_short = len(jobs) < limit
-        self._full_in_row = 0 if self.was_short else self._full_in_row + 1
+        if not self.was_short:
+            self._full_in_row += 1
+        else:
+            self._full_in_row = 0 if jobs or self.held_back.due else _PLENTY
         return jobs, more
 
     @property
@@ -393,7 +397,7 @@ class Claimer:
         and then one walks over all keys.
         """
         if self._freed is None:
-            jobs = self._claim_from(session, None, limit, announcements)
+            jobs = self._claim_from_drained(session, limit, announcements)
             held_back = NOTHING if jobs else self._what_is_held_back(session)
         else:
             jobs, held_back = self._claim_by_keys(session, self._freed, limit, announcements)
@@ -409,7 +413,8 @@ class Claimer:
     ) -> tuple[list[Any], HeldBack]:
         """Claim jobs of the keys in which one may begin and of a few others; now and then of all keys."""
         given = freed.take()
-        jobs = self._claim_from(session, None, limit, announcements, claim_parameters(given, most_parts=FEW_PARTS))
+        parameters = claim_parameters(given, most_parts=FEW_PARTS)
+        jobs = self._claim_from_drained(session, limit, announcements, parameters)
         held_back = NOTHING if jobs else self._what_is_held_back(session)
         full, walks = len(jobs) >= limit, self._walks.is_due
         if not full and (jobs or held_back.due) and walks:
@@ -419,6 +424,24 @@ class Claimer:
         parts = [run.part for run in map(run_of, jobs) if run is not None and run.part is not None]
         freed.claimed(given, parts, full=full or held_back.contended)
         return jobs, held_back if walks else held_back.within(0.0 if freed else self._walks.until_due)
+
+    def _claim_from_drained(
+        self, session: Session, limit: int, announcements: Sequence[str], parts: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Claim from the first pending job on if there are many dead entries before it, otherwise from the head."""
+        drained, statements = self._drained, self._statements
+        # Only claims with a backlog meet many of them.
+        if drained.is_due and not self.was_short and statements.has_cursor:
+            began = time.monotonic()
+            first = session.execute(statements.first_pending, bind_arguments=self._bind).first()
+            drained.found(None if first is None else cursor_from(tuple(first)), time.monotonic() - began)
+        cursor = drained.cursor
+        jobs = self._claim_from(session, cursor, limit, announcements, parts)
+        if cursor is not None and len(jobs) < limit:
+            drained.leave()
+            if not jobs:
+                jobs = self._claim_from(session, None, limit, announcements, parts)
+        return jobs
 
     def _what_is_held_back(self, session: Session) -> HeldBack:
         return HeldBack.of(session.execute(self._statements.held_back, bind_arguments=self._bind).one())

@@ -198,7 +198,7 @@ class ConsumerContext:
         if self.draining or self.polls.is_due() or self.quarantine.waiting():
             return True
         # A run that has ended may let a job begin: one transaction settles it and claims.
-        return self.claimer.held_back.due and bool(self.completions)
+        return self.claimer.held_back.due and self.completions.waiting_since() is not None
 
     def poll_when_admitted(self, ended_before: int) -> None:
         """Make a poll due when flow control may admit a job that it has held back from a claim.

@@ -205,6 +205,34 @@ class ScanCursor:
                 self._head_due = self._now() + min(longest, _SHARE * max(extra, 0.0))
 
 
+_SLOW_LOOK = 0.002
+
+
+class DrainedCursor:
+    """Where claims begin under flow control: at the first pending job, before which only dead entries are.
+
+    It passes over no job that is held back. To find that job takes as long as to read all the dead entries, so it is
+    looked for now and then, and used only if that was slow.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._due = now, now()
+        self.cursor: Cursor | None = None
+
+    @property
+    def is_due(self) -> bool:
+        return self._due <= self._now()
+
+    def found(self, cursor: Cursor | None, took: float) -> None:
+        """Record the position of the first pending job, and how long the look has taken."""
+        self.cursor = cursor if took > _SLOW_LOOK else None
+        self._due = self._now() + min(max(_PAUSE, _SHARE * took), max(LONGEST - took, _PAUSE))
+
+    def leave(self) -> None:
+        """Claim from the head until the next look, as few jobs are behind the cursor."""
+        self.cursor = None
+
+
 class WalkTimer:
     """When a claim walks over all keys that flow control may hold back: at most a quarter of the time.
 

@@ -26,7 +26,9 @@ import sqlalchemy as sa
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.flow_control.freed import MOST_PARTS, freed_keys, freed_number
 from sqlaqueue.flow_control.keys import FlowControl, JobKey, TurnKey, flow_control
+from sqlaqueue.postgresql.claim_scan import cursor_priority
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.strategy_protocol import ScanRange
 from sqlaqueue.sql.types import key_hash, nullable_array
 
 # -- turns -------------------------------------------------------------------------------------------------------------
@@ -111,10 +113,18 @@ class Groups:
 
     :param limit: the most jobs to claim.
     :param one: whether all jobs are one group, of all priorities.
+    :param cursor: limits the windows to the jobs from the cursor of a claim on, and the groups to its priority.
     """
 
-    def __init__(self, flow: FlowControl, limit: sa.ColumnElement[int], *, one: bool = False) -> None:
-        self.flow, self.limit, self.one = flow, limit, one
+    def __init__(
+        self,
+        flow: FlowControl,
+        limit: sa.ColumnElement[int],
+        *,
+        one: bool = False,
+        cursor: ScanRange | None = None,
+    ) -> None:
+        self.flow, self.limit, self.one, self.cursor = flow, limit, one, cursor
 
     @property
     def turn(self) -> TurnKey | None:
@@ -212,6 +222,13 @@ class Groups:
         priority = self.spec.columns.get("priority")
         return [] if priority is None or self.one else [rows.c[priority.key] == level]
 
+    def in_window(self, rows: sa.FromClause, level: sa.ColumnElement[Any]) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions that a due job may be in a window."""
+        if self.cursor is None:
+            return self.of_level(rows, level)
+        # Of rows, as the condition on the level would keep the scan of the index from beginning at the cursor.
+        return [self.cursor([rows.c[column.key] for column in self.spec.claim_order])]
+
     def of_turn(self, rows: sa.FromClause, turn: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
         """Return the conditions that a job has the key whose turn it is."""
         return [] if self.turn is None else [self.turn.hashed(rows) == turn]
@@ -222,7 +239,7 @@ class Groups:
     def all(self) -> sa.CTE:
         """All groups, in order."""
         first = self._first_of_level(self._levels(None), "sqlaqueue_first")
-        if self.one or not (self.part or self.turn or self.spec.has("priority")):
+        if self.one or not (self.part or self.turn or self._has_levels):
             return sa.select(*first.c).cte("sqlaqueue_group")
         groups = sa.select(*first.c).cte("sqlaqueue_group", recursive=True)
         steps = [
@@ -253,7 +270,7 @@ class Groups:
                 yield self._turns(c.level, c.cycle, turns_restarted, key, more)
             for turns_restarted, key, more in self._rotation(turn, None, None, self.start(c.level)):
                 yield self._turns(c.level, c.cycle + _ONE, turns_restarted, key, more).where(c.cycle == _ONE)
-        if self.spec.has("priority"):
+        if self._has_levels:
             yield sa.select(*self._first_of_level(self._levels(c.level), "sqlaqueue_of_level").c)
 
     def _parts(self, groups: sa.CTE, part: JobKey) -> Iterator[AnySelect]:
@@ -334,11 +351,17 @@ class Groups:
     def _names(self) -> list[str]:
         return []
 
+    @property
+    def _has_levels(self) -> bool:
+        return self.spec.has("priority") and self.cursor is None
+
     def _levels(self, last: sa.ColumnElement[Any] | None) -> sa.FromClause:
         """Return the level after ``last``, or the first one."""
         priority = self.spec.columns.get("priority")
         if priority is None or self.one:
             return sa.select(_ZERO.label("level")).lateral("sqlaqueue_level")
+        if self.cursor is not None:
+            return sa.select(cursor_priority(self.spec).label("level")).lateral("sqlaqueue_level")
         rows = self.spec.table.alias(self._name())
         level = rows.c[priority.key]
         after = [] if last is None else [level > last]
@@ -372,7 +395,7 @@ class Groups:
         rows, size = self.spec.table.alias(self._name()), self.window
         run_at = self.spec.columns.get("run_at")
         due = self.spec.due(None if run_at is None else rows.c[run_at.key])
-        where = [*self.waiting(rows), *self.of_level(rows, level), *self.of_turn(rows, turn), *due]
+        where = [*self.waiting(rows), *self.in_window(rows, level), *self.of_turn(rows, turn), *due]
         first = sa.select(_ONE).select_from(rows).where(*where).limit(size).correlate_except(rows)
         count = sa.select(sa.func.count()).select_from(first.subquery("sqlaqueue_in_window"))
         return count.scalar_subquery() >= size

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from statistics import median
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import ConcurrencyLimit, Consumer, InOrder, RateLimit, rescue
 from sqlaqueue.consumer import claim as claim_module
+from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.pace import BatchSizer, WalkTimer
 from sqlaqueue.flow_control.freed import Freed
 from sqlaqueue.flow_control.keys import flow_control
@@ -39,7 +41,7 @@ class Claims:
         self._explains = False
 
     def explain(self, connection: Any, _: Any, statement: str, parameters: Any, *__: Any) -> None:
-        if self._explains or "sqlaqueue_admitted" not in statement:
+        if self._explains or "sqlaqueue_picked" not in statement:
             return
         self._explains = True
         with connection.connection.driver_connection.cursor() as cursor:
@@ -190,6 +192,55 @@ def test_a_settlement_and_the_claim_of_what_it_frees_are_one_transaction(engine:
         wait_until(lambda: len(done) == 3)
     # By the first commit after the end of the run, its job is settled and the next one claimed.
     assert commits.count(True) == 1
+
+
+# -- dead entries --------------------------------------------------------------------------------------------------
+
+
+def claims_behind_dead_entries(engine: sa.Engine, job: Any, number: int) -> list[int]:
+    """Leave dead entries that no VACUUM can remove; return the buffers of the claims of a backlog."""
+    done: list[int] = []
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as holder:
+        insert(engine, job, of_customers(*[1] * number))
+        holder.exec_driver_sql("SELECT 1")
+        execute(engine, sa.update(job.__table__).values(status="processing"))
+        execute(engine, sa.delete(job.__table__))
+        insert(engine, job, of_customers(*range(100, 2_000)))
+        options: dict[str, Any] = {"signals": False, "batch": True, "batch_size": 100}
+        consumer = Consumer(job, lambda _, jobs: done.extend(one.id for one in jobs), sessionmaker(engine), **options)
+        with claims_of(engine) as claims, consumer:
+            wait_until(lambda: len(done) >= 1_500)
+        return claims.buffers
+
+
+def test_claims_begin_behind_dead_entries(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_SLOW_LOOK", 0.0)
+    plain = claims_behind_dead_entries(engine, create(engine, make_job()), 60_000)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    limited = claims_behind_dead_entries(engine, create(engine, make_job(flow_control=ONE)), 60_000)
+    assert median(limited) <= 2 * median(plain)
+
+
+def test_a_cursor_passes_over_no_job_that_is_held_back(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_SLOW_LOOK", 0.0)
+    monkeypatch.setattr(pace, "LONGEST", 1.0)
+    job, done = create(engine, make_job(flow_control=ONE)), list[Any]()
+    insert(engine, job, of_customers(*[1] * 100, *range(10, 400), *[1] * 100))
+    urgent = threading.Event()
+
+    def handle(_: Session, one: Any) -> None:
+        done.append(one)
+        if len(done) == 100:
+            insert(engine, job, of_customers(2, priority=-1))
+        if one.priority:
+            urgent.set()
+
+    with consumer(engine, job, handle, batch_size=2):
+        wait_until(lambda: len(done) == 591)
+    assert urgent.is_set()
+    of_first = [one.id for one in done if one.customer_id == 1]
+    assert of_first == sorted(of_first)
 
 
 # -- without a database --------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.retry_policies import Delay, seconds
-from sqlaqueue.queue.run import Key, key_text
+from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import WRITES_LATER
@@ -247,8 +247,7 @@ def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -
         )
         raise StatementError(msg)
     table = spec.side_tables[ATTEMPT]
-    parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
-    mine = key_json(key_parts(spec, key if isinstance(key, str) else key_text(parts)))
+    mine = key_json(key_parts(spec, key_text(key)))
     names = [field.name for field in fields(Attempt)]
     # The runs of a job end one after the other, so ids are in the order of time, whatever happens to the clock.
     found = (
@@ -278,8 +277,8 @@ class FailureGroup:
     """When the newest one failed; None if the model leaves out ``finished_at``."""
     error: str | None
     """The full text of its error."""
-    keys: list[Key]
-    """The keys of some of them, newest first."""
+    keys: list[Any]
+    """The keys of some of them, newest first: values, or tuples for a composite primary key."""
 
 
 def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[FailureGroup]:
@@ -311,7 +310,7 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
             row.kind, FailureGroup(kind=row.kind, count=row.jobs, newest=row.newest, error=row.error, keys=[])
         )
         if row.rank <= examples:
-            group.keys.append(tuple(getattr(row, name) for name in labels))
+            group.keys.append(key_value([getattr(row, name) for name in labels]))
     return list(groups.values())
 
 
@@ -326,8 +325,8 @@ class JobInfo:
     """
 
     queue: str
-    key: Key
-    """The primary key, as a tuple."""
+    key: Any
+    """The primary key: a value, or a tuple if it is composite. Methods of QueueAdmin take it."""
     state: str
     """The name of its state; ``other`` for a status value that the queue does not use."""
     priority: int | None = None
@@ -363,8 +362,7 @@ def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str
 def job_info(session: Session, model: type[Any], key: Any) -> JobInfo | None:
     """Return one job without the values of its row, which may be large; None if there is no such job."""
     spec = select_jobs(model, "job").spec
-    parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
-    found = filtered_jobs(model, JobFilter(keys=(key_text(parts),))).subquery("sqlaqueue_jobs")
+    found = filtered_jobs(model, JobFilter(keys=(key_text(key),))).subquery("sqlaqueue_jobs")
     # A key may be used again after a job with it has failed and its row was deleted: a pending job comes first.
     rows = session.execute(
         sa.select(*_readable(found)).order_by(found.c.state != "pending").limit(1), bind_arguments=bind_arguments(model)
@@ -384,7 +382,7 @@ def _readable(found: sa.FromClause) -> list[sa.ColumnElement[Any]]:
 
 def _info(spec: QueueSpec, row: Any) -> JobInfo:
     shown = {role: getattr(row, role) for role in SHOWN if role in row._fields}
-    key = tuple(getattr(row, name) for name in key_labels(spec))
+    key = key_value([getattr(row, name) for name in key_labels(spec)])
     return JobInfo(queue=spec.name, key=key, state=row.state, **shown)
 
 
@@ -392,10 +390,10 @@ def _values(session: Session, spec: QueueSpec, info: JobInfo) -> dict[str, Any]:
     bind = {"mapper": spec.mapper}
     if not spec.has("status") and info.state != "pending" and DEAD_LETTER in spec.side_tables:
         dead = spec.side_tables[DEAD_LETTER]
-        parts = [sa.literal(part, column.type) for part, column in zip(info.key, spec.keys, strict=True)]
+        parts = [sa.literal(part, column.type) for part, column in zip(key_tuple(info.key), spec.keys, strict=True)]
         letter = sa.select(dead.c.row).where(dead.c.queue == spec.name, dead.c.key == key_json(parts))
         return dict(session.scalar(letter, bind_arguments=bind) or {})
-    mine = spec.key_in(spec.keys, [info.key])
+    mine = spec.key_in(spec.keys, [key_tuple(info.key)])
     try:
         row = session.execute(sa.select(*spec.table.c).where(mine), bind_arguments=bind).first()
     except Exception as error:

@@ -380,8 +380,7 @@ class QueueAdmin(_SyncAdmin):
         return [jobs] if may_be_key and listed and not isinstance(listed[0], tuple | QueueMixin) else listed
 
     def _of_keys(self, keys: Iterable[Any], states: tuple[str, ...]) -> JobFilter:
-        texts = (key if isinstance(key, str) else key_text(key if isinstance(key, tuple) else (key,)) for key in keys)
-        return JobFilter(states=states, keys=tuple(texts))
+        return JobFilter(states=states, keys=tuple(map(key_text, keys)))
 
     def _check_class(self, given: type[Any], method: str) -> None:
         """Refuse jobs of other classes, which would be changed or read as those of this queue."""

@@ -272,7 +272,7 @@ async def test_the_methods_for_jobs(shared: Database, engine: sa.Engine, kind: s
         assert depth.pending == 2
         found = await call("jobs", JobFilter(states=("failed",)), limit=2)
         assert [isinstance(each, JobInfo) for each in found] == [True, True]
-        assert {each.key[0] for each in await call("jobs")} == {1, 2, 3, 4, 5}
+        assert {each.key for each in await call("jobs")} == {1, 2, 3, 4, 5}
         info, values = await call("job", 1)
         assert (info.state, values["id"]) == ("failed", 1)
         assert await call("job", 99) is None
@@ -461,7 +461,29 @@ def test_what_is_missing(engine: sa.Engine, session: Session) -> None:
     setup = Setup.of(engine, "update_status")
     setup.add(setup.model(id=1), setup.model(id=2, status="completed"))
     done = QueueAdmin(session, setup.model).cancel([1, 2, "99"])
-    assert done == Cancelled(cancelled=[1], missing=["2", "99"])
+    assert done == Cancelled(cancelled=[1], missing=[2, 99])
+    done = QueueAdmin(session, setup.model).cancel(JobFilter(keys=("98",)))
+    assert done == Cancelled(missing=[98])
+
+
+def test_what_is_missing_of_a_composite_key(engine: sa.Engine, session: Session) -> None:
+    row = create(engine, make_rows())
+    assert QueueAdmin(session, row).cancel([(1, "a"), '2,"b,c"']) == Cancelled(missing=[(1, "a"), (2, "b,c")])
+
+
+def test_a_key_that_is_shown_can_be_given(engine: sa.Engine, session: Session) -> None:
+    setup, row = Setup.of(engine, "update_status").with_job(**FAILED), create(engine, make_rows())
+    session.add(row(year=1, name="b,c"))
+    session.commit()
+    for model, key in ((setup.model, 1), (row, (1, "b,c"))):
+        admin = QueueAdmin(session, model)
+        [info] = admin.jobs()
+        assert (info.key, admin.explain(info.key).key) == (key, key)
+        found = admin.job(info.key)
+        assert found is not None
+        assert found[0] == info
+    assert QueueAdmin(session, setup.model).failures()[0].keys == [1]
+    assert QueueAdmin(session, setup.model).requeue([1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -487,16 +509,16 @@ def test_a_subclass_has_its_own_jobs_only(engine: sa.Engine, session: Session) -
     session.add_all([animal(id=1), dog(id=2)])
     session.commit()
     admin = QueueAdmin(session, dog)
-    assert [info.key for info in admin.jobs()] == [(2,)]
+    assert [info.key for info in admin.jobs()] == [2]
     assert (admin.count(), admin.stats().states["pending"], admin.depth().pending) == ({"pending": 1}, 1, 2)
     with pytest.raises(NotAQueueError, match=r"this is of the class Animal; use QueueAdmin\(session, Animal\)"):
         admin.cancel(session.get_one(animal, 1))
     with pytest.raises(NotAQueueError, match="this is of the class Animal"):
         admin.cancel(sa.select(animal))
-    assert admin.cancel([1]) == Cancelled(missing=["1"])
+    assert admin.cancel([1]) == Cancelled(missing=[1])
     assert admin.cancel() == Cancelled(cancelled=[2])
     assert QueueAdmin(session, animal).requeue(session.get_one(dog, 2)) == 1
     for job in session.scalars(sa.select(animal)):
         job.status = "failed"
     session.commit()
-    assert [group.keys for group in admin.failures()] == [[(2,)]]
+    assert [group.keys for group in admin.failures()] == [[2]]

@@ -231,7 +231,7 @@ def test_the_newest_of_failed_duplicates_comes_back(sessions: Sessions) -> None:
         ]
         session.commit()
         ended = QueueAdmin(session, Order).jobs(JobFilter(states=("cancelled",)))
-        assert [(each.key, each.last_error) for each in ended] == [((1,), "duplicate of job 2\nfailed")]
+        assert [(each.key, each.last_error) for each in ended] == [(1, "duplicate of job 2\nfailed")]
         # Now the duplicate is pending.
         assert session.execute(requeue(sa.select(Order).where(Order.id == 1))).all() == [(1, False)]
         done = QueueAdmin(session, Order).requeue(JobFilter(states=("cancelled",)))

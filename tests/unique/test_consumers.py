@@ -178,7 +178,7 @@ def test_a_job_of_a_batch_that_comes_back_beside_a_successor(engine: sa.Engine, 
     session.commit()
     assert sorted(session.scalars(sa.select(job.id))) == [1, duplicate.id]
     (letter,) = QueueAdmin(session, job).jobs(JobFilter(states=("cancelled",)))
-    assert (letter.key, letter.last_error) == ((2,), f"duplicate of job {duplicate.id}")
+    assert (letter.key, letter.last_error) == (2, f"duplicate of job {duplicate.id}")
 
 
 def test_admin_requeue_names_duplicates_and_waits_for_none(
@@ -444,7 +444,7 @@ def test_the_newest_of_failed_duplicates_comes_back(
     assert {each.id for each in session.scalars(claim(job, 9))} == {2, 3, 5} | ({4} if nulls_distinct else set())
     session.rollback()
     ended = QueueAdmin(session, job).jobs(JobFilter(states=("cancelled",)))
-    assert {(info.key, info.last_error) for info in ended} >= {((1,), "duplicate of job 2\nfailed")}
+    assert {(info.key, info.last_error) for info in ended} >= {(1, "duplicate of job 2\nfailed")}
     assert session.execute(requeue(sa.select(job).where(job.id == 1))).all() == [(1, False)]
 
 

@@ -1,9 +1,10 @@
-"""Times, durations and lists as texts, and texts of others without control characters."""
+"""Times, durations and lists as texts, suggestions for errors, and texts of others without control characters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from difflib import get_close_matches
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -33,6 +34,12 @@ def moment_text(moment: datetime | None) -> str:
 def printable(text: str) -> str:
     """Return a text with its control characters escaped, as it may be printed and logged."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a suffix for an error that suggests similar names, empty if there are none."""
+    similar = get_close_matches(name, known)
+    return f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 
 
 def states_text(one: str, several: str, names_by_state: dict[str, Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.jobs import JobFilter, bind_arguments, counts, next_keys
+from sqlaqueue.admin.jobs import JobFilter, bind_arguments, counts, key_parts, next_keys
 from sqlaqueue.consumer.core.errors import error_line, is_duplicate, kind_of, may_be_of_a_row
 from sqlaqueue.consumer.maintenance.leases import expired_keys
 from sqlaqueue.consumer.settle import LOCK_TIMEOUT_ONE_BY_ONE
@@ -306,9 +306,9 @@ class Cancelled:
     asked: list[Any] = field(default_factory=list)
     """The running jobs whose cancellation has been requested."""
     missing: list[Any] = field(default_factory=list)
-    """Jobs that are neither pending nor running. These are given instances, and given keys, also of
-    ``JobFilter(keys=...)``, as texts, whose jobs do not exist or have finished; and jobs that finished after they had
-    been selected."""
+    """Jobs that are neither pending nor running: given instances and keys, also of ``JobFilter(keys=...)``, whose jobs
+    do not exist or have finished; and jobs that finished after they had been selected. A key that was given as a text
+    is here in the type of its column."""
     refused: dict[Any, str] = field(default_factory=dict)
     """Of several jobs those that the database refuses to change, each with the error."""
 
@@ -332,7 +332,7 @@ def cancel(
         with routing_to_primary(session):
             options = {WRITES_LATER: True}
             missing = [key for key in texts if not counts(session, model, replace(job_filter, keys=(key,)), **options)]
-        done.missing.extend(missing)
+        done.missing.extend(key_value(_converted(session, model, key)) for key in missing)
         for keys in _pages(session, model, job_filter, batch_size, limit):
             _cancel_page(session, model, keys, lambda some: unchanged_jobs(model, job_filter, some), done)
         return done
@@ -346,6 +346,12 @@ def cancel(
 
         _cancel_page(session, type(page[0]), [key_of(job, "cancel") for job in page], found, done)
     return done
+
+
+def _converted(session: Session, model: Any, key: str) -> Sequence[Any]:
+    """Return the parts of a key that is given as a text, in the types of its columns."""
+    parts = key_parts(select_jobs(model, "cancel").spec, key)
+    return session.execute(sa.select(*parts), bind_arguments=bind_arguments(model)).one()
 
 
 def _cancel_page(

@@ -22,7 +22,7 @@ from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.postgresql.due_times import written_here
 from sqlaqueue.queue.names import CRASH_JOURNAL
 from sqlaqueue.queue.options import FINISHED
-from sqlaqueue.queue.run import Key, key_text, key_value
+from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import sqlstate
@@ -91,7 +91,7 @@ def _explain_instance(session: Session, job: Any) -> Explanation:
 
 def _explain(session: Session, model: type[Any], key: Any, *, claimed_here: bool = False) -> Explanation:
     facts = _read_facts(session, model, key, claimed_here=claimed_here)
-    shown = key_value(facts.info.key) if facts.info is not None else key_value(key) if isinstance(key, tuple) else key
+    shown = key_value(key_tuple(key)) if facts.info is None else facts.info.key
     return Explanation(queue=facts.spec.name, key=shown, state=facts.state or MISSING, reasons=reasons_of(facts))
 
 
@@ -106,18 +106,19 @@ def _read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: b
     info = job_info(session, model, key)
     if info is None:
         return Facts(spec=spec, key=key, info=None, claimed_here=claimed_here)
-    facts = Facts(spec=spec, key=info.key, info=info, claimed_here=claimed_here)
+    key = key_tuple(info.key)
+    facts = Facts(spec=spec, key=key, info=info, claimed_here=claimed_here)
     if info.state in FINISHED:
-        return replace(facts, duplicate=duplicate_of(session, spec, info.key)) if spec.has("status") else facts
-    facts = replace(facts, row=_row(session, spec, info.key))
-    circumstances = session.execute(_circumstances(spec, info.key), bind_arguments=_bind(spec)).mappings().first()
+        return replace(facts, duplicate=duplicate_of(session, spec, key)) if spec.has("status") else facts
+    facts = replace(facts, row=_row(session, spec, key))
+    circumstances = session.execute(_circumstances(spec, key), bind_arguments=_bind(spec)).mappings().first()
     if circumstances is None:
         # It was deleted after the first statement.
         return replace(facts, info=None)
     facts = replace(facts, **circumstances, consumers=live_consumers(session, spec))
     if facts.waits_for_duplicate:
-        facts = replace(facts, duplicate=duplicate_of(session, spec, info.key))
-    return _read_place(session, facts, info) if info.state == "pending" else facts
+        facts = replace(facts, duplicate=duplicate_of(session, spec, key))
+    return _read_place(session, facts) if info.state == "pending" else facts
 
 
 def _row(session: Session, spec: QueueSpec, key: Key) -> dict[str, Any]:
@@ -134,7 +135,7 @@ def _readable(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
     return within_calendar(column) if is_moment else column
 
 
-def _read_place(session: Session, facts: Facts, info: JobInfo) -> Facts:
+def _read_place(session: Session, facts: Facts) -> Facts:
     """Add whether a pending job is locked, and how many jobs are before it."""
     spec, messages = facts.spec, messages_of(facts.spec)
     if messages is None:
@@ -142,12 +143,12 @@ def _read_place(session: Session, facts: Facts, info: JobInfo) -> Facts:
         place: Sequence[Any] | None = [facts.row[column.name] for column in order]
     else:
         order = messages.order
-        its = sa.select(*map(_readable, order)).where(spec.key_in(messages.jobs, [info.key]), *messages.waits)
+        its = sa.select(*map(_readable, order)).where(spec.key_in(messages.jobs, [facts.key]), *messages.waits)
         place = session.execute(its.order_by(*order).limit(1), bind_arguments=_bind(spec)).first()
-    facts = replace(facts, locked=_is_locked(session, spec, info.key, messages), has_message=place is not None)
+    facts = replace(facts, locked=_is_locked(session, spec, facts.key, messages), has_message=place is not None)
     if place is None or not facts.may_be_claimed:
         return facts
-    facts = replace(facts, held_back=[*held_back_by(session, spec, info.key)])
+    facts = replace(facts, held_back=[*held_back_by(session, spec, facts.key)])
     before = session.scalar(_count_jobs_before(spec, messages, order, list(place)), bind_arguments=_bind(spec))
     return replace(facts, before=before or 0)
 

@@ -17,7 +17,7 @@ from sqlaqueue.admin.jobs import JobInfo
 from sqlaqueue.admin.state import unclaimable_jobs
 from sqlaqueue.flow_control.held_back import HeldBackBy
 from sqlaqueue.queue.options import FINISHED
-from sqlaqueue.queue.run import key_text
+from sqlaqueue.queue.run import key_text, key_tuple
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.strategies.listing import OTHER
@@ -103,7 +103,7 @@ class Facts:
 
     @property
     def _key_texts(self) -> list[str]:
-        return [] if self.info is None else list(map(str, self.info.key))
+        return [] if self.info is None else list(map(str, key_tuple(self.info.key)))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _missing(facts: Facts) -> Iterator[Reason]:
         ways.append('it is completed, as on_complete="delete" deletes the rows of completed jobs')
     if spec.config.retention:
         ways.append(f"it has finished ({', '.join(spec.config.retention)}) and its retention time is over")
-    key = key_text(facts.key) if isinstance(facts.key, tuple | list) else facts.key
+    key = key_text(facts.key)
     yield Reason("missing", f"There is no job {key} in {spec.name}: {', or '.join(ways)}.")
 
 

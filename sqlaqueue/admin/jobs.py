@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
@@ -17,17 +17,17 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.core.errors import may_be_of_a_row
 from sqlaqueue.exc import StatementError
 from sqlaqueue.postgresql.side_tables import key_json
-from sqlaqueue.queue.config import did_you_mean, is_count
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.retry_policies import Delay, seconds
-from sqlaqueue.queue.run import Key, key_text
+from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import WRITES_LATER
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.listing import SHOWN, key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
+from sqlaqueue.texts import did_you_mean
 
 NO_ERROR = ""
 """The kind of error of jobs without one."""
@@ -39,7 +39,11 @@ RESCUED = "LeaseExpired"
 """The kind of error of jobs whose lease expired in their last attempt."""
 
 _KIND = r"^(?!\d)\w+(?:\.\w+)*(?=:(?:\s|$))"
-"""The start of an error's text, before a colon and a space. Each engine and Python understand it alike."""
+"""The start of an error's text, before a colon and a space.
+
+All engines agree on ASCII. Whether another character is a letter or a space depends on the database's locale: with the
+locale C, PostgreSQL knows none of them, so that an error such as ``Größe: 3`` is of the kind :data:`OTHER`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,19 +76,20 @@ class JobFilter:
 
     def __post_init__(self) -> None:
         """Refuse what would select other jobs than those that are meant."""
-        for name, value in (("states", self.states), ("keys", self.keys)):
-            given: Any = value  # without a type checker, callers may pass any object
+        for name in ("states", "keys"):
+            given: Any = getattr(self, name)  # without a type checker, callers may pass any object
             if given is None:
                 continue
-            if isinstance(given, str) or not all(isinstance(each, str) for each in given):
-                texts = (given,) if isinstance(given, str) else tuple(map(str, given))
-                msg = f"JobFilter({name}={given!r}): use a tuple of texts, {name}={texts!r}"
+            is_list = isinstance(given, Iterable) and not isinstance(given, str)
+            parts = tuple(given) if is_list else (given,)
+            unknown = [part for part in parts if name == "states" and part not in STATES]
+            if unknown:
+                msg = f"JobFilter(states={given!r}): there is no state {unknown[0]!r}; there are {', '.join(STATES)}"
+                raise StatementError(msg + did_you_mean(str(unknown[0]), STATES))
+            if not is_list or not all(isinstance(part, str) for part in parts):
+                msg = f"JobFilter({name}={given!r}): use a tuple of texts, {name}={tuple(map(str, parts))!r}"
                 raise StatementError(msg)
-            object.__setattr__(self, name, tuple(given))
-        for state in self.states or ():
-            if state not in STATES:
-                msg = f"JobFilter(states={self.states!r}): there is no state {state!r}; there are {', '.join(STATES)}"
-                raise StatementError(msg + did_you_mean(state, STATES))
+            object.__setattr__(self, name, parts)
         for name, age in (("older_than", self.older_than), ("newer_than", self.newer_than)):
             if age is not None:
                 object.__setattr__(self, name, timedelta(seconds=seconds(age, f"JobFilter({name}=...)")))
@@ -241,12 +246,8 @@ def attempts(session: Session, model: type[Any], key: Any, *, limit: int = 20) -
             "QueueConfig(attempt_history=timedelta(days=14))"
         )
         raise StatementError(msg)
-    if not is_count(limit):
-        msg = f"QueueAdmin.attempts(limit={limit!r}): give an integer of 1 or more"
-        raise StatementError(msg)
     table = spec.side_tables[ATTEMPT]
-    parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
-    mine = key_json(key_parts(spec, key if isinstance(key, str) else key_text(parts)))
+    mine = key_json(key_parts(spec, key_text(key)))
     names = [field.name for field in fields(Attempt)]
     # The runs of a job end one after the other, so ids are in the order of time, whatever happens to the clock.
     found = (
@@ -276,8 +277,8 @@ class FailureGroup:
     """When the newest one failed; None if the model leaves out ``finished_at``."""
     error: str | None
     """The full text of its error."""
-    keys: list[Key]
-    """The keys of some of them, newest first."""
+    keys: list[Any]
+    """The keys of some of them, newest first: values, or tuples for a composite primary key."""
 
 
 def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[FailureGroup]:
@@ -309,7 +310,7 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
             row.kind, FailureGroup(kind=row.kind, count=row.jobs, newest=row.newest, error=row.error, keys=[])
         )
         if row.rank <= examples:
-            group.keys.append(tuple(getattr(row, name) for name in labels))
+            group.keys.append(key_value([getattr(row, name) for name in labels]))
     return list(groups.values())
 
 
@@ -324,8 +325,8 @@ class JobInfo:
     """
 
     queue: str
-    key: Key
-    """The primary key, as a tuple."""
+    key: Any
+    """The primary key: a value, or a tuple if it is composite. Methods of QueueAdmin take it."""
     state: str
     """The name of its state; ``other`` for a status value that the queue does not use."""
     priority: int | None = None
@@ -361,8 +362,7 @@ def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str
 def job_info(session: Session, model: type[Any], key: Any) -> JobInfo | None:
     """Return one job without the values of its row, which may be large; None if there is no such job."""
     spec = select_jobs(model, "job").spec
-    parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
-    found = filtered_jobs(model, JobFilter(keys=(key_text(parts),))).subquery("sqlaqueue_jobs")
+    found = filtered_jobs(model, JobFilter(keys=(key_text(key),))).subquery("sqlaqueue_jobs")
     # A key may be used again after a job with it has failed and its row was deleted: a pending job comes first.
     rows = session.execute(
         sa.select(*_readable(found)).order_by(found.c.state != "pending").limit(1), bind_arguments=bind_arguments(model)
@@ -382,7 +382,7 @@ def _readable(found: sa.FromClause) -> list[sa.ColumnElement[Any]]:
 
 def _info(spec: QueueSpec, row: Any) -> JobInfo:
     shown = {role: getattr(row, role) for role in SHOWN if role in row._fields}
-    key = tuple(getattr(row, name) for name in key_labels(spec))
+    key = key_value([getattr(row, name) for name in key_labels(spec)])
     return JobInfo(queue=spec.name, key=key, state=row.state, **shown)
 
 
@@ -390,10 +390,10 @@ def _values(session: Session, spec: QueueSpec, info: JobInfo) -> dict[str, Any]:
     bind = {"mapper": spec.mapper}
     if not spec.has("status") and info.state != "pending" and DEAD_LETTER in spec.side_tables:
         dead = spec.side_tables[DEAD_LETTER]
-        parts = [sa.literal(part, column.type) for part, column in zip(info.key, spec.keys, strict=True)]
+        parts = [sa.literal(part, column.type) for part, column in zip(key_tuple(info.key), spec.keys, strict=True)]
         letter = sa.select(dead.c.row).where(dead.c.queue == spec.name, dead.c.key == key_json(parts))
         return dict(session.scalar(letter, bind_arguments=bind) or {})
-    mine = spec.key_in(spec.keys, [info.key])
+    mine = spec.key_in(spec.keys, [key_tuple(info.key)])
     try:
         row = session.execute(sa.select(*spec.table.c).where(mine), bind_arguments=bind).first()
     except Exception as error:

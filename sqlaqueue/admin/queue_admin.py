@@ -150,6 +150,7 @@ class QueueAdmin(_SyncAdmin):
         :param limit: the number up to which jobs are counted: a higher number of jobs is returned as this one.
         :raises StatementError: if ``limit`` is not an integer of 1 or more.
         """
+        _check_counts("depth", limit=limit)
         return state.depth(self._session, self.model, limit=limit)
 
     def jobs(self, job_filter: JobFilter | None = None, *, limit: int = 20) -> list[JobInfo]:
@@ -197,6 +198,7 @@ class QueueAdmin(_SyncAdmin):
         :param limit: maximum number of attempts.
         :raises StatementError: if the queue has no attempt history, or ``limit`` is not an integer of 1 or more.
         """
+        _check_counts("attempts", limit=limit)
         return reading.attempts(self._session, self.model, key, limit=limit)
 
     def explain(self, job: Any) -> Explanation:
@@ -266,7 +268,9 @@ class QueueAdmin(_SyncAdmin):
     ) -> Requeued:
         """Make finished jobs pending again, with no attempt counted; commit each batch, and return their number.
 
-        If several duplicates are requeued together, only the newest becomes pending; the result names the others.
+        Of several jobs with the same values of :class:`~sqlaqueue.Unique` one becomes pending: in one batch the newest,
+        and none if that of an earlier batch is pending already. Batches are in the order of the keys. The result names
+        the others, of which ``Unique(on_return=...)`` says what becomes of them.
 
         ::
 
@@ -376,8 +380,7 @@ class QueueAdmin(_SyncAdmin):
         return [jobs] if may_be_key and listed and not isinstance(listed[0], tuple | QueueMixin) else listed
 
     def _of_keys(self, keys: Iterable[Any], states: tuple[str, ...]) -> JobFilter:
-        texts = (key if isinstance(key, str) else key_text(key if isinstance(key, tuple) else (key,)) for key in keys)
-        return JobFilter(states=states, keys=tuple(texts))
+        return JobFilter(states=states, keys=tuple(map(key_text, keys)))
 
     def _check_class(self, given: type[Any], method: str) -> None:
         """Refuse jobs of other classes, which would be changed or read as those of this queue."""

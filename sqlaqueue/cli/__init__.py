@@ -96,7 +96,8 @@ def main(context: click.Context) -> None:
     app.queues:consumer. Options can also be set in the environment (SQLAQUEUE_URL, SQLAQUEUE_WORKER_CONCURRENCY) and
     in the table [tool.sqlaqueue] of the nearest pyproject.toml.
 
-    Exit codes: 0 success, 1 failure, 2 wrong input, 3 the database does not answer or lacks what the queue needs.
+    Exit codes: 0 success, 1 failure, 2 wrong input, 3 the database does not answer or lacks what the queue needs, 4 a
+    worker was stopped and had to end a handler.
     """
     apply_settings(context)
 

@@ -180,10 +180,10 @@ def _requeue(session: Session, model: type[Any], change: _BulkChange) -> tuple[d
     text = f"{jobs_text(done)} {change.participle}"
     result: dict[str, Any] = {"changed": int(done)}
     if done.duplicates:
-        pairs = ", ".join(f"{_key_text(key)} (duplicate {duplicate})" for key, duplicate in done.duplicates.items())
+        pairs = ", ".join(f"{key_text(key)} (duplicate {duplicate})" for key, duplicate in done.duplicates.items())
         text += f", {jobs_text(len(done.duplicates))} not, because of a duplicate: {pairs}"
     if done.left:
-        keys = " ".join(map(_key_text, done.left))
+        keys = " ".join(map(key_text, done.left))
         text += f", {jobs_text(len(done.left))} not, as a duplicate is being enqueued: {keys}"
     text += _refused_text(done.refused)
     if done.refused:
@@ -194,16 +194,12 @@ def _requeue(session: Session, model: type[Any], change: _BulkChange) -> tuple[d
 
 
 def _refused_text(refused: Mapping[Any, str]) -> str:
-    texts = ", ".join(f"{_key_text(key)} ({error})" for key, error in refused.items())
+    texts = ", ".join(f"{key_text(key)} ({error})" for key, error in refused.items())
     return f", {jobs_text(len(refused))} not, as the database refuses: {texts}" if refused else ""
 
 
 def _by_text(found: Mapping[Any, Any]) -> dict[str, Any]:
-    return {_key_text(key): value for key, value in found.items()}
-
-
-def _key_text(key: Any) -> str:
-    return key_text(key if isinstance(key, tuple) else (key,))
+    return {key_text(key): value for key, value in found.items()}
 
 
 def _cancel(session: Session, model: type[Any], change: _BulkChange) -> tuple[dict[str, Any], str]:
@@ -212,7 +208,7 @@ def _cancel(session: Session, model: type[Any], change: _BulkChange) -> tuple[di
     if done.asked:
         text += f", {jobs_text(len(done.asked))} running and asked to stop"
     if done.missing:
-        text += f", {jobs_text(len(done.missing))} neither pending nor running: {' '.join(map(str, done.missing))}"
+        text += f", {jobs_text(len(done.missing))} neither pending nor running: {' '.join(map(key_text, done.missing))}"
     result: dict[str, Any] = {"changed": len(done.cancelled), "asked": done.asked, "missing": done.missing}
     if done.refused:
         result["refused"] = _by_text(done.refused)

@@ -14,6 +14,7 @@ from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.cli.database import Target, TargetDatabase, load, load_targets, run_for
 from sqlaqueue.cli.output import (
     DURATION,
+    DurationType,
     InputError,
     add_row,
     command_errors,
@@ -51,6 +52,11 @@ def _targets(text: str) -> list[Target]:
     return load_targets([text])
 
 
+class _Grace(DurationType):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "default" else super().convert(value, param, ctx)
+
+
 _NAME = click.argument("name")
 _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 _definition_options = with_options(
@@ -68,7 +74,8 @@ _definition_options = with_options(
     click.option("--catch-up", help="How many missed ticks are fired: skip, latest, all, or a number."),
     click.option(
         "--misfire-grace",
-        type=DURATION,
+        type=_Grace(),
+        metavar="DURATION|default",
         help="The time after which a tick counts as missed; by default 60s, or until the next tick if that is sooner.",
     ),
     click.option(
@@ -232,6 +239,8 @@ def _definition(target: Target, options: dict[str, Any]) -> dict[str, Any]:
         parsed = {name: _parsed(mapper.columns.get(name), text) for name, _, text in pairs}
         with command_errors(target.spec):
             given["values"] = from_json(target.spec, mapper, parsed)
+    if given.get("misfire_grace") == "default":
+        given["misfire_grace"] = None
     number = given.get("catch_up")
     if number is not None and number.isdecimal():
         given["catch_up"] = int(number)

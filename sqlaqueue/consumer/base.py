@@ -20,6 +20,7 @@ from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventNam
 from sqlaqueue.consumer.sessions import check_engine, check_pool, check_shared_pool, check_two_phase
 from sqlaqueue.consumer.settings import (
     ConsumerSettings,
+    check_annotations,
     check_handler,
     check_kind,
     check_middleware,
@@ -30,6 +31,7 @@ from sqlaqueue.consumer.settings import (
 from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
+from sqlaqueue.queue.options import naming_options
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
 from sqlaqueue.schedules.schedule import Schedule
 from sqlaqueue.sessions import check_session_class, resolve_factory
@@ -222,6 +224,7 @@ class _InBackground(ConsumerBase, Generic[T, Result]):
     _background: _Background | None = None
     _error: BaseException | None = None
 
+    @naming_options
     def __init__(
         self,
         model: type[T] | AnySelect,
@@ -244,7 +247,7 @@ class _InBackground(ConsumerBase, Generic[T, Result]):
         middleware: Sequence[Callable[[Any, Callable[[], Any]], Any]] = (),
         distribution: Distribution | None = None,
     ) -> None:
-        by_class = dict(handler) if isinstance(handler, Mapping) else None
+        by_class: dict[Any, Any] | None = dict(handler) if isinstance(handler, Mapping) else None
         for each in [handler] if by_class is None else by_class.values():
             check_handler(each, type(self).__name__, batch=batch)
         settings = make_settings(
@@ -262,10 +265,9 @@ class _InBackground(ConsumerBase, Generic[T, Result]):
             schedules=schedules,
             distribution=distribution,
         )
+        for cls, each in (by_class or {settings.selection.entity: handler}).items():
+            check_annotations(each, cls, type(self).__name__)
         super().__init__(settings, handler, session_factory, middleware=middleware, signals=signals)
-
-    # Python names it in its error about an argument that does not exist.
-    __init__.__qualname__ = "Consumer.__init__"
 
     @property
     def running(self) -> bool:

@@ -113,6 +113,7 @@ def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -
         context.conflicts.clear(one.run.key for one in finished if one.outcome.event != "released")
         if context.cancelled:
             context.cancelled.difference_update([one.run.key for one in finished])
+    context.claimer.ended(finished)
     if finished and context.claimer.held_back.due:
         # The end of a run may let another job begin.
         context.polls.poll_at_once()
@@ -204,6 +205,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
     claimer, settler = context.claimer, context.settler
     context.isolation.begin(session)
     lost = settler.settle_again(session, finished) if finished else []
+    claimer.ended(finished)
     jobs, more, quarantined = _claim(session, context, limit, poll, alone, suspects)
     if jobs:
         settler.look_at_table(session)

@@ -59,12 +59,40 @@ def check_handler(handler: Any, consumer: str, *, batch: bool) -> None:
             "one job; give batch=True, or annotate the class of a job"
         )
         raise ConfigurationError(msg)
-    if batch and isinstance(job, type) and sa.inspect(job, raiseerr=False) is not None:
+    if batch and is_mapped(job):
         msg = (
             f"{consumer}: with batch=True the handler {_name_of(handler)} is called with a list of jobs, and takes one "
             f"by its annotation; annotate list[{job.__name__}], or leave out batch=True"
         )
         raise ConfigurationError(msg)
+
+
+def check_annotations(handler: Callable[..., Any], model: type[Any], consumer: str) -> None:
+    """Refuse a handler that is annotated with the class of another queue, or whose parameters are swapped.
+
+    Annotations that cannot be told, and those of a wrapped function, which gets what its wrapper gives it, are left
+    alone.
+    """
+    if hasattr(function_of(handler), "__wrapped__"):
+        return
+    session, job = annotations_of(handler)
+    what = f"{consumer}({model.__name__}, ...): the handler {_name_of(handler)}"
+    if is_mapped(session):
+        msg = f"{what} takes a {session.__name__} first by its annotation, and is called with the session first"
+        raise ConfigurationError(msg)
+    # A select may choose the jobs of one subclass.
+    if is_mapped(job) and not issubclass(model, job) and not issubclass(job, model) and not _same_table(job, model):
+        msg = f"{what} takes jobs of the class {job.__name__} by its annotation; give the handler of {model.__name__}"
+        raise ConfigurationError(msg)
+
+
+def _same_table(one: type[Any], other: type[Any]) -> bool:
+    return bool(sa.inspect(one).local_table.description == sa.inspect(other).local_table.description)
+
+
+def is_mapped(annotation: Any) -> bool:
+    """Return whether an annotation is a mapped class."""
+    return isinstance(annotation, type) and sa.inspect(annotation, raiseerr=False) is not None
 
 
 # A tuple, as an annotation may be an object without a hash.
@@ -298,9 +326,10 @@ def _namer(worker_name: str | None) -> Callable[[], str]:
     """Return a function that returns the name of the worker, with the process that runs it by then."""
     if worker_name is None:
         return name_of_process
-    if worker_name != storable(worker_name):
+    given: object = worker_name  # without a type checker, callers may pass any object
+    if not isinstance(given, str) or given != storable(given):
         what = f"Consumer(worker_name={worker_name!r})"
-        msg = f"{what}: no database stores a NUL, or the half of a character; leave it out"
+        msg = f"{what}: give a text; no database stores a NUL, or the half of a character"
         raise ConfigurationError(msg)
     return lambda: f"{name_of_process()}:{worker_name}"
 

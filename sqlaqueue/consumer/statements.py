@@ -14,7 +14,7 @@ from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.flow_control.held_back import held_back
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.flow_control.rates import reservation
-from sqlaqueue.postgresql.claim_scan import by_priority, from_cursor, is_large, planned_anew
+from sqlaqueue.postgresql.claim_scan import by_priority, first_pending, from_cursor, is_large, planned_anew
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import with_plain_form
 from sqlaqueue.sql.types import as_library_statement
@@ -57,11 +57,11 @@ class ConsumerStatements:
         self._limit, self._one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
         self._token = alone_token if settings.concurrency == 1 else shared_token
         self._completions: dict[tuple[bool, bool, bool], Any] = {}
-        # A cursor would pass over jobs that were held back.
-        scans = self._spec.strategy.supports_scan_range and self._flow is None
-        self._head = by_priority if scans else None
-        # With a distribution, its position is that of another value.
-        self._cursor = from_cursor(self._spec) if scans and settings.distribution is None else None
+        scans = self._spec.strategy.supports_scan_range
+        self._head = by_priority if scans and self._flow is None else None
+        # With a distribution, its position is that of another value. Turns have an order of their own.
+        in_order = scans and settings.distribution is None and (self._flow is None or self._flow.turn is None)
+        self._cursor = from_cursor(self._spec) if in_order else None
 
     # -- the jobs they select ------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class ConsumerStatements:
             announcements=announced,
             scan_range=scan_range,
             # A claim from the cursor follows a full one.
-            many_due=scan_range is not None and scan_range is self._cursor,
+            many_due=scan_range is not None and scan_range is self._cursor and self._flow is None,
             few=few,
             admits_all=admits_all,
         )
@@ -148,6 +148,11 @@ class ConsumerStatements:
     @cached_property
     def claim_from_cursor_and_notify(self) -> Any:
         return self._claim(self._usual, self._limit, self._token, announced=self._announced, scan_range=self._cursor)
+
+    @cached_property
+    def first_pending(self) -> Any:
+        """Selects where in the claim order a scan cursor is to be, so that it passes over no job that is held back."""
+        return first_pending(self._spec)
 
     @property
     def marks_rows(self) -> bool:

@@ -156,7 +156,11 @@ def _leased_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
     elif not context.wants_settling(time.monotonic()):
         yield _wait_for_change(context, turn)
     if context.wants_settling(time.monotonic()):
-        yield from settle_finished(context)
+        if context.settles_with_poll:
+            context.polls.poll_at_once()
+            yield _wait_for_change(context, turn)
+        else:
+            yield from settle_finished(context)
     return True
 
 

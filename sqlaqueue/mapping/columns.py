@@ -32,10 +32,11 @@ from sqlalchemy.orm import (
 from sqlalchemy.types import TypeEngine
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.config import EXTRA_ROLES, LEASE_ROLES, ROLES, ExtraColumn, QueueConfig, did_you_mean
+from sqlaqueue.queue.config import EXTRA_ROLES, LEASE_ROLES, ROLES, ExtraColumn, QueueConfig
 from sqlaqueue.queue.options import States
 from sqlaqueue.queue.roles import COLUMNS, states_in
 from sqlaqueue.strategies import ClaimStrategy
+from sqlaqueue.texts import did_you_mean
 
 _PLACEHOLDER = "sqlaqueue_declared"
 """The key in ``Column.info`` that marks a placeholder, which the column of the queue will replace."""

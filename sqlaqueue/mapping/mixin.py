@@ -158,7 +158,7 @@ def _read_config(cls: type[Any]) -> tuple[QueueConfig, ClaimStrategy, Mapping[st
         msg = f"{cls.__name__}.__queue__ must be a QueueConfig, not {config!r}"
         raise ConfigurationError(msg)
     config = with_declared(cls, config)
-    strategy = find_strategy(config.strategy)
+    strategy = find_strategy(config.strategy, cls.__name__)
     check_extra_columns(cls.__name__, cls.__queue__.extra_columns, config, strategy)
     roles = role_attributes(config, strategy)
     strategy = strategy.for_roles(roles)

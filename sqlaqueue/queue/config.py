@@ -8,10 +8,9 @@ A model has its configuration in ``__queue__``, and inherits it from abstract ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from difflib import get_close_matches
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -28,9 +27,11 @@ from sqlaqueue.queue.options import (
     States,
     Unique,
     checked_flow_control,
+    naming_options,
 )
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.queue.strategy_protocol import Strategy
+from sqlaqueue.texts import did_you_mean
 
 ROLES = (
     "status",
@@ -82,12 +83,6 @@ def check_lease(lease: Delay, what: str) -> None:
             "year, since jobs of a dead worker wait for its end"
         )
         raise ConfigurationError(msg)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a suffix for an error that suggests similar names, empty if there are none."""
-    similar = get_close_matches(name, known)
-    return f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,6 +352,10 @@ class QueueConfig:
         if role in EXTRA_ROLES:
             return f"add it with QueueConfig(extra_columns={(*self.extra_columns, role)!r})"
         return f"add it with QueueConfig(columns={{{role!r}: {role!r}}})"
+
+
+# The decorator cannot stand in the class, whose constructor is generated.
+type.__setattr__(QueueConfig, "__init__", naming_options(QueueConfig.__init__))
 
 
 def _check_roles(option: str, given: Mapping[Any, Any]) -> None:

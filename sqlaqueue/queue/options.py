@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.retry_policies import Delay, seconds
+from sqlaqueue.texts import did_you_mean
+
+# -- constructors ------------------------------------------------------------------------------------------------------
+
+InitT = TypeVar("InitT", bound=Callable[..., None])
+
+
+def naming_options(init: InitT) -> InitT:
+    """Return an ``__init__`` that refuses wrong arguments with the class and its parameters.
+
+    Python's own error names the class that defines ``__init__``, and no parameters.
+    """
+    signature = inspect.signature(init)
+    parameters = [*signature.parameters.values()][1:]
+    known = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
+    shown = ", ".join(each.name if each.name in known else f"*{each.name}" for each in parameters)
+
+    @functools.wraps(init)
+    def named(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            signature.bind(self, *args, **options)
+        except TypeError as error:
+            hints = [did_you_mean(name, known) for name in options if name not in known]
+            msg = f"{type(self).__name__}(): {error}; its parameters are {shown}{''.join(hints)}"
+            raise ConfigurationError(msg) from None
+        init(self, *args, **options)
+
+    return cast("InitT", named)
+
 
 # -- flow control ------------------------------------------------------------------------------------------------------
 # The rules of ``QueueConfig(flow_control=[...])``.
@@ -57,6 +88,7 @@ class ConcurrencyLimit(FlowRule):
     most: Number
     per: tuple[str, ...]
 
+    @naming_options
     def __init__(self, most: Number, *, per: str | Sequence[str] | None = None) -> None:
         """Refuse invalid values."""
         what = f"ConcurrencyLimit({most!r})"
@@ -92,6 +124,7 @@ class RateLimit(FlowRule):
     per: tuple[str, ...]
     burst: int
 
+    @naming_options
     def __init__(
         self, most: int, *, every: Delay, per: str | Sequence[str] | None = None, burst: int | None = None
     ) -> None:
@@ -120,8 +153,8 @@ class InOrder(FlowRule):
     retry for example, stays the head. A job that is not due and has never started is skipped. To know which jobs have
     started, the queue has the column ``started_at``.
 
-    :param per: the name of an attribute, or several, whose values are the key. A job without a value in one of them has
-        no place in an order.
+    :param attributes: the names of the attributes whose values are the key, without ``per=``. A job without a value in
+        one of them has no place in an order.
     :param by: the name of the attribute whose values give the order. It must not change; jobs of equal values follow
         their primary keys.
     :param on_failure: what a failed head does to its key: ``"block"`` holds the other jobs back until it is requeued
@@ -142,13 +175,14 @@ class InOrder(FlowRule):
     by: str
     on_failure: OnFailure
 
-    def __init__(self, *per: str, by: str = "id", on_failure: OnFailure = "block") -> None:
+    @naming_options
+    def __init__(self, *attributes: str, by: str = "id", on_failure: OnFailure = "block") -> None:
         """Refuse invalid values."""
-        what = f"InOrder({', '.join(map(repr, per))})"
-        if not per:
+        what = f"InOrder({', '.join(map(repr, attributes))})"
+        if not attributes:
             msg = 'InOrder(): give the name of an attribute whose values are the key, as in InOrder("customer_id")'
             raise ConfigurationError(msg)
-        object.__setattr__(self, "per", _attributes(per, what))
+        object.__setattr__(self, "per", _attributes(attributes, what))
         given: object = by  # without a type checker, callers may pass any object
         if not isinstance(given, str) or not given:
             msg = f"InOrder(by={by!r}): use the name of an attribute that does not change"
@@ -164,7 +198,7 @@ class InOrder(FlowRule):
 class FairShare(FlowRule):
     """Among the jobs of one priority, keys take turns.
 
-    :param per: the name of an attribute, or several, whose values are the key. NULL is a key as well.
+    :param attributes: the names of the attributes whose values are the key, without ``per=``. NULL is a key as well.
     :param weight: how many jobs of a key one turn has: a number, the name of an attribute, or a scalar select as in
         :class:`ConcurrencyLimit`.
     :raises ConfigurationError: for invalid values.
@@ -182,13 +216,14 @@ class FairShare(FlowRule):
     per: tuple[str, ...]
     weight: Number
 
-    def __init__(self, *per: str, weight: Number = 1) -> None:
+    @naming_options
+    def __init__(self, *attributes: str, weight: Number = 1) -> None:
         """Refuse invalid values."""
-        what = f"FairShare({', '.join(map(repr, per))})"
-        if not per:
+        what = f"FairShare({', '.join(map(repr, attributes))})"
+        if not attributes:
             msg = 'FairShare(): give the name of an attribute whose values take turns, as in FairShare("customer_id")'
             raise ConfigurationError(msg)
-        object.__setattr__(self, "per", _attributes(per, what))
+        object.__setattr__(self, "per", _attributes(attributes, what))
         _check_number(weight, f"FairShare(weight={weight!r})", least=1)
         object.__setattr__(self, "weight", weight)
 
@@ -218,8 +253,8 @@ def checked_flow_control(given: object) -> tuple[FlowRule, ...]:
     for one in given:
         if not isinstance(one, tuple(FLOW_RULES.values())):
             msg = (
-                f"QueueConfig(flow_control=[...]): {one!r} is not one of {', '.join(FLOW_RULES)}; use for instance "
-                f"{_FLOW_EXAMPLE}"
+                f"QueueConfig(flow_control=[...]): {one!r} is not an instance of {', '.join(FLOW_RULES)}; write for "
+                f"example {_FLOW_EXAMPLE}"
             )
             raise ConfigurationError(msg)
     rules = [one for kind in FLOW_RULES.values() for one in sorted(given, key=_place) if isinstance(one, kind)]
@@ -360,6 +395,7 @@ class Unique:
     nulls_distinct: bool
     on_return: OnReturn
 
+    @naming_options
     def __init__(
         self,
         *attributes: str,

@@ -29,11 +29,14 @@ class _ClaimedRun(Protocol):
     def token(self) -> Any: ...
 
 
-def key_text(key: Sequence[Any]) -> str:
+def key_text(given: Any) -> str:
     """Return a key as text, unique among the keys of its queue: ``5``, or ``5,de`` for a composite key.
 
     The option ``--key`` of the command line accepts this text.
+
+    :param given: the parts of the key, or the value of a key of one column.
     """
+    key = key_tuple(given)
     if len(key) == 1:
         return str(key[0])
     # CSV quotes a part that contains a comma, so that two keys never have the same text.
@@ -45,6 +48,11 @@ def key_text(key: Sequence[Any]) -> str:
 def key_value(key: Sequence[Any]) -> Any:
     """Return the value of a key of one column, or the tuple of a composite key."""
     return key[0] if len(key) == 1 else tuple(key)
+
+
+def key_tuple(value: Any) -> Key:
+    """Return the parts of a key that is given as a value, or as its parts already."""
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,)
 
 
 def keys_from(returned: Iterable[Any], width: int) -> list[Key]:
@@ -96,6 +104,8 @@ class Run:
     """How often the handler was called: again for a job of a batch that has failed as a whole."""
     duration: float | None = None
     """The seconds that the handler took; None before it returned."""
+    part: tuple[Any, ...] | None = None
+    """The key of the job, see :mod:`sqlaqueue.flow_control.freed`, until its end is known there."""
     traceparent: str | None = None
     """The trace of the transaction that enqueued the job, see :mod:`sqlaqueue.queue.roles`."""
     notes: dict[str, Any] | None = None

@@ -21,6 +21,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.queue.options import naming_options
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -255,6 +256,7 @@ class Schedule(Generic[T]):
         nightly = Schedule("nightly", Invoice, cron="0 3 * * *", timezone="Europe/Berlin", values={"amount": 10})
     """
 
+    @naming_options
     def __init__(
         self,
         name: str,

@@ -119,6 +119,9 @@ def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
 def instances(jobs: Any, verb: str) -> list[Any]:
     """Return one instance or an iterable of instances of one queue as a list."""
     found = [jobs] if isinstance(jobs, QueueMixin) else jobs
+    if isinstance(found, type) and issubclass(found, QueueMixin):
+        msg = f"{verb}() takes an instance of {found.__name__}, or several, and not the class"
+        raise StatementError(msg)
     if isinstance(found, str | bytes | sa.Select | type) or not isinstance(found, Iterable):
         msg = f"{verb}() takes an instance of a queue class, or several, not {jobs!r}"
         raise NotAQueueError(msg)
@@ -146,7 +149,7 @@ def key_of(job: Any, verb: str) -> Key:
 def claimed_run(job: Any, verb: str) -> Run:
     """Return the run of a claimed instance; refuse one without a run, or whose transaction has ended."""
     run = run_of(job)
-    name = f"{type(job).__name__} {key_text(sa.inspect(job).identity or ())}"
+    name = f"{type(job).__name__} {key_text(sa.inspect(job).identity or ())}".rstrip()
     if run is None:
         msg = f"{verb}(): {name} was not claimed; pass an instance that session.execute(claim(...)) returned"
         raise NotClaimedError(msg)

@@ -219,9 +219,11 @@ def purge(
     :raises StatementError: for other states, or if ``limit`` is not a positive integer.
     """
     spec, _, select, _ = select_jobs(model, "purge")
-    names = tuple(states)
+    given: Any = states  # without a type checker, callers may pass any object
+    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else ()
     if not names or not set(names) <= set(FINISHED):
-        msg = f"purge(states={names!r}): use some of {', '.join(FINISHED)}; only finished jobs can be purged"
+        which = names or states
+        msg = f"purge(states={which!r}): use a tuple of some of {', '.join(FINISHED)}; only finished jobs can be purged"
         raise StatementError(msg)
     if not is_count(limit):
         msg = f"purge(limit={limit!r}): the limit must be an integer of 1 or more"

@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from sqlaqueue.exc import UnknownStrategyError
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, KeyRange, ScanRange, Settlement, Strategy, Verb
 from sqlaqueue.strategies.base import ClaimStrategy
+from sqlaqueue.texts import did_you_mean
 
 __all__ = [
     "ClaimRequest",
@@ -42,25 +43,27 @@ def strategy_names() -> list[str]:
     return [*_BUILT_IN, *sorted({point.name for point in entry_points(group=GROUP)} - set(_BUILT_IN))]
 
 
-def find_strategy(wanted: str | Strategy) -> ClaimStrategy:
+def find_strategy(wanted: str | Strategy, model: str = "") -> ClaimStrategy:
     """Return the strategy of this name, or ``wanted`` itself if it is one.
 
+    :param model: the name of the class that wants it, for errors.
     :raises UnknownStrategyError: for an unknown name, listing the known ones.
     """
     if isinstance(wanted, ClaimStrategy):
         return wanted
+    what = f"{model and f'{model}: '}QueueConfig(strategy={wanted!r})"
     if isinstance(wanted, str) and wanted in _BUILT_IN:
         module, _, attribute = _BUILT_IN[wanted].partition(":")
         factory = getattr(import_module(module), attribute)
     else:
         found = [point for point in entry_points(group=GROUP) if point.name == wanted]
         if not found:
-            known = ", ".join(map(repr, strategy_names()))
-            msg = f"QueueConfig(strategy={wanted!r}): there is no such strategy; there are {known}"
-            raise UnknownStrategyError(msg)
+            known = strategy_names()
+            msg = f"{what}: there is no such strategy; there are {', '.join(map(repr, known))}"
+            raise UnknownStrategyError(msg + did_you_mean(str(wanted), known))
         factory = found[0].load()
     strategy = factory()
     if not isinstance(strategy, ClaimStrategy):
-        msg = f"QueueConfig(strategy={wanted!r}): {factory!r} does not derive from sqlaqueue.strategies.ClaimStrategy"
+        msg = f"{what}: {factory!r} does not derive from sqlaqueue.strategies.ClaimStrategy"
         raise UnknownStrategyError(msg)
     return strategy

@@ -14,7 +14,6 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.flow_control.functions import attach_admission
 from sqlaqueue.flow_control.keys import FlowControl, flow_control
 from sqlaqueue.postgresql.side_tables import rate
-from sqlaqueue.queue.config import did_you_mean
 from sqlaqueue.queue.names import ATTEMPT, CONTROL, DEAD_LETTER
 from sqlaqueue.queue.options import ConcurrencyLimit, FairShare, FlowRule, InOrder, RateLimit
 from sqlaqueue.queue.roles import UNCHANGED_ROLES
@@ -23,6 +22,7 @@ from sqlaqueue.queue.strategy_protocol import Privilege, RequiredPrivilege, Stra
 from sqlaqueue.sql.types import object_name
 from sqlaqueue.strategies.columns import add_index, column_named, key_column
 from sqlaqueue.strategies.unique_key import unique_key
+from sqlaqueue.texts import did_you_mean
 
 # -- flow control checks -----------------------------------------------------------------------------------------------
 # The checks of the configuration of flow control when a class is mapped.

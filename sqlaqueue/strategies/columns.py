@@ -12,12 +12,12 @@ from sqlalchemy.sql.elements import KeyedColumnElement, conv
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.flow_control.keys import flow_control
-from sqlaqueue.queue.config import did_you_mean
 from sqlaqueue.queue.roles import UNCHANGED_ROLES
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import KeyRange
 from sqlaqueue.sql.types import object_name
+from sqlaqueue.texts import did_you_mean
 
 
 def attribute_names(mapper: Mapper[Any]) -> dict[sa.ColumnElement[Any], str]:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, overload
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session, registry
 
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait, adrive, drive
-from sqlaqueue.consumer.settings import annotations_of, check_handler, is_coroutine_function
+from sqlaqueue.consumer.settings import annotations_of, check_handler, is_coroutine_function, is_mapped
 from sqlaqueue.exc import ConfigurationError, JobResult, StatementError, WaitTimeout
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.queue.options import FINISHED
@@ -208,19 +207,15 @@ def _problems(model: type[Any], handler: Any, *, batch: bool) -> Sequence[str]:
         problems.append(
             f"{model.__name__}: {name} is {kind}, so its first argument is of class {right} and not {session.__name__}"
         )
-    if not batch and isinstance(job, type) and _is_mapped(job) and not issubclass(model, job):
+    if not batch and is_mapped(job) and not issubclass(model, job):
         problems.append(f"{model.__name__}: {name} takes jobs of class {job.__name__}")
     return problems
 
 
 def _fits_session(annotated: type[Any], *, is_async: bool) -> bool:
-    if _is_mapped(annotated):
+    if is_mapped(annotated):
         return False
     if issubclass(annotated, Session):
         return not is_async
     is_of_async = any(cls.__module__.startswith("sqlalchemy.ext.asyncio") for cls in annotated.__mro__)
     return is_async or not is_of_async
-
-
-def _is_mapped(cls: type[Any]) -> bool:
-    return sa.inspect(cls, raiseerr=False) is not None

@@ -19,6 +19,7 @@ from sqlaqueue.sessions import check_session, execute, session_in_scope
 from sqlaqueue.sql.engine import own_work
 from sqlaqueue.statements.selection import instances, without_criteria
 from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index, unique_key
+from sqlaqueue.texts import did_you_mean
 from sqlaqueue.unique.insert import (
     Found,
     NewJob,
@@ -189,7 +190,7 @@ class Enqueueing:
             # Existing jobs that were running and waiting in turn are returned as they are.
             return
         msg = (
-            f"enqueue(): a {self.jobs[places[0]].name} has a duplicate that cannot be seen; does row-level security "
+            f"enqueue(): this {self.jobs[places[0]].name} has a duplicate that cannot be seen; does row-level security "
             "hide it from this role?"
         )
         raise StatementError(msg)
@@ -251,7 +252,7 @@ class Enqueueing:
                 self.duplicates[place] = one.existing
         if rows:
             msg = (
-                f"enqueue(): a {self.jobs[places[0]].name} was inserted with other unique values than it was given; "
+                f"enqueue(): this {self.jobs[places[0]].name} was inserted with other unique values than it was given; "
                 "does a trigger or the type of a column change them?"
             )
             raise StatementError(msg)
@@ -289,7 +290,7 @@ class Enqueueing:
         else:
             existing, which = self.found[self.duplicates[place]], f"has the key {key_text(self.duplicates[place])}"
         names = ", ".join(f"{name}={getattr(job.job, name)!r}" for name in self.key.config.attributes)
-        msg = f"enqueue(on_duplicate='raise'): a {job.name} with {names} exists; it {which}"
+        msg = f"enqueue(on_duplicate='raise'): {job.name} with {names} exists; it {which}"
         raise JobExists(msg, job.job, existing)
 
     # -- replace the values of existing jobs ---------------------------------------------------------------------------
@@ -378,8 +379,9 @@ def enqueue(session: Any, jobs: Any, /, *, on_duplicate: OnDuplicate = "skip") -
 def enqueue_in(session: Session, jobs: Any, on_duplicate: OnDuplicate) -> list[Enqueued[Any]]:
     listed: list[Any] = instances(jobs, "enqueue")
     if on_duplicate not in get_args(OnDuplicate):
-        msg = f"enqueue(on_duplicate={on_duplicate!r}): use one of {', '.join(map(repr, get_args(OnDuplicate)))}"
-        raise StatementError(msg)
+        known = get_args(OnDuplicate)
+        msg = f"on_duplicate={on_duplicate!r}: use one of {', '.join(map(repr, known))}"
+        raise StatementError(msg + did_you_mean(str(on_duplicate), known))
     if not listed:
         return []
     spec = spec_of(type(listed[0]))

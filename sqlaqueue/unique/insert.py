@@ -366,13 +366,14 @@ def replace(
     for job, instance in replaced.values():
         if type(instance) is not job.mapper.class_:
             msg = (
-                f"enqueue(on_duplicate='replace'): a {job.name} is a duplicate of a {type(instance).__name__}, which "
-                "has other columns; add the class to Unique(...), or use on_duplicate='skip'"
+                f"enqueue(on_duplicate='replace'): this {job.name} is a duplicate of one of the class "
+                f"{type(instance).__name__}, which has other columns; add the class to Unique(...), or use "
+                "on_duplicate='skip'"
             )
             raise StatementError(msg)
         if job.relationships.has_others:
             msg = (
-                f"enqueue(on_duplicate='replace'): a {job.name} has objects that refer to it, and only its columns "
+                f"enqueue(on_duplicate='replace'): this {job.name} has objects that refer to it, and only its columns "
                 "move to the existing job; use on_duplicate='skip', and change the job that it returns"
             )
             raise StatementError(msg)

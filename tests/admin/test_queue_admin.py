@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -195,11 +196,24 @@ def test_jobs_that_are_not_of_the_queue_are_refused(engine: sa.Engine, session: 
             call(given)
     with pytest.raises(StatementError, match=r"narrows a select\(\), and this is 1; leave job_filter out"):
         call(1, JobFilter())
-    for name in ("batch_size", "limit"):
-        with pytest.raises(StatementError, match=rf"QueueAdmin\.{method}\({name}=0\): give an integer of 1 or more"):
-            call(1, **{name: 0})
     session.rollback()
     assert QueueAdmin(session, setup.model).count() == {"failed": 1}
+
+
+BATCHED = ("cancel", "requeue", "purge")
+COUNTS = [*((name, "batch_size") for name in BATCHED), *((name, "limit") for name in (*BATCHED, "depth", "jobs"))]
+
+
+@pytest.mark.parametrize(("method", "option"), [*COUNTS, ("attempts", "limit")])
+def test_numbers_are_integers_of_one_or_more(engine: sa.Engine, session: Session, method: str, option: str) -> None:
+    setup = Setup.of(engine, "update_status", **HISTORY)
+    call = getattr(QueueAdmin(session, setup.model), method)
+    given = [1] if method == "attempts" else []
+    for wrong in (0, -1, True, 1.0, "1"):
+        said = f"QueueAdmin.{method}({option}={wrong!r}): give an integer of 1 or more"
+        with pytest.raises(StatementError, match=re.escape(said)):
+            call(*given, **{option: wrong})
+    call(*given, **{option: 1})
 
 
 @pytest.mark.once
@@ -208,6 +222,12 @@ def test_jobs_that_are_not_of_the_queue_are_refused(engine: sa.Engine, session: 
     [
         ({"states": "failed"}, r"JobFilter\(states='failed'\): use a tuple of texts, states=\('failed',\)"),
         ({"states": ("faild",)}, "there is no state 'faild'; there are pending, .*; did you mean 'failed'"),
+        (
+            {"states": 5},
+            r"JobFilter\(states=5\): there is no state 5; there are pending, processing, completed, failed",
+        ),
+        ({"keys": 5}, r"JobFilter\(keys=5\): use a tuple of texts, keys=\('5',\)"),
+        ({"keys": ("1", 2)}, r"keys=\('1', 2\)\): use a tuple of texts, keys=\('1', '2'\)"),
         ({"keys": "12"}, r"JobFilter\(keys='12'\): use a tuple of texts, keys=\('12',\)"),
         ({"keys": (1,)}, r"JobFilter\(keys=\(1,\)\): use a tuple of texts, keys=\('1',\)"),
         ({"older_than": -1}, r"JobFilter\(older_than=...\) must be seconds or a timedelta, zero or more, not -1"),
@@ -217,6 +237,14 @@ def test_jobs_that_are_not_of_the_queue_are_refused(engine: sa.Engine, session: 
 def test_a_filter_that_would_select_other_jobs_is_refused(given: Any, said: str) -> None:
     with pytest.raises(SqlaqueueError, match=said):
         JobFilter(**given)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("given", [iter, list, tuple, dict.fromkeys, lambda texts: (text for text in texts)])
+def test_a_filter_takes_texts_from_any_iterable(given: Any) -> None:
+    made = JobFilter(states=given(["failed", "pending"]), keys=given(["2", "1"]))
+    assert (made.states, made.keys) == (("failed", "pending"), ("2", "1"))
+    assert (JobFilter().states, JobFilter(older_than=0).older_than) == (None, timedelta(0))
 
 
 # -- each method, with both kinds of sessions --------------------------------------------------------------------------
@@ -244,7 +272,7 @@ async def test_the_methods_for_jobs(shared: Database, engine: sa.Engine, kind: s
         assert depth.pending == 2
         found = await call("jobs", JobFilter(states=("failed",)), limit=2)
         assert [isinstance(each, JobInfo) for each in found] == [True, True]
-        assert {each.key[0] for each in await call("jobs")} == {1, 2, 3, 4, 5}
+        assert {each.key for each in await call("jobs")} == {1, 2, 3, 4, 5}
         info, values = await call("job", 1)
         assert (info.state, values["id"]) == ("failed", 1)
         assert await call("job", 99) is None
@@ -433,7 +461,29 @@ def test_what_is_missing(engine: sa.Engine, session: Session) -> None:
     setup = Setup.of(engine, "update_status")
     setup.add(setup.model(id=1), setup.model(id=2, status="completed"))
     done = QueueAdmin(session, setup.model).cancel([1, 2, "99"])
-    assert done == Cancelled(cancelled=[1], missing=["2", "99"])
+    assert done == Cancelled(cancelled=[1], missing=[2, 99])
+    done = QueueAdmin(session, setup.model).cancel(JobFilter(keys=("98",)))
+    assert done == Cancelled(missing=[98])
+
+
+def test_what_is_missing_of_a_composite_key(engine: sa.Engine, session: Session) -> None:
+    row = create(engine, make_rows())
+    assert QueueAdmin(session, row).cancel([(1, "a"), '2,"b,c"']) == Cancelled(missing=[(1, "a"), (2, "b,c")])
+
+
+def test_a_key_that_is_shown_can_be_given(engine: sa.Engine, session: Session) -> None:
+    setup, row = Setup.of(engine, "update_status").with_job(**FAILED), create(engine, make_rows())
+    session.add(row(year=1, name="b,c"))
+    session.commit()
+    for model, key in ((setup.model, 1), (row, (1, "b,c"))):
+        admin = QueueAdmin(session, model)
+        [info] = admin.jobs()
+        assert (info.key, admin.explain(info.key).key) == (key, key)
+        found = admin.job(info.key)
+        assert found is not None
+        assert found[0] == info
+    assert QueueAdmin(session, setup.model).failures()[0].keys == [1]
+    assert QueueAdmin(session, setup.model).requeue([1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -459,16 +509,16 @@ def test_a_subclass_has_its_own_jobs_only(engine: sa.Engine, session: Session) -
     session.add_all([animal(id=1), dog(id=2)])
     session.commit()
     admin = QueueAdmin(session, dog)
-    assert [info.key for info in admin.jobs()] == [(2,)]
+    assert [info.key for info in admin.jobs()] == [2]
     assert (admin.count(), admin.stats().states["pending"], admin.depth().pending) == ({"pending": 1}, 1, 2)
     with pytest.raises(NotAQueueError, match=r"this is of the class Animal; use QueueAdmin\(session, Animal\)"):
         admin.cancel(session.get_one(animal, 1))
     with pytest.raises(NotAQueueError, match="this is of the class Animal"):
         admin.cancel(sa.select(animal))
-    assert admin.cancel([1]) == Cancelled(missing=["1"])
+    assert admin.cancel([1]) == Cancelled(missing=[1])
     assert admin.cancel() == Cancelled(cancelled=[2])
     assert QueueAdmin(session, animal).requeue(session.get_one(dog, 2)) == 1
     for job in session.scalars(sa.select(animal)):
         job.status = "failed"
     session.commit()
-    assert [group.keys for group in admin.failures()] == [[(2,)]]
+    assert [group.keys for group in admin.failures()] == [[2]]

@@ -80,6 +80,8 @@ def test_it_is_changed(shop: Shop, scheduled: None) -> None:
     assert "the program, edited" in shop.ok("schedules", "list", REPORT)
     shop.ok("schedules", "edit", REPORT, "often", "--every", "90", "--no-skip-unfinished", "--catch-up", "skip")
     assert (row(shop, "often")["cron"], row(shop, "often")["every"]) == (None, "00:01:30")
+    shop.ok("schedules", "edit", REPORT, "often", "--misfire-grace", "default", "--catch-up", "latest")
+    assert row(shop, "often")["misfire_grace"] is None
     assert shop.ok("schedules", "reset", REPORT, "often") == "often is as the program declares it\n"
     assert row(shop, "often")["every"] == "00:05:00"
 

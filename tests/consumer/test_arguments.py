@@ -4,8 +4,8 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
@@ -17,7 +17,7 @@ from sqlaqueue.exc import ConfigurationError, NotAQueueError
 from sqlaqueue.statements.claim import worker_name
 from tests.consumer.bench import Bench, Server
 from tests.consumer.models import STRATEGIES, Handler, models
-from tests.models import execute
+from tests.models import execute, make_job
 from tests.servers import Database
 from tests.servers import Server as PostgresServer
 
@@ -189,8 +189,80 @@ def test_a_worker_is_named_by_the_process_that_runs_it(monkeypatch: pytest.Monke
 
 def test_an_option_that_does_not_exist_is_refused() -> None:
     unknown: Any = {"around": ()}
-    with pytest.raises(TypeError, match=r"^Consumer.__init__\(\) got an unexpected keyword argument 'around'"):
-        Consumer(Job, handler, sessions, **unknown)
+    with pytest.raises(ConfigurationError, match=r"^Consumer\(\): got an unexpected keyword argument 'around'"):
+        Consumer(Job, job_handler, sessions, **unknown)
+    with pytest.raises(ConfigurationError, match=r"^AsyncConsumer\(\): got .*; its parameters are model, handler, "):
+        AsyncConsumer(Job, async_handler, async_sessions, **unknown)
+
+
+Other = make_job(attributes={"__tablename__": "other"})
+SameTable = make_job()
+Letter = make_job(
+    attributes={
+        "kind": mapped_column(sa.String),
+        "__mapper_args__": {"polymorphic_on": "kind", "polymorphic_identity": "letter"},
+    }
+)
+Narrow = type("Narrow", (Letter,), {"__mapper_args__": {"polymorphic_identity": "narrow"}})
+JobT = TypeVar("JobT", bound=Letter)
+
+
+def swapped_handler(job: Letter, session: Session) -> None: ...
+
+
+def other_handler(session: Session, job: "Other") -> None: ...
+
+
+def narrow_handler(session: Session, job: "Narrow") -> None: ...
+
+
+def union_handler(session: Session, job: "Other | Letter") -> None: ...
+
+
+def same_table_handler(session: Session, job: SameTable) -> None: ...
+
+
+def base_handler(session: Session, job: QueueMixin) -> None: ...
+
+
+def variable_handler(session: Session, job: "JobT") -> None: ...
+
+
+@wraps(other_handler)
+def wrapping_handler(session: Session, job: Letter) -> None: ...
+
+
+class AnnotatedHandler:
+    def __call__(self, session: Session, job: "Other") -> None: ...
+
+
+@pytest.mark.parametrize(
+    "given", [narrow_handler, union_handler, same_table_handler, base_handler, variable_handler, wrapping_handler]
+)
+def test_a_handler_whose_annotations_may_fit_is_accepted(given: Any) -> None:
+    Consumer(Letter, given, sessions)
+    Consumer(sa.select(Letter), {Letter: given, Narrow: handler}, sessions)
+
+
+@pytest.mark.parametrize(
+    "given", [other_handler, partial(other_handler), AnnotatedHandler(), AnnotatedHandler().__call__]
+)
+def test_a_handler_of_another_queue_is_refused(given: Any) -> None:
+    said = r"^Consumer\(Job, ...\): the handler \w+ takes jobs of the class Job by its annotation"
+    with pytest.raises(ConfigurationError, match=said):
+        Consumer(Letter, given, sessions)
+    with pytest.raises(ConfigurationError, match=said):
+        Consumer(Letter, {Letter: given, Narrow: handler}, sessions)
+    with pytest.raises(
+        ConfigurationError, match=r"^Consumer\(Narrow, ...\): the handler \w+ takes jobs of the class Job"
+    ):
+        Consumer(Letter, {Letter: handler, Narrow: given}, sessions)
+
+
+def test_swapped_parameters_are_refused() -> None:
+    said = r"swapped_handler takes a Job first by its annotation, and is called with the session first"
+    with pytest.raises(ConfigurationError, match=said):
+        Consumer(Letter, swapped_handler, sessions)
 
 
 @pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
@@ -198,8 +270,9 @@ def test_an_option_that_does_not_exist_is_refused() -> None:
     ("options", "message"),
     [
         ({"concurrency": 0}, "concurrency=0"),
-        ({"worker_name": "a\0b"}, r"worker_name='a\\x00b'\): no database stores a NUL"),
-        ({"worker_name": "a\ud800b"}, r"worker_name='a\\ud800b'\): no database stores a NUL"),
+        ({"worker_name": 3}, r"worker_name=3\): give a text"),
+        ({"worker_name": "a\0b"}, r"worker_name='a\\x00b'\): give a text; no database stores a NUL"),
+        ({"worker_name": "a\ud800b"}, r"worker_name='a\\ud800b'\): give a text; no database stores a NUL"),
         ({"concurrency": 1.5}, "concurrency=1.5"),
         ({"concurrency": True}, "concurrency=True"),
         ({"batch_size": -1}, "batch_size=-1"),

@@ -601,7 +601,7 @@ def test_operators_read_times_that_python_does_not_know(rigs: Rigs, strategy: st
     rig.execute(f"UPDATE job SET {column} = '{moment}' WHERE id = 2")
     with Session(rig.engine) as session:
         admin = QueueAdmin(session, rig.Job)
-        assert {info.key for info in admin.jobs()} == {(1,), (2,), (3,)}
+        assert {info.key for info in admin.jobs()} == {1, 2, 3}
         assert admin.job(1) is not None
         info, values = admin.job(2) or (None, {})
         assert info is not None

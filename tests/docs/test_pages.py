@@ -261,12 +261,19 @@ def write_project(directory: Path, server: Server, database: Database) -> list[s
 def test_the_suite_of_the_page_passes_and_leaves_nothing(server: Server, database: Database, tmp_path: Path) -> None:
     tests = write_project(tmp_path, server, database)
     done = run_pytest(tmp_path, server, *tests)
-    assert re.search(r"^23 passed", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^24 passed", done.stdout, re.MULTILINE), done.stdout
     with database.connect() as connection:
         assert connection.execute("SELECT count(*) FROM pg_class WHERE relname = 'email'").fetchone() == (0,)
     with psycopg.connect(server.dsn()) as connection:
         left = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'sqlaqueue_test%'").fetchall()
         assert left == []
+
+
+def test_the_model_for_two_engines_runs_on_postgresql(server: Server, database: Database, tmp_path: Path) -> None:
+    write_project(tmp_path, server, database)
+    # The suite of the page has run it on SQLite.
+    done = run_pytest(tmp_path, server, "test_calls.py", SHOP_DATABASE_URL=database.url())
+    assert re.search(r"^1 passed", done.stdout, re.MULTILINE), done.stdout
 
 
 MIGRATIONS = """
@@ -310,11 +317,11 @@ def test_each_test_of_the_page_can_fail(server: Server, database: Database, tmp_
     assert re.search(r"^2 failed, 2 passed", done.stdout, re.MULTILINE), done.stdout
 
 
-def run_pytest(directory: Path, server: Server, *names: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(directory: Path, server: Server, *names: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", *names, f"--basetemp={directory / 'temporary'}"],
         cwd=directory,
-        env={"TEST_DATABASE_URL": server.url(), "PATH": ""},
+        env={"TEST_DATABASE_URL": server.url(), "PATH": "", **variables},
         capture_output=True,
         text=True,
         check=False,

@@ -105,7 +105,7 @@ def test_on_duplicate_raise_inserts_nothing(sessions: Sessions) -> None:
     with sessions(Order)() as session:
         [(existing, _)] = enqueue(session, Order(key="b"), on_duplicate="raise")
         jobs = [Order(key="a"), Order(key="b")]
-        with pytest.raises(JobExists, match=r"a Job with key='b' exists") as raised:
+        with pytest.raises(JobExists, match=r": Job with key='b' exists") as raised:
             enqueue(session, jobs, on_duplicate="raise")
         assert (raised.value.job, raised.value.existing) == (jobs[1], existing)
         session.commit()
@@ -231,7 +231,7 @@ def test_the_newest_of_failed_duplicates_comes_back(sessions: Sessions) -> None:
         ]
         session.commit()
         ended = QueueAdmin(session, Order).jobs(JobFilter(states=("cancelled",)))
-        assert [(each.key, each.last_error) for each in ended] == [((1,), "duplicate of job 2\nfailed")]
+        assert [(each.key, each.last_error) for each in ended] == [(1, "duplicate of job 2\nfailed")]
         # Now the duplicate is pending.
         assert session.execute(requeue(sa.select(Order).where(Order.id == 1))).all() == [(1, False)]
         done = QueueAdmin(session, Order).requeue(JobFilter(states=("cancelled",)))

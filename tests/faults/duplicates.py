@@ -189,7 +189,7 @@ class Duplicates(Processes):
     def history(self) -> DuplicateHistory:
         with Session(self.engine) as session:
             found = QueueAdmin(session, self.job).jobs(limit=10**6)
-            return DuplicateHistory(self.records(), {info.key[0]: (info.state, info.last_error) for info in found})
+            return DuplicateHistory(self.records(), {info.key: (info.state, info.last_error) for info in found})
 
 
 # -- what must hold ----------------------------------------------------------------------------------------------------

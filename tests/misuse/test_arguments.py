@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import inspect
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,12 +14,18 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_column, relationship
 
 from sqlaqueue import (
+    ConcurrencyLimit,
     Constant,
     Exponential,
+    FairShare,
+    InOrder,
     Linear,
     QueueConfig,
     QueueMixin,
+    RateLimit,
+    Schedule,
     States,
+    Unique,
     cancel,
     claim,
     complete,
@@ -138,8 +146,68 @@ def test_a_config_of_another_type_is_refused() -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("strategy", ["update-status", "", None, object])
 def test_an_unknown_strategy_is_refused_with_the_known_ones(strategy: Any) -> None:
-    with pytest.raises(UnknownStrategyError, match="there are 'update_status', 'delete_returning', 'batch_select'"):
+    said = (
+        rf"^Job: QueueConfig\(strategy={strategy!r}\): .* there are 'update_status', 'delete_returning', 'batch_select'"
+    )
+    with pytest.raises(UnknownStrategyError, match=said):
         make_job(strategy=strategy)
+
+
+@pytest.mark.once
+def test_a_similar_strategy_is_suggested() -> None:
+    misspelt: Any = "update_stats"
+    with pytest.raises(UnknownStrategyError, match=r"did you mean 'update_status'\?$"):
+        make_job(misspelt)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("made", "given", "said"),
+    [
+        (
+            QueueConfig,
+            {"flow_controll": []},
+            "QueueConfig.*'flow_controll'; .* strategy, .*; did you mean 'flow_control'?",
+        ),
+        (
+            Unique,
+            {"per": "a"},
+            "Unique.*'per'; its parameters are *attributes, states, within, nulls_distinct, on_return",
+        ),
+        (InOrder, {"per": "a"}, "InOrder.*'per'; its parameters are *attributes, by, on_failure"),
+        (
+            FairShare,
+            {"wieght": 2},
+            "FairShare.*'wieght'; its parameters are *attributes, weight; did you mean 'weight'?",
+        ),
+        (
+            RateLimit,
+            {"most": 1},
+            "RateLimit.*: missing a required.* argument: 'every'; its parameters are most, every, per, burst",
+        ),
+        (ConcurrencyLimit, {"max": 1}, "ConcurrencyLimit.*; its parameters are most, per"),
+        (Schedule, {"grace": 5}, "Schedule.*; its parameters are name, model, .* misfire_grace"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_with_those_that_do(
+    made: Any, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        made(**given)
+    pattern = ".*".join(map(re.escape, said.split(".*")))
+    assert re.match(pattern, str(raised.value)), str(raised.value)
+
+
+@pytest.mark.once
+def test_a_checked_constructor_has_its_own_signature() -> None:
+    assert list(inspect.signature(Unique).parameters) == [
+        "attributes",
+        "states",
+        "within",
+        "nulls_distinct",
+        "on_return",
+    ]
+    assert (QueueConfig.__init__.__name__, len(inspect.signature(QueueConfig).parameters)) == ("__init__", 16)
 
 
 @pytest.mark.once
@@ -359,9 +427,10 @@ def test_an_invalid_lease_is_refused(lease: Any, session: Session) -> None:
         extend(jobs, lease=lease)
 
 
-@pytest.mark.parametrize("states", [(), ("pending",), ("done",), "failed"])
+@pytest.mark.parametrize("states", [(), ("pending",), ("done",), "failed", 5])
 def test_purging_unfinished_states_is_refused(states: Any) -> None:
-    with pytest.raises(StatementError, match="only finished jobs can be purged"):
+    said = f"purge(states={states!r}): use a tuple of some of completed, failed, cancelled; only finished jobs can be"
+    with pytest.raises(StatementError, match=re.escape(said)):
         purge(Order, states=states)
 
 
@@ -381,6 +450,17 @@ def test_settling_a_job_that_was_not_claimed_is_refused(verb: str, session: Sess
     session.flush()
     with pytest.raises(NotClaimedError, match=rf"{verb}\(\): Order \d+ was not claimed"):
         SETTLING[verb](job)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("verb", SETTLING)
+def test_settling_what_is_no_claimed_instance_is_refused(verb: str) -> None:
+    with pytest.raises(NotClaimedError, match=rf"{verb}\(\): Order was not claimed; pass an instance"):
+        SETTLING[verb](Order())
+    with pytest.raises(StatementError, match=rf"{verb}\(\) takes an instance of Order, or several, and not the class"):
+        SETTLING[verb](Order)
+    with pytest.raises(NotAQueueError, match=rf"{verb}\(\) takes an instance of a queue class, or several, not <class"):
+        SETTLING[verb](Session)
 
 
 @pytest.mark.parametrize("verb", SETTLING)

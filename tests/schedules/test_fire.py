@@ -9,14 +9,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from sqlalchemy.orm import Mapped, Session, mapped_column, scoped_session, sessionmaker
 
-from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Tick, Unique
+from sqlaqueue import Consumer, QueueMixin, Schedule, Tick, Unique
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.schedules.fire import jitter_of
 from sqlaqueue.schedules.recurrence import zone
 from sqlaqueue.schedules.schedule import BATCH
 from sqlaqueue.testing import async_fire_schedules, async_travel, drain, enqueued, fire_schedules, travel
+from tests.models import make_job
 from tests.schedules.models import (
     DAY,
     HOUR,
@@ -293,23 +294,14 @@ def test_jitter_moves_the_job_and_not_the_tick(engine: sa.Engine, report: Any) -
 
 
 def test_due_times_without_a_time_zone_are_those_of_the_session(engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Task(QueueMixin, Base):
-        __tablename__ = "task"
-        __queue__ = QueueConfig(columns={"run_at": "due"})
-        id: Mapped[int] = mapped_column(primary_key=True)
-        due: Mapped[datetime] = mapped_column(sa.DateTime(timezone=False), server_default=sa.func.now())
-
-    schedules = [Schedule("hourly", Task, every=HOUR)]
-    Task.metadata.create_all(engine)
-    start(engine, schedules)
+    due = mapped_column(sa.DateTime(timezone=False), server_default=sa.func.now())
+    task = make_job(attributes={"due": due}, columns={"run_at": "due"})
+    schedules = started(engine, Schedule("hourly", task, every=HOUR))
     pass_time(engine, HOUR)
     abroad = sa.create_engine(engine.url, connect_args={"options": "-c timezone=America/New_York"})
     [fired] = fire_due(abroad, schedules)
     with abroad.connect() as connection:
-        due = connection.scalar(sa.text("SELECT due::timestamptz FROM task"))
+        due = connection.scalar(sa.text("SELECT due::timestamptz FROM job"))
     abroad.dispose()
     assert due == fired.tick
 
@@ -409,21 +401,11 @@ def test_a_process_that_knows_no_schedule_finds_the_tick(engine: sa.Engine) -> N
 
 
 def test_jobs_of_two_queues_with_the_same_key_have_their_own_ticks(engine: sa.Engine, session: Session) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Daily(QueueMixin, Base):
-        __tablename__ = "daily"
-        id: Mapped[int] = mapped_column(primary_key=True)
-
-    class Weekly(QueueMixin, Base):
-        __tablename__ = "weekly"
-        id: Mapped[int] = mapped_column(primary_key=True)
-
-    schedules = started(engine, *(Schedule(each.__tablename__, each, every=HOUR) for each in (Daily, Weekly)))
+    models = [make_job(attributes={"__tablename__": name}) for name in ("daily", "weekly")]
+    schedules = [started(engine, Schedule(each.__tablename__, each, every=HOUR)) for each in models]
     pass_time(engine, HOUR)
-    assert {fired.key for fired in fire_due(engine, schedules)} == {(1,)}
-    for model in (Daily, Weekly):
+    assert [fired.key for of_one in schedules for fired in fire_due(engine, of_one)] == [(1,), (1,)]
+    for model in models:
         tick = Tick.of(session, session.get_one(model, 1))
         assert tick is not None
         assert tick.schedule == model.__tablename__
@@ -459,24 +441,14 @@ def test_a_key_that_is_used_again_has_the_newest_tick(engine: sa.Engine, report:
 
 
 def test_a_key_with_a_moment_is_found_from_any_time_zone(engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Slot(QueueMixin, Base):
-        __tablename__ = "slot"
-        at: Mapped[datetime] = mapped_column(
-            sa.DateTime(timezone=True), primary_key=True, default=lambda: datetime.now(UTC)
-        )
-        part: Mapped[int] = mapped_column(primary_key=True, default=1)
-
-    schedules = [Schedule("hourly", Slot, every=HOUR, skip_unfinished=True)]
-    Slot.metadata.create_all(engine)
-    start(engine, schedules)
+    moment = mapped_column(sa.DateTime(timezone=True), primary_key=True, default=lambda: datetime.now(UTC))
+    slot = make_job(attributes={"id": moment, "part": mapped_column(sa.Integer, primary_key=True, default=1)})
+    schedules = started(engine, Schedule("hourly", slot, every=HOUR, skip_unfinished=True))
     pass_time(engine, HOUR)
     fire_due(engine, schedules)
     abroad = sa.create_engine(engine.url, connect_args={"options": "-c timezone=Asia/Kolkata"})
     with Session(abroad) as session:
-        tick = Tick.of(session, session.scalars(sa.select(Slot)).one())
+        tick = Tick.of(session, session.scalars(sa.select(slot)).one())
         assert tick is not None
         assert tick.at.tzinfo is UTC
     pass_time(engine, HOUR)

@@ -159,7 +159,7 @@ def test_a_key_may_be_as_long_as_an_index_allows(engine: sa.Engine, strategy: st
     with Session(engine) as session:
         found = [QueueAdmin(session, model).job((key,)) for key in keys]
         states = [(info[0].key, info[0].state) for info in found if info]
-        assert states == [((keys[0],), "cancelled"), ((keys[1],), "failed")]
+        assert states == [(keys[0], "cancelled"), (keys[1], "failed")]
         assert [attempt.outcome for attempt in QueueAdmin(session, model).attempts((keys[1],))] == ["failed"]
         assert len(session.scalars(requeue(model)).all()) == 2
 

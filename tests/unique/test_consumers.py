@@ -178,7 +178,7 @@ def test_a_job_of_a_batch_that_comes_back_beside_a_successor(engine: sa.Engine, 
     session.commit()
     assert sorted(session.scalars(sa.select(job.id))) == [1, duplicate.id]
     (letter,) = QueueAdmin(session, job).jobs(JobFilter(states=("cancelled",)))
-    assert (letter.key, letter.last_error) == ((2,), f"duplicate of job {duplicate.id}")
+    assert (letter.key, letter.last_error) == (2, f"duplicate of job {duplicate.id}")
 
 
 def test_admin_requeue_names_duplicates_and_waits_for_none(
@@ -198,6 +198,16 @@ def test_admin_requeue_names_duplicates_and_waits_for_none(
     done = QueueAdmin(session, job).requeue(session.get_one(job, 2))
     assert (done, done.duplicates, done.left) == (0, {2: "12"}, [])
     assert read(engine, job)[2] == "cancelled"
+
+
+@pytest.mark.parametrize(("size", "back"), [(1, 1), (2, 2), (3, 3)])
+def test_of_the_duplicates_in_a_batch_the_newest_becomes_pending(
+    engine: sa.Engine, session: Session, size: int, back: int
+) -> None:
+    job = create(engine, make_job("update_status"))
+    fail_jobs(session, job, *(job(id=number, key="a") for number in (1, 2, 3)))
+    done = QueueAdmin(session, job).requeue(batch_size=size)
+    assert (done, done.duplicates) == (1, {number: str(back) for number in {1, 2, 3} - {back}})
 
 
 def test_admin_rescue_waits_for_no_duplicate(
@@ -434,7 +444,7 @@ def test_the_newest_of_failed_duplicates_comes_back(
     assert {each.id for each in session.scalars(claim(job, 9))} == {2, 3, 5} | ({4} if nulls_distinct else set())
     session.rollback()
     ended = QueueAdmin(session, job).jobs(JobFilter(states=("cancelled",)))
-    assert {(info.key, info.last_error) for info in ended} >= {((1,), "duplicate of job 2\nfailed")}
+    assert {(info.key, info.last_error) for info in ended} >= {(1, "duplicate of job 2\nfailed")}
     assert session.execute(requeue(sa.select(job).where(job.id == 1))).all() == [(1, False)]
 
 

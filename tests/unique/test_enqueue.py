@@ -159,7 +159,7 @@ def test_on_duplicate_raise_inserts_nothing(engine: sa.Engine, job: Any) -> None
     with Session(engine) as session:
         [(existing, _)] = enqueue(session, job(key="b"), on_duplicate="raise")
         jobs = [job(key="a"), job(key="b")]
-        with pytest.raises(JobExists, match=r"a Job with key='b' exists; it has the key 1") as raised:
+        with pytest.raises(JobExists, match=r": Job with key='b' exists; it has the key 1") as raised:
             enqueue(session, jobs, on_duplicate="raise")
         assert (raised.value.job, raised.value.existing) == (jobs[1], existing)
         jobs = [job(key="c"), job(key="c")]
@@ -387,7 +387,7 @@ def test_a_duplicate_that_row_level_security_hides(engine: sa.Engine, plain: Any
         with Session(engine) as session:
             session.execute(sa.text("SET LOCAL ROLE clerk"))
             with pytest.raises(
-                StatementError, match="a Job has a duplicate that cannot be seen; does row-level security"
+                StatementError, match="this Job has a duplicate that cannot be seen; does row-level security"
             ):
                 enqueue(session, plain(key="a", note="clerk"))
     finally:
@@ -550,7 +550,7 @@ def test_wrong_jobs(engine: sa.Engine) -> None:
         one = job(key="a")
         with pytest.raises(StatementError, match="the same Job is given twice"):
             enqueue(session, [one, one])
-        with pytest.raises(StatementError, match="on_duplicate='update'.*use one of 'skip', 'raise', 'replace'"):
+        with pytest.raises(StatementError, match="^on_duplicate='update': use one of 'skip', 'raise', 'replace'"):
             enqueue(session, one, on_duplicate="update")  # type: ignore[arg-type] # wrong on purpose
         with pytest.raises(StatementError, match="Job is not unique, so no job is a duplicate"):
             enqueue(session, plain(key="a"), on_duplicate="replace")

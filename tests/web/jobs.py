@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue import Consumer, Unique, claim, complete, fail, release
 from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.data import job_orders, past, reader
 from sqlaqueue.web.data.job_columns import JobColumns, columns_of
@@ -100,7 +101,7 @@ def claimed(engine: sa.Engine, model: Any, number: int = 1) -> Iterator[list[Any
 def states(engine: sa.Engine, model: Any) -> dict[str, str]:
     """Return the state of each job, dead letters included, by its key."""
     with Session(engine) as session:
-        return {",".join(map(str, job.key)): job.state for job in QueueAdmin(session, model).jobs(limit=10_000)}
+        return {key_text(job.key): job.state for job in QueueAdmin(session, model).jobs(limit=10_000)}
 
 
 # -- ended jobs, and what was read of them ----------------------------------------------------------------------------

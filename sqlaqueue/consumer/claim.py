@@ -287,7 +287,9 @@ class Claimer:
         self._full_in_row = _PLENTY
         self._has_looked_again = False
         flow = flow_control(self._spec) if self._spec.flow_rules else None
-        self._freed = None if flow is None or flow.part is None else Freed(flow)
+        # Keys of turns and other keys within them are walked over each time.
+        by_keys = flow is not None and flow.keys and (flow.part is None) != (flow.turn is None)
+        self._freed = Freed(flow) if by_keys else None
         self._walks, self._drained = WalkTimer(), DrainedCursor()
         self._shards = None if settings.distribution is None else ShardTurns(settings.distribution)
 
@@ -413,7 +415,7 @@ class Claimer:
     ) -> tuple[list[Any], HeldBack]:
         """Claim jobs of the keys in which one may begin and of a few others; now and then of all keys."""
         given = freed.take()
-        parameters = claim_parameters(given, most_parts=FEW_PARTS)
+        parameters = claim_parameters(given, most_parts=FEW_PARTS + limit)
         jobs = self._claim_from_drained(session, limit, announcements, parameters)
         held_back = NOTHING if jobs else self._what_is_held_back(session)
         full, walks = len(jobs) >= limit, self._walks.is_due

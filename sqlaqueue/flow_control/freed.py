@@ -56,7 +56,7 @@ class Freed:
     """What one Consumer knows. Its methods may be called by several threads."""
 
     def __init__(self, flow: FlowControl | None, now: Callable[[], float] = time.monotonic) -> None:
-        part = None if flow is None or flow.turn is not None else flow.part
+        part = None if flow is None else flow.turn or flow.part
         columns = [] if part is None else part.columns
         self._names = [part.spec.mapper.get_property_by_column(column).key for column in columns] if part else []
         self._ends = flow is not None and bool(flow.limits or flow.order)

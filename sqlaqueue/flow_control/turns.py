@@ -8,7 +8,7 @@ The first group of a turn is its *window*: its first due jobs, whatever their ke
 window, the jobs behind it are visited key by key, so that a million jobs of one key cost one descent of an index. These
 groups are called *parts*. The first ones are those in which a place has become free, as far as a Consumer knows
 (:mod:`sqlaqueue.flow_control.freed`). The others, a few or all, follow from a random key on, since the claims that find
-the window full must not favour some.
+the window full must not favour some. Of turns a claim visits a few or all as well, and then those known to be free.
 
 The next group is found by a recursive query. Nothing is read for groups that a claim does not reach.
 """
@@ -97,6 +97,7 @@ _ZERO = sa.literal_column("0", sa.Integer())
 _LEAST = sa.literal_column("'-9223372036854775808'::bigint", sa.BigInteger())
 _NO_PART = sa.cast(sa.null(), sa.BigInteger())
 _WINDOW = sa.cast(_ZERO, sa.BigInteger())
+_FIRST = sa.cast(_ONE, sa.BigInteger())
 
 
 def _random_key() -> int:
@@ -107,9 +108,10 @@ class Groups:
     """The groups of one claim.
 
     Their columns: ``level``, the priority; ``cycle``, 1 while each key has its turn and 2 for what is left; ``turn``,
-    the hash of the key whose turn it is; ``place``, the number of a part, from 1, and 0 for a window; ``part``, the
-    hash of its key, NULL for a window; ``turns_restarted`` and ``parts_restarted``, whether turns and parts have begun
-    anew at the least hash, 0 or 1.
+    the hash of the key whose turn it is; ``visited``, its number among the turns of the level, negative for a key that
+    a Consumer knows to be free; ``place``, the number of a part, from 1, and 0 for a window; ``part``, the hash of its
+    key, NULL for a window; ``turns_restarted`` and ``parts_restarted``, whether turns and parts have begun anew at the
+    least hash, 0 or 1.
 
     :param limit: the most jobs to claim.
     :param one: whether all jobs are one group, of all priorities.
@@ -266,18 +268,30 @@ class Groups:
             any_part = sa.union_all(*(sa.select(*way.c) for way in ways)).subquery("sqlaqueue_any_part")
             yield sa.select(*any_part.c).where(entered)
         if turn is not None:
-            for turns_restarted, key, more in self._rotation(turn, c.turns_restarted, c.turn, self.start(c.level)):
-                yield self._turns(c.level, c.cycle, turns_restarted, key, more)
-            for turns_restarted, key, more in self._rotation(turn, None, None, self.start(c.level)):
-                yield self._turns(c.level, c.cycle + _ONE, turns_restarted, key, more).where(c.cycle == _ONE)
+            start, few = self.start(c.level), sa.and_(c.visited > _ZERO, c.visited < MOST_PARTS)
+            for turns_restarted, key, more in self._rotation(turn, c.turns_restarted, c.turn, start):
+                yield self._turns(c.level, c.cycle, turns_restarted, key, more, visited=c.visited + _ONE).where(few)
+            for turns_restarted, key, more in self._rotation(turn, None, None, start):
+                again = self._turns(c.level, c.cycle + _ONE, turns_restarted, key, more, visited=c.visited + _ONE)
+                yield again.where(c.cycle == _ONE, few)
+            yield self._freed_turns(groups, turn)
         if self._has_levels:
             yield sa.select(*self._first_of_level(self._levels(c.level), "sqlaqueue_of_level").c)
+
+    def _freed_turns(self, groups: sa.CTE, turn: TurnKey) -> AnySelect:
+        """Return the way to the next turn of those that are free, once the others had theirs."""
+        c, freed = groups.c, freed_keys(turn)
+        # Its jobs may have been visited already.
+        restarted = _ONE.label("turns_restarted")
+        parts = [_ZERO.label("parts_restarted"), _WINDOW.label("place"), _NO_PART.label("part")]
+        found = sa.select(c.level, _ONE.label("cycle"), restarted, freed.c.part.label("turn"), -freed.c.place, *parts)
+        return found.where(freed.c.place == sa.func.greatest(-c.visited, _ZERO) + _ONE)
 
     def _parts(self, groups: sa.CTE, part: JobKey) -> Iterator[AnySelect]:
         """Yield the ways to the next part: those that are free, and then the others by their hashes."""
         c = groups.c
         free: sa.ColumnElement[int] = _ZERO
-        same = [c.level, c.cycle, c.turns_restarted, c.turn]
+        same = [c.level, c.cycle, c.turns_restarted, c.turn, c.visited]
         if self.turn is None:
             freed = freed_keys(part)
             free = freed_number(part)
@@ -302,6 +316,8 @@ class Groups:
         turns_restarted: sa.ColumnElement[int],
         key: sa.ColumnElement[int],
         more: tuple[sa.FromClause, Sequence[sa.ColumnElement[bool]]],
+        *,
+        visited: sa.ColumnElement[int] | None = None,
     ) -> AnySelect:
         rows, where = more
         found = sa.select(
@@ -309,6 +325,7 @@ class Groups:
             cycle.label("cycle"),
             turns_restarted.label("turns_restarted"),
             key.label("turn"),
+            (_FIRST if visited is None else visited).label("visited"),
             _ZERO.label("parts_restarted"),
             _WINDOW.label("place"),
             _NO_PART.label("part"),
@@ -376,6 +393,7 @@ class Groups:
                 _ONE.label("cycle"),
                 _ZERO.label("turns_restarted"),
                 sa.cast(_ZERO, sa.BigInteger()).label("turn"),
+                _FIRST.label("visited"),
                 _ZERO.label("parts_restarted"),
                 _WINDOW.label("place"),
                 _NO_PART.label("part"),

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import ConcurrencyLimit, Consumer, InOrder, RateLimit, rescue
+from sqlaqueue import ConcurrencyLimit, Consumer, FairShare, InOrder, RateLimit, rescue
 from sqlaqueue.consumer import claim as claim_module
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.pace import BatchSizer, WalkTimer
@@ -100,7 +100,14 @@ def buffers_after_a_walk(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, job
     return max(claims.buffers[1:])
 
 
-@pytest.mark.parametrize("flow", [ONE, [InOrder("customer_id")]], ids=["limit", "order"])
+FLOWS: dict[str, list[FlowRule]] = {
+    "limit": ONE,
+    "order": [InOrder("customer_id")],
+    "turns and limit": [FairShare("customer_id"), *ONE],
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS)
 def test_a_claim_after_the_end_of_a_run_looks_at_its_key(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, flow: list[FlowRule]
 ) -> None:

@@ -16,7 +16,8 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.jobs import JobFilter, bind_arguments, counts, key_parts, next_keys
 from sqlaqueue.consumer.core.errors import error_line, is_duplicate, kind_of, may_be_of_a_row
 from sqlaqueue.consumer.maintenance.leases import expired_keys
-from sqlaqueue.consumer.settle import LOCK_TIMEOUT, LOCK_TIMEOUT_ONE_BY_ONE
+from sqlaqueue.consumer.settle import LOCK_TIMEOUT_ONE_BY_ONE
+from sqlaqueue.consumer.statements import LOCK_TIMEOUT
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.plans import shard_column

@@ -14,18 +14,25 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.citus import SHARD
-from sqlaqueue.consumer.pace import Cursor, ScanCursor, ShardTurns
+from sqlaqueue.consumer.outcomes import FinishedRun
+from sqlaqueue.consumer.pace import Cursor, DrainedCursor, ScanCursor, ShardTurns, WalkTimer
 from sqlaqueue.consumer.quarantine import Quarantine
 from sqlaqueue.consumer.sessions import IsolationLevel
 from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, KEYS, LIMIT, ConsumerStatements
+from sqlaqueue.flow_control.freed import FEW_PARTS, Freed, claim_parameters
+from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.mapping.runs import record_run, run_of
-from sqlaqueue.postgresql.claim_scan import cursor_at
+from sqlaqueue.postgresql.claim_scan import cursor_at, cursor_from
 from sqlaqueue.queue.run import Key
 
-_CONTENDED = 0.005, 0.025
+_CONTENDED = 0.002, 0.01
 """Seconds until the next claim when another transaction had locked a key: as long as a claim takes, and not the same
 for all."""
+
+_PLENTY = 4
+"""After so many claims that have found as many jobs as they might take, flow control seems to hold none back; also
+after one that has found no job that is due."""
 
 
 def contended() -> float:
@@ -42,6 +49,8 @@ class HeldBack(NamedTuple):
 
     due: bool = False
     retry_in: float | None = None
+    contended: bool = False
+    """Whether another transaction had locked a key."""
 
     @classmethod
     def of(cls, row: Any) -> HeldBack:
@@ -49,7 +58,11 @@ class HeldBack(NamedTuple):
         waits = [] if seconds is None else [max(float(seconds), 0.0)]
         if was_contended:
             waits.append(contended())
-        return cls(bool(due), min(waits) if due and waits else None)
+        return cls(bool(due), min(waits) if due and waits else None, bool(was_contended))
+
+    def within(self, seconds: float) -> HeldBack:
+        """Return it with another claim within so many seconds."""
+        return self._replace(retry_in=min(seconds, self.retry_in or seconds)) if self.due else self
 
     @property
     def looks_again(self) -> HeldBack:
@@ -271,7 +284,13 @@ class Claimer:
         self.held_back = NOTHING
         self.was_short = False
         """Whether the last claim of due jobs has found fewer than it might take."""
+        self._full_in_row = _PLENTY
         self._has_looked_again = False
+        flow = flow_control(self._spec) if self._spec.flow_rules else None
+        # Keys of turns and other keys within them are walked over each time.
+        by_keys = flow is not None and flow.keys and (flow.part is None) != (flow.turn is None)
+        self._freed = Freed(flow) if by_keys else None
+        self._walks, self._drained = WalkTimer(), DrainedCursor()
         self._shards = None if settings.distribution is None else ShardTurns(settings.distribution)
 
     @property
@@ -295,7 +314,16 @@ class Claimer:
             self._cursor.claimed(None, None, 0, 0.0)
             raise ClaimFailed(limit) from error
         self.was_short = len(jobs) < limit
+        if not self.was_short:
+            self._full_in_row += 1
+        else:
+            self._full_in_row = 0 if jobs or self.held_back.due else _PLENTY
         return jobs, more
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether flow control may have held jobs back from one of the last claims."""
+        return self._statements.held_back is not None and self._full_in_row < _PLENTY
 
     def claim_suspects(self, session: Session, suspects: Suspects) -> list[Any]:
         """Claim jobs by their keys, to find out which one cannot be claimed. A quarantined one is to run alone."""
@@ -365,11 +393,16 @@ class Claimer:
         return jobs, len(jobs) >= limit or cursor is not None
 
     def _claim_admitted(self, session: Session, limit: int, announcements: Sequence[str]) -> tuple[list[Any], bool]:
-        """Claim jobs that flow control does not hold back. Fewer than the limit do not mean that no other is due."""
-        jobs, held_back = self._claim_from(session, None, limit, announcements), NOTHING
-        if not jobs:
-            found = session.execute(self._statements.held_back, bind_arguments=self._bind)
-            held_back = HeldBack.of(found.one())
+        """Claim jobs that flow control does not hold back. Fewer than the limit do not mean that no other is due.
+
+        Behind jobs that are held back, most claims look at the keys in which a job may begin, and at a few others. Now
+        and then one walks over all keys.
+        """
+        if self._freed is None:
+            jobs = self._claim_from_drained(session, limit, announcements)
+            held_back = NOTHING if jobs else self._what_is_held_back(session)
+        else:
+            jobs, held_back = self._claim_by_keys(session, self._freed, limit, announcements)
         if self._spec.strategy.holds_transaction:
             if not self._has_looked_again:
                 held_back = held_back.looks_again
@@ -377,11 +410,62 @@ class Claimer:
         self.held_back = held_back
         return jobs, bool(jobs)
 
+    def _claim_by_keys(
+        self, session: Session, freed: Freed, limit: int, announcements: Sequence[str]
+    ) -> tuple[list[Any], HeldBack]:
+        """Claim jobs of the keys in which one may begin and of a few others; now and then of all keys."""
+        given = freed.take()
+        parameters = claim_parameters(given, most_parts=FEW_PARTS + limit)
+        jobs = self._claim_from_drained(session, limit, announcements, parameters)
+        held_back = NOTHING if jobs else self._what_is_held_back(session)
+        full, walks = len(jobs) >= limit, self._walks.is_due
+        if not full and (jobs or held_back.due) and walks:
+            with self._walks:
+                jobs += self._claim_from(session, None, limit - len(jobs))
+            held_back = NOTHING if jobs else held_back
+        parts = [run.part for run in map(run_of, jobs) if run is not None and run.part is not None]
+        freed.claimed(given, parts, full=full or held_back.contended)
+        return jobs, held_back if walks else held_back.within(0.0 if freed else self._walks.until_due)
+
+    def _claim_from_drained(
+        self, session: Session, limit: int, announcements: Sequence[str], parts: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Claim from the first pending job on if there are many dead entries before it, otherwise from the head."""
+        drained, statements = self._drained, self._statements
+        # Only claims with a backlog meet many of them.
+        if drained.is_due and not self.was_short and statements.has_cursor:
+            began = time.monotonic()
+            first = session.execute(statements.first_pending, bind_arguments=self._bind).first()
+            drained.found(None if first is None else cursor_from(tuple(first)), time.monotonic() - began)
+        cursor = drained.cursor
+        jobs = self._claim_from(session, cursor, limit, announcements, parts)
+        if cursor is not None and len(jobs) < limit:
+            drained.leave()
+            if not jobs:
+                jobs = self._claim_from(session, None, limit, announcements, parts)
+        return jobs
+
+    def _what_is_held_back(self, session: Session) -> HeldBack:
+        return HeldBack.of(session.execute(self._statements.held_back, bind_arguments=self._bind).one())
+
+    def ended(self, finished: Iterable[FinishedRun]) -> None:
+        """Let the next claim look at the keys of runs that have ended."""
+        freed = self._freed
+        for one in finished if freed is not None else ():
+            part, one.run.part = one.run.part, None
+            if part is not None and freed is not None:
+                freed.ended(part, one.outcome.delay if one.outcome.throttle is not None else None)
+
     def _claim_from(
-        self, session: Session, cursor: Cursor | None, limit: int, announcements: Sequence[str]
+        self,
+        session: Session,
+        cursor: Cursor | None,
+        limit: int,
+        announcements: Sequence[str] = (),
+        parts: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         began, statements = time.monotonic(), self._statements
-        parameters: dict[str, Any] = {LIMIT: limit, **(cursor or {})}
+        parameters: dict[str, Any] = {LIMIT: limit, **(cursor or {}), **(parts or {})}
         if announcements:
             parameters[ANNOUNCEMENTS] = " ".join(announcements)
         if not statements.marks_rows or statements is not self._usual_statements:
@@ -431,6 +515,8 @@ class Claimer:
                 run = run_of(job)
             if run is not None:
                 run.by_consumer = True
+                if self._freed is not None:
+                    run.part = self._freed.part_of(job)
         if self._statements.load_rest is not None and jobs:
             keys = self._spec.bind_keys([run.key for job in jobs if (run := run_of(job)) is not None])
             # A joined collection returns several rows for one job; reading them all makes the instances complete.

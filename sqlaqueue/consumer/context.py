@@ -195,7 +195,10 @@ class ConsumerContext:
         self.stop()
 
     def wants_poll(self) -> bool:
-        return self.draining or self.polls.is_due() or bool(self.quarantine.waiting())
+        if self.draining or self.polls.is_due() or self.quarantine.waiting():
+            return True
+        # A run that has ended may let a job begin: one transaction settles it and claims.
+        return self.claimer.held_back.due and self.completions.waiting_since() is not None
 
     def poll_when_admitted(self, ended_before: int) -> None:
         """Make a poll due when flow control may admit a job that it has held back from a claim.
@@ -223,7 +226,10 @@ class ConsumerContext:
         now, busy = time.monotonic(), self.in_flight.busy()
         slow_handlers = sum(self.sizer.is_slower_than_usual(now - one.started) for one in busy)
         return self.sizer.claim_size(
-            plenty=self.plenty, idle=self.settings.concurrency - len(busy), slow_handlers=slow_handlers
+            plenty=self.plenty,
+            idle=self.settings.concurrency - len(busy),
+            slow_handlers=slow_handlers,
+            scarce=self.claimer.is_scarce,
         )
 
     def changed(self, workers: int = 1) -> None:
@@ -324,6 +330,11 @@ class ConsumerContext:
         if self.sizer.is_slow or now - since >= FLUSH_AFTER:
             return True
         return not (self.buffer or self.plenty or self.completions.is_settling)
+
+    @property
+    def settles_with_poll(self) -> bool:
+        """Whether the worker whose turn it is to claim settles ended runs, together with a claim of what they free."""
+        return self.claimer.held_back.due and self.claiming > 0
 
     def request_cancellation(self, requested: Iterable[tuple[Key, float]], now: float) -> None:
         """Cancel runs, by their keys; a request that is older than the run was meant for an earlier one."""

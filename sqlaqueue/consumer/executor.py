@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.in_flight import CallGroup, groups_except, runs_in, runs_of
@@ -34,7 +34,7 @@ def attach(session: Session, jobs: Sequence[Any]) -> list[Any]:
     """
     attached = []
     for job in jobs:
-        state = sa.inspect(job)
+        state = instance_state(job)
         if len(jobs) > 1 or state.dict.keys().isdisjoint(state.mapper.relationships.keys()):
             session.add(job)
             attached.append(job)
@@ -146,13 +146,14 @@ class Executor:
     def _begin_group(self) -> CallGroup:
         context = self._context
         with context.lock:
-            if self._next_group is not None and not (self._groups or self.group or context.stopping):
+            groups = self._groups
+            if self._next_group is not None and not (groups or self.group or context.stopping):
                 self._add(self._next_group())
-            while self._groups and not self.group and not context.stopping:
+            while groups and not self.group and not context.stopping:
                 now = time.monotonic()
-                if self.is_over:
+                if self._until is not None and now > self._until:
                     break
-                group = self._groups.popleft()
+                group = groups.popleft()
                 if context.cancelled:
                     group = self._without_cancelled(group)
                 if group:
@@ -187,10 +188,10 @@ class Executor:
             used = was_used(session, group[0])
         else:
             used = self.savepoint.was_used() or is_expired(group[0])
+        took = time.monotonic() - self.started
         with self._context.lock:
             self._calls += 1
             self._jobs += len(group)
-            took = time.monotonic() - self.started
             for run in self._runs:
                 run.duration = took
             if used or raised is not None or self.abandoned or self._settings.timeout is not None:
@@ -199,7 +200,9 @@ class Executor:
                     self.used_session = used
                     return False
             self._finished([FinishedRun(run, COMPLETED, job) for run, job in zip(self._runs, group, strict=True)])
-            self.end_group()
+            self.group = ()
+            if self.cancelled:
+                self.cancelled = set()
         return True
 
     def _result(self, raised: BaseException | None) -> BaseException | None:

@@ -33,7 +33,7 @@ from sqlaqueue.consumer.outcomes import (
     is_disconnected,
 )
 from sqlaqueue.consumer.sessions import has_lost_connection
-from sqlaqueue.consumer.settle import LOCK_TIMEOUT, SettledEach, without_expiring
+from sqlaqueue.consumer.settle import SettledEach, without_expiring
 from sqlaqueue.exc import LeaseLost, WorkerDied
 from sqlaqueue.log import logger
 from sqlaqueue.mapping.runs import run_of
@@ -113,6 +113,7 @@ def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -
         context.conflicts.clear(one.run.key for one in finished if one.outcome.event != "released")
         if context.cancelled:
             context.cancelled.difference_update([one.run.key for one in finished])
+    context.claimer.ended(finished)
     if finished and context.claimer.held_back.due:
         # The end of a run may let another job begin.
         context.polls.poll_at_once()
@@ -204,7 +205,10 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
     claimer, settler = context.claimer, context.settler
     context.isolation.begin(session)
     lost = settler.settle_again(session, finished) if finished else []
+    claimer.ended(finished)
     jobs, more, quarantined = _claim(session, context, limit, poll, alone, suspects)
+    if jobs:
+        settler.look_at_table(session)
     if not jobs and claimer.held_back.retry_in is None and not claimer.unclaimable:
         notify_all_claimed(session, context.settings, poll)
     try:
@@ -255,21 +259,28 @@ def _claim(  # noqa: PLR0917 - as its caller
 # -- settle finished ---------------------------------------------------------------------------------------------------
 
 
-def settle_finished(context: ConsumerContext, *, wait: bool = True) -> Routine:
-    """Settle finished runs together; if that fails, one by one. ``wait`` for rows that others have locked, or not."""
+def settle_finished(context: ConsumerContext, *, otherwise: bool = True, apart: bool = False) -> Routine:
+    """Settle finished runs together; if that fails, or if they are to be settled ``apart``, one by one.
+
+    Those whose rows others have locked are settled later.
+
+    :param otherwise: whether to settle a run in another way if the database refuses its outcome.
+    """
     finished = context.completions.take()
     if not finished:
         return
     settler, result = context.settler, SettledEach([], [], [])
     try:
-        try:
-            settle = partial(settler.settle_and_commit, lock_timeout=None if wait else LOCK_TIMEOUT)
-            lost = yield ExecuteInOwnSession(settle, (finished,))
-            result = result._replace(lease_lost=lost)
-        except Exception as error:
-            if not (may_be_of_a_run(error) or is_lock_or_timeout(error)):
-                raise
-            result = yield ExecuteInOwnSession(partial(settler.settle_each, wait=wait), (finished,))
+        if not apart:
+            try:
+                lost = yield ExecuteInOwnSession(settler.settle_and_commit, (finished,))
+                result = result._replace(lease_lost=lost)
+            except Exception as error:
+                if not (may_be_of_a_run(error) or is_lock_or_timeout(error)):
+                    raise
+                apart = True
+        if apart:
+            result = yield ExecuteInOwnSession(partial(settler.settle_each, otherwise=otherwise), (finished,))
     except Exception:
         context.completions.put_back(finished)
         raise
@@ -281,7 +292,7 @@ def settle_postponed(context: ConsumerContext, *, last: bool = False) -> Routine
     postponed = context.completions.postponed
     while finished := postponed.take():
         try:
-            settle = partial(context.settler.settle_each, wait=False)
+            settle = partial(context.settler.settle_each, otherwise=False)
             result: SettledEach = yield ExecuteInOwnSession(settle, (finished,))
         except Exception:
             postponed.add(finished)

@@ -75,7 +75,9 @@ class BatchSizer:
         """The largest claim since the last release, by how much the next may be larger, and when the release was."""
         self._unused_in_row = self._quick_in_row = 0
 
-    def claim_size(self, *, plenty: bool = True, idle: int | None = None, slow_handlers: int = 0) -> int:
+    def claim_size(
+        self, *, plenty: bool = True, idle: int | None = None, slow_handlers: int = 0, scarce: bool = False
+    ) -> int:
         """Return how many jobs to claim: about a second's work.
 
         Before the first job has ended nothing is known, and one job for each handler is a safe start.
@@ -83,12 +85,13 @@ class BatchSizer:
         :param plenty: whether many jobs may be pending. If not, the claim stays small, so that the server may reuse its
         plan; see :mod:`sqlaqueue.postgresql.claim_scan`.
         :param idle: how many handlers are idle; None for all.
+        :param scarce: whether flow control has held jobs back: then none may take the place of another and wait.
         """
         if self._fixed:
             return self._batch_size
         few = FEW
         free = self._concurrency if idle is None else max(1, idle)
-        if self._duration is None:
+        if self._duration is None or scarce:
             return min(self._batch_size, free)
         fitting = max(1, self._concurrency - slow_handlers) * self._work / max(self._duration, 1e-6)
         if self._duration > self._work / 2:
@@ -224,6 +227,59 @@ class ScanCursor:
                 # A scan returns what it found when it ends, and the next one takes as long again.
                 longest = max(LONGEST - 2 * took, _PAUSE)
                 self._head_due = self._now() + min(longest, _SHARE * max(extra, 0.0))
+
+
+_SLOW_LOOK = 0.002
+
+
+class DrainedCursor:
+    """Where claims begin under flow control: at the first pending job, before which only dead entries are.
+
+    It passes over no job that is held back. To find that job takes as long as to read all the dead entries, so it is
+    looked for now and then, and used only if that was slow.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._due = now, now()
+        self.cursor: Cursor | None = None
+
+    @property
+    def is_due(self) -> bool:
+        return self._due <= self._now()
+
+    def found(self, cursor: Cursor | None, took: float) -> None:
+        """Record the position of the first pending job, and how long the look has taken."""
+        self.cursor = cursor if took > _SLOW_LOOK else None
+        self._due = self._now() + min(max(_PAUSE, _SHARE * took), max(LONGEST - took, _PAUSE))
+
+    def leave(self) -> None:
+        """Claim from the head until the next look, as few jobs are behind the cursor."""
+        self.cursor = None
+
+
+class WalkTimer:
+    """When a claim walks over all keys that flow control may hold back: at most a quarter of the time.
+
+    Used as a block around a walk, which several workers may begin at the same time.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._due, self._began = now, now(), 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return self._due <= self._now()
+
+    @property
+    def until_due(self) -> float:
+        return max(self._due - self._now(), 0.0)
+
+    def __enter__(self) -> None:
+        self._began = self._now()
+        self._due = self._began + _PAUSE
+
+    def __exit__(self, *_: object) -> None:
+        self._due = self._now() + max(_PAUSE, 3 * (self._now() - self._began))
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0

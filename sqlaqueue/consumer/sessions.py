@@ -78,8 +78,6 @@ class IsolationLevel:
 
     def lock_rows_on_begin(self, session: Session, running: Callable[[], Sequence[Run]]) -> None:
         """Lock the rows of the running jobs whenever their handler begins a transaction at a strict level."""
-        if _CALL not in session.info:
-            event.listen(session, "after_begin", _lock_rows)
         session.info[_CALL] = (self, self._spec, running)
         session.info.pop(_LOCATIONS, None)
 
@@ -102,12 +100,15 @@ class IsolationLevel:
         return keys_from(session.execute(in_place, execution_options=_QUIET).scalars().all(), len(spec.keys))
 
 
+# One listener for all sessions: to add one to a session takes as long as to open the session.
+@event.listens_for(Session, "after_begin")
 def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
-    if engine_of(connection.dialect) is not None:
+    call = session.info.get(_CALL)
+    if call is None or engine_of(connection.dialect) is not None:
         # Only in PostgreSQL do transactions fail because a row has been changed since their snapshot, and do claims
         # and rescues pass over locked rows.
         return
-    isolation, spec, running = session.info[_CALL]
+    isolation, spec, running = call
     level: Any = isolation.of(connection)
     # In a savepoint, also of a test's transaction that the session has joined, the level cannot change any more.
     if level not in _STRICT or transaction.nested or connection.in_nested_transaction():
@@ -348,7 +349,7 @@ def transaction_ended_error() -> HandlerMisuseError:
 
 
 def is_deleted(job: Any) -> bool:
-    state = sa.inspect(job)
+    state = instance_state(job)
     return bool(state.deleted or state.was_deleted)
 
 
@@ -373,7 +374,7 @@ def check_rows(
     for job, run in zip(jobs, runs, strict=True):
         if is_deleted(job):
             continue
-        if sa.inspect(job).identity != run.key:
+        if instance_state(job).identity != run.key:
             return HandlerMisuseError(
                 f"the handler changed the key of {type(job).__name__} {key_text(run.key)}, which the Consumer needs to "
                 "settle its run, so its writes were rolled back; enqueue another job instead"

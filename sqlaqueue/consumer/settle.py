@@ -26,7 +26,7 @@ from sqlaqueue.consumer.notifications.polls import WaiterRegistry, notify_settle
 from sqlaqueue.consumer.outcomes import COMPLETED, FinishedRun, NotSettled, Outcome, OutcomeRules
 from sqlaqueue.consumer.sessions import IsolationLevel, check_rows, is_deleted, refuse_changed_rows
 from sqlaqueue.consumer.settings import ConsumerSettings
-from sqlaqueue.consumer.statements import EXPECTED, KEYS, RUN_TOKEN, ConsumerStatements
+from sqlaqueue.consumer.statements import EXPECTED, KEY, KEYS, LOCK_TIMEOUT, RUN_TOKEN, ConsumerStatements
 from sqlaqueue.exc import HandlerSignal, Snooze, Throttle, WorkerDied
 from sqlaqueue.flow_control.rates import hold_back
 from sqlaqueue.log import fields, logger
@@ -49,15 +49,14 @@ from sqlaqueue.statements.verbs import settle_statement, storable, with_run_deta
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.unique_key import unique_key
 
-LOCK_TIMEOUT = "500ms"
-"""The longest time to wait for a lock where others wait as well, for a transaction that has enqueued a duplicate, or
-for the table of the attempt history: the settlement has locked jobs, whose leases are not extended."""
-
 LOCK_TIMEOUT_ONE_BY_ONE = "10ms"
 """The longest time to wait for a lock for one job of many, each of which may have a duplicate in that transaction."""
 
 TRACEBACK_LIMIT = 10_000
 """The length of a traceback in characters; of a longer one the middle is left out."""
+
+_LOOK_EVERY = 3.0
+"""Seconds between two questions whether a table is large: for so long a plan for a small one may be in use."""
 
 _WARN_EVERY = 60.0
 """Seconds between two warnings that the history cannot be written."""
@@ -135,7 +134,7 @@ class AttemptHistory:
             yield
         except DBAPIError as error:
             name = violated_constraint(error)
-            if not self.is_kept or name is None or violated_table(error) != ATTEMPT:
+            if name is None or violated_table(error) != ATTEMPT:
                 raise
             self._deferred |= {name}
             msg = f"a constraint of the attempt history was violated: {error.orig}"
@@ -342,15 +341,20 @@ class Settler:
         self._spec, self._bind = settings.spec, settings.bind_arguments
         self.history = AttemptHistory(settings)
         unique = unique_key(self._spec)
+        self._is_large, self._looked_at = False, float("-inf")
+        """Whether the table of the jobs is large enough for plans that are kept; and when that was asked."""
         self._may_meet_duplicates = unique is not None and unique.returns_from_runs
         """Whether a run that becomes pending may meet a duplicate, and may have to wait for an uncommitted one."""
         self._cancels_for_duplicates = unique is not None and unique.config.on_return == "cancel"
 
-    def settle(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
-        """Write how runs ended; return those whose lease was lost, about which nothing was changed."""
+    def settle(self, session: Session, finished: Sequence[FinishedRun], *, limited: bool = False) -> list[FinishedRun]:
+        """Write how runs ended; return those whose lease was lost, about which nothing was changed.
+
+        :param limited: whether to wait for locks for a moment only, if all of them are completed.
+        """
         lost: list[FinishedRun] = []
         for group in _by_outcome(finished):
-            settled = self._settle_alike(session, group)
+            settled = self._settle_alike(session, group, limited=limited)
             if len(settled) < len(group):
                 keys = set(settled)
                 lost += [one for one in group if one.run.key not in keys]
@@ -373,17 +377,19 @@ class Settler:
         held, missing = self._settings.holds_transaction, set(lost)
         return [one for one in finished if one not in missing or (held and one.job is not None and is_deleted(one.job))]
 
-    def _settle_alike(self, session: Session, group: Sequence[FinishedRun]) -> list[Key]:
+    def _settle_alike(self, session: Session, group: Sequence[FinishedRun], *, limited: bool) -> list[Key]:
         """Settle runs with the same outcome, and return the keys of those that were still claimed."""
         spec, first = self._spec, group[0]
         claims = keys_by_token(one.run for one in group)
-        if first.outcome is COMPLETED and first.starts == 1 and self._statements.complete is not None:
+        if _is_usual(first) and self._statements.completes:
             done = self._isolation.complete_in_place(session, claims)
             if done:
                 claims = {
                     token: left for token, keys in claims.items() if (left := [key for key in keys if key not in done])
                 }
-            return done + [key for token, keys in claims.items() for key in self._complete(session, token, keys)]
+            return done + [
+                key for token, keys in claims.items() for key in self._complete(session, token, keys, limited)
+            ]
         # Only rows that the claim deleted are inserted again from their instances.
         jobs = () if spec.strategy.keeps_rows else [one.job for one in group]
         settlement = first.outcome.settlement(first.starts)
@@ -400,17 +406,35 @@ class Settler:
             one.duplicate = duplicates.get(one.run.key)
         return settled
 
-    def _complete(self, session: Session, token: Any, keys: list[Key]) -> list[Key]:
-        bound = {RUN_TOKEN: token, KEYS: self._spec.bind_keys(keys), EXPECTED: len(keys)}
+    def _complete(self, session: Session, token: Any, keys: list[Key], limited: bool) -> list[Key]:  # noqa: FBT001 - private
+        one, bound = len(keys) == 1, {RUN_TOKEN: token}
+        if one:
+            bound |= {f"{KEY}_{number}": part for number, part in enumerate(keys[0])}
+        else:
+            bound |= {KEYS: self._spec.bind_keys(keys), EXPECTED: len(keys)}
+        statement = self._statements.complete(one=one, large=one and self._is_large, limited=limited)
         # Without the ORM, which would do nothing for this statement.
-        rows = session.connection(bind_arguments=self._bind).execute(self._statements.complete, bound).all()
+        found = session.connection(bind_arguments=self._bind).execute(statement, bound)
+        if one:
+            return keys if found.rowcount else []
+        rows = found.all()
         number = rows[0][0]
         return keys if number == len(keys) else [tuple(row[1:]) for row in rows if number]
 
+    def look_at_table(self, session: Session) -> None:
+        """Ask now and then whether the table of the jobs is large; see :func:`~...claim_scan.is_large`."""
+        now = time.monotonic()
+        if self._statements.completes and now - self._looked_at > _LOOK_EVERY:
+            self._looked_at = now
+            connection = session.connection(bind_arguments=self._bind)
+            self._is_large = engine_of(connection.dialect) is not None or bool(
+                connection.scalar(self._statements.is_large)
+            )
+
     def settle_and_commit(
-        self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str | None = None
+        self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str = LOCK_TIMEOUT
     ) -> list[FinishedRun]:
-        """Settle runs in a transaction; return those whose lease was lost. None for ``lock_timeout`` waits on."""
+        """Settle runs in a transaction; return those whose lease was lost."""
         try:
             lost = self.settle_again(session, finished, lock_timeout=lock_timeout)
             self.commit(session, finished)
@@ -422,24 +446,27 @@ class Settler:
 
     def commit(self, session: Session, finished: Sequence[FinishedRun] = ()) -> None:
         """Commit what settles runs; raise NotSettled if only the attempt history cannot be committed."""
+        if not self.history.is_kept:
+            commit_settlements(session, finished)
+            return
         with self.history.checked_at_commit():
             commit_settlements(session, finished)
 
     def settle_again(
-        self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str | None = None
+        self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str = LOCK_TIMEOUT
     ) -> list[FinishedRun]:
         """Do what :meth:`settle` does, and check runs whose earlier commit had no reply: they may be settled.
 
-        It waits for a moment at most where another transaction may have enqueued a duplicate and not committed it.
+        It waits for a moment at most: for rows that others have locked, and for a duplicate that another transaction
+        has enqueued and not committed. Other jobs must not wait for these.
         """
-        if lock_timeout is None and self._may_meet_duplicate(finished):
-            lock_timeout = LOCK_TIMEOUT
-        if lock_timeout is not None:
+        limits_itself = lock_timeout == LOCK_TIMEOUT and self._statements.completes and all(map(_is_usual, finished))
+        if not limits_itself:
             limit: Any = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'").execution_options(**{OURS: True})
             if may_be_other_engine() and engine_of(session.connection(bind_arguments=self._bind).dialect) is not None:
                 limit = sa.select(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
             session.execute(limit, bind_arguments=self._bind)
-        lost = self.settle(session, finished)
+        lost = self.settle(session, finished, limited=limits_itself)
         if not any(one.uncertain for one in lost):
             return lost
         return really_lost(session, self._spec, lost, self._bind)
@@ -451,14 +478,15 @@ class Settler:
     def _may_meet_duplicate(self, finished: Sequence[FinishedRun]) -> bool:
         return self._may_meet_duplicates and any(one.outcome.state == "pending" for one in finished)
 
-    def settle_each(self, session: Session, finished: Sequence[FinishedRun], *, wait: bool = True) -> SettledEach:
-        """Settle runs one by one, so that one that cannot be settled does not block the others."""
+    def settle_each(self, session: Session, finished: Sequence[FinishedRun], *, otherwise: bool = True) -> SettledEach:
+        """Settle runs one by one, so that one that cannot be settled does not block the others.
+
+        :param otherwise: whether to settle a run in another way if the database refuses its outcome.
+        """
         result = SettledEach([], [], [])
         for one in finished:
-            limit = None if wait else LOCK_TIMEOUT
-            if self._may_meet_duplicate([one]):
-                # The others must not wait for one transaction again and again.
-                limit = LOCK_TIMEOUT_ONE_BY_ONE
+            # The others must not wait for one transaction again and again.
+            limit = LOCK_TIMEOUT_ONE_BY_ONE if self._may_meet_duplicate([one]) else LOCK_TIMEOUT
             try:
                 result.lease_lost.extend(self.settle_and_commit(session, [one], lock_timeout=limit))
             except Exception as error:
@@ -479,7 +507,7 @@ class Settler:
                 )
                 text = "job %s of queue %s cannot be settled as %s: %s"
                 logger.warning(text, key_text(run.key), self._spec.name, one.outcome.event, error, extra=extra)
-                lost = self._settle_otherwise(session, one, error) if wait else None
+                lost = self._settle_otherwise(session, one, error) if otherwise else None
                 if lost is None:
                     result.refused.append(one)
                 else:
@@ -519,18 +547,21 @@ class Settler:
         :return: the runs whose lease was lost; if there is one, everything was rolled back.
         """
         # The fence needs the row: the row of a job that its handler deletes is there until the flush.
-        deleted = [one for one in finished if one.job in session.deleted]
-        with session.no_autoflush, _not_the_handlers_error():
-            lost = self.settle(session, deleted)
+        deleted, lost = [one for one in finished if one.job in session.deleted], list[FinishedRun]()
+        if deleted:
+            with session.no_autoflush, _not_the_handlers_error():
+                lost = self.settle(session, deleted)
         if not lost:
             misuse = check_rows(session, self._spec, [one.job for one in finished], [one.run for one in finished])
             if misuse is not None:
                 raise misuse
             # Not before the flush: what it writes may depend on what the handler has read.
+            gone = [one for one in finished if is_deleted(one.job)]
             with _not_the_handlers_error(), settlement():
-                lost = self.settle(session, [one for one in finished if not is_deleted(one.job)])
-                # Their rows went with a flush of the handler, so there is nothing else to settle.
-                self.history.record(session, [one for one in finished if is_deleted(one.job) and one not in deleted])
+                lost = self.settle(session, [one for one in finished if one not in gone] if gone else finished)
+                if gone:
+                    # Their rows went with a flush of the handler, so there is nothing else to settle.
+                    self.history.record(session, [one for one in gone if one not in deleted])
         if not lost:
             self.commit(session, finished)
             return lost
@@ -538,14 +569,19 @@ class Settler:
         return lost
 
 
-def _by_outcome(finished: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
+def _is_usual(one: FinishedRun) -> bool:
+    return one.outcome is COMPLETED and one.starts == 1
+
+
+def _by_outcome(finished: Sequence[FinishedRun]) -> list[Sequence[FinishedRun]]:
+    if len(finished) == 1:
+        return [finished]
     groups: dict[Any, list[FinishedRun]] = {}
     # Nearly all succeed, and there are many.
     usual = [one for one in finished if one.outcome is COMPLETED and one.starts == 1]
     for one in finished if len(usual) < len(finished) else ():
-        outcome = one.outcome
-        if not (outcome is COMPLETED and one.starts == 1):
-            groups.setdefault((outcome._replace(cause=None), one.starts), []).append(one)
+        if not _is_usual(one):
+            groups.setdefault((one.outcome._replace(cause=None), one.starts), []).append(one)
     return [group for group in (usual, *groups.values()) if group]
 
 

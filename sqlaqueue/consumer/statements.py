@@ -14,8 +14,9 @@ from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.flow_control.held_back import held_back
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.flow_control.rates import reservation
-from sqlaqueue.postgresql.claim_scan import by_priority, from_cursor, planned_anew
+from sqlaqueue.postgresql.claim_scan import by_priority, first_pending, from_cursor, is_large, planned_anew
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import with_plain_form
 from sqlaqueue.sql.types import as_library_statement
 from sqlaqueue.statements.claim import candidates_statement, claim_statement
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
@@ -24,10 +25,15 @@ from sqlaqueue.strategies.update_status import alone_token, lost_twice, several_
 
 LIMIT = "sqlaqueue_limit"
 KEYS = "sqlaqueue_keys"
+KEY = "sqlaqueue_key"
 EXCEPT = "sqlaqueue_except"
 EXPECTED = "sqlaqueue_expected"
 ANNOUNCEMENTS = "sqlaqueue_announcements"
 RUN_TOKEN = "sqlaqueue_run_token"  # noqa: S105 - the name of a parameter
+
+LOCK_TIMEOUT = "500ms"
+"""The longest time to wait for a lock where others wait as well, for a transaction that has enqueued a duplicate, or
+for the table of the attempt history: the settlement has locked jobs, whose leases are not extended."""
 
 _ONE_AT_A_TIME = 3
 """With so many handlers or fewer, quarantined jobs run one at a time: half of the handlers are left to other jobs."""
@@ -50,11 +56,12 @@ class ConsumerStatements:
         self._quarantined = self._spec.strategy.quarantined(self._spec)
         self._limit, self._one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
         self._token = alone_token if settings.concurrency == 1 else shared_token
-        # A cursor would pass over jobs that were held back.
-        scans = self._spec.strategy.supports_scan_range and self._flow is None
-        self._head = by_priority if scans else None
-        # With a distribution, its position is that of another value.
-        self._cursor = from_cursor(self._spec) if scans and settings.distribution is None else None
+        self._completions: dict[tuple[bool, bool, bool], Any] = {}
+        scans = self._spec.strategy.supports_scan_range
+        self._head = by_priority if scans and self._flow is None else None
+        # With a distribution, its position is that of another value. Turns have an order of their own.
+        in_order = scans and settings.distribution is None and (self._flow is None or self._flow.turn is None)
+        self._cursor = from_cursor(self._spec) if in_order else None
 
     # -- the jobs they select ------------------------------------------------------------------------------------------
 
@@ -109,7 +116,7 @@ class ConsumerStatements:
             announcements=announced,
             scan_range=scan_range,
             # A claim from the cursor follows a full one.
-            many_due=scan_range is not None and scan_range is self._cursor,
+            many_due=scan_range is not None and scan_range is self._cursor and self._flow is None,
             few=few,
             admits_all=admits_all,
         )
@@ -141,6 +148,11 @@ class ConsumerStatements:
     @cached_property
     def claim_from_cursor_and_notify(self) -> Any:
         return self._claim(self._usual, self._limit, self._token, announced=self._announced, scan_range=self._cursor)
+
+    @cached_property
+    def first_pending(self) -> Any:
+        """Selects where in the claim order a scan cursor is to be, so that it passes over no job that is held back."""
+        return first_pending(self._spec)
 
     @property
     def marks_rows(self) -> bool:
@@ -237,14 +249,31 @@ class ConsumerStatements:
         """
         return _load_rest(self._settings, self._is_among(KEYS))
 
-    @cached_property
-    def complete(self) -> Any:
-        """Completes the runs of the jobs bound as ``KEYS``, if the token of their claim is that bound as ``RUN_TOKEN``.
+    def complete(self, *, one: bool, large: bool = False, limited: bool = False) -> Any:
+        """Return what completes the runs of the jobs bound as ``KEYS``, if the claim's token is that of ``RUN_TOKEN``.
 
-        Returns one row with the number of completed runs if this is ``EXPECTED``; otherwise a row for each run, with
+        It returns one row with the number of completed runs if this is ``EXPECTED``; otherwise a row for each run, with
         the number and the key. None if the statement needs the instances, or writes values that differ for each batch.
+
+        :param one: whether it completes one run, with the parts of the key bound as ``KEY_0`` and so on; it returns no
+            rows then.
+        :param large: whether the server may keep the plan for one run, see ``is_large``.
+        :param limited: whether the transaction waits for locks for a moment only, from this statement on.
         """
-        return _complete(self._spec)
+        asked = one, large, limited
+        if asked not in self._completions:
+            self._completions[asked] = _complete(self._spec, one=one, kept=one and large, limited=limited)
+        return self._completions[asked]
+
+    @cached_property
+    def completes(self) -> bool:
+        """Whether ``complete`` returns a statement."""
+        return self.complete(one=True) is not None
+
+    @cached_property
+    def is_large(self) -> Any:
+        """Tells whether the table is large enough for a plan that is kept."""
+        return as_library_statement(sa.select(is_large(self._spec.table)))
 
 
 def _pending_exists(spec: QueueSpec, candidates: AnySelect) -> AnySelect:
@@ -280,16 +309,25 @@ def _two_waiting(spec: QueueSpec, quarantined: AnySelect) -> AnySelect:
     return waiting.where(*spec.due(spec.columns.get("run_at"))).limit(2)
 
 
-def _complete(spec: QueueSpec) -> Any:
+def _complete(spec: QueueSpec, *, one: bool, kept: bool, limited: bool) -> Any:
     records_run = spec.strategy.holds_transaction and (spec.has("started_at") or spec.has("claimed_by"))
     # A statement that is built once cannot hold values that differ for each batch.
     if records_run or not spec.strategy.keeps_rows:
         return None
-    keys: sa.BindParameter[Any] = sa.bindparam(KEYS, (), expanding=len(spec.keys) > 1)
+    keys: Any = sa.bindparam(KEYS, (), expanding=len(spec.keys) > 1)
+    if one:
+        keys = [tuple(sa.bindparam(f"{KEY}_{number}", type_=key.type) for number, key in enumerate(spec.keys))]
     verb = spec.strategy.settle(spec, ClaimedJobs([(sa.bindparam(RUN_TOKEN), keys)]), Settlement("completed"))
     if not isinstance(verb, sa.Update | sa.Delete):
         return None
-    completed = verb.where(planned_anew()).returning(*named(spec.keys)).cte("sqlaqueue_ended")
+    verb = verb if kept else verb.where(planned_anew())
+    if limited:
+        # Not by a statement of its own, which would be one more for each settlement.
+        limit = sa.func.set_config("lock_timeout", LOCK_TIMEOUT, sa.true())
+        verb = verb.where(with_plain_form(sa.select(limit).scalar_subquery().is_not(None), sa.true))
+    if one:
+        return as_library_statement(verb)
+    completed = verb.returning(*named(spec.keys)).cte("sqlaqueue_ended")
     number = sa.select(sa.func.count()).select_from(completed).scalar_subquery()
     some_are_missing = number != sa.bindparam(EXPECTED, 0, sa.BigInteger())
     # Nearly always one row: to fetch a key for each job takes longer than to complete its run.

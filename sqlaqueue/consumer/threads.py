@@ -134,7 +134,7 @@ def shut_down(context: ConsumerContext) -> Routine:
         steps.append(partial(discard_entries, context))
     else:
         release(context, context.forget_claimed())
-    steps += [partial(settle_finished, context, wait=False), partial(settle_postponed, context, last=True)]
+    steps += [partial(settle_finished, context, otherwise=False), partial(settle_postponed, context, last=True)]
     if context.registered:
         steps.append(partial(_deregister, context))
     for step in steps:
@@ -396,8 +396,11 @@ class ThreadRunner(BaseRunner):
 
     def _close(self, session: Session) -> None:
         """Close a session; the rollback of its transaction has a deadline as well."""
-        with self._deadlines.limit(session):
+        wait = self._deadlines.begin(session)
+        try:
             session.close()
+        finally:
+            self._deadlines.end(wait)
 
     def _wait(self, effect: Wait) -> None:
         context = self.context

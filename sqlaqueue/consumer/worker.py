@@ -17,6 +17,7 @@ from sqlaqueue.consumer.core.effects import Effect, Execute, ExecuteInOwnSession
 from sqlaqueue.consumer.core.errors import (
     error_line,
     is_database_error,
+    is_lock_or_timeout,
     is_out_of_range,
     is_program_error,
     may_be_of_a_row,
@@ -155,7 +156,11 @@ def _leased_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
     elif not context.wants_settling(time.monotonic()):
         yield _wait_for_change(context, turn)
     if context.wants_settling(time.monotonic()):
-        yield from settle_finished(context)
+        if context.settles_with_poll:
+            context.polls.poll_at_once()
+            yield _wait_for_change(context, turn)
+        else:
+            yield from settle_finished(context)
     return True
 
 
@@ -175,8 +180,9 @@ def _claim(context: ConsumerContext, turn: WorkerTurn) -> Routine:
     except Exception as error:
         if context.completions.put_back(finished):
             # It is unknown which of the two failed, and they must not block each other.
-            yield from settle_finished(context)
-            if context.settler.has_met_duplicate(error):
+            is_locked = is_lock_or_timeout(error)
+            yield from settle_finished(context, apart=is_locked)
+            if is_locked or context.settler.has_met_duplicate(error):
                 return True
         if isinstance(error, ClaimFailed):
             return (yield from search_unclaimable(context, error))

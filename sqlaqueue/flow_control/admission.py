@@ -59,7 +59,7 @@ class Admitted:
         numbers = [sa.literal_column(str(number), sa.Integer()) for number in flow.most_at_once]
         self._limit = sa.func.least(request.limit, *numbers, type_=sa.Integer()) if numbers else request.limit
         self._checks = checks_of(flow)
-        self._groups = Groups(flow, self._limit, one=request.few)
+        self._groups = Groups(flow, self._limit, one=request.few, cursor=request.scan_range)
         self._record = ClaimRecord(self._spec, request.token)
         self._named = [str(name) for name, _ in waiting.subquery().c.items()]
         self._ordered = list(dict.fromkeys([*self._spec.claim_order, *(() if flow.order is None else flow.order.by)]))
@@ -126,15 +126,19 @@ class Admitted:
         candidates = self._waiting.add_columns(*by, *of_checks, again.label(_AGAIN), *self._places())
         candidates = candidates.where(
             *spec.due(spec.columns.get("run_at")),
-            *self._groups.of_level(rows, groups.c.level),
             *self._groups.of_turn(rows, groups.c.turn),
         )
-        order = [*spec.claim_order] if self._groups.one else [*self._groups.order]
+        whole = self._groups.one or (self._groups.cursor is not None and not part)
+        order = [*spec.claim_order] if whole else [*self._groups.order]
+        level = groups.c.level
         if not part:
-            first = first_in_order(candidates.where(groups.c.part.is_(None)), order, self._groups.window)
+            in_window = candidates.where(groups.c.part.is_(None), *self._groups.in_window(rows, level))
+            first = first_in_order(in_window, order, self._groups.window)
         else:
             assert self._groups.part is not None  # noqa: S101 - only asked for where there are parts
-            of_part = candidates.where(self._groups.part.hashed(rows) == groups.c.part)
+            of_part = candidates.where(
+                *self._groups.of_level(rows, level), self._groups.part.hashed(rows) == groups.c.part
+            )
             # The head of a key need not be the first one that is due.
             order = order if flow.order is None else [*flow.order.by]
             first = first_in_order(of_part, order, self._limit)

@@ -6,7 +6,9 @@ process has seen (:class:`Turns`); once each key had its turn, a second cycle ta
 
 The first group of a turn is its *window*: its first due jobs, whatever their keys. If jobs that are held back fill the
 window, the jobs behind it are visited key by key, so that a million jobs of one key cost one descent of an index. These
-groups are called *parts*. They begin at a random key, since the claims that find the window full must not favour some.
+groups are called *parts*. The first ones are those in which a place has become free, as far as a Consumer knows
+(:mod:`sqlaqueue.flow_control.freed`). The others, a few or all, follow from a random key on, since the claims that find
+the window full must not favour some. Of turns a claim visits a few or all as well, and then those known to be free.
 
 The next group is found by a recursive query. Nothing is read for groups that a claim does not reach.
 """
@@ -22,8 +24,11 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.flow_control.freed import MOST_PARTS, freed_keys, freed_number
 from sqlaqueue.flow_control.keys import FlowControl, JobKey, TurnKey, flow_control
+from sqlaqueue.postgresql.claim_scan import cursor_priority
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.strategy_protocol import ScanRange
 from sqlaqueue.sql.types import key_hash, nullable_array
 
 # -- turns -------------------------------------------------------------------------------------------------------------
@@ -91,6 +96,8 @@ _ONE = sa.literal_column("1", sa.Integer())
 _ZERO = sa.literal_column("0", sa.Integer())
 _LEAST = sa.literal_column("'-9223372036854775808'::bigint", sa.BigInteger())
 _NO_PART = sa.cast(sa.null(), sa.BigInteger())
+_WINDOW = sa.cast(_ZERO, sa.BigInteger())
+_FIRST = sa.cast(_ONE, sa.BigInteger())
 
 
 def _random_key() -> int:
@@ -101,15 +108,25 @@ class Groups:
     """The groups of one claim.
 
     Their columns: ``level``, the priority; ``cycle``, 1 while each key has its turn and 2 for what is left; ``turn``,
-    the hash of the key whose turn it is; ``part``, the hash of the key of a part, NULL for a window;
-    ``turns_restarted`` and ``parts_restarted``, whether turns and parts have begun anew at the least hash, 0 or 1.
+    the hash of the key whose turn it is; ``visited``, its number among the turns of the level, negative for a key that
+    a Consumer knows to be free; ``place``, the number of a part, from 1, and 0 for a window; ``part``, the hash of its
+    key, NULL for a window; ``turns_restarted`` and ``parts_restarted``, whether turns and parts have begun anew at the
+    least hash, 0 or 1.
 
     :param limit: the most jobs to claim.
     :param one: whether all jobs are one group, of all priorities.
+    :param cursor: limits the windows to the jobs from the cursor of a claim on, and the groups to its priority.
     """
 
-    def __init__(self, flow: FlowControl, limit: sa.ColumnElement[int], *, one: bool = False) -> None:
-        self.flow, self.limit, self.one = flow, limit, one
+    def __init__(
+        self,
+        flow: FlowControl,
+        limit: sa.ColumnElement[int],
+        *,
+        one: bool = False,
+        cursor: ScanRange | None = None,
+    ) -> None:
+        self.flow, self.limit, self.one, self.cursor = flow, limit, one, cursor
 
     @property
     def turn(self) -> TurnKey | None:
@@ -207,6 +224,13 @@ class Groups:
         priority = self.spec.columns.get("priority")
         return [] if priority is None or self.one else [rows.c[priority.key] == level]
 
+    def in_window(self, rows: sa.FromClause, level: sa.ColumnElement[Any]) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions that a due job may be in a window."""
+        if self.cursor is None:
+            return self.of_level(rows, level)
+        # Of rows, as the condition on the level would keep the scan of the index from beginning at the cursor.
+        return [self.cursor([rows.c[column.key] for column in self.spec.claim_order])]
+
     def of_turn(self, rows: sa.FromClause, turn: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
         """Return the conditions that a job has the key whose turn it is."""
         return [] if self.turn is None else [self.turn.hashed(rows) == turn]
@@ -217,7 +241,7 @@ class Groups:
     def all(self) -> sa.CTE:
         """All groups, in order."""
         first = self._first_of_level(self._levels(None), "sqlaqueue_first")
-        if self.one or not (self.part or self.turn or self.spec.has("priority")):
+        if self.one or not (self.part or self.turn or self._has_levels):
             return sa.select(*first.c).cte("sqlaqueue_group")
         groups = sa.select(*first.c).cte("sqlaqueue_group", recursive=True)
         steps = [
@@ -236,28 +260,50 @@ class Groups:
         c = groups.c
         part, turn = self.part, self.turn
         if part is not None:
-            for parts_restarted, key, more in self._rotation(
-                part, c.parts_restarted, c.part, self._random, window=True
-            ):
-                rows, where = more
-                inside = [*self.waiting(rows), *self.of_level(rows, c.level), *self.of_turn(rows, c.turn)]
-                entered = sa.or_(c.part.is_not(None), self._is_window_full(c.level, c.turn))
-                found = sa.select(
-                    c.level,
-                    c.cycle,
-                    c.turns_restarted,
-                    c.turn,
-                    parts_restarted.label("parts_restarted"),
-                    key.label("part"),
-                )
-                yield found.select_from(rows).where(*inside, *where, entered).order_by(key)
+            entered = sa.or_(c.place > _ZERO, self._is_window_full(c.level, c.turn))
+            ways = [
+                self._first_of(way, groups, f"sqlaqueue_part_{number}")
+                for number, way in enumerate(self._parts(groups, part))
+            ]
+            any_part = sa.union_all(*(sa.select(*way.c) for way in ways)).subquery("sqlaqueue_any_part")
+            yield sa.select(*any_part.c).where(entered)
         if turn is not None:
-            for turns_restarted, key, more in self._rotation(turn, c.turns_restarted, c.turn, self.start(c.level)):
-                yield self._turns(c.level, c.cycle, turns_restarted, key, more)
-            for turns_restarted, key, more in self._rotation(turn, None, None, self.start(c.level)):
-                yield self._turns(c.level, c.cycle + _ONE, turns_restarted, key, more).where(c.cycle == _ONE)
-        if self.spec.has("priority"):
+            start, few = self.start(c.level), sa.and_(c.visited > _ZERO, c.visited < MOST_PARTS)
+            for turns_restarted, key, more in self._rotation(turn, c.turns_restarted, c.turn, start):
+                yield self._turns(c.level, c.cycle, turns_restarted, key, more, visited=c.visited + _ONE).where(few)
+            for turns_restarted, key, more in self._rotation(turn, None, None, start):
+                again = self._turns(c.level, c.cycle + _ONE, turns_restarted, key, more, visited=c.visited + _ONE)
+                yield again.where(c.cycle == _ONE, few)
+            yield self._freed_turns(groups, turn)
+        if self._has_levels:
             yield sa.select(*self._first_of_level(self._levels(c.level), "sqlaqueue_of_level").c)
+
+    def _freed_turns(self, groups: sa.CTE, turn: TurnKey) -> AnySelect:
+        """Return the way to the next turn of those that are free, once the others had theirs."""
+        c, freed = groups.c, freed_keys(turn)
+        # Its jobs may have been visited already.
+        restarted = _ONE.label("turns_restarted")
+        parts = [_ZERO.label("parts_restarted"), _WINDOW.label("place"), _NO_PART.label("part")]
+        found = sa.select(c.level, _ONE.label("cycle"), restarted, freed.c.part.label("turn"), -freed.c.place, *parts)
+        return found.where(freed.c.place == sa.func.greatest(-c.visited, _ZERO) + _ONE)
+
+    def _parts(self, groups: sa.CTE, part: JobKey) -> Iterator[AnySelect]:
+        """Yield the ways to the next part: those that are free, and then the others by their hashes."""
+        c = groups.c
+        free: sa.ColumnElement[int] = _ZERO
+        same = [c.level, c.cycle, c.turns_restarted, c.turn, c.visited]
+        if self.turn is None:
+            freed = freed_keys(part)
+            free = freed_number(part)
+            known = sa.select(*same, _ZERO.label("parts_restarted"), freed.c.place, freed.c.part)
+            yield known.where(freed.c.place == c.place + _ONE)
+        last = sa.case((c.place > free, c.part))
+        for parts_restarted, key, (rows, where) in self._rotation(part, c.parts_restarted, last, self._random):
+            inside = [*self.waiting(rows), *self.of_level(rows, c.level), *self.of_turn(rows, c.turn)]
+            number = sa.func.greatest(c.place, free) + _ONE
+            found = sa.select(*same, parts_restarted.label("parts_restarted"), number.label("place"), key.label("part"))
+            few = number - free <= MOST_PARTS
+            yield found.select_from(rows).where(*inside, *where, c.place >= free, few).order_by(key)
 
     @cached_property
     def _random(self) -> sa.ColumnElement[int]:
@@ -270,6 +316,8 @@ class Groups:
         turns_restarted: sa.ColumnElement[int],
         key: sa.ColumnElement[int],
         more: tuple[sa.FromClause, Sequence[sa.ColumnElement[bool]]],
+        *,
+        visited: sa.ColumnElement[int] | None = None,
     ) -> AnySelect:
         rows, where = more
         found = sa.select(
@@ -277,7 +325,9 @@ class Groups:
             cycle.label("cycle"),
             turns_restarted.label("turns_restarted"),
             key.label("turn"),
+            (_FIRST if visited is None else visited).label("visited"),
             _ZERO.label("parts_restarted"),
+            _WINDOW.label("place"),
             _NO_PART.label("part"),
         )
         return found.select_from(rows).where(*self.waiting(rows), *self.of_level(rows, level), *where).order_by(key)
@@ -288,8 +338,6 @@ class Groups:
         turns_restarted: sa.ColumnElement[int] | None,
         last: sa.ColumnElement[int] | None,
         start: sa.ColumnElement[int],
-        *,
-        window: bool = False,
     ) -> Iterator[
         tuple[sa.ColumnElement[int], sa.ColumnElement[int], tuple[sa.FromClause, list[sa.ColumnElement[bool]]]]
     ]:
@@ -306,7 +354,7 @@ class Groups:
             elif number == 0:
                 where = [
                     turns_restarted == _ZERO,
-                    key >= (sa.func.coalesce(last + _ONE, start) if window else last + _ONE),
+                    key >= sa.func.coalesce(last + _ONE, start),
                 ]
             else:
                 where = [key >= sa.case((turns_restarted == _ONE, last + _ONE), else_=_LEAST), key <= start]
@@ -320,11 +368,17 @@ class Groups:
     def _names(self) -> list[str]:
         return []
 
+    @property
+    def _has_levels(self) -> bool:
+        return self.spec.has("priority") and self.cursor is None
+
     def _levels(self, last: sa.ColumnElement[Any] | None) -> sa.FromClause:
         """Return the level after ``last``, or the first one."""
         priority = self.spec.columns.get("priority")
         if priority is None or self.one:
             return sa.select(_ZERO.label("level")).lateral("sqlaqueue_level")
+        if self.cursor is not None:
+            return sa.select(cursor_priority(self.spec).label("level")).lateral("sqlaqueue_level")
         rows = self.spec.table.alias(self._name())
         level = rows.c[priority.key]
         after = [] if last is None else [level > last]
@@ -339,7 +393,9 @@ class Groups:
                 _ONE.label("cycle"),
                 _ZERO.label("turns_restarted"),
                 sa.cast(_ZERO, sa.BigInteger()).label("turn"),
+                _FIRST.label("visited"),
                 _ZERO.label("parts_restarted"),
+                _WINDOW.label("place"),
                 _NO_PART.label("part"),
             )
             return found.select_from(levels).lateral(name)
@@ -357,7 +413,7 @@ class Groups:
         rows, size = self.spec.table.alias(self._name()), self.window
         run_at = self.spec.columns.get("run_at")
         due = self.spec.due(None if run_at is None else rows.c[run_at.key])
-        where = [*self.waiting(rows), *self.of_level(rows, level), *self.of_turn(rows, turn), *due]
+        where = [*self.waiting(rows), *self.in_window(rows, level), *self.of_turn(rows, turn), *due]
         first = sa.select(_ONE).select_from(rows).where(*where).limit(size).correlate_except(rows)
         count = sa.select(sa.func.count()).select_from(first.subquery("sqlaqueue_in_window"))
         return count.scalar_subquery() >= size

@@ -47,8 +47,6 @@ def show_claimed(job: Any, spec: QueueSpec) -> None:
     A claim that holds a transaction writes no row; settling the run does. Handlers still read the same values under
     every strategy.
     """
-    if not spec.strategy.holds_transaction:
-        return
     attributes, values = spec.attributes, job.__dict__
     # Not by setattr(), which would mark the attributes as modified.
     if "attempts" in attributes:
@@ -67,7 +65,8 @@ def record_run(state: InstanceState[Any], session: Any, token: str | None = None
     spec, values, info = queue_spec(type(job)), job.__dict__, state.info
     if spec is None:
         return
-    show_claimed(job, spec)
+    if spec.strategy.holds_transaction:
+        show_claimed(job, spec)
     if spec.config.fair is not None:
         turns_of(spec).claimed(values)
     # This function is called for each claimed job, so the names are looked up once per queue.

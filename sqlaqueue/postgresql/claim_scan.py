@@ -23,6 +23,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.selectable import Lateral, NamedFromClause, SelectBase
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.postgresql.catalog import TableId, system_table
 from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -69,10 +70,7 @@ def by_priority(_: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
 
 def from_cursor(spec: QueueSpec) -> ScanRange:
     """Return the scan range of due jobs from a cursor on, in its priority; :func:`cursor_at` makes its parameters."""
-    cursor = [
-        sa.bindparam(f"{CURSOR}_{number}", type_=column.type, unique=False)
-        for number, column in enumerate(spec.claim_order)
-    ]
+    cursor = _cursor(spec)
 
     def scan_range(order: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
         behind = _at_least(order, cursor)
@@ -84,16 +82,36 @@ def from_cursor(spec: QueueSpec) -> ScanRange:
     return scan_range
 
 
+def _cursor(spec: QueueSpec) -> list[sa.BindParameter[Any]]:
+    return [
+        sa.bindparam(f"{CURSOR}_{number}", type_=column.type, unique=False)
+        for number, column in enumerate(spec.claim_order)
+    ]
+
+
+def cursor_priority(spec: QueueSpec) -> sa.ColumnElement[Any]:
+    """Return the priority of the cursor, of a queue that has priorities."""
+    return _cursor(spec)[0]
+
+
+def first_pending(spec: QueueSpec) -> AnySelect:
+    """Return a SELECT of the position of the first pending job in the claim order, for :func:`cursor_from`."""
+    waiting = [spec.in_state("pending")] if spec.has("status") else []
+    return sa.select(*spec.claim_order).where(*waiting).order_by(*spec.claim_order).limit(_ONE)
+
+
+def cursor_from(values: Sequence[Any]) -> Mapping[str, Any] | None:
+    """Return the parameters of a claim that begins at a position; None without a priority or a time."""
+    return None if None in values else {f"{CURSOR}_{number}": value for number, value in enumerate(values)}
+
+
 def cursor_at(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
     """Return the parameters of a claim that begins at ``job``, a claimed instance.
 
     None for a job without a priority or a time, and for one whose attributes are not loaded.
     """
     names = [spec.mapper.get_property_by_column(column).key for column in spec.claim_order]
-    values = [job.__dict__.get(name) for name in names]
-    if None in values:
-        return None
-    return {f"{CURSOR}_{number}": value for number, value in enumerate(values)}
+    return cursor_from([job.__dict__.get(name) for name in names])
 
 
 def queue_paused(spec: QueueSpec) -> sa.ColumnElement[bool]:
@@ -284,6 +302,22 @@ def planned_anew_for_many(limit: sa.ColumnElement[Any]) -> sa.ColumnElement[bool
     :param limit: the most jobs to claim, as a parameter that is rendered into the text.
     """
     return _goes_through(sa.func.least(_ONE + limit // _SHARE, _MANY, type_=sa.Integer()))
+
+
+_LARGE = sa.literal_column("32", sa.Integer())
+"""Pages; of a table of fewer the planner may read all rows instead of an index."""
+
+
+def is_large(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition that the server may keep the plan of a statement that finds one row by its key.
+
+    Such a plan is right for as long as it is kept. It is made anew whenever VACUUM, ANALYZE or TRUNCATE sets the size
+    in the catalog, and between these a table only grows. For a table that was small then, the plan would read all of
+    its rows, and be kept when there are many.
+    """
+    relation = system_table("pg_class", "oid", "relpages")
+    pages = sa.select(relation.c.relpages).where(relation.c.oid == TableId(table)).scalar_subquery()
+    return sa.func.coalesce(pages >= _LARGE, sa.false())
 
 
 def _goes_through(rows: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:

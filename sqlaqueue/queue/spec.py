@@ -218,8 +218,11 @@ class QueueSpec:
     ) -> sa.ColumnElement[bool]:
         """Return the condition that the key in ``columns`` is one of ``keys``.
 
-        :param keys: keys, or a named :func:`~sqlalchemy.bindparam` for a value of :meth:`bind_keys`.
+        :param keys: keys; or a named :func:`~sqlalchemy.bindparam` for a value of :meth:`bind_keys`; or one key whose
+            parts are such parameters, which is compared by equality.
         """
+        if not isinstance(keys, sa.BindParameter) and len(keys) == 1 and isinstance(keys[0][0], sa.BindParameter):
+            return sa.and_(*(column == part for column, part in zip(columns, keys[0], strict=True)))
         if len(columns) > 1:
             return sa.tuple_(*columns).in_(keys if isinstance(keys, sa.BindParameter) else list(keys))
         column = columns[0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue import claim
+from sqlaqueue import Constant, claim
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import state
 from tests.consumer.bench import LATER, Bench, Gate, Server, await_listening, for_some, idle
@@ -91,6 +91,27 @@ def test_another_transaction_that_locks_a_row_blocks_no_heartbeat(leased: Bench)
         all_others.open()
         wait_until(lambda: leased.states() == {"completed": 3})
     assert server.told("lease_lost") == []
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_result_whose_row_is_locked_keeps_no_other_job_waiting(leased: Bench, *, raises: bool) -> None:
+    """It is settled with the next claim, which waited for the lock, and with it all other workers for their turn."""
+    (locked,) = leased.enqueue(1, payload="locked")
+    gate = Gate(*[ValueError()] * raises)
+    options = {"concurrency": 3, "batch_size": 1, "retry": Constant(LATER)}
+    with (
+        leased.consumer(for_some({"locked": gate}), **options).running(),
+        leased.engine.connect() as admin,
+    ):
+        gate.await_call()
+        admin.execute(sa.text("SELECT FROM job WHERE id = :id FOR UPDATE"), {"id": locked})
+        gate.open()
+        others = leased.enqueue(20)
+        wait_until(lambda: leased.states()["completed"] == len(others), seconds=20)
+        assert leased.row(locked).status == "processing"
+        admin.rollback()
+        wait_until(lambda: leased.row(locked).status == ("pending" if raises else "completed"))
+    assert leased.attempts()[locked] == 1
 
 
 def test_a_live_worker_comes_before_a_rescue_when_a_lock_on_its_row_ends(leased: Bench) -> None:

@@ -121,7 +121,7 @@ REPLACED: dict[str, list[tuple[Any, str, Any]]] = {
         (
             Settler,
             "settle_each",
-            lambda *arguments, **options: SettledEach(Settler.settle_and_commit(*arguments, **options), [], []),
+            lambda self, session, finished, **_: SettledEach(self.settle_and_commit(session, finished), [], []),
         )
     ],
     "tries_a_batch_as_a_whole_again": [

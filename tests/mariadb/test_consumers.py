@@ -257,11 +257,13 @@ def test_a_job_that_lost_its_connection_runs_again(
     monkeypatch.setattr(pace, "RECONCILE", 10 * DEADLINE)
     runs, settle = list[int](), Settler.settle
 
-    def settle_late(self: Settler, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
+    def settle_late(
+        self: Settler, session: Session, finished: Sequence[FinishedRun], **options: bool
+    ) -> list[FinishedRun]:
         context: Any = consumer._context
         if any(one.outcome.quarantine for one in finished):
             wait_until(lambda: not context.quarantine.may_wait, "a claim that looks for such jobs")
-        return settle(self, session, finished)
+        return settle(self, session, finished, **options)
 
     def handle(session: Session, job: Job) -> None:
         runs.append(job.id)

@@ -15,6 +15,7 @@ from sqlaqueue.consumer.executor import load_again
 from sqlaqueue.consumer.maintenance import state
 from sqlaqueue.consumer.maintenance.cleanup import reconcile_range
 from sqlaqueue.consumer.maintenance.state import Retention
+from sqlaqueue.consumer.outcomes import COMPLETED, FinishedRun
 from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, EXPECTED, KEYS, LIMIT, RUN_TOKEN
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.claim_scan import FEW
@@ -372,8 +373,34 @@ def test_no_plan_is_kept_for_settling_many_runs(engine: sa.Engine, session: Sess
     context = make_context(model)
     for number in range(12):
         bound = {KEYS: [number, number + 1], EXPECTED: 2, RUN_TOKEN: None}
-        assert session.connection().execute(context.statements.complete, bound).all() == [(0, None)]
+        assert session.connection().execute(context.statements.complete(one=False), bound).all() == [(0, None)]
     assert kept_of(session, "WITH sqlaqueue_ended") == 0
+
+
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
+def test_the_plan_for_settling_one_run_is_kept_once_the_table_is_large(engine: sa.Engine, strategy: str) -> None:
+    """Of a small table the plan would read all rows, and the server would keep it while the table grows."""
+    model = create(engine, make_job(strategy))
+    context, kept = make_context(model), []
+    autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+    run = FinishedRun(Run((0,), uuid.uuid4(), 1, 1), COMPLETED)
+    with engine.connect() as mine, autocommit.connect() as other, Session(mine) as session:
+        driver: Any = mine.connection.driver_connection
+        driver.prepare_threshold = 0
+        for rows, tidy in ((10_000, "SELECT"), (0, "VACUUM ANALYZE job"), (0, "TRUNCATE job"), (10_000, "ANALYZE job")):
+            if rows:
+                other.execute(sa.insert(model), [{}] * rows)
+            other.exec_driver_sql(tidy)
+            context.settler._looked_at = 0.0
+            context.settler.look_at_table(session)
+            before = kept_of(session, "UPDATE") or 0
+            for _ in range(12):
+                assert context.settler.settle(session, [run]) == [run]
+            session.commit()
+            kept.append((kept_of(session, "UPDATE") or 0) > before)
+            session.commit()
+        driver.prepare_threshold = 5
+    assert kept == [False, True, False, True]
 
 
 def test_no_plan_is_kept_for_loading_again(

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -289,8 +290,8 @@ STATEMENTS = [
     "claim_from_cursor_and_notify",
     "claim_quarantined",
     "claim_key",
-    "complete",
 ]
+COMPLETIONS = [dict(zip(("one", "large", "limited"), given, strict=True)) for given in product([False, True], repeat=3)]
 VERBS: dict[str, Callable[[Any], Any]] = {
     "complete": sq.complete,
     "retry": sq.retry,
@@ -310,6 +311,17 @@ def model(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statements_of_a_consumer_are_compiled_once(model: Any, name: str) -> None:
     statement, again = getattr(statements_of(model), name), getattr(statements_of(model), name)
+    if statement is not None:
+        assert statement._generate_cache_key() is not None
+        assert statement._generate_cache_key() == again._generate_cache_key()
+
+
+@pytest.mark.everywhere
+@pytest.mark.parametrize("how", COMPLETIONS)
+def test_completions_are_compiled_once(model: Any, how: dict[str, bool]) -> None:
+    statements = statements_of(model)
+    statement, again = statements.complete(**how), statements_of(model).complete(**how)
+    assert statement is statements.complete(**how)
     if statement is not None:
         assert statement._generate_cache_key() is not None
         assert statement._generate_cache_key() == again._generate_cache_key()

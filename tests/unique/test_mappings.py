@@ -214,7 +214,7 @@ def test_replace_in_two_tables(session: Session) -> None:
     assert (leaf.size, leaf.label) == (6, "two")
     enqueue(session, Leaf(key=key), on_duplicate="replace")
     assert (leaf.size, leaf.label) == (3, "Color.RED")
-    with pytest.raises(StatementError, match="a Branch is a duplicate of a Leaf"):
+    with pytest.raises(StatementError, match="this Branch is a duplicate of one of the class Leaf"):
         enqueue(session, Branch(key=key), on_duplicate="replace")
     second = uuid.uuid4()
     result = enqueue(session, [Leaf(key=second, size=1), Leaf(key=second, size=2)], on_duplicate="replace")

@@ -60,15 +60,17 @@ class Waker:
 
     def wait(self, seconds: float, *descriptors: int) -> bool:
         """Wait until :meth:`wake` is called or a descriptor can be read; return False if the time passed instead."""
-        self.check()
+        receiver = self._receiver.fileno()
         with _Selector() as selector:
-            for descriptor in (self._receiver.fileno(), *descriptors):
+            for descriptor in (receiver, *descriptors):
                 selector.register(descriptor, selectors.EVENT_READ)
-            ready = bool(selector.select(seconds))
+            ready = [key.fd for key, _ in selector.select(seconds)]
+        # Before anything is read: the descriptor may be that of a connection by now.
         self.check()
-        with contextlib.suppress(OSError):
-            self._receiver.recv(4096)
-        return ready
+        if receiver in ready:
+            with contextlib.suppress(OSError):
+                self._receiver.recv(4096)
+        return bool(ready)
 
     def check(self) -> None:
         """Refuse to go on if the sockets were closed, and with them probably the connections to the database."""

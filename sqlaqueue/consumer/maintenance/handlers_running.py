@@ -121,7 +121,7 @@ def end_overdue(maintenance: Maintenance, now: float) -> Routine:
         error = context.settings.timeout_error()
         finished = [FinishedRun(run, context.outcome_rules.outcome(error, run)) for run in late]
         # A row that its handler has locked is settled when the handler returns.
-        settle = partial(context.settler.settle_each, wait=False)
+        settle = partial(context.settler.settle_each, otherwise=False)
         result: SettledEach = yield ExecuteInOwnSession(settle, (finished,))
         unsettled = [*result.refused, *result.later]
         for one in unsettled:
@@ -192,14 +192,14 @@ def release_waiting(maintenance: Maintenance, now: float) -> Routine:
             context.sizer.record_released(now)
         extra = context.log_fields("jobs_released", count=number)
         logger.info("%s: released %d jobs that would have waited for its handlers", context.name, number, extra=extra)
-        yield from settle_finished(context, wait=False)
+        yield from settle_finished(context, otherwise=False)
 
 
 def settle_overdue(maintenance: Maintenance, now: float) -> Routine:
     context = maintenance.context
     # Without waiting: a locked row must not keep the leases of all others from being extended.
     if context.completions.is_overdue(now):
-        yield from settle_finished(context, wait=False)
+        yield from settle_finished(context, otherwise=False)
     if context.completions.postponed.is_due(now):
         yield from settle_postponed(context)
 

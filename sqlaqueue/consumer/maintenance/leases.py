@@ -28,7 +28,8 @@ from sqlaqueue.consumer.core.errors import (
 from sqlaqueue.consumer.leased import RescuedJob, report_rescued, report_unclaimable
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.polls import notify_released, notify_settled
-from sqlaqueue.consumer.settle import LOCK_TIMEOUT, LOCK_TIMEOUT_ONE_BY_ONE, execute_for_keys
+from sqlaqueue.consumer.settle import LOCK_TIMEOUT_ONE_BY_ONE, execute_for_keys
+from sqlaqueue.consumer.statements import LOCK_TIMEOUT
 from sqlaqueue.log import logger
 from sqlaqueue.notify_payloads import Deregistered, Heartbeat, Signal
 from sqlaqueue.postgresql.side_tables import as_json

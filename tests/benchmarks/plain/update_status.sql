@@ -361,6 +361,10 @@ SELECT c.oid::bigint AS table_id, i.relname::text AS name,
     WHERE x.indrelid = ANY (CAST(%(tables)s::BIGINT[] AS oid[]))
     ORDER BY i.relname
 
+SELECT coalesce((SELECT pg_class.relpages
+FROM pg_class
+WHERE pg_class.oid = to_regclass($sqlaqueue$email$sqlaqueue$)) >= 32, false) AS coalesce_1
+
 SELECT email.id
 FROM email
 WHERE email.status = 'processing' AND email.lease_expires_at <= statement_timestamp() ORDER BY random()
@@ -386,6 +390,9 @@ FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sql
 SELECT to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$) AS anon_2, to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$) AS anon_3
 
 SELECT txid_current() AS txid_current_1, current_setting(%(current_setting_2)s::VARCHAR) AS current_setting_1
+
+UPDATE email SET status=%(status)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = %(sqlaqueue_key_0)s::INTEGER AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
 UPDATE email SET status=%(status)s::VARCHAR, last_error=%(last_error)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id

@@ -433,7 +433,7 @@ def claim_leased_batch(
         jobs = _release_late(context, jobs, late)
     context.intervals.succeeded()
     took = time.monotonic() - began
-    context.sizer.record_claim(took)
+    context.sizer.record_claim(took, limit, found=len(jobs))
     context.polls.polled(more=more)
     context.poll_when_admitted(ended_before)
     if finished:

@@ -14,6 +14,10 @@ from sqlaqueue.postgresql.claim_scan import FEW
 # -- batch sizer -------------------------------------------------------------------------------------------------------
 # A :class:`BatchSizer` is told how long handlers and claims took, and answers with numbers: about a second's work is
 # claimed, so that no job waits in a busy process while another process is idle.
+#
+# Where few handlers are slow, the mean of the last ones says nothing of the next ones, and jobs behind a slow handler
+# are released again. So claims begin small, a release halves them, and each full claim makes the next one larger, after
+# the first release by little: whatever the durations, few jobs are claimed twice.
 
 
 FLUSH_AFTER = 0.05
@@ -40,9 +44,13 @@ _IN_ROW_ALONE, _IN_ROW_AMONG_OTHERS = 0.1, 0.01
 _CALLS_IN_ROW = 20
 
 _GROWTH = 4
-"""Limits a claim whose jobs cannot be released: to this multiple of the calls since the last slow one."""
+"""How much larger than the last claim the next one may be while no job had to be released. A claim whose jobs cannot be
+released is limited to this multiple of the calls since the last slow one."""
 
 _SLOW_HANDLERS_PER_BUFFERED_JOB = 10
+
+_GROWTH_AFTER_RELEASE = 1.03
+"""The same once jobs had to be released. As a release halves the claims, about one claim in twenty releases jobs."""
 
 
 class BatchSizer:
@@ -61,6 +69,10 @@ class BatchSizer:
         self._work = _PROMPT_WORK if prompt else _BUFFERED_WORK
         self._duration: float | None = None
         self._claim_took = 0.0
+        self._limit = float(batch_size) if fixed or cautious else float(min(batch_size, max(FEW, concurrency)))
+        """The largest claim whose jobs probably begin in time."""
+        self._largest, self._growth, self._released_at = 1.0, float(_GROWTH), float("-inf")
+        """The largest claim since the last release, by how much the next may be larger, and when the release was."""
         self._unused_in_row = self._quick_in_row = 0
 
     def claim_size(
@@ -87,6 +99,7 @@ class BatchSizer:
             fitting = min(fitting, self._concurrency / _SLOW_HANDLERS_PER_BUFFERED_JOB)
         if self._cautious:
             fitting = min(fitting, max(few, _GROWTH * self._quick_in_row))
+        fitting = min(fitting, self._limit)
         size = max(1, min(self._batch_size, int(max(fitting, free))))
         return size if plenty else min(size, max(few, self._concurrency))
 
@@ -117,8 +130,19 @@ class BatchSizer:
         # Jobs that are left then go to other workers: passing a job on costs more than many a handler.
         return longest if self._unused_in_row >= least and least * (self._duration or longest) <= longest else None
 
-    def record_claim(self, took: float) -> None:
+    def record_claim(self, took: float, size: int, *, found: int) -> None:
+        """Record a claim that was to take ``size`` jobs and has ``found`` some of them, in ``took`` seconds."""
         self._claim_took += _SMOOTHING * (took - self._claim_took)
+        self._largest = max(self._largest, float(size))
+        if found >= size >= int(self._limit):
+            self._limit = min(float(self._batch_size), self._limit * self._growth)
+
+    def record_released(self, now: float) -> None:
+        """Record that jobs were released because they would have waited here for too long."""
+        # Jobs that are released soon after others were claimed before those were released.
+        if now - self._released_at > LATE:
+            self._limit = self._largest = max(1.0, min(self._limit, self._largest / 2))
+            self._growth, self._released_at = _GROWTH_AFTER_RELEASE, now
 
     def jobs_during_claim(self) -> int:
         """Return how many jobs end while a claim is executed.
@@ -127,7 +151,7 @@ class BatchSizer:
         """
         if self._fixed or self._concurrency == 1 or self._duration is None:
             return 0
-        return min(self._batch_size, int(self._concurrency / max(self._duration, 1e-6) * self._claim_took))
+        return min(int(self._limit), int(self._concurrency / max(self._duration, 1e-6) * self._claim_took))
 
     @property
     def is_quick(self) -> bool:

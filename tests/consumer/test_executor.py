@@ -1,6 +1,7 @@
 """Jobs that one worker runs in one session, and claimed jobs that are released, as they would wait for long."""
 
 import contextlib
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.in_flight import run_of_claimed
 from sqlaqueue.consumer.leased import Report, apply
+from sqlaqueue.consumer.maintenance import handlers_running, state
 from sqlaqueue.consumer.maintenance.handlers_running import late_groups, release_late
 from sqlaqueue.consumer.pace import LATE, LONGEST_IN_BUFFER
 from sqlaqueue.exc import LeaseLost
@@ -31,7 +33,7 @@ from tests.contexts import make_context
 from tests.programs import wait_until
 
 N, BATCH = 60, 20
-"""Jobs, and how many are claimed at once: by the third claim it is known that the handler does not use its session."""
+"""Jobs, and how many are claimed at once: by the fourth claim it is known that the handler does not use its session."""
 
 
 @pytest.fixture
@@ -163,7 +165,8 @@ def test_no_job_waits_behind_a_handler_that_is_suddenly_slow(leased: Bench) -> N
 def test_a_job_whose_lease_was_lost_meanwhile_is_not_run(leased: Bench) -> None:
     """The waiting jobs of an executor are loaded again, except those that another worker has claimed."""
     keys = leased.enqueue(N)
-    thief, stolen = keys[N // 2 : N // 2 + 2]
+    # In the middle of the fourth claim: the first ones take 1, 15 and 20 jobs.
+    thief, stolen = keys[45:47]
     seen: list[int] = []
 
     async def work(io: Any, job: Any) -> None:
@@ -259,6 +262,34 @@ def test_quick_jobs_do_not_wait_behind_a_slow_one(leased: Bench) -> None:
     assert set(released) <= set(idle.told("completed"))
     assert busy.told()["released"] == len(set(released)), "the same Consumer does not claim a released job again"
     assert not busy.told("lease_lost")
+
+
+_UPDATES = "SELECT coalesce(sum(n_tup_upd), 0) FROM pg_stat_user_tables WHERE relid = CAST(:table AS regclass)"
+
+
+def test_a_drain_of_mixed_durations_updates_each_job_about_twice(
+    leased: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim and settlement: few jobs are released behind slow ones and claimed again. All times are a sixth."""
+    for name in ("LATE", "LONGEST_IN_BUFFER", "_BUFFERED_WORK"):
+        monkeypatch.setattr(pace, name, getattr(pace, name) / 6)
+    for name in ("LATE", "LONGEST_IN_BUFFER"):
+        monkeypatch.setattr(handlers_running, name, getattr(pace, name))
+    monkeypatch.setattr(state, "_PAUSE_BUSY", state._PAUSE_BUSY / 6)
+    number, table = 2500, leased.Job.__tablename__
+    leased.execute(sa.insert(leased.Job).values([{"payload": None}] * number))
+    slow = set(random.Random(1).sample([*leased.rows()], number // 50))
+    before = leased.execute(_UPDATES, table=table)
+
+    async def work(io: Any, job: Any) -> None:
+        if job.id in slow:
+            until = time.monotonic() + 0.05
+            await io.wait_for(lambda: time.monotonic() >= until)
+
+    assert leased.consumer(work).drain() == number
+    # The server counts the updates of a connection when it ends.
+    wait_until(lambda: leased.execute(_UPDATES, table=table) - before >= 2 * number)
+    assert leased.execute(_UPDATES, table=table) - before < 2.3 * number
 
 
 def test_a_request_to_cancel_is_not_lost_with_a_released_job(leased: Bench) -> None:

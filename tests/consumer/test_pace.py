@@ -1,5 +1,6 @@
 """When a Consumer polls and tries again, how many jobs it claims and from where on, without a database."""
 
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +27,13 @@ from tests.consumer.models import models
 from tests.consumer.test_arguments import async_handler, async_sessions, handler, sessions
 
 pytestmark = pytest.mark.once
+
+
+def fill_claims(sizer: BatchSizer) -> None:
+    """Record full claims, of which no job had to be released, until claims do not grow by these any more."""
+    for _ in range(5):
+        size = sizer.claim_size()
+        sizer.record_claim(0.0, size, found=size)
 
 
 def make_intervals(draw: float = 0.5) -> Intervals:
@@ -112,6 +120,7 @@ def test_for_slow_handlers_a_claim_takes_one_job_each() -> None:
     assert sizer.is_slow
     for _ in range(100):
         sizer.record_calls(0.001, unused=True)
+    fill_claims(sizer)
     assert sizer.claim_size() == 100
     assert not sizer.is_slow
 
@@ -122,6 +131,7 @@ def test_jobs_that_count_as_running_are_claimed_when_they_can_begin(duration: fl
     assert sizer.claim_size() == 4
     for _ in range(50):
         sizer.record_calls(duration, unused=True)
+    fill_claims(sizer)
     assert sizer.claim_size() == pytest.approx(size, abs=1)
     assert sizer.claim_size(idle=1) <= max(1, size)
 
@@ -131,6 +141,7 @@ def test_a_few_jobs_are_claimed_where_there_may_be_no_more() -> None:
     for concurrency, few in ((4, FEW), (40, 40)):
         sizer = BatchSizer(100, concurrency)
         sizer.record_calls(0.001, unused=True)
+        fill_claims(sizer)
         assert (sizer.claim_size(plenty=False), sizer.claim_size()) == (few, 100)
 
 
@@ -153,11 +164,74 @@ def test_few_jobs_are_buffered_for_slow_handlers(concurrency: int) -> None:
 def test_no_jobs_are_claimed_for_slow_handlers() -> None:
     sizer = BatchSizer(500, 4)
     sizer.record_calls(0.1, unused=True)
+    fill_claims(sizer)
     assert [sizer.claim_size(idle=1, slow_handlers=slow) for slow in range(5)] == [40, 30, 20, 10, 10]
     assert not sizer.is_slower_than_usual(LONGEST_IN_BUFFER)
     assert sizer.is_slower_than_usual(1.1 * LONGEST_IN_BUFFER)
     sizer.record_calls(20.0, unused=True)
     assert not sizer.is_slower_than_usual(1.1 * LONGEST_IN_BUFFER), "usual calls take as long"
+
+
+CLAIM = 0.002
+"""Seconds that a claim takes here."""
+
+SLOW = {
+    "2 % take 0.3 s": (50, 0.3),
+    "1 % takes 1.5 s": (100, 1.5),
+    "2 % take 3 s": (50, 3.0),
+    "all are quick": (0, 0.0),
+}
+
+
+@pytest.mark.parametrize("mix", SLOW)
+def test_few_jobs_are_claimed_twice(mix: str) -> None:
+    """However few handlers are slow, and however slow these are: one handler runs 20,000 jobs by the rules."""
+    one_in, slow = SLOW[mix]
+    draw, sizer, jobs, now = random.Random(1), BatchSizer(500, 1), 20_000, 0.0
+    waiting = [slow if one_in and not draw.randrange(one_in) else 0.0 for _ in range(jobs)]
+    claims = released = 0
+    while waiting:
+        claims, size = claims + 1, sizer.claim_size()
+        claimed = waiting[-size:]
+        del waiting[-size:]
+        now += CLAIM
+        claimed_at = now
+        sizer.record_claim(CLAIM, size, found=len(claimed))
+        while claimed:
+            took = claimed.pop() + 0.0003
+            sizer.record_calls(took, unused=True)
+            now += took
+            if claimed and (took > LONGEST_IN_BUFFER or now - claimed_at > LATE):
+                released += len(claimed)
+                waiting += claimed
+                claimed = []
+                sizer.record_released(now)
+    # Each job is updated twice, and a released one twice more.
+    assert 2 + 2 * released / jobs < 2.3
+    assert claims * CLAIM < 0.03 * now
+
+
+def test_claims_grow_until_jobs_are_released() -> None:
+    """By claims that were as large as they might be, and found as many jobs; after a release by little."""
+    sizer = BatchSizer(500, 2)
+    sizer.record_calls(0.0001, calls=100, unused=True)
+    sizes = [sizer.claim_size()]
+    for size, found in ((15, 14), (10, 10), (15, 15), (60, 60), (240, 240), (500, 500)):
+        sizer.record_claim(0.0, size, found=found)
+        sizes.append(sizer.claim_size())
+    assert sizes == [15, 15, 15, 60, 240, 500, 500]
+    sizer.record_released(100.0)
+    sizer.record_released(100.0 + LATE)
+    assert sizer.claim_size() == 250, "the jobs of one claim are released one after the other"
+    assert sizer.jobs_during_claim() <= 250
+    for _ in range(30):
+        size = sizer.claim_size()
+        sizer.record_claim(0.0, size, found=size)
+        assert size <= sizer.claim_size() <= 1.05 * size
+    assert sizer.claim_size() == 500
+    for number in range(20):
+        sizer.record_released(200.0 + 2 * LATE * number)
+    assert sizer.claim_size(idle=2) == 2, "each idle handler may have a job"
 
 
 def test_claims_that_cannot_be_released_begin_small() -> None:
@@ -199,6 +273,7 @@ def test_claims_are_large_where_handlers_are_quick(
         sizer = consumer._parts.sizer
         assert sizer.claim_size() == first
         sizer.record_calls(0.0001, calls=500, unused=True)
+        fill_claims(sizer)
         assert sizer.claim_size() == most
 
 
@@ -221,7 +296,7 @@ def test_the_next_claim_begins_with_as_many_jobs_left_as_end_during_it() -> None
         assert sizer.jobs_during_claim() == 0
         for _ in range(50):
             sizer.record_calls(0.1, unused=True)
-            sizer.record_claim(0.02)
+            sizer.record_claim(0.02, 100, found=0)
     # 500 jobs per second.
     assert 8 <= many.jobs_during_claim() <= 10
     assert one.jobs_during_claim() == batches.jobs_during_claim() == 0

@@ -188,6 +188,8 @@ def release_waiting(maintenance: Maintenance, now: float) -> Routine:
         # Before the release: the next consumer claims the job after the request, and ignores it as one for an old run.
         yield ExecuteInOwnSession(take_requests, (context, late))
         number = release_late(context, now)
+        if number and not context.stopping:
+            context.sizer.record_released(now)
         extra = context.log_fields("jobs_released", count=number)
         logger.info("%s: released %d jobs that would have waited for its handlers", context.name, number, extra=extra)
         yield from settle_finished(context, otherwise=False)

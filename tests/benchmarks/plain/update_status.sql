@@ -216,6 +216,8 @@ FROM sqlaqueue_picked))) RETURNING email.id AS id, email."to" AS "to", email.sta
  SELECT sqlaqueue_claimed.id, sqlaqueue_claimed."to", sqlaqueue_claimed.status, sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.attempts, sqlaqueue_claimed.max_attempts, sqlaqueue_claimed.last_error, sqlaqueue_claimed.created_at, sqlaqueue_claimed.finished_at, sqlaqueue_claimed.lease_token, sqlaqueue_claimed.lease_expires_at, sqlaqueue_claimed.claimed_by
 FROM sqlaqueue_claimed ORDER BY sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.id
 
+SET LOCAL lock_timeout = '500ms'
+
 UPDATE email SET status=%(status)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
@@ -391,8 +393,6 @@ SELECT to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, to_regclass($sqlaqueu
 
 SELECT txid_current() AS txid_current_1, current_setting(%(current_setting_2)s::VARCHAR) AS current_setting_1
 
-SET LOCAL lock_timeout = '500ms'
-
 UPDATE email SET status=%(status)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = %(sqlaqueue_key_0)s::INTEGER AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
@@ -478,3 +478,18 @@ sqlaqueue_claimed AS
 FROM sqlaqueue_picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at, email.lease_token AS lease_token, email.lease_expires_at AS lease_expires_at, email.claimed_by AS claimed_by)
  SELECT sqlaqueue_claimed.id, sqlaqueue_claimed."to", sqlaqueue_claimed.status, sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.attempts, sqlaqueue_claimed.max_attempts, sqlaqueue_claimed.last_error, sqlaqueue_claimed.created_at, sqlaqueue_claimed.finished_at, sqlaqueue_claimed.lease_token, sqlaqueue_claimed.lease_expires_at, sqlaqueue_claimed.claimed_by
 FROM sqlaqueue_claimed ORDER BY sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.id
+
+WITH sqlaqueue_picked AS
+(SELECT sqlaqueue_found.id AS id
+FROM (SELECT sqlaqueue_each.id AS id, 1 AS sqlaqueue_one
+FROM generate_series(1, <n>) AS sqlaqueue_start JOIN LATERAL (SELECT email.id AS id
+FROM email, generate_series(1, (SELECT <n>)) AS sqlaqueue_thousand
+WHERE email.lease_token IS NULL AND NOT (email.id = ANY (CAST(string_to_array(%(sqlaqueue_except)s::VARCHAR, ',', 'NULL') AS INTEGER[]))) AND NOT (EXISTS (SELECT <n>
+FROM sqlaqueue_control
+WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key = CAST('[]' AS JSONB))) AND (SELECT count(*) AS count_1
+FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL AND email.status = 'pending' AND email.run_at <= statement_timestamp() AND sqlaqueue_start.sqlaqueue_start IS NOT NULL AND sqlaqueue_thousand.sqlaqueue_thousand IS NOT NULL ORDER BY email.priority, email.run_at, email.id, email.priority, email.run_at, email.id
+ LIMIT (SELECT <n> AS anon_1) FOR NO KEY UPDATE OF email SKIP LOCKED) AS sqlaqueue_each ON true
+ LIMIT <n>) AS sqlaqueue_found
+WHERE sqlaqueue_found.sqlaqueue_one = 1)
+ SELECT DISTINCT sqlaqueue_picked.id
+FROM sqlaqueue_picked

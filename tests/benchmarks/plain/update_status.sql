@@ -216,8 +216,6 @@ FROM sqlaqueue_picked))) RETURNING email.id AS id, email."to" AS "to", email.sta
  SELECT sqlaqueue_claimed.id, sqlaqueue_claimed."to", sqlaqueue_claimed.status, sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.attempts, sqlaqueue_claimed.max_attempts, sqlaqueue_claimed.last_error, sqlaqueue_claimed.created_at, sqlaqueue_claimed.finished_at, sqlaqueue_claimed.lease_token, sqlaqueue_claimed.lease_expires_at, sqlaqueue_claimed.claimed_by
 FROM sqlaqueue_claimed ORDER BY sqlaqueue_claimed.priority, sqlaqueue_claimed.run_at, sqlaqueue_claimed.id
 
-SET LOCAL lock_timeout = '500ms'
-
 UPDATE email SET status=%(status)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
@@ -392,6 +390,8 @@ FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sql
 SELECT to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$) AS anon_2, to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$) AS anon_3
 
 SELECT txid_current() AS txid_current_1, current_setting(%(current_setting_2)s::VARCHAR) AS current_setting_1
+
+SET LOCAL lock_timeout = '500ms'
 
 UPDATE email SET status=%(status)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = %(sqlaqueue_key_0)s::INTEGER AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL

@@ -39,7 +39,7 @@ turn as well."""
 def freed_keys(part: JobKey) -> sa.FromClause:
     """Return the keys that a claim looks at first: ``part``, the hash, and ``place``, the number from 1 on."""
     names = {f"{_FREED}_{number}": (column.type, None) for number, column in enumerate(part.columns)}
-    rows = numbered_rows(names, "place")
+    rows = numbered_rows(names, "place", may_be_empty=True)
     return sa.select(rows.c.place, key_hash([rows.c[name] for name in names]).label("part")).subquery(_FREED)
 
 

@@ -163,17 +163,21 @@ def _array(element: TypeEngine[Any], *, nullable: bool) -> TypeEngine[Any]:
 
 
 def numbered_rows(
-    columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any] | None]], number: str
+    columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any] | None]], number: str, *, may_be_empty: bool = False
 ) -> sa.TableValuedAlias:
     """Return given values as a table, with the number of each row, from 1.
 
     One array for each column: a VALUES list would have a parameter for each value, and other SQL for each number of
     rows.
+
+    :param may_be_empty: whether there may be no rows: printed with its values, an empty array needs a cast.
     """
-    arrays = [
+    arrays: list[Any] = [
         sa.bindparam(name if values is None else None, list(values or ()), type_=_array(type_, nullable=True))
         for name, (type_, values) in columns.items()
     ]
+    if may_be_empty:
+        arrays = [one if isinstance(one.type, TextArray) else sa.cast(one, one.type) for one in arrays]
     names = [sa.column(name, type_) for name, (type_, _) in columns.items()]
     rows: sa.TableValuedAlias = sa.func.unnest(*arrays).table_valued(
         *names, with_ordinality=number, name="sqlaqueue_given"

@@ -343,6 +343,8 @@ class Settler:
         unique = unique_key(self._spec)
         self._is_large, self._looked_at = False, float("-inf")
         """Whether the table of the jobs is large enough for plans that are kept; and when that was asked."""
+        self.limits_locks = True
+        """Whether settlements wait for locks for a moment only: not in the transaction of a test, which keeps a setting."""
         self._may_meet_duplicates = unique is not None and unique.returns_from_runs
         """Whether a run that becomes pending may meet a duplicate, and may have to wait for an uncommitted one."""
         self._cancels_for_duplicates = unique is not None and unique.config.on_return == "cancel"
@@ -460,8 +462,13 @@ class Settler:
         It waits for a moment at most: for rows that others have locked, and for a duplicate that another transaction
         has enqueued and not committed. Other jobs must not wait for these.
         """
-        limits_itself = lock_timeout == LOCK_TIMEOUT and self._statements.completes and all(map(_is_usual, finished))
-        if not limits_itself:
+        limits_itself = (
+            self.limits_locks
+            and lock_timeout == LOCK_TIMEOUT
+            and self._statements.completes
+            and all(map(_is_usual, finished))
+        )
+        if self.limits_locks and not limits_itself:
             limit: Any = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'").execution_options(**{OURS: True})
             if may_be_other_engine() and engine_of(session.connection(bind_arguments=self._bind).dialect) is not None:
                 limit = sa.select(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))

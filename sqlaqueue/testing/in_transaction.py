@@ -434,6 +434,7 @@ def _take_turn(context: ConsumerContext) -> Routine:
 
 def _turn(context: ConsumerContext) -> Routine:
     turn = WorkerTurn(context)
+    context.settler.limits_locks = False
     turn.may_claim()
     if context.settings.holds_transaction:
         quarantined = context.quarantine.take()

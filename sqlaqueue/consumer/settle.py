@@ -344,7 +344,7 @@ class Settler:
         self._is_large, self._looked_at = False, float("-inf")
         """Whether the table of the jobs is large enough for plans that are kept; and when that was asked."""
         self.limits_locks = True
-        """Whether settlements limit how long they wait for locks; not in the transaction of a test, which is its own."""
+        """Whether settlements limit how long they wait for locks; not in a transaction of a test, which is its own."""
         self._may_meet_duplicates = unique is not None and unique.returns_from_runs
         """Whether a run that becomes pending may meet a duplicate, and may have to wait for an uncommitted one."""
         self._cancels_for_duplicates = unique is not None and unique.config.on_return == "cancel"

@@ -445,7 +445,8 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.join()
-        self._reader.join()
+        # A child that hangs keeps the pipe open: what the test says of it is worth more than its last lines.
+        self._reader.join(DEADLINE)
         self._orders.close()
         self._words.close()
 
@@ -482,7 +483,8 @@ class Worker:
         """Wait for its end and return the exit code."""
         self.process.join(DEADLINE)
         assert self.process.exitcode is not None, "the worker does not end"
-        self._reader.join()
+        self._reader.join(DEADLINE)
+        assert not self._reader.is_alive(), "a child of the worker does not end"
         return self.process.exitcode
 
 

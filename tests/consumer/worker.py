@@ -164,8 +164,7 @@ async def with_children(io: Any, job: Any) -> None:
             if not pid:
                 if way == "exec":
                     os.execv(sys.executable, [sys.executable, "-c", "import os; os._exit(6)"])  # noqa: S606 - no shell is wanted
-                # Not os._exit(), which coverage extends by a write to a SQLite file: see `tests/sqlite/test_processes.py`.
-                posix._exit(5)
+                os._exit(5)
             result = _exit_code(pid)
     say(f"child: {job.payload} {result}")
 
@@ -177,10 +176,21 @@ def live(order: Any, orders: Connection, words: Connection) -> None:
         end.close()
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     pace.RESCUE = order["rescue"]
+    if order["url"].startswith("sqlite"):
+        os.register_at_fork(after_in_child=end_past_coverage)
     if order["restart"]:
         restart(order)
     else:
         serve_until_signal(order)
+
+
+def end_past_coverage() -> None:
+    """Let ``os._exit`` only exit, also where multiprocessing calls it.
+
+    Coverage extends it by a write to a SQLite file of its own. In a child that may wait without end for a lock of the
+    SQLite library, which a thread of the parent had at the fork.
+    """
+    os._exit = posix._exit
 
 
 def restart(order: Any) -> None:

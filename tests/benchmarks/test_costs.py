@@ -55,24 +55,26 @@ class Drain:
     """A drain whose costs are counted.
 
     :param batches: number of batches; counting starts after the third one and ends before the last two.
+    :param uses_session: whether the handler executes a statement.
     """
 
     strategy: str
     on_complete: str
     batch: int
     batches: int
+    uses_session: bool = False
 
     @property
     def name(self) -> str:
         """Its name in costs.json."""
-        return f"{self.strategy}, {self.on_complete}, batches of {self.batch}"
+        return f"{self.strategy}, {self.on_complete}, batches of {self.batch}{', session used' * self.uses_session}"
 
 
 DRAINS = [
     Drain(strategy, on_complete, batch, batches)
     for strategy in STRATEGIES
     for on_complete, batch, batches in (("keep", 1, 65), ("keep", 10, 35), ("keep", 100, 15), ("delete", 100, 15))
-]
+] + [Drain(strategy, "keep", 10, 35, uses_session=True) for strategy in STRATEGIES]
 ENQUEUEING = {"in one transaction": 1000, "one by one": 100}
 
 
@@ -144,9 +146,12 @@ def count_drain(database: Database, drain: Drain) -> Counts:
         engine.dispose()
         before = _dead_rows(database)
         counter = Counter(engine, database)
-        consumer: Consumer[Any] = Consumer(
-            model, lambda _session, _job: None, sessionmaker(engine), batch_size=drain.batch
-        )
+
+        def handle(session: Session, _: Any) -> None:
+            if drain.uses_session:
+                session.execute(sa.text("SELECT 1"))
+
+        consumer: Consumer[Any] = Consumer(model, handle, sessionmaker(engine), batch_size=drain.batch)
 
         counts: Counts = {}
         ended = itertools.count(1)

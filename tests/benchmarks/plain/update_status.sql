@@ -391,6 +391,8 @@ SELECT to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, to_regclass($sqlaqueu
 
 SELECT txid_current() AS txid_current_1, current_setting(%(current_setting_2)s::VARCHAR) AS current_setting_1
 
+SET LOCAL lock_timeout = '500ms'
+
 UPDATE email SET status=%(status)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = %(sqlaqueue_key_0)s::INTEGER AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 

@@ -398,8 +398,15 @@ class Intervals:
     def retention(self) -> float:
         return RETENTION * (0.9 + 0.2 * self._draw())
 
+    def between_deletions(self, busy: float) -> float:
+        """Return the seconds between two batches of a deletion, for which the server may be busy a tenth of the time.
+
+        Three Consumers of a queue delete at once, and claims are to notice little of it.
+        """
+        return 9 * busy
+
     def between_batches(self, took: float) -> float:
-        """Return the seconds between two batches of a deletion, which may take a fifth of the time."""
+        """Return the seconds between two ranges of which one was repaired; they may take a fifth of the time."""
         return max(_SHORTEST_PAUSE, 4 * took)
 
     def between_ranges(self, took: float, *, found: bool) -> float:

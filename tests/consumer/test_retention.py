@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlaqueue import Constant, QueueConfig, QueueMixin, claim
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance import state
-from sqlaqueue.consumer.maintenance.state import BATCH, MOST_SKIPPED, WALK, Retention, Walk
+from sqlaqueue.consumer.maintenance.state import BATCH, FIRST_BATCH, MOST_SKIPPED, WALK, Deleted, Retention, Walk
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import Bench, Server
 from tests.consumer.models import Models
@@ -122,6 +122,35 @@ def test_jobs_that_become_old_are_deleted(database: Database) -> None:
         wait_until(lambda: queue.left() == set())
 
 
+def test_a_backlog_is_deleted_in_a_few_batches(leased: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is one DELETE, of which the Consumer reads one row, however many jobs it deletes."""
+    # A batch stays as large on a loaded machine.
+    monkeypatch.setattr(state, "_LONG", 600.0)
+    young = leased.add(10, "completed", 6)
+    number = sum(sizes := [500, 1000, 2000, 600])
+    leased.add(number, "completed", 8)
+    deleted, read = list[Deleted](), list[int]()
+    delete = Retention.delete_batch
+
+    def record(*arguments: Any) -> Deleted:
+        deleted.append(delete(*arguments))
+        return deleted[-1]
+
+    monkeypatch.setattr(Retention, "delete_batch", record)
+    server = leased.consumer()
+
+    @sa.event.listens_for(server.sync_engine, "after_cursor_execute")
+    def _count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "DELETE FROM job" in statement:
+            read.append(cursor.rowcount)
+
+    with server.running():
+        wait_until(lambda: leased.left() == {*young})
+    # That of failed jobs finds nothing, each time.
+    assert [each.number for each in deleted if each.number] == sizes
+    assert read == [1] * len(deleted)
+
+
 def test_messages_match_the_jobs_that_stay(database: Database) -> None:
     queue = Queue(database, "delete_returning")
     queue.add(10, "completed", 8)
@@ -164,9 +193,9 @@ def test_nothing_is_deleted_by_default(database: Database, strategy: str, monkey
 
 def test_a_job_with_references_stays_and_others_are_deleted(leased: Queue, caplog: Any) -> None:
     """Twice as many of them as are deleted at once are older than the others."""
-    blocked = leased.add(2 * BATCH, "completed", 9)
+    blocked = leased.add(2 * FIRST_BATCH, "completed", 9)
     leased.execute("INSERT INTO child (job_id) SELECT id FROM job")
-    leased.add(BATCH, "completed", 8)
+    leased.add(FIRST_BATCH, "completed", 8)
     with leased.serve():
         wait_until(lambda: leased.left() == set(blocked))
         wait_until(lambda: "child_of_job" in caplog.text)
@@ -191,9 +220,10 @@ def test_rows_that_are_deleted_with_a_job_do_not_keep_it(leased: Queue) -> None:
 
 def test_a_job_whose_deletion_fails_is_skipped(leased: Queue, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that refers to it would be deleted with it, and cannot be: only trying shows that."""
-    monkeypatch.setattr(state, "BATCH", 16)
-    # The search takes many batches, and between two of them a Consumer pauses for four times as long as one took.
-    monkeypatch.setattr(pace.Intervals, "between_batches", lambda _, took: 0.01)
+    for name in ("BATCH", "FIRST_BATCH"):
+        monkeypatch.setattr(state, name, 16)
+    # The search takes many batches, and between two of them a Consumer pauses for nine times as long as one took.
+    monkeypatch.setattr(pace.Intervals, "between_deletions", lambda _, busy: 0.01)
     jobs = leased.add(40, "completed", 8)
     blocked = {jobs[0], jobs[25], jobs[-1]}
     leased.execute(
@@ -213,7 +243,8 @@ def test_jobs_that_stay_without_an_error_keep_no_others(
     leased: Queue, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """A trigger keeps more of the oldest ones than are deleted at once."""
-    monkeypatch.setattr(state, "BATCH", 4)
+    for name in ("BATCH", "FIRST_BATCH"):
+        monkeypatch.setattr(state, name, 4)
     kept = leased.add(9, "completed", 8, "keep")
     leased.add(9, "completed", 7.5)
     leased.execute(
@@ -251,7 +282,7 @@ def test_without_the_index_nothing_is_deleted(leased: Queue, caplog: Any) -> Non
     assert caplog.text.count("lacks the index") == 1
 
 
-def delete_batch(queue: Queue, walk: Walk) -> tuple[int, datetime | None, datetime | None]:
+def delete_batch(queue: Queue, walk: Walk) -> Deleted:
     settings, retention = settings_of(queue.Job, batch_size=1), Retention(spec_of(queue.Job))
     with queue.sessions() as session:
         assert retention.inspect(session, settings)
@@ -274,19 +305,19 @@ def test_a_batch_reads_a_few_pages_of_a_large_table(leased: Queue, statistics: s
 
     @sa.event.listens_for(leased.engine, "before_cursor_execute", retval=True)
     def _explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
-        if statement.startswith("DELETE"):
+        if "DELETE FROM" in statement:
             cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters)
             plans.append(cursor.fetchone()[0][0]["Plan"])
         return statement, parameters
 
-    assert delete_batch(leased, Walk("completed", 7 * DAY))[0] == 0
+    assert delete_batch(leased, Walk("completed", 7 * DAY)).number == 0
     (plan,) = plans
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 20
 
 
 def test_the_oldest_jobs_are_deleted_first(leased: Queue) -> None:
     young, old = leased.add(3, "completed", 8), leased.add(3, "completed", 9)
-    deleted, newest, _ = delete_batch(leased, Walk("completed", 7 * DAY, limit=4))
+    deleted, newest, *_ = delete_batch(leased, Walk("completed", 7 * DAY, limit=4))
     assert deleted == 4
     assert leased.left() == set(young[1:])
     assert newest is not None
@@ -334,10 +365,12 @@ def test_a_walk_ends_and_begins_again() -> None:
 @pytest.mark.once
 def test_batches_that_take_long_or_fail_become_smaller() -> None:
     walk = Walk("completed", DAY)
-    walk.record_batch(None, None, 10.0, more=True)
-    assert walk.limit == BATCH // 2
-    walk.record_batch(None, None, 0.01, more=True)
-    assert walk.limit == BATCH
+    limits = []
+    for took in (0.01, 0.01, 0.01, 0.2, 0.01, 0.2, 10.0, 0.01):
+        limits.append(walk.limit)
+        walk.record_batch(None, None, took, more=True)
+    assert limits == [500, 1000, 2000, 4000, 4000, 5000, 5000, 2500]
+    assert (limits[0], walk.limit) == (FIRST_BATCH, BATCH), "one that takes 0.2 seconds is neither too large nor small"
     failures = 0
     while not walk.record_error():
         failures += 1

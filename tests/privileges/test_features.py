@@ -171,7 +171,7 @@ def test_a_worker_with_a_history_needs_what_the_page_says(recorded: Roles) -> No
     assert recorded.consumer(Ticket).drain() == 2
     recorded.execute("UPDATE sqlaqueue_attempt SET ended_at = now() - interval '15 days' WHERE key = '[1]'")
     with Session(engine) as session:
-        assert len(delete_batch(session, settings_of(Ticket), Walk("attempt", timedelta(days=14)))[0]) == 1
+        assert delete_batch(session, settings_of(Ticket), Walk("attempt", timedelta(days=14))).number == 1
         assert [one.outcome for one in QueueAdmin(session, Ticket).attempts(2)] == ["completed"]
 
 

@@ -425,8 +425,8 @@ def test_no_plan_is_kept_for_deleting_old_jobs(
     retention, context = Retention(spec_of(model)), make_context(model)
     (walk,) = retention.walks
     for _ in range(12):
-        assert retention.delete_batch(session, context.settings, walk)[0] == 0
-    assert kept_of(session, "DELETE FROM job") == 0
+        assert retention.delete_batch(session, context.settings, walk).number == 0
+    assert kept_of(session, "WITH sqlaqueue_deleted") == 0
 
 
 def test_no_plan_is_kept_for_reconciling_a_range(engine: sa.Engine, session: Session) -> None:

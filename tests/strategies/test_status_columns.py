@@ -276,11 +276,11 @@ def deletes_old(walk: Walk, context: Any) -> None:
     assert retention.inspect(session, context.settings)
     for each in retention.walks:
         retention.warn_of_references(session, context.settings, each)
-        assert retention.delete_batch(session, context.settings, each)[0] == 0
+        assert retention.delete_batch(session, context.settings, each).number == 0
         each.age = timedelta(0)
         assert not retention.skip_first(session, context.settings, each, sa.exc.DBAPIError("", {}, ValueError("held")))
         each.skipped.clear()
-        assert retention.delete_batch(session, context.settings, each)[0] == 2
+        assert retention.delete_batch(session, context.settings, each).number == 2
     assert walk.states() == Counter(pending=2)
 
 

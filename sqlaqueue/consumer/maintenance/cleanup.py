@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +16,14 @@ from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Effect, ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.core.errors import is_transient
 from sqlaqueue.consumer.maintenance.leases import look_for_unchanged
-from sqlaqueue.consumer.maintenance.state import MAINTAINERS, Maintenance, Walk, batch_limits
+from sqlaqueue.consumer.maintenance.state import (
+    MAINTAINERS,
+    Deleted,
+    Maintenance,
+    Walk,
+    batch_limits,
+    delete_and_count,
+)
 from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.consumer.settle import BESIDE_ORM, execute_for_keys
 from sqlaqueue.flow_control.rates import delete_idle
@@ -39,21 +46,20 @@ def delete_old_attempts(maintenance: Maintenance, now: float) -> Routine:
         return
     if walk.begins_at <= now:
         walk.begin(now)
-    began = time.monotonic()
     try:
-        ended, bound = yield ExecuteInOwnSession(delete_batch, (context.settings, walk), slow=True)
+        deleted: Deleted = yield ExecuteInOwnSession(delete_batch, (context.settings, walk), slow=True)
     except DBAPIError:
         # The next batch is smaller.
         walk.record_error()
         raise
-    done, more = time.monotonic(), len(ended) >= walk.limit
-    walk.record_batch(max(ended, default=None), bound, done - began, more=more)
+    more = deleted.number >= walk.limit
+    walk.record_batch(deleted.newest, deleted.bound, deleted.seconds, more=more)
     if more:
-        timers.set("history", done + context.intervals.between_batches(done - began))
+        timers.set("history", time.monotonic() + context.intervals.between_deletions(deleted.seconds))
 
 
-def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> tuple[Sequence[datetime], datetime]:
-    """Delete a batch of old attempts, and commit; return when each ended, and the time before which it had to end."""
+def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> Deleted:
+    """Delete a batch of old attempts, and commit."""
     spec, bind = settings.spec, settings.bind_arguments
     table = spec.side_tables[ATTEMPT]
     bound = clock() - sa.literal(walk.age, sa.Interval())
@@ -66,9 +72,9 @@ def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> tu
     # Several Consumers delete: none waits for another.
     chosen = sa.func.array(old.with_for_update(skip_locked=True).scalar_subquery())
     deleting = sa.delete(table).where(table.c.id == sa.any_(chosen), planned_anew())
-    found = session.execute(deleting.returning(table.c.ended_at), bind_arguments=bind).scalars().all()
+    deleted = delete_and_count(session, settings, deleting, table.c.ended_at, before)
     session.commit()
-    return found, before
+    return deleted
 
 
 # -- reconcile ---------------------------------------------------------------------------------------------------------
@@ -192,34 +198,35 @@ def delete_old(maintenance: Maintenance, now: float) -> Routine:
     timers.set("retention", now + context.intervals.retention())
     if context.polls.peers.rank >= MAINTAINERS:
         return
-    more, began = False, time.monotonic()
+    more, busy = False, 0.0
     for walk in retention.walks:
         if walk.begins_at <= now:
             if not (yield ExecuteInOwnSession(retention.inspect, (context.settings,), slow=True)):
                 return
             walk.begin(now)
-        more |= yield from _delete_batch(maintenance, walk)
+        has_more, seconds = yield from _delete_batch(maintenance, walk)
+        more, busy = more or has_more, busy + seconds
     if more:
-        done = time.monotonic()
-        timers.set("retention", done + context.intervals.between_batches(done - began))
+        timers.set("retention", time.monotonic() + context.intervals.between_deletions(busy))
 
 
-def _delete_batch(maintenance: Maintenance, walk: Walk) -> Generator[Effect, Any, bool]:
-    """Delete a batch; return whether there may be more."""
+def _delete_batch(maintenance: Maintenance, walk: Walk) -> Generator[Effect, Any, tuple[bool, float]]:
+    """Delete a batch; return whether there may be more, and for how many seconds the server was busy."""
     retention, settings, began = maintenance.retention, maintenance.context.settings, time.monotonic()
     try:
-        deleted, newest, bound = yield ExecuteInOwnSession(retention.delete_batch, (settings, walk), slow=True)
+        deleted: Deleted = yield ExecuteInOwnSession(retention.delete_batch, (settings, walk), slow=True)
     except DBAPIError as error:
         if is_transient(error):
             raise
+        took = time.monotonic() - began
         if not walk.record_error():
-            return True
-        return not (yield ExecuteInOwnSession(retention.skip_first, (settings, walk, error), slow=True))
-    took, more = time.monotonic() - began, bool(deleted >= walk.limit)
+            return True, took
+        return not (yield ExecuteInOwnSession(retention.skip_first, (settings, walk, error), slow=True)), took
+    more, newest = deleted.number >= walk.limit, deleted.newest
     if not more:
-        newest = yield ExecuteInOwnSession(retention.first_untried, (settings, walk, deleted), slow=True)
+        newest = yield ExecuteInOwnSession(retention.first_untried, (settings, walk, deleted.number), slow=True)
         more = bool(newest)
-    walk.record_batch(newest, bound, took, more=more)
+    walk.record_batch(newest, deleted.bound, deleted.seconds, more=more)
     if not more and walk.end():
         yield ExecuteInOwnSession(retention.warn_of_references, (settings, walk), slow=True)
-    return more
+    return more, deleted.seconds

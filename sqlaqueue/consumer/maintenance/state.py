@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -26,6 +26,7 @@ from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.run import Key, Run, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies.attach import index_name
 
@@ -37,7 +38,9 @@ from sqlaqueue.strategies.attach import index_name
 # the next walk begins from the oldest again.
 
 
-BATCH = 500
+BATCH, FIRST_BATCH = 5_000, 500
+"""How many rows one transaction deletes at most, and the first one of a Consumer: nothing is known then of triggers and
+foreign keys, which may make a deletion slow."""
 
 WALK = 3600.0
 """Seconds between two beginnings of a walk."""
@@ -46,7 +49,8 @@ MOST_SKIPPED = 100
 """How many jobs that cannot be deleted are remembered one by one."""
 
 _LONG = 0.25
-"""Seconds that one batch may take before the next one is made smaller: other maintenance tasks wait meanwhile."""
+"""Seconds that the server may take for one batch before the next one is made smaller: other maintenance tasks wait
+meanwhile. A batch of twice the size is tried only where that should not take longer either."""
 
 _LONGEST = 2.0
 _PARTS_OF_LEASE = 6
@@ -59,7 +63,7 @@ class Walk:
 
     state: str
     age: timedelta
-    limit: int = BATCH
+    limit: int = field(default_factory=lambda: FIRST_BATCH)
     since: datetime | None = None
     """All jobs that ended before have been processed."""
     skipped: list[Key] = field(default_factory=list)
@@ -79,11 +83,14 @@ class Walk:
         return was_new
 
     def record_batch(self, reached: datetime | None, bound: datetime | None, took: float, *, more: bool) -> None:
-        """Record a batch: up to when all jobs are processed, if known, and before when a job had to end."""
+        """Record a batch: up to when all jobs are processed, if known, and before when a job had to end.
+
+        :param took: for how many seconds the server was busy with it.
+        """
         self.since = (reached if more else bound) or self.since
         if took > _LONG:
             self.limit = max(1, self.limit // 2)
-        else:
+        elif took <= _LONG / 2:
             self.limit = min(BATCH, self.limit * 2)
 
     def record_error(self) -> bool:
@@ -102,13 +109,46 @@ class Walk:
         return True
 
 
+class Deleted(NamedTuple):
+    """What a batch has deleted.
+
+    :param number: how many rows.
+    :param newest: when the last of them has ended; None if there was none, or for a queue without a status.
+    :param bound: the time before which they had to end; None for a queue without a status.
+    :param seconds: for how long the server was busy.
+    """
+
+    number: int
+    newest: datetime | None
+    bound: datetime | None
+    seconds: float
+
+
+def delete_and_count(
+    session: Session, settings: ConsumerSettings, deleting: sa.Delete, moment: sa.Column[Any], bound: datetime | None
+) -> Deleted:
+    """Execute a DELETE, and return what it has deleted; ``moment`` is the column by which the rows are ordered.
+
+    The server counts the rows, as thousands of them would occupy this process for longer than claims do. It measures
+    itself how long it takes, as a thread of this process may wait much longer: for the others, which run handlers.
+    """
+    began, bind = time.monotonic(), settings.bind_arguments
+    if engine_of(session.connection(bind_arguments=bind).dialect) is not None:
+        ended = session.execute(deleting.returning(moment), execution_options=BESIDE_ORM, bind_arguments=bind)
+        moments = ended.scalars().all()
+        return Deleted(len(moments), max(moments, default=None), bound, time.monotonic() - began)
+    deleted = deleting.returning(moment.label("sqlaqueue_moment")).cte("sqlaqueue_deleted")
+    busy = sa.extract("epoch", sa.func.clock_timestamp() - sa.func.statement_timestamp())
+    counted = sa.select(sa.func.count(), sa.func.max(deleted.c.sqlaqueue_moment), busy).select_from(deleted)
+    number, newest, seconds = session.execute(counted, bind_arguments=bind).one()
+    return Deleted(number, newest, bound, float(seconds))
+
+
 class Retention:
     """The deletions of one consumer; methods with a session are operations."""
 
     def __init__(self, spec: QueueSpec) -> None:
-        self.walks = [
-            Walk(state, timedelta(seconds=seconds(age)), BATCH) for state, age in spec.config.retention.items()
-        ]
+        self.walks = [Walk(state, timedelta(seconds=seconds(age))) for state, age in spec.config.retention.items()]
         self._spec = spec
         self._ready = False
         self._references: dict[str, sa.ColumnElement[bool]] = {}
@@ -142,15 +182,9 @@ class Retention:
         session.rollback()
         return self._ready
 
-    def delete_batch(
-        self, session: Session, settings: ConsumerSettings, walk: Walk
-    ) -> tuple[int, datetime | None, datetime | None]:
-        """Delete a batch and commit.
-
-        :return: the number of deleted jobs, the time at which the last of them finished, and the time before which jobs
-            had to finish; both times are None for a queue without a status.
-        """
-        spec = self._spec
+    def delete_batch(self, session: Session, settings: ConsumerSettings, walk: Walk) -> Deleted:
+        """Delete a batch and commit."""
+        spec, began = self._spec, time.monotonic()
         bound = self._limit_transaction(session, settings, walk)
         verb = spec.strategy.purge(
             spec,
@@ -161,19 +195,15 @@ class Retention:
             sa.literal(walk.limit).render_literal_execute(),
         )
         if isinstance(verb, sa.Delete):
-            deleting = verb.where(planned_anew()).returning(spec.columns["finished_at"])
-            ends = session.execute(
-                deleting, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments
-            ).scalars()
-            found: Sequence[Any] = ends.all()
+            deleting = verb.where(planned_anew())
+            deleted = delete_and_count(session, settings, deleting, spec.columns["finished_at"], bound)
         else:
-            deleting = returning_keys(spec, verb)
-            found = [
-                None
-                for _ in session.execute(deleting, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments)
-            ]
+            keys = session.execute(
+                returning_keys(spec, verb), execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments
+            ).all()
+            deleted = Deleted(len(keys), None, bound, time.monotonic() - began)
         session.commit()
-        return len(found), max((end for end in found if end is not None), default=None), bound
+        return deleted
 
     def _limit_transaction(self, session: Session, settings: ConsumerSettings, walk: Walk) -> datetime | None:
         """Have the server end this transaction if it takes long; return the time before which a job must have ended."""
@@ -347,7 +377,7 @@ class Maintenance:
         self.context, self.timers = context, Timers()
         self.retention = Retention(context.spec)
         kept = context.spec.config.attempt_history
-        self.history = None if kept is None else Walk("attempt", timedelta(seconds=seconds(kept)), BATCH)
+        self.history = None if kept is None else Walk("attempt", timedelta(seconds=seconds(kept)))
         """The walk through old attempts; None without an attempt history."""
         self.expired: Sequence[Key] = ()
         """The jobs that a rescue has found once, with an expired lease; it looks for them again."""

@@ -16,10 +16,13 @@ the first gives its kind::
     quarantined                         rescued jobs became pending, so that there may be quarantined ones
     rescued                             a Consumer has looked for jobs whose lease expired
     cancel_requested                    the cancellation of running jobs was requested
+    unwatched                           a Consumer that has polled for all of them, or was notified for all, has no
+                                        capacity any more: another one watches the queue
     wait <waiter> <jobs>                a caller waits until these jobs are settled
     settled <jobs>                      these jobs, for which a caller waits, were settled
 
-A due time is a decimal number. Jobs are a JSON array of the texts of their keys (:func:`sqlaqueue.queue.run.key_text`).
+``pending`` is sent only while a Consumer waits for it: see :mod:`sqlaqueue.consumer.notifications.watch`. A due time is
+a decimal number. Jobs are a JSON array of the texts of their keys (:func:`sqlaqueue.queue.run.key_text`).
 
 Each notification is a hint. If one is lost, the jobs are found by the next poll; a receiver ignores a payload that it
 cannot parse.
@@ -52,6 +55,7 @@ class Signal(enum.StrEnum):
     QUARANTINED = "quarantined"
     RESCUED = "rescued"
     CANCEL_REQUESTED = "cancel_requested"
+    UNWATCHED = "unwatched"
 
 
 class Pending(NamedTuple):

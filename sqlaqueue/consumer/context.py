@@ -145,6 +145,11 @@ class ConsumerContext:
     def spec(self) -> QueueSpec:
         return self.settings.spec
 
+    @property
+    def serves(self) -> str:
+        """What part of the queue it serves: empty for all of it, else a text of its own."""
+        return "" if self.settings.serves_whole_queue else self.id
+
     def handler_name(self, job: Any) -> str:
         dispatch, handlers = self.settings.dispatch, self.fork_guard.handlers
         function = function_of(handlers[0] if dispatch is None else dispatch.handler_of(job))

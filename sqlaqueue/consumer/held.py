@@ -285,7 +285,7 @@ def _claim(context: ConsumerContext, quarantined: QuarantinedJob | None, suspect
     else:
         jobs, more = (yield Execute(claimer.claim_suspects, (suspects,))), True
     claimer.unclaimable.succeeded(suspects, found=bool(jobs))
-    context.polls.polled(more=more)
+    context.polls.polled(found=bool(jobs), more=more)
     return jobs, more
 
 

@@ -434,7 +434,7 @@ def claim_leased_batch(
     context.intervals.succeeded()
     took = time.monotonic() - began
     context.sizer.record_claim(took, limit, found=len(jobs))
-    context.polls.polled(more=more)
+    context.polls.polled(found=bool(jobs), more=more)
     context.poll_when_admitted(ended_before)
     if finished:
         report_settled(context, finished, lease_lost)

@@ -66,7 +66,7 @@ class TaskRunner(BaseRunner):
     def listen(self) -> None:
         context = self.context
         context.polls.peers.subscribed = True
-        async_listener_of(context.engine).add(channel_of(context.spec), context.polls)
+        async_listener_of(context.engine).add(channel_of(context.spec), context.polls, context.serves)
 
     def reconnect(self) -> None:
         async_listener_of(self.context.engine).reconnect()

@@ -253,7 +253,7 @@ class ThreadRunner(BaseRunner):
     def listen(self) -> None:
         context = self.context
         context.polls.peers.subscribed = True
-        listener.listen(context.engine, channel_of(context.spec), context.polls)
+        listener.listen(context.engine, channel_of(context.spec), context.polls, context.serves)
 
     def reconnect(self) -> None:
         listener.reconnect(self.context.engine)

@@ -92,7 +92,8 @@ def _take_turns(context: ConsumerContext, take_turn: Callable[[ConsumerContext, 
                 yield Wait("change", _PAUSE_DRAINING, seen)
         else:
             # The turn to claim is kept meanwhile: one poll of an empty queue is enough for all workers.
-            yield Wait("poll", max(0.0, context.polls.next_poll() - time.monotonic()))
+            with context.polls.waiting():
+                yield Wait("poll", max(0.0, context.polls.next_poll() - time.monotonic()))
             turn.end()
 
 

@@ -107,6 +107,12 @@ def channel_of(spec: QueueSpec) -> str:
     return object_name("sqlaqueue", spec.table.fullname, spec.name)
 
 
+def lock_numbers(name: str) -> tuple[int, int]:
+    """Return the numbers of an advisory lock; that of a channel tells whether enqueueing notifies."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:4], signed=True), int.from_bytes(digest[4:8], signed=True)
+
+
 def notification(spec: QueueSpec, payload: Payload | sa.ColumnElement[str]) -> sa.ColumnElement[str]:
     text = payload if isinstance(payload, sa.ColumnElement) else str(payload)
     sent: sa.ColumnElement[str] = sa.func.pg_notify(channel_of(spec), text, type_=sa.Text())
@@ -120,12 +126,15 @@ def notification(spec: QueueSpec, payload: Payload | sa.ColumnElement[str]) -> s
 # that becomes pending, and PostgreSQL sends equal notifications of a transaction once. The condition is part of the
 # trigger, so a claim or a settlement never calls the function.
 #
+# It sends none while nobody waits for one, which it learns by an advisory lock
+# (:mod:`sqlaqueue.consumer.notifications.watch`): commits that notify go one after the other.
+#
 # A notification is a hint. It carries the number of jobs, when the first is due, and the transaction, by which
 # Consumers agree on who polls first (:mod:`sqlaqueue.consumer.notifications.polls`). A Consumer that misses
 # it finds the jobs at its next poll.
 
 
-WAKE_VERSION = 4
+WAKE_VERSION = 5
 """Raise it whenever the text below changes: a running Consumer compares it with the version in the database."""
 
 PREFIX = "sqlaqueue_wake_"
@@ -183,6 +192,7 @@ def _quarantine(spec: QueueSpec, channel: str) -> str:
 
 def _wake_body(spec: QueueSpec) -> str:
     channel = channel_of(spec).replace("'", "''")
+    high, low = lock_numbers(channel_of(spec))
     run_at = NEUTRAL.identifier_preparer.quote(spec.columns["run_at"].name) if spec.has("run_at") else None
     # The function runs as the writer of the rows, whose search path may lead to operators and functions of others.
     equal = equals(spec.columns["status"]) if spec.has("status") else "="
@@ -201,7 +211,15 @@ BEGIN
   IF TG_LEVEL = 'ROW' THEN
     sqlaqueue_first := {own};
     sqlaqueue_last := sqlaqueue_first;{_quarantine(spec, channel)}
-  ELSE
+  END IF;
+  -- An error, as of a server that has no room for another lock, must not fail the statement.
+  BEGIN
+    IF pg_catalog.pg_try_advisory_xact_lock_shared({high}, {low}) THEN
+      RETURN NULL;
+    END IF;
+  EXCEPTION WHEN OTHERS THEN
+  END;
+  IF TG_LEVEL = 'STATEMENT' THEN
     SELECT count(*), {first}, {last} INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
       FROM new_rows
       WHERE {_is_pending(spec, equal=equal)};

@@ -18,7 +18,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlaqueue import AsyncConsumer, Consumer, JobEvent
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.postgresql.triggers import channel_of, lock_numbers
 from tests.consumer import worker
 from tests.consumer.models import DEADLINE, Handler, Models, for_async, for_sync, models, prepared
 from tests.programs import FORKS, wait_until
@@ -510,7 +510,7 @@ def await_listening(*servers: Server) -> None:
 def listening_connections(bench: Bench) -> set[int]:
     """Return the numbers of the server's processes that listen."""
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    return set(bench.execute(f"SELECT array_agg(pid) {others} AND query LIKE 'LISTEN%'") or ())
+    return set(bench.execute(f"SELECT array_agg(pid) {others} AND query ~ '^LISTEN|advisory'") or ())
 
 
 def logged(log: Any, event: str) -> list[Any]:
@@ -521,7 +521,10 @@ def logged(log: Any, event: str) -> list[Any]:
 def notifications(bench: Bench, first: str = "") -> Iterator[Callable[..., list[str]]]:
     """Yield a function that returns the payloads received since its last call, of one kind or of all."""
     with bench.database.connect() as connection:
-        connection.execute(f'LISTEN "{channel_of(spec_of(bench.Job))}"'.encode())
+        channel = channel_of(spec_of(bench.Job))
+        connection.execute(f'LISTEN "{channel}"'.encode())
+        # Enqueueing notifies while somebody holds this lock, as a Consumer that waits does.
+        connection.execute("SELECT pg_try_advisory_lock(%s, %s)", lock_numbers(channel))
 
         def received(kind: str = first) -> list[str]:
             connection.execute("SELECT 1")

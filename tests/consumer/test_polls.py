@@ -20,7 +20,7 @@ from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, Heartbeat, Settled, Sig
 pytestmark = pytest.mark.once
 
 
-INTERVAL = 7.0
+INTERVAL = 0.7
 SHARED_INTERVAL = 5 * INTERVAL
 """Seconds until each of five Consumers polls without an announcement."""
 

@@ -37,12 +37,12 @@ class AsyncListener(BaseListener):
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, channel: str, subscriber: Subscriber) -> None:
+    def add(self, channel: str, subscriber: Subscriber, watching: str | None = None) -> None:
         if sends_in_process(self._engine.sync_engine):
             subscribe(self._engine.sync_engine, channel, subscriber, asyncio.get_running_loop())
             return
         limit_connects(self._engine.sync_engine)
-        self.subscriptions.add(channel, subscriber)
+        super().add(channel, subscriber, watching)
         # It may have been cancelled, as by remove().
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="sqlaqueue-listener")
@@ -81,7 +81,7 @@ class AsyncListener(BaseListener):
             except Exception as error:  # noqa: BLE001 - subscribers poll meanwhile, and the next try may succeed
                 failed = True
                 self._failed(error)
-            self.subscriptions.listening_lost(self.subscriptions.channels)
+            self.subscriptions.connection_lost()
             if failed:
                 await self._wait(self._delay())
 
@@ -109,7 +109,13 @@ class AsyncListener(BaseListener):
         channels = _Asyncpg(driver, self) if hasattr(driver, "add_listener") else _Psycopg(driver, self, quote)
         listening: set[str] = set()
         self._reconnects, silent_since = False, time.monotonic()
-        while (wanted := self.subscriptions.channels) and not self._reconnects:
+        while not self._reconnects:
+            while (taken := self.subscriptions.take_statement()) is not None:
+                statement, watch = taken
+                watch.answered(await self._reply(connection.scalar(statement)))
+            wanted = self.subscriptions.channels
+            if not wanted:
+                break
             for channel in listening - wanted:
                 await self._reply(channels.unlisten(channel))
             for channel in wanted - listening:
@@ -127,11 +133,11 @@ class AsyncListener(BaseListener):
                 await self._reply(connection.exec_driver_sql("SELECT 1"))
                 self._failures, silent_since = 0, time.monotonic()
 
-    async def _reply(self, statement: Awaitable[object]) -> None:
+    async def _reply(self, statement: Awaitable[Any]) -> Any:
         """Wait for the reply to a statement: there is none on a connection that is half open."""
         try:
             async with asyncio.timeout(REPLY_TIMEOUT):
-                await statement
+                return await statement
         except TimeoutError:
             self._reconnects = True
             raise

@@ -9,11 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.core.waker import Waker, limit_connects, shut_down
+from sqlaqueue.consumer.notifications.polls import PollSchedule
+from sqlaqueue.consumer.notifications.watch import Watch
 from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Payload, parse
 from sqlaqueue.sql.engine import engine_of
@@ -66,14 +68,36 @@ class Subscriptions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channels: dict[Subscriber, str] = {}
+        self._watches: dict[tuple[str, str], Watch] = {}
 
     def add(self, channel: str, subscriber: Subscriber) -> None:
         with self._lock:
             self._channels[subscriber] = channel
 
+    def watch(self, channel: str, part: str, schedule: PollSchedule, wake: Callable[[], object]) -> None:
+        """Watch the queue for a Consumer; ``wake`` is called when it waits and the listener has something to do."""
+        with self._lock:
+            watch = self._watches.setdefault((channel, part), Watch(channel, part))
+            watch.schedules.append(schedule)
+        schedule.on_wait = lambda: wake() if watch.is_due() else None
+
     def remove(self, subscriber: Subscriber) -> None:
         with self._lock:
             self._channels.pop(subscriber, None)
+            for watch in self._watches.values():
+                watch.schedules = [each for each in watch.schedules if each is not subscriber]
+
+    def take_statement(self) -> tuple[sa.Executable, Watch] | None:
+        """Return a statement that is to be executed now, and the watch that its result is for."""
+        with self._lock:
+            watches = list(self._watches.items())
+        for key, watch in watches:
+            if (statement := watch.statement()) is not None:
+                return statement, watch
+            with self._lock:
+                if not watch.schedules and watch.mode == "away":
+                    self._watches.pop(key, None)
+        return None
 
     @property
     def channels(self) -> set[str]:
@@ -86,18 +110,31 @@ class Subscriptions:
         if payload is not None:
             for subscriber in self._of({channel}):
                 subscriber.receive(payload)
+            for watch in self._watches_of({channel}):
+                watch.received(payload)
+
+    def connection_lost(self) -> None:
+        for watch in self._watches_of(None):
+            watch.lost()
+        self.listening_lost(self.channels)
 
     def listening_lost(self, channels: set[str]) -> None:
         for subscriber in self._of(channels):
             subscriber.listening_lost()
 
     def until_overdue(self) -> float:
-        return min([each.until_overdue() for each in self._of(self.channels)], default=float("inf"))
+        """Return the seconds until a subscriber misses a notification, or a watch has something to do."""
+        overdue = [each.until_overdue() for each in self._of(self.channels)]
+        return max(0.0, min([*overdue, *(each.until_due() for each in self._watches_of(None))], default=float("inf")))
 
     def report_overdue(self) -> None:
         for subscriber in self._of(self.channels):
             if subscriber.until_overdue() <= 0:
                 subscriber.notification_overdue()
+
+    def _watches_of(self, channels: set[str] | None) -> list[Watch]:
+        with self._lock:
+            return [watch for (name, _), watch in self._watches.items() if channels is None or name in channels]
 
     def _of(self, channels: set[str]) -> list[Subscriber]:
         with self._lock:
@@ -165,6 +202,11 @@ class BaseListener:
         self._failures = 0
         """How many connections in a row have failed before they proved to work."""
 
+    def add(self, channel: str, subscriber: Subscriber, watching: str | None = None) -> None:
+        self.subscriptions.add(channel, subscriber)
+        if watching is not None:
+            self.subscriptions.watch(channel, watching, cast("PollSchedule", subscriber), self.wake)
+
     def wake(self) -> None:
         """Make the thread or task read the subscriptions and the connection."""
         raise NotImplementedError
@@ -207,7 +249,7 @@ class Listener(BaseListener):
             except Exception as error:  # noqa: BLE001 - subscribers poll meanwhile, and the next try may succeed
                 failed = True
                 self._failed(error)
-            self.subscriptions.listening_lost(self.subscriptions.channels)
+            self.subscriptions.connection_lost()
             if failed:
                 self._pause(self._delay())
 
@@ -242,7 +284,13 @@ class Listener(BaseListener):
         quote = connection.dialect.identifier_preparer.quote_identifier
         listening: set[str] = set()
         self._reconnects, silent_since = False, time.monotonic()
-        while (wanted := self.subscriptions.channels) and not self._reconnects:
+        while not self._reconnects:
+            while (taken := self.subscriptions.take_statement()) is not None:
+                statement, watch = taken
+                watch.answered(_execute(connection, driver, statement))
+            wanted = self.subscriptions.channels
+            if not wanted:
+                break
             for channel in listening - wanted:
                 _execute(connection, driver, f"UNLISTEN {quote(channel)}")
             for channel in wanted - listening:
@@ -261,13 +309,14 @@ class Listener(BaseListener):
                 self._failures, silent_since = 0, time.monotonic()
 
 
-def _execute(connection: sa.Connection, driver: Any, statement: str) -> None:
-    """Execute a statement; without a reply the connection, which may be half open, is given up."""
+def _execute(connection: sa.Connection, driver: Any, statement: str | sa.Executable) -> Any:
+    """Execute a statement and return its value; without a reply the connection, which may be half open, is given up."""
     timer = threading.Timer(REPLY_TIMEOUT, shut_down, (driver,))
     timer.daemon = True
     timer.start()
     try:
-        connection.exec_driver_sql(statement)
+        result = connection.exec_driver_sql(statement) if isinstance(statement, str) else connection.execute(statement)
+        return result.scalar() if result.returns_rows else None
     finally:
         timer.cancel()
 
@@ -286,8 +335,11 @@ _listeners: dict[sa.Engine, Listener] = {}
 _lock = threading.Lock()
 
 
-def listen(engine: sa.Engine, channel: str, subscriber: Subscriber) -> None:
-    """Deliver the notifications of ``channel`` to ``subscriber``, by the listener of this process and engine."""
+def listen(engine: sa.Engine, channel: str, subscriber: Subscriber, watching: str | None = None) -> None:
+    """Deliver the notifications of ``channel`` to ``subscriber``, by the listener of this process and engine.
+
+    :param watching: for the poll schedule of a Consumer, what part of the queue it serves, see :class:`Watch`.
+    """
     if sends_in_process(engine):
         subscribe(engine, channel, subscriber)
         return
@@ -298,7 +350,7 @@ def listen(engine: sa.Engine, channel: str, subscriber: Subscriber) -> None:
             listener = Listener(engine)
             listener.thread.start()
             _listeners[engine] = listener
-        listener.subscriptions.add(channel, subscriber)
+        listener.add(channel, subscriber, watching)
         listener.wake()
 
 

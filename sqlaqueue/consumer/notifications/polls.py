@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -365,7 +366,7 @@ class WaiterRegistry:
             return [job for job in jobs if self._until.pop(job, now) > now]
 
 
-LONGEST_POLL = 60.0
+LONGEST_POLL = 5.0
 """The most seconds between two polls of one consumer, however many there are: all the others may be busy."""
 
 _MANY_PEERS = 3
@@ -421,6 +422,10 @@ class PollSchedule:
         """A poll became due while another one was executed, which may have begun too early."""
         self.cancellation_requested = False
         """The cancellation of running jobs was requested, and the requests have not been queried yet."""
+        self.waits, self.busy_since, self.found = 0, now(), False
+        """How many workers wait for the next poll, since when none does, and whether the last poll found jobs."""
+        self.on_wait: Callable[[], object] | None = None
+        """Called when a worker begins to wait: this Consumer has capacity, and its last claim was short."""
         self.has_polled = False
         """A poll has been answered by the database, whatever it found."""
         self.quarantined = True
@@ -482,6 +487,14 @@ class PollSchedule:
         self._wake_poller()
         self._wake_maintenance()
 
+    def is_notified(self) -> None:
+        """Poll, as all jobs are announced from now on; those that were not are found once more."""
+        with self._lock:
+            self._announcements.known_until = self._now()
+            self._poll_now()
+        self._wake_poller()
+        self._wake_maintenance()
+
     def until_overdue(self) -> float:
         return self.rescues.until_overdue()
 
@@ -517,7 +530,21 @@ class PollSchedule:
             self._wake_maintenance()
         return Poll(ids[-MOST_IDS:], self.peers.count)
 
-    def polled(self, *, more: bool) -> None:
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Record that a worker waits for the next poll, in a block."""
+        with self._lock:
+            self.waits += 1
+        if self.on_wait is not None:
+            self.on_wait()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.waits, self.busy_since = self.waits - 1, self._now()
+
+    def polled(self, *, more: bool, found: bool = False) -> None:
+        self.found = found
         if not self.has_polled:
             self.has_polled = True
             self._wake_maintenance()

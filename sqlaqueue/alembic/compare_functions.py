@@ -21,7 +21,7 @@ _NOT_ENABLED = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 
 def create_function(function: ReflectedFunction) -> MigrateOperation:
     has_expected_path = not function.has_search_path
-    if function.definer or function.returns == "trigger":
+    if function.definer or (function.returns == "trigger" and not function.bare):
         has_expected_path = function.restricted if function.definer else function.has_session_search_path
     if function.plain and has_expected_path and function.source.startswith("\n"):
         return ops.CreateFunction(
@@ -31,6 +31,7 @@ def create_function(function: ReflectedFunction) -> MigrateOperation:
             returns=function.returns,
             comment=function.comment,
             definer=function.definer,
+            bare=function.bare,
             schema=function.schema,
         )
     return ops.OperationList(
@@ -92,6 +93,7 @@ def compare_functions(diff: DiffContext) -> None:
                 tables={key: each.name for key, each in function.tables.items()},
                 comment=function.comment,
                 definer=function.definer,
+                bare=function.bare,
                 schema=table.schema,
                 undo=None if existing is None else restore_function(preparer, existing),
             )

@@ -421,6 +421,7 @@ class CreateFunction(QueueOp, name="create_queue_function"):
     :param tables: key to name of a table.
     :param comment: its comment, which contains its version.
     :param definer: make it SECURITY DEFINER, and revoke EXECUTE from PUBLIC.
+    :param bare: whether it changes no setting, so that its body names PostgreSQL's own objects only.
     :param undo: creates the function again that this one replaces; None if it replaces none.
     """
 
@@ -432,6 +433,7 @@ class CreateFunction(QueueOp, name="create_queue_function"):
     tables: dict[str, str] = field(default_factory=dict)
     comment: str | None = None
     definer: bool = False
+    bare: bool = False
     schema: str | None = None
     undo: MigrateOperation | None = field(default=None, metadata=NOT_RENDERED)
 
@@ -445,6 +447,7 @@ class CreateFunction(QueueOp, name="create_queue_function"):
             {key: ddl.bare_table(name, self.schema) for key, name in self.tables.items()},
             self.comment,
             definer=self.definer,
+            bare=self.bare,
         )
         # CREATE OR REPLACE keeps the comment of the former function, so the comment is always set.
         statements = [each for each in function.created() if not isinstance(each, ddl.CommentOnFunction)]

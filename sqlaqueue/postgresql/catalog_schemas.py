@@ -50,9 +50,11 @@ FUNCTIONS = sa.text("""
              AND NOT public.allowed AS restricted,
            l.lanname = 'plpgsql' AND f.provolatile = 'v' AND NOT f.proisstrict
              AND f.proparallel = 'u' AND f.procost = 100 AND NOT f.proleakproof
-             AND CASE WHEN f.proconfig[1] LIKE 'search_path=%' THEN f.proconfig[2:] ELSE f.proconfig END
+             AND (CASE WHEN f.proconfig[1] LIKE 'search_path=%' THEN f.proconfig[2:] ELSE f.proconfig END
                = CASE f.prorettype WHEN 'trigger'::regtype THEN ARRAY['enable_seqscan=off']
-                 ELSE ARRAY['enable_seqscan=off', 'plan_cache_mode=force_generic_plan'] END AS plain
+                 ELSE ARRAY['enable_seqscan=off', 'plan_cache_mode=force_generic_plan'] END
+               OR f.proconfig IS NULL) AS plain,
+           f.proconfig IS NULL AS bare
     FROM pg_proc AS f
     JOIN pg_namespace AS n ON n.oid = f.pronamespace
     JOIN pg_language AS l ON l.oid = f.prolang
@@ -162,6 +164,8 @@ class ReflectedFunction:
     """The statement that writes its comment."""
     plain: bool
     """It has no properties beyond those that a :class:`~sqlaqueue.postgresql.ddl.Function` sets."""
+    bare: bool
+    """It changes no setting."""
     has_search_path: bool
     """It sets its own search path."""
     has_session_search_path: bool
@@ -175,8 +179,8 @@ class ReflectedFunction:
 
     def is_as_declared(self, function: Function) -> bool:
         search_path = self.restricted if function.definer else self.has_search_path == function.sets_search_path
-        own = (self.returns, self.comment, self.definer, self.plain, search_path)
-        same = own == (function.returns, function.comment, function.definer, True, True)
+        own = (self.returns, self.comment, self.definer, self.bare, self.plain, search_path)
+        same = own == (function.returns, function.comment, function.definer, function.bare, True, True)
         # A statement that was copied from an indented text is the same.
         sources = map(_unindented, _sources(function, self.actual_schema))
         return same and _unindented(self.source) in sources

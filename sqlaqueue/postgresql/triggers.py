@@ -151,7 +151,9 @@ def wakes(spec: QueueSpec) -> bool:
 
 def attach_wake_triggers(spec: QueueSpec) -> None:
     name = object_name("sqlaqueue_wake", spec.table.name)
-    function = TriggerFunction(spec.table, name, _wake_body(spec), comment=version_comment(WAKE_VERSION))
+    # The operators of a type that is not PostgreSQL's own are found by the search path.
+    bare = not spec.has("status") or equals(spec.columns["status"]) != "="
+    function = TriggerFunction(spec.table, name, _wake_body(spec), comment=version_comment(WAKE_VERSION), bare=bare)
     attach(spec.table, function)
     attach(spec.table, Trigger(spec.table, f"{PREFIX}insert", "INSERT", function, {"NEW": "new_rows"}))
     begins = _becomes_pending(spec)
@@ -186,7 +188,7 @@ def _quarantine(spec: QueueSpec, channel: str) -> str:
     token = NEUTRAL.identifier_preparer.quote(spec.columns["lease_token"].name)
     return f"""
     IF NEW.{token} IS NOT NULL THEN
-      PERFORM pg_notify('{channel}', '{Signal.QUARANTINED}');
+      PERFORM pg_catalog.pg_notify('{channel}', '{Signal.QUARANTINED}');
     END IF;"""
 
 
@@ -194,21 +196,22 @@ def _wake_body(spec: QueueSpec) -> str:
     channel = channel_of(spec).replace("'", "''")
     high, low = lock_numbers(channel_of(spec))
     run_at = NEUTRAL.identifier_preparer.quote(spec.columns["run_at"].name) if spec.has("run_at") else None
-    # The function runs as the writer of the rows, whose search path may lead to operators and functions of others.
     equal = equals(spec.columns["status"]) if spec.has("status") else "="
     first = last = own = "NULL"
     if run_at is not None:
-        first, last = f"min({run_at})::timestamptz", f"max({run_at})::timestamptz"
-        own = f"NEW.{run_at}::timestamptz"
+        first, last = (f"pg_catalog.{each}({run_at})::timestamp with time zone" for each in ("min", "max"))
+        own = f"NEW.{run_at}::timestamp with time zone"
+    # The function runs as the writer of the rows, whose search path may lead to operators and functions of others.
+    same, later = "OPERATOR(pg_catalog.=)", "OPERATOR(pg_catalog.>)"
     return f"""\
 #variable_conflict use_column
 DECLARE
   sqlaqueue_jobs bigint := 1;
-  sqlaqueue_first timestamptz;
-  sqlaqueue_last timestamptz;
+  sqlaqueue_first timestamp with time zone;
+  sqlaqueue_last timestamp with time zone;
   sqlaqueue_due double precision;
 BEGIN
-  IF TG_LEVEL = 'ROW' THEN
+  IF TG_LEVEL {same} 'ROW' THEN
     sqlaqueue_first := {own};
     sqlaqueue_last := sqlaqueue_first;{_quarantine(spec, channel)}
   END IF;
@@ -219,22 +222,23 @@ BEGIN
     END IF;
   EXCEPTION WHEN OTHERS THEN
   END;
-  IF TG_LEVEL = 'STATEMENT' THEN
-    SELECT count(*), {first}, {last} INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
+  IF TG_LEVEL {same} 'STATEMENT' THEN
+    SELECT pg_catalog.count(*), {first}, {last} INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
       FROM new_rows
       WHERE {_is_pending(spec, equal=equal)};
   END IF;
-  IF sqlaqueue_jobs = 0 THEN
+  IF sqlaqueue_jobs {same} 0 THEN
     RETURN NULL;
   END IF;
-  IF sqlaqueue_last > statement_timestamp() THEN
-    sqlaqueue_due := extract(epoch FROM greatest(sqlaqueue_first, statement_timestamp()));
-    IF TG_LEVEL = 'ROW' THEN
-      sqlaqueue_due := ceil(sqlaqueue_due / {_STEP}::float8) * {_STEP}::float8;
+  IF sqlaqueue_last {later} pg_catalog.statement_timestamp() THEN
+    sqlaqueue_due := extract(epoch FROM greatest(sqlaqueue_first, pg_catalog.statement_timestamp()));
+    IF TG_LEVEL {same} 'ROW' THEN
+      sqlaqueue_due := {_STEP}::double precision OPERATOR(pg_catalog.*)
+        pg_catalog.ceil(sqlaqueue_due OPERATOR(pg_catalog./) {_STEP}::double precision);
     END IF;
   END IF;
-  PERFORM pg_catalog.pg_notify('{channel}', pg_catalog.concat_ws(' ', '{PENDING}', pg_current_xact_id(), sqlaqueue_jobs,
-    coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));
+  PERFORM pg_catalog.pg_notify('{channel}', pg_catalog.concat_ws(' ', '{PENDING}', pg_catalog.pg_current_xact_id(),
+    sqlaqueue_jobs, coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last {later} sqlaqueue_first THEN 'more' END));
   RETURN NULL;
 END
 """  # noqa: S608 - the names are quoted, and the values are written as literals

@@ -16,7 +16,7 @@ from sqlaqueue import QueueConfig, States, claim, complete
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction, objects_of
 from sqlaqueue.postgresql.start_checks import outdated_triggers_of, undefined_object_advice
-from sqlaqueue.postgresql.triggers import MESSAGE_VERSION, channel_of
+from sqlaqueue.postgresql.triggers import MESSAGE_VERSION, channel_of, lock_numbers
 from tests.alembic.conftest import (
     Project,
     changed,
@@ -196,6 +196,7 @@ def test_quoted_names_in_a_translated_schema(database: Database, engine: sa.Engi
     with database.connect() as listener:
         channel = channel_of(spec_of(notifying))
         listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        listener.execute("SELECT pg_advisory_lock(%s, %s)", lock_numbers(channel))
         with Session(translated) as session:
             job = notifying(article="1")
             session.add(job)
@@ -276,7 +277,7 @@ def test_a_changed_function_has_another_version() -> None:
     functions = [each for each in objects_of(order(WITH_MESSAGES).__table__) if isinstance(each, TriggerFunction)]
     assert {each.name: (each.comment, hashlib.sha256(each.body.encode()).hexdigest()[:16]) for each in functions} == {
         FUNCTION: ("sqlaqueue, version 3", "9a82d71a8ca8a62b"),
-        WAKE: ("sqlaqueue, version 4", "9917b08b204a8bfc"),
+        WAKE: ("sqlaqueue, version 5", "b2da225c010700ed"),
     }
 
 
@@ -305,8 +306,8 @@ def test_the_version_is_in_the_comment(engine: sa.Engine) -> None:
             "sqlaqueue_message_delete is disabled",
         ),
         ("DROP TRIGGER sqlaqueue_message_insert ON orders", "sqlaqueue_message_insert is missing"),
-        (f"COMMENT ON FUNCTION {WAKE} IS NULL", f"{WAKE} is of version 0, and version 4 is needed"),
-        (f"DROP FUNCTION {WAKE} CASCADE", f"{WAKE} is missing, and version 4 is needed"),
+        (f"COMMENT ON FUNCTION {WAKE} IS NULL", f"{WAKE} is of version 0, and version 5 is needed"),
+        (f"DROP FUNCTION {WAKE} CASCADE", f"{WAKE} is missing, and version 5 is needed"),
         ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_wake_insert", "sqlaqueue_wake_insert is disabled"),
     ],
 )

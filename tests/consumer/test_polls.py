@@ -20,7 +20,12 @@ from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, Heartbeat, Settled, Sig
 pytestmark = pytest.mark.once
 
 
-INTERVAL = 0.7
+@pytest.fixture(autouse=True)
+def rare_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlaqueue.consumer.notifications.polls.LONGEST_POLL", 60.0)
+
+
+INTERVAL = 7.0
 SHARED_INTERVAL = 5 * INTERVAL
 """Seconds until each of five Consumers polls without an announcement."""
 

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlaqueue import async_copy_in, claim, copy_in
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.postgresql.triggers import channel_of, lock_numbers
 from tests.copy.conftest import (
     STRATEGIES,
     Anything,
@@ -180,7 +180,9 @@ def test_copied_jobs_are_announced_and_claimed(
 ) -> None:
     model = STRATEGIES[strategy]
     with psycopg.connect(copy_database.dsn, autocommit=True) as listener:
-        listener.execute(f'LISTEN "{channel_of(spec_of(model))}"'.encode())
+        channel = channel_of(spec_of(model))
+        listener.execute(f'LISTEN "{channel}"'.encode())
+        listener.execute("SELECT pg_advisory_lock(%s, %s)", lock_numbers(channel))
         assert psycopg_driver.copy(model, ({"id": number} for number in range(250))) == 250
         # One statement, one notification.
         assert len(list(listener.notifies(timeout=0.2, stop_after=2))) == 1

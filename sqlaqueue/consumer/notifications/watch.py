@@ -78,6 +78,7 @@ class Watch:
         self._notifications: deque[float] = deque(maxlen=FLOOD)
         self._last_id = ""
         self._holders: set[str] = set()
+        self._logged: set[str] = set()
         self._look_at = float("inf")
 
     def is_due(self) -> bool:
@@ -209,19 +210,19 @@ class Watch:
         )
 
     def _looked(self, holders: str | None) -> None:
-        """Log a transaction that has had the notification lock for long: it was there at the last look as well."""
+        """Log transactions that have had the notification lock for long, once: they were there at the last look."""
         found = set((holders or "").split(",")) - {""}
-        for each in sorted(found & self._holders):
+        for each in sorted((found & self._holders) - self._logged):
             _, _, pid = each.partition(" ")
-            who = f"the transaction of server process {pid}" if pid else "a prepared transaction"
             logger.warning(
                 "channel %s: %s has enqueued jobs and is open for more than %.0f s; until it ends, enqueueing sends no "
-                "notifications, and one Consumer polls four times a second",
+                "notifications, and a Consumer polls four times a second",
                 self._channel,
-                who,
+                f"the transaction of server process {pid}" if pid else "a prepared transaction",
                 _LOGGED_AFTER,
                 extra=fields("transaction_open", pid=int(pid) if pid else None),
             )
+        self._logged = found & (self._logged | self._holders)
         self._holders = found
 
 

@@ -372,6 +372,9 @@ LONGEST_POLL = 5.0
 _MANY_PEERS = 3
 """From how many consumers on it costs less to notify the others that no job is there than to let them poll."""
 
+_LONGEST_CLAIM = 0.25
+"""Seconds for which a Consumer may poll before it counts as one without capacity."""
+
 MOST_IDS = 20
 """How many announcements one notification may name: it has at most 8,000 bytes."""
 
@@ -422,8 +425,9 @@ class PollSchedule:
         """A poll became due while another one was executed, which may have begun too early."""
         self.cancellation_requested = False
         """The cancellation of running jobs was requested, and the requests have not been queried yet."""
-        self.waits, self.busy_since, self.found = 0, now(), False
-        """How many workers wait for the next poll, since when none does, and whether the last poll found jobs."""
+        self.waits, self.found, self.polls = 0, False, 0
+        """How many workers wait for the next poll, whether the last poll found jobs, and how many polls there were."""
+        self._busy_since, self._polls_since = now(), float("-inf")
         self.on_wait: Callable[[], object] | None = None
         """Called when a worker begins to wait: this Consumer has capacity, and its last claim was short."""
         self.has_polled = False
@@ -522,6 +526,7 @@ class PollSchedule:
 
     def begin_poll(self) -> Poll:
         """Return the poll that is executed now; the announcements that it answers are forgotten."""
+        self._polls_since = self._now()
         with self._lock:
             self._poll_again = False
             unknown = self._announcements.open_due()
@@ -541,10 +546,16 @@ class PollSchedule:
             yield
         finally:
             with self._lock:
-                self.waits, self.busy_since = self.waits - 1, self._now()
+                self.waits, self._busy_since = self.waits - 1, self._now()
+
+    def busy_for(self) -> float:
+        """Return for how many seconds it has had no capacity; a poll may take a moment before it counts."""
+        now = self._now()
+        return 0.0 if self.waits else now - max(self._busy_since, min(self._polls_since + _LONGEST_CLAIM, now))
 
     def polled(self, *, more: bool, found: bool = False) -> None:
-        self.found = found
+        self.found, self.polls = found, self.polls + 1
+        self._busy_since, self._polls_since = self._now(), float("-inf")
         if not self.has_polled:
             self.has_polled = True
             self._wake_maintenance()

@@ -37,7 +37,7 @@ from sqlaqueue.postgresql.triggers import lock_numbers
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
 """Seconds between two polls of a listener that watches without the notification lock."""
 
-HAND_OVER_AFTER = 0.02
+HAND_OVER_AFTER = 0.05
 """Seconds without capacity after which it lets another one watch."""
 
 _RETRY, _LONGEST_RETRY = 0.15, 5.0
@@ -64,7 +64,7 @@ class Watch:
     """
 
     def __init__(self, channel: str, part: str = "", now: Callable[[], float] = time.monotonic) -> None:
-        self._channel, self._now = channel, now
+        self._channel, self._part, self._now = channel, part, now
         self._notified, self._watched = lock_numbers(channel), lock_numbers(f"{channel} watch {part}")
         self.schedules: list[PollSchedule] = []
         self.mode: Literal["away", "polling", "notified"] = "away"
@@ -75,6 +75,8 @@ class Watch:
     def lost(self) -> None:
         """Record that the connection is gone, and the locks with it."""
         self.mode, self._due, self._polled_at, self._pause = "away", self._now(), float("-inf"), FIRST_PAUSE
+        self._unanswered: dict[PollSchedule, int] = {}
+        """How many polls each Consumer had made when this one began to be notified; empty once one was short since."""
         self._notifications: deque[float] = deque(maxlen=FLOOD)
         self._last_id = ""
         self._holders: set[str] = set()
@@ -87,10 +89,10 @@ class Watch:
 
     def until_due(self) -> float:
         """Return the seconds until :meth:`statement` has something to do, if nobody wakes the listener."""
-        if self.mode == "notified":
+        if self.mode == "notified" and not self._unanswered:
             return float("inf")
         left = self._due - self._now()
-        return left if left > 0 or self.mode == "polling" or self._waiting() else float("inf")
+        return left if left > 0 or self.mode != "away" or self._waiting() else float("inf")
 
     def received(self, payload: Payload) -> None:
         if isinstance(payload, Pending) and payload.id != self._last_id:
@@ -115,20 +117,32 @@ class Watch:
             times = self._notifications
             if len(times) == FLOOD and times[-1] - times[0] <= _WINDOW:
                 return self._become_polling(waiting)
-            return None
+            return self._await_poll(now, waiting) if self._unanswered else None
         if now < self._due:
             return None
         if self.mode == "away":
             return self._ask() if waiting else None
         return self._next_poll(now, waiting)
 
+    def _await_poll(self, now: float, waiting: list[PollSchedule]) -> sa.Executable | None:
+        """Wait until a poll has shown that no more jobs are there which were not announced; else let others poll."""
+        if any(each.polls > self._unanswered.get(each, 0) and not each.is_due() for each in waiting):
+            self._unanswered = {}
+            # Of a part of the queue only: others may have missed jobs of theirs.
+            return self._notify(Signal.POLL) if self._part else None
+        return self._hand_over(now) if now >= self._due else None
+
+    def _hand_over(self, now: float) -> sa.Executable | None:
+        """Let another listener watch if this one has had no capacity for a moment."""
+        left = HAND_OVER_AFTER - min(now - self._polled_at, *(each.busy_for() for each in self.schedules))
+        if left <= 0:
+            return self._unwatch()
+        self._due = now + left
+        return None
+
     def _next_poll(self, now: float, waiting: list[PollSchedule]) -> sa.Executable | None:
         if not waiting:
-            since = max(each.busy_since for each in self.schedules)
-            if now - since >= HAND_OVER_AFTER:
-                return self._unwatch()
-            self._due = since + HAND_OVER_AFTER
-            return None
+            return self._hand_over(now)
         if any(each.found for each in waiting):
             self._pause, self._look_at = FIRST_PAUSE, float("inf")
             if now >= self._polled_at + self._pause:
@@ -170,6 +184,8 @@ class Watch:
             case "notified":
                 self.mode, self._pause, self._look_at = "notified", FIRST_PAUSE, float("inf")
                 self._notifications.clear()
+                self._unanswered = {each: each.polls for each in self.schedules}
+                self._polled_at, self._due = now, now + HAND_OVER_AFTER
                 for schedule in self.schedules:
                     schedule.is_notified()
             case "polling":
@@ -192,7 +208,7 @@ class Watch:
             self._due = self._polled_at + min(self._pause, HAND_OVER_AFTER)
 
     def _become_polling(self, waiting: list[PollSchedule]) -> sa.Executable:
-        self.mode, self._answer = "polling", lambda _: None
+        self.mode, self._answer, self._unanswered = "polling", lambda _: None, {}
         self._pause, self._due = FIRST_PAUSE, self._now()
         for schedule in waiting:
             # Until a poll finds nothing, none of the two locks is tried.
@@ -202,12 +218,13 @@ class Watch:
     def _unwatch(self) -> sa.Executable:
         """Return both locks, and let another listener watch."""
         held = [self._watched, *([self._notified] if self.mode == "notified" else [])]
-        self.mode, self._answer, self._due = "away", lambda _: None, self._now()
-        self._look_at = float("inf")
-        unlocked = ", ".join(_unlock(each) for each in held)
-        return sa.text(f"SELECT {unlocked}, pg_catalog.pg_notify(:channel, '{Signal.UNWATCHED}')").bindparams(
-            channel=self._channel
-        )
+        self.mode, self._due, self._look_at, self._unanswered = "away", self._now(), float("inf"), {}
+        return self._notify(Signal.UNWATCHED, *map(_unlock, held))
+
+    def _notify(self, signal: Signal, *before: str) -> sa.Executable:
+        self._answer = lambda _: None
+        columns = ", ".join([*before, f"pg_catalog.pg_notify(:channel, '{signal}')"])
+        return sa.text(f"SELECT {columns}").bindparams(channel=self._channel)
 
     def _looked(self, holders: str | None) -> None:
         """Log transactions that have had the notification lock for long, once: they were there at the last look."""

@@ -415,6 +415,13 @@ def test_statements_of_a_call(engine: sa.Engine, plain: Any) -> None:
         assert statements == ["SELECT", "SAVEPOINT", "SELECT", "SELECT", "UPDATE", "SELECT", "RELEASE"]
 
 
+def test_jobs_that_are_unique_by_a_constant_of_the_queue(engine: sa.Engine, session: Session) -> None:
+    """The server computes it for an INSERT that leaves it out, so that the search has to know it."""
+    job = create(engine, make_job("update_status", Unique("key", "priority")))
+    result = enqueue(session, [job(key="a"), job(key="a", priority=0), job(key="a", priority=1)])
+    assert [each.created for each in result] == [True, False, True]
+
+
 @pytest.fixture
 def listener(plain: Any) -> Iterator[None]:
     def lower(_: Any, __: Any, target: Any) -> None:

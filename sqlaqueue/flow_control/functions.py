@@ -18,7 +18,7 @@ from sqlaqueue.postgresql.ddl import (
     objects_of,
     version_comment,
 )
-from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.postgresql.triggers import channel_of, return_if_unwatched
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import NEUTRAL, object_name
@@ -275,7 +275,7 @@ END
 # ``InOrder(on_failure="cancel")`` another one cancels the jobs behind a failed one.
 
 
-VERSION = 1
+VERSION = 2
 """Raise it whenever a text below changes: a running Consumer compares it with the version in the database."""
 
 _COMMENT = version_comment(VERSION)
@@ -488,13 +488,13 @@ def _attach_freed(flow: FlowControl) -> None:
     spec, table = flow.spec, flow.spec.table
     body = f"""
 BEGIN
-  PERFORM pg_catalog.pg_notify('{channel_of(spec).replace("'", "''")}',
-    pg_catalog.concat_ws(' ', '{PENDING}', pg_current_xact_id(), 1, 0));
+{return_if_unwatched(spec)}  PERFORM pg_catalog.pg_notify('{channel_of(spec).replace("'", "''")}',
+    pg_catalog.concat_ws(' ', '{PENDING}', pg_catalog.pg_current_xact_id(), 1, 0));
   RETURN NULL;
 END
 """
     name = object_name("sqlaqueue_freed", table.name)
-    function = TriggerFunction(table, name, body, comment=_COMMENT)
+    function = TriggerFunction(table, name, body, comment=_COMMENT, bare=True)
     attach(table, function)
     for event, when in _frees(flow):
         digest = _digest(when or "")

@@ -192,9 +192,22 @@ def _quarantine(spec: QueueSpec, channel: str) -> str:
     END IF;"""
 
 
+def return_if_unwatched(spec: QueueSpec) -> str:
+    """Return the text of a trigger function that ends it while nobody waits for notifications of the queue."""
+    high, low = lock_numbers(channel_of(spec))
+    return f"""\
+  -- An error, as of a server that has no room for another lock, must not fail the statement.
+  BEGIN
+    IF pg_catalog.pg_try_advisory_xact_lock_shared({high}, {low}) THEN
+      RETURN NULL;
+    END IF;
+  EXCEPTION WHEN OTHERS THEN
+  END;
+"""
+
+
 def _wake_body(spec: QueueSpec) -> str:
     channel = channel_of(spec).replace("'", "''")
-    high, low = lock_numbers(channel_of(spec))
     run_at = NEUTRAL.identifier_preparer.quote(spec.columns["run_at"].name) if spec.has("run_at") else None
     equal = equals(spec.columns["status"]) if spec.has("status") else "="
     first = last = own = "NULL"
@@ -215,14 +228,7 @@ BEGIN
     sqlaqueue_first := {own};
     sqlaqueue_last := sqlaqueue_first;{_quarantine(spec, channel)}
   END IF;
-  -- An error, as of a server that has no room for another lock, must not fail the statement.
-  BEGIN
-    IF pg_catalog.pg_try_advisory_xact_lock_shared({high}, {low}) THEN
-      RETURN NULL;
-    END IF;
-  EXCEPTION WHEN OTHERS THEN
-  END;
-  IF TG_LEVEL {same} 'STATEMENT' THEN
+{return_if_unwatched(spec)}  IF TG_LEVEL {same} 'STATEMENT' THEN
     SELECT pg_catalog.count(*), {first}, {last} INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
       FROM new_rows
       WHERE {_is_pending(spec, equal=equal)};

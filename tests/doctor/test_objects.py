@@ -380,7 +380,7 @@ def test_a_function_that_was_changed_by_hand(patient: Patient, model: Any, name:
     empty = source[: source.index("BEGIN")] + "BEGIN RETURN NULL; END " + source[source.rindex("$function$") :]
     for changed in (
         empty,
-        f"{source}; ALTER FUNCTION {name}() RESET search_path",
+        f"{source}; ALTER FUNCTION {name}() SET search_path = pg_temp",
         f"{source}; ALTER FUNCTION {name}() COST 7",
     ):
         patient.execute(*changed.split("; ALTER", 1)[:1], *(f"ALTER{rest}" for rest in changed.split("; ALTER", 1)[1:]))

@@ -263,7 +263,9 @@ def test_keys_without_room_are_not_locked(engine: sa.Engine) -> None:
     insert(engine, job, [{"customer_id": 301, "document_id": 1, "kind": "d"}, {"customer_id": 302, "kind": "b"}])
     with Session(engine) as session:
         assert claimed(session, job) == []
-        locks = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+        locks = sa.text(
+            "SELECT count(*) FROM pg_locks WHERE objsubid = 1 AND locktype = 'advisory' AND pid = pg_backend_pid()"
+        )
         assert session.scalar(locks) == 0
         insert(engine, job, [{"customer_id": 303, "document_id": 303, "kind": "e"}])
         assert len(claimed(session, job)) == 1
@@ -277,7 +279,9 @@ def test_at_most_one_key_without_room_is_locked_after_keys_with_room(engine: sa.
     insert(engine, job, of_customers(0, *range(1, 200)))
     with Session(engine) as session:
         assert ids(claimed(session, job, 400)) == [200]
-        locks = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+        locks = sa.text(
+            "SELECT count(*) FROM pg_locks WHERE objsubid = 1 AND locktype = 'advisory' AND pid = pg_backend_pid()"
+        )
         assert session.execute(locks).scalar_one() <= 2
 
 

@@ -75,6 +75,7 @@ class Watch:
     def lost(self) -> None:
         """Record that the connection is gone, and the locks with it."""
         self.mode, self._due, self._polled_at, self._pause = "away", self._now(), float("-inf"), FIRST_PAUSE
+        self._is_connected = False
         self._unanswered: dict[PollSchedule, int] = {}
         """How many polls each Consumer had made when this one began to be notified; empty once one was short since."""
         self._notifications: deque[float] = deque(maxlen=FLOOD)
@@ -85,7 +86,7 @@ class Watch:
 
     def is_due(self) -> bool:
         """Return whether a Consumer that begins to wait has to wake the listener: without locks, it may try now."""
-        return self.mode == "away" and self._due <= self._now()
+        return self._is_connected and self.mode == "away" and self._due <= self._now()
 
     def until_due(self) -> float:
         """Return the seconds until :meth:`statement` has something to do, if nobody wakes the listener."""
@@ -110,6 +111,7 @@ class Watch:
 
     def statement(self) -> sa.Executable | None:
         """Return what the listener has to execute now; its result is for :meth:`answered`."""
+        self._is_connected = True
         now, waiting = self._now(), self._waiting()
         if self.mode != "away" and not self.schedules:
             return self._unwatch()

@@ -510,7 +510,10 @@ def await_listening(*servers: Server) -> None:
 def listening_connections(bench: Bench) -> set[int]:
     """Return the numbers of the server's processes that listen."""
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    return set(bench.execute(f"SELECT array_agg(pid) {others} AND query ~ '^LISTEN|[a]dvisory'") or ())
+    return set(
+        bench.execute(f"SELECT array_agg(pid) {others} AND query ~ '^LISTEN|try_[a]dvisory_lock|[a]dvisory_unlock'")
+        or ()
+    )
 
 
 def logged(log: Any, event: str) -> list[Any]:

@@ -199,9 +199,7 @@ def test_many_callers_wait_for_many_jobs(sync_leased: Bench) -> None:
         for thread in threads:
             thread.start()
         wait_until(lambda: all(remembers(server, key) for key in keys))
-        listening = (
-            "SELECT count(*) FROM pg_stat_activity WHERE query ~ '^LISTEN|[a]dvisory' AND datname = current_database()"
-        )
+        listening = "SELECT count(*) FROM pg_stat_activity WHERE query ~ '^LISTEN|try_[a]dvisory_lock|[a]dvisory_unlock' AND datname = current_database()"
         wait_until(lambda: sync_leased.execute(listening) == 2)
         for _ in keys:
             gate.let_go()

@@ -1,6 +1,6 @@
 -- == create_all ==
 
-COMMENT ON FUNCTION sqlaqueue_wake_email() IS 'sqlaqueue, version 4'
+COMMENT ON FUNCTION sqlaqueue_wake_email() IS 'sqlaqueue, version 5'
 
 CREATE INDEX ix_email_queue_claim ON email (priority, run_at, id) WHERE status = 'pending'
 
@@ -9,36 +9,45 @@ CREATE INDEX ix_email_queue_lease ON email (lease_expires_at) WHERE status = 'pr
 CREATE INDEX ix_email_queue_quarantined ON email (priority, run_at, id) WHERE status = 'pending' AND lease_token IS NOT NULL
 
 CREATE OR REPLACE FUNCTION sqlaqueue_wake_email() RETURNS trigger
-LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $sqlaqueue$
+LANGUAGE plpgsql AS $sqlaqueue$
 #variable_conflict use_column
 DECLARE
   sqlaqueue_jobs bigint := 1;
-  sqlaqueue_first timestamptz;
-  sqlaqueue_last timestamptz;
+  sqlaqueue_first timestamp with time zone;
+  sqlaqueue_last timestamp with time zone;
   sqlaqueue_due double precision;
 BEGIN
-  IF TG_LEVEL = 'ROW' THEN
-    sqlaqueue_first := NEW.run_at::timestamptz;
+  IF TG_LEVEL OPERATOR(pg_catalog.=) 'ROW' THEN
+    sqlaqueue_first := NEW.run_at::timestamp with time zone;
     sqlaqueue_last := sqlaqueue_first;
     IF NEW.lease_token IS NOT NULL THEN
-      PERFORM pg_notify('sqlaqueue_email_email', 'quarantined');
+      PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', 'quarantined');
     END IF;
-  ELSE
-    SELECT count(*), min(run_at)::timestamptz, max(run_at)::timestamptz INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
+  END IF;
+  -- An error, as of a server that has no room for another lock, must not fail the statement.
+  BEGIN
+    IF pg_catalog.pg_try_advisory_xact_lock_shared(-1198770154, 1454603602) THEN
+      RETURN NULL;
+    END IF;
+  EXCEPTION WHEN OTHERS THEN
+  END;
+  IF TG_LEVEL OPERATOR(pg_catalog.=) 'STATEMENT' THEN
+    SELECT pg_catalog.count(*), pg_catalog.min(run_at)::timestamp with time zone, pg_catalog.max(run_at)::timestamp with time zone INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
       FROM new_rows
       WHERE status OPERATOR(pg_catalog.=) 'pending';
   END IF;
-  IF sqlaqueue_jobs = 0 THEN
+  IF sqlaqueue_jobs OPERATOR(pg_catalog.=) 0 THEN
     RETURN NULL;
   END IF;
-  IF sqlaqueue_last > statement_timestamp() THEN
-    sqlaqueue_due := extract(epoch FROM greatest(sqlaqueue_first, statement_timestamp()));
-    IF TG_LEVEL = 'ROW' THEN
-      sqlaqueue_due := ceil(sqlaqueue_due / 0.05::float8) * 0.05::float8;
+  IF sqlaqueue_last OPERATOR(pg_catalog.>) pg_catalog.statement_timestamp() THEN
+    sqlaqueue_due := extract(epoch FROM greatest(sqlaqueue_first, pg_catalog.statement_timestamp()));
+    IF TG_LEVEL OPERATOR(pg_catalog.=) 'ROW' THEN
+      sqlaqueue_due := 0.05::double precision OPERATOR(pg_catalog.*)
+        pg_catalog.ceil(sqlaqueue_due OPERATOR(pg_catalog./) 0.05::double precision);
     END IF;
   END IF;
-  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'pending', pg_current_xact_id(), sqlaqueue_jobs,
-    coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));
+  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'pending', pg_catalog.pg_current_xact_id(),
+    sqlaqueue_jobs, coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last OPERATOR(pg_catalog.>) sqlaqueue_first THEN 'more' END));
   RETURN NULL;
 END
 $sqlaqueue$
@@ -138,36 +147,46 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
             '#variable_conflict use_column\n'
             'DECLARE\n'
             '  sqlaqueue_jobs bigint := 1;\n'
-            '  sqlaqueue_first timestamptz;\n'
-            '  sqlaqueue_last timestamptz;\n'
+            '  sqlaqueue_first timestamp with time zone;\n'
+            '  sqlaqueue_last timestamp with time zone;\n'
             '  sqlaqueue_due double precision;\n'
             'BEGIN\n'
-            "  IF TG_LEVEL = 'ROW' THEN\n"
-            '    sqlaqueue_first := NEW.run_at::timestamptz;\n'
+            "  IF TG_LEVEL OPERATOR(pg_catalog.=) 'ROW' THEN\n"
+            '    sqlaqueue_first := NEW.run_at::timestamp with time zone;\n'
             '    sqlaqueue_last := sqlaqueue_first;\n'
             '    IF NEW.lease_token IS NOT NULL THEN\n'
-            "      PERFORM pg_notify('sqlaqueue_email_email', 'quarantined');\n"
+            "      PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', 'quarantined');\n"
             '    END IF;\n'
-            '  ELSE\n'
-            '    SELECT count(*), min(run_at)::timestamptz, max(run_at)::timestamptz INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last\n'
+            '  END IF;\n'
+            '  -- An error, as of a server that has no room for another lock, must not fail the statement.\n'
+            '  BEGIN\n'
+            '    IF pg_catalog.pg_try_advisory_xact_lock_shared(-1198770154, 1454603602) THEN\n'
+            '      RETURN NULL;\n'
+            '    END IF;\n'
+            '  EXCEPTION WHEN OTHERS THEN\n'
+            '  END;\n'
+            "  IF TG_LEVEL OPERATOR(pg_catalog.=) 'STATEMENT' THEN\n"
+            '    SELECT pg_catalog.count(*), pg_catalog.min(run_at)::timestamp with time zone, pg_catalog.max(run_at)::timestamp with time zone INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last\n'
             '      FROM new_rows\n'
             "      WHERE status OPERATOR(pg_catalog.=) 'pending';\n"
             '  END IF;\n'
-            '  IF sqlaqueue_jobs = 0 THEN\n'
+            '  IF sqlaqueue_jobs OPERATOR(pg_catalog.=) 0 THEN\n'
             '    RETURN NULL;\n'
             '  END IF;\n'
-            '  IF sqlaqueue_last > statement_timestamp() THEN\n'
-            '    sqlaqueue_due := extract(epoch FROM greatest(sqlaqueue_first, statement_timestamp()));\n'
-            "    IF TG_LEVEL = 'ROW' THEN\n"
-            '      sqlaqueue_due := ceil(sqlaqueue_due / 0.05::float8) * 0.05::float8;\n'
+            '  IF sqlaqueue_last OPERATOR(pg_catalog.>) pg_catalog.statement_timestamp() THEN\n'
+            '    sqlaqueue_due := extract(epoch FROM greatest(sqlaqueue_first, pg_catalog.statement_timestamp()));\n'
+            "    IF TG_LEVEL OPERATOR(pg_catalog.=) 'ROW' THEN\n"
+            '      sqlaqueue_due := 0.05::double precision OPERATOR(pg_catalog.*)\n'
+            '        pg_catalog.ceil(sqlaqueue_due OPERATOR(pg_catalog./) 0.05::double precision);\n'
             '    END IF;\n'
             '  END IF;\n'
-            "  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'pending', pg_current_xact_id(), sqlaqueue_jobs,\n"
-            "    coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));\n"
+            "  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'pending', pg_catalog.pg_current_xact_id(),\n"
+            "    sqlaqueue_jobs, coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last OPERATOR(pg_catalog.>) sqlaqueue_first THEN 'more' END));\n"
             '  RETURN NULL;\n'
             'END\n'
         ),
-        comment='sqlaqueue, version 4',
+        comment='sqlaqueue, version 5',
+        bare=True,
     )
     op.create_queue_triggers(
         'email',

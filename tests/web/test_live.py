@@ -18,6 +18,8 @@ from litestar import Litestar, asgi
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.triggers import channel_of, lock_numbers
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web import dashboard as dashboard_module
 from sqlaqueue.web.security import SECURITY_HEADERS
@@ -78,11 +80,16 @@ def any_root(request: pytest.FixtureRequest, queues: Queues, engine: sa.Engine) 
 
 
 @pytest.fixture
-def email(queues: Queues, engine: sa.Engine) -> Callable[[], None]:
+def email(queues: Queues, engine: sa.Engine) -> Iterator[Callable[[], None]]:
+    """Enqueue an email, of which a notification is sent: a Consumer that waits holds this lock."""
+
     def enqueue() -> None:
         add(engine, queues.Email(recipient="ada@example.com", subject="ten thousand"))
 
-    return enqueue
+    with engine.connect() as waiting:
+        lock = lock_numbers(channel_of(spec_of(queues.Email)))
+        waiting.execute(sa.select(sa.func.pg_advisory_xact_lock(*lock)))
+        yield enqueue
 
 
 async def until(condition: Callable[[], Any]) -> None:

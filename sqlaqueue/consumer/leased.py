@@ -100,7 +100,9 @@ def report_settled(
     if silent:
         # No trigger announces a row that is released.
         context.polls.poll_at_once()
-    context.changed()
+    if context.draining or context.completions:
+        # Another worker can settle runs that have ended meanwhile, or find out that the queue is drained.
+        context.changed()
 
 
 def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -> None:
@@ -248,7 +250,8 @@ def _claim(  # noqa: PLR0917 - as its caller
         return jobs, True, suspects.quarantined and bool(jobs)
     if alone and not context.quarantine.claimed_last and (jobs := claimer.claim_quarantined(session)):
         return jobs, True, True
-    jobs, more = claimer.claim(session, limit, poll.announcements)
+    # A single Consumer would only notify itself.
+    jobs, more = claimer.claim(session, limit, poll.announcements if poll.peers > 1 else ())
     if alone and not jobs and (jobs := claimer.claim_quarantined(session)):
         # Other jobs may wait: quarantined ones are claimed apart from them.
         return jobs, True, True

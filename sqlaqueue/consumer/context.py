@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -20,7 +21,7 @@ from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.consumer.in_flight import CallGroup, CompletionBuffer, InFlight, runs_in
 from sqlaqueue.consumer.notifications.polls import PollSchedule, WaiterRegistry
 from sqlaqueue.consumer.outcomes import ConflictDelays, OutcomeRules
-from sqlaqueue.consumer.pace import FLUSH_AFTER, BatchSizer, Intervals
+from sqlaqueue.consumer.pace import CLAIM_BYTES, EXTENSIONS_PER_LEASE, FLUSH_AFTER, BatchSizer, Intervals, RowScale
 from sqlaqueue.consumer.quarantine import CrashJournal, Quarantine
 from sqlaqueue.consumer.sessions import IsolationLevel
 from sqlaqueue.consumer.settings import ConsumerSettings, function_of
@@ -54,16 +55,25 @@ class ConsumerParts:
         self.events = EventEmitter(settings.worker)
         self.intervals = Intervals(settings.poll_interval)
         self.journal = CrashJournal()
+        mappers = sa.inspect(settings.selection.entity).self_and_descendants
+        self.scale = RowScale(mappers, settings.spec.attributes.values())
+        fixed = settings.batch or (settings.holds_transaction and settings.fixed_batch_size)
+        # How many jobs run or commit together is the application's decision.
+        most_bytes = math.inf if (fixed and settings.fixed_batch_size) else CLAIM_BYTES
         if settings.holds_transaction:
-            # Each worker claims for itself. How many jobs commit together is the application's decision.
-            fixed = settings.batch or settings.fixed_batch_size
             # Under flow control none may wait for another: it would hold the slots of its keys.
             size = settings.batch_size if fixed or not settings.has_flow_control else 1
-            self.sizer = BatchSizer(size, 1, fixed=fixed, cautious=True)
+            # Each worker claims for itself.
+            most_bytes /= settings.concurrency
+            self.sizer = BatchSizer(size, 1, fixed=fixed, cautious=True, most_bytes=most_bytes)
         else:
             # A handler that takes jobs together leaves none waiting.
             self.sizer = BatchSizer(
-                settings.batch_size, settings.concurrency, fixed=settings.batch, prompt=settings.has_flow_control
+                settings.batch_size,
+                settings.concurrency,
+                fixed=fixed,
+                prompt=settings.has_flow_control,
+                most_bytes=most_bytes,
             )
 
 
@@ -86,7 +96,7 @@ class ConsumerContext:
         self.id = uuid.uuid4().hex
         self.settings, self.statements, self.events = parts.settings, parts.statements, parts.events
         self.intervals, self.sizer, self.journal = parts.intervals, parts.sizer, parts.journal
-        self._factory = factory
+        self._scale, self._factory = parts.scale, factory
         settings, self.lock, self.variables = self.settings, threading.RLock(), copy_context()
         self.buffer = deque[CallGroup]()
         """The claimed jobs that no worker has taken yet, detached from any session. It is changed under the lock."""
@@ -107,6 +117,8 @@ class ConsumerContext:
             waiters=self.waiters,
             rescue=self.intervals.rescue if settings.has_leases else None,
         )
+        self.extend_after = settings.lease.total_seconds() / EXTENSIONS_PER_LEASE if settings.has_leases else math.inf
+        """The seconds after which a lease is extended."""
         self.flow_control = settings.has_flow_control
         """Claimed jobs count as running for limits, so none may wait here for a handler."""
         self.fork_guard = ForkGuard(settings.spec.name, self.in_flight.sessions)
@@ -231,6 +243,11 @@ class ConsumerContext:
             slow_handlers=slow_handlers,
             scarce=self.claimer.is_scarce,
         )
+
+    def record_weight(self, jobs: Sequence[Any], took: float) -> None:
+        """Let the next claims take fewer jobs if the rows of this one, which took so many seconds, are heavy."""
+        if jobs:
+            self.sizer.record_weight(len(jobs), self._scale.weigh(jobs, took))
 
     def changed(self, workers: int = 1) -> None:
         """Wake as many waiting workers as can do something; waking hundreds of them for one job is expensive."""

@@ -234,7 +234,9 @@ def run_held_batch(
     began = time.monotonic()
     poll = context.polls.begin_poll() if quarantined is None else NO_ANNOUNCEMENT
     jobs, more = yield from _claim(context, quarantined, suspects)
-    emit_polled(context, jobs, time.monotonic() - began)
+    took = time.monotonic() - began
+    context.record_weight(jobs, took)
+    emit_polled(context, jobs, took)
     runs = runs_of(jobs)
     if jobs:
         context.assign(turn, lambda: runs)

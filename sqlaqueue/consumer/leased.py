@@ -33,11 +33,11 @@ from sqlaqueue.consumer.outcomes import (
     is_disconnected,
 )
 from sqlaqueue.consumer.sessions import has_lost_connection
-from sqlaqueue.consumer.settle import SettledEach, without_expiring
+from sqlaqueue.consumer.settle import SettledEach, extend_claims, without_expiring
 from sqlaqueue.exc import LeaseLost, WorkerDied
 from sqlaqueue.log import logger
 from sqlaqueue.mapping.runs import run_of, runs_of
-from sqlaqueue.queue.run import Key, Run, key_text, key_value
+from sqlaqueue.queue.run import Key, Run, key_text, key_value, keys_by_token
 from sqlaqueue.sql.engine import own_work
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 
@@ -207,8 +207,12 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
     context.isolation.begin(session)
     lost = settler.settle_again(session, finished) if finished else []
     claimer.ended(finished)
+    began = time.monotonic()
     jobs, more, quarantined = _claim(session, context, limit, poll, alone, suspects)
     if jobs:
+        if time.monotonic() - began > context.extend_after:
+            # Heavy rows took long to arrive. Their leases began with the statement, and must not end at the commit.
+            extend_claims(session, context.settings, list(keys_by_token(runs_of(jobs)).items()))
         settler.look_at_table(session)
     if not jobs and claimer.held_back.retry_in is None and not claimer.unclaimable:
         notify_all_claimed(session, context.settings, poll)
@@ -436,6 +440,7 @@ def claim_leased_batch(
     context.intervals.succeeded()
     took = time.monotonic() - began
     context.sizer.record_claim(took, limit, found=len(jobs))
+    context.record_weight(jobs, took)
     context.polls.polled(more=more)
     context.poll_when_admitted(ended_before)
     if finished:

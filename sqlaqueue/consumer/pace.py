@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import marshal
+import math
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from sys import getsizeof
 from typing import Any
+
+import sqlalchemy as sa
 
 from sqlaqueue.citus import Distribution
 from sqlaqueue.postgresql.claim_scan import FEW
@@ -18,6 +23,15 @@ from sqlaqueue.postgresql.claim_scan import FEW
 # Where few handlers are slow, the mean of the last ones says nothing of the next ones, and jobs behind a slow handler
 # are released again. So claims begin small, a release halves them, and each full claim makes the next one larger, after
 # the first release by little: whatever the durations, few jobs are claimed twice.
+#
+# The rows of a claim are in memory together, so heavy rows are claimed in parts. What the next rows weigh is unknown:
+# those of the last claims tell.
+
+CLAIM_BYTES = 32 * 2**20
+"""About how much memory the rows of one claim take, unless a single one takes more. The driver has a copy meanwhile."""
+
+_FORGOTTEN = 0.02
+"""The part of what heavier rows weighed that is forgotten with each lighter one: after some hundred rows all of it."""
 
 
 FLUSH_AFTER = 0.05
@@ -59,10 +73,19 @@ class BatchSizer:
     :param fixed: whether each claim has the full size, however long its jobs take.
     :param cautious: whether claimed jobs cannot be released while a handler runs.
     :param prompt: whether claimed jobs have to begin at once, as they count as running.
+    :param most_bytes: how much memory the rows of a claim may take; infinite where the program has decided how many
+        rows it wants.
     """
 
     def __init__(
-        self, batch_size: int, concurrency: int, *, fixed: bool = False, cautious: bool = False, prompt: bool = False
+        self,
+        batch_size: int,
+        concurrency: int,
+        *,
+        fixed: bool = False,
+        cautious: bool = False,
+        prompt: bool = False,
+        most_bytes: float = CLAIM_BYTES,
     ) -> None:
         self._batch_size, self._concurrency = batch_size, concurrency
         self._fixed, self._cautious = fixed, cautious
@@ -74,11 +97,13 @@ class BatchSizer:
         self._largest, self._growth, self._released_at = 1.0, float(_GROWTH), float("-inf")
         """The largest claim since the last release, by how much the next may be larger, and when the release was."""
         self._unused_in_row = self._quick_in_row = 0
+        self._most_bytes, self._row_bytes = most_bytes, None if math.isfinite(most_bytes) else 0.0
+        """The latter is what a row of the next claim probably weighs; None before the first claim."""
 
     def claim_size(
         self, *, plenty: bool = True, idle: int | None = None, slow_handlers: int = 0, scarce: bool = False
     ) -> int:
-        """Return how many jobs to claim: about a second's work.
+        """Return how many jobs to claim: about a second's work, but no more than fit into memory.
 
         Before the first job has ended nothing is known, and one job for each handler is a safe start.
 
@@ -88,7 +113,18 @@ class BatchSizer:
         :param scarce: whether flow control has held jobs back: then none may take the place of another and wait.
         """
         if self._fixed:
+            return min(self._batch_size, FEW if self._row_bytes is None else self._fitting_rows)
+        return min(self._timely_size(plenty, idle, slow_handlers, scarce), self._fitting_rows)
+
+    @property
+    def _fitting_rows(self) -> int:
+        """The number of rows that fit into memory, as far as is known; at least one."""
+        weight = self._row_bytes or 0.0
+        if weight * self._batch_size <= self._most_bytes:
             return self._batch_size
+        return max(1, int(self._most_bytes / weight))
+
+    def _timely_size(self, plenty: bool, idle: int | None, slow_handlers: int, scarce: bool) -> int:  # noqa: FBT001 - as its caller
         few = FEW
         free = self._concurrency if idle is None else max(1, idle)
         if self._duration is None or scarce:
@@ -130,6 +166,19 @@ class BatchSizer:
         # Jobs that are left then go to other workers: passing a job on costs more than many a handler.
         return longest if self._unused_in_row >= least and least * (self._duration or longest) <= longest else None
 
+    def record_weight(self, rows: int, weight: float) -> None:
+        """Record that the rows of a claim, at least one, take so many bytes of memory."""
+        mean, known = weight / rows, self._row_bytes
+        if known is not None and mean < known:
+            # One light row does not show that the next one is light as well.
+            mean += (known - mean) * (1 - _FORGOTTEN) ** rows
+        self._row_bytes = mean
+
+    def record_failed_claim(self, size: int) -> None:
+        """Record that a claim of so many rows got no answer in time: they may be too heavy for the connection."""
+        if math.isfinite(self._most_bytes):
+            self._row_bytes = max(self._row_bytes or 0.0, 2 * self._most_bytes / size)
+
     def record_claim(self, took: float, size: int, *, found: int) -> None:
         """Record a claim that was to take ``size`` jobs and has ``found`` some of them, in ``took`` seconds."""
         self._claim_took += _SMOOTHING * (took - self._claim_took)
@@ -151,7 +200,8 @@ class BatchSizer:
         """
         if self._fixed or self._concurrency == 1 or self._duration is None:
             return 0
-        return min(int(self._limit), int(self._concurrency / max(self._duration, 1e-6) * self._claim_took))
+        ending = int(self._concurrency / max(self._duration, 1e-6) * self._claim_took)
+        return min(int(self._limit), self._fitting_rows, ending)
 
     @property
     def is_quick(self) -> bool:
@@ -163,6 +213,64 @@ class BatchSizer:
         if self._work < FLUSH_AFTER:
             return self._duration is None or self._duration > self._work / 2
         return self._duration is not None and self._duration / self._concurrency > FLUSH_AFTER
+
+
+# -- weight of rows ----------------------------------------------------------------------------------------------------
+
+
+_LIGHT = 0.02
+"""Seconds in which no claim brings rows that take much memory."""
+
+_NESTED = 4
+"""How many times the bytes of a document its objects take, about."""
+
+_LONGEST_TEXT = 10_000
+_SMALL = (sa.Integer, sa.Numeric, sa.Boolean, sa.Date, sa.Time, sa.DateTime, sa.Interval, sa.Uuid, sa.Enum)
+
+
+class RowScale:
+    """Weighs the rows of claims by the attributes that have no limit in length.
+
+    Many rows that came in a moment are light: where it counts, nothing is done for each job.
+
+    :param mappers: those of the jobs' classes.
+    :param roles: the attributes of the queue itself, which are small.
+    """
+
+    def __init__(self, mappers: Iterable[Any], roles: Collection[str]) -> None:
+        self._names = sorted(
+            {
+                each.key
+                for mapper in mappers
+                for each in mapper.column_attrs
+                if each.key not in roles and _may_be_heavy(each.columns[0].type)
+            }
+        )
+
+    def weigh(self, jobs: Sequence[Any], took: float) -> int:
+        """Return about how many bytes of memory claimed jobs take, or 0 if it cannot be much.
+
+        :param took: the seconds of their claim.
+        """
+        if not self._names or (took < _LIGHT and len(jobs) > FEW):
+            return 0
+        # Not by getattr(), which would load what is deferred.
+        values = [job.__dict__.get(name) for job in jobs for name in self._names]
+        return sum([_weight(value) if isinstance(value, dict | list) else getsizeof(value) for value in values])
+
+
+def _may_be_heavy(type_: sa.types.TypeEngine[Any]) -> bool:
+    stored = type_.impl_instance if isinstance(type_, sa.TypeDecorator) else type_
+    is_short = isinstance(stored, sa.String) and stored.length is not None and stored.length <= _LONGEST_TEXT
+    return not (is_short or isinstance(stored, _SMALL))
+
+
+def _weight(value: dict[Any, Any] | list[Any]) -> int:
+    """Return about how many bytes a document or an array takes. To visit its objects takes longer than to load it."""
+    try:
+        return _NESTED * len(marshal.dumps(dict(value) if isinstance(value, dict) else list(value)))
+    except ValueError:  # objects of types of the program
+        return getsizeof(value)
 
 
 # -- scan cursor -------------------------------------------------------------------------------------------------------

@@ -316,6 +316,17 @@ def execute_for_keys(session: Session, settings: ConsumerSettings, verb: Verb) -
     return keys_from(found.scalars(), len(settings.spec.keys))
 
 
+def extend_claims(
+    session: Session, settings: ConsumerSettings, claims: Sequence[tuple[Any, Sequence[Key]]]
+) -> list[Key]:
+    """Let the leases of claims end a whole lease from now, and return the keys; rows that others lock are skipped.
+
+    :param claims: the token of each claim, and the keys of its jobs.
+    """
+    lease = sa.literal(settings.lease, sa.Interval())
+    return execute_for_keys(session, settings, settings.spec.strategy.extend(settings.spec, ClaimedJobs(claims), lease))
+
+
 class SettledEach(NamedTuple):
     """The runs that were not settled, of those that were to be settled one by one."""
 

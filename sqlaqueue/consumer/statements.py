@@ -119,6 +119,7 @@ class ConsumerStatements:
             many_due=scan_range is not None and scan_range is self._cursor and self._flow is None,
             few=few,
             admits_all=admits_all,
+            returns_deferred=False,
         )
 
     @cached_property

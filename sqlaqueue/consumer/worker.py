@@ -16,6 +16,7 @@ from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Effect, Execute, ExecuteInOwnSession, Routine, Wait, WithSession
 from sqlaqueue.consumer.core.errors import (
     error_line,
+    is_connection_lost,
     is_database_error,
     is_lock_or_timeout,
     is_out_of_range,
@@ -221,6 +222,8 @@ _SLOW = 0.5
 def search_unclaimable(context: ConsumerContext, failed: ClaimFailed) -> Routine:
     """Take the next step of the search after a claim has failed; raise its error if no job is the cause."""
     error, unclaimable = failed.__cause__ or failed, context.claimer.unclaimable
+    if is_lock_or_timeout(error) or is_connection_lost(error):
+        context.sizer.record_failed_claim(failed.limit)
     # On a distributed table a claim goes from shard to shard, and leaves out one that fails.
     if not may_be_of_a_row(error) or context.settings.distribution is not None:
         raise error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.orm import undefer
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES
 from sqlaqueue.notify_payloads import CLAIMED
@@ -19,6 +20,7 @@ from sqlaqueue.postgresql.claim_scan import planned_anew, planned_anew_for_many,
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import WRITES_OPTION
 from sqlaqueue.sql.engine import OURS
 from sqlaqueue.sql.types import as_library_statement
@@ -98,6 +100,7 @@ def claim_statement(
     many_due: bool = False,
     few: bool = False,
     admits_all: bool = False,
+    returns_deferred: bool = True,
 ) -> sa.sql.expression.Executable:
     """Return the statement that claims selected jobs.
 
@@ -111,12 +114,15 @@ def claim_statement(
     :param many_due: whether many jobs are due, even if the limit is low.
     :param few: whether few jobs are selected, see :class:`~sqlaqueue.strategies.ClaimRequest`.
     :param admits_all: whether flow control holds none of them back.
+    :param returns_deferred: whether it returns deferred columns, for options that are added to it.
     """
     spec, entity, _, options = selection
     request = _request(
         selection, limit, lease, worker, token, scan_range=scan_range, many_due=many_due, few=few, admits_all=admits_all
     )
     claimed = spec.strategy.claim(request)
+    if not (returns_deferred or options) and spec.strategy.keeps_rows:
+        claimed = _without_deferred(claimed, spec, entity)
     if announcements is not None:
         payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", announcements, type_=sa.Text())
         claimed = claimed.add_columns(notification(spec, payload).label("sqlaqueue_notification"))
@@ -133,6 +139,18 @@ def claim_statement(
     needed = (undefer(getattr(entity, spec.attributes[role])) for role in RUN_ROLES if spec.has(role))
     statement = sa.select(entity).from_statement(rows).options(*options, *needed)
     return statement.execution_options(populate_existing=True, **{CLAIM_OPTION: True, WRITES_OPTION: True})
+
+
+def _without_deferred(claimed: AnySelect, spec: QueueSpec, entity: type[Any]) -> AnySelect:
+    """Leave out the columns that instances lack until they are read: they may be deferred because they are large."""
+    needed = {spec.attributes[role] for role in RUN_ROLES if spec.has(role)}
+    properties = [each for mapper in sa.inspect(entity).self_and_descendants for each in mapper.column_attrs]
+    loaded = {each.columns[0].name for each in properties if not each.deferred or each.key in needed}
+    deferred = {each.columns[0].name for each in properties if each.deferred} - loaded
+    if not deferred:
+        return claimed
+    left = [column for column in claimed.selected_columns if column.name not in deferred]
+    return claimed.with_only_columns(*left, maintain_column_froms=True)
 
 
 def candidates_statement(selection: JobSelection, limit: Any) -> sa.sql.expression.Executable:

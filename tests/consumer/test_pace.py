@@ -1,14 +1,18 @@
 """When a Consumer polls and tries again, how many jobs it claims and from where on, without a database."""
 
 import random
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy.ext.mutable import MutableDict
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance.state import Timers
 from sqlaqueue.consumer.pace import (
@@ -20,13 +24,17 @@ from sqlaqueue.consumer.pace import (
     RESCUE,
     BatchSizer,
     Intervals,
+    RowScale,
     ScanCursor,
 )
+from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.claim_scan import FEW
 from tests.consumer.models import models
 from tests.consumer.test_arguments import async_handler, async_sessions, handler, sessions
 
 pytestmark = pytest.mark.once
+
+MIB = 2**20
 
 
 def fill_claims(sizer: BatchSizer) -> None:
@@ -152,7 +160,7 @@ def test_a_few_jobs_are_claimed_where_there_may_be_no_more() -> None:
 
 
 def test_a_fixed_batch_size_is_always_claimed() -> None:
-    sizer = BatchSizer(100, 1, fixed=True)
+    sizer = BatchSizer(100, 1, fixed=True, most_bytes=float("inf"))
     sizer.record_calls(10, unused=True)
     assert sizer.claim_size(plenty=False) == sizer.claim_size() == 100
 
@@ -261,11 +269,12 @@ def test_claims_that_cannot_be_released_begin_small() -> None:
         ("update_status", {"concurrency": 4}, 4, 500),
         ("update_status", {"concurrency": 1000}, 1000, 1000),
         ("update_status", {"concurrency": 1000, "batch_size": 7}, 7, 7),
-        ("update_status", {"batch": True}, 500, 500),
+        ("update_status", {"batch": True}, FEW, 500),
+        ("update_status", {"batch": True, "batch_size": 700}, 700, 700),
         ("delete_returning", {}, 1, 500),
         ("delete_returning", {"concurrency": 4}, 1, 500),
         ("delete_returning", {"batch_size": 7}, 7, 7),
-        ("delete_returning", {"batch": True}, 500, 500),
+        ("delete_returning", {"batch": True}, FEW, 500),
     ],
 )
 def test_claims_are_large_where_handlers_are_quick(
@@ -278,6 +287,7 @@ def test_claims_are_large_where_handlers_are_quick(
     ):
         sizer = consumer._parts.sizer
         assert sizer.claim_size() == first
+        sizer.record_weight(first, 100 * first)
         sizer.record_calls(0.0001, calls=500, unused=True)
         fill_claims(sizer)
         assert sizer.claim_size() == most
@@ -327,6 +337,108 @@ def test_a_worker_keeps_the_jobs_of_its_claim_if_handlers_are_quick(monkeypatch:
         sizer.record_calls(0.02, unused=True)
     assert sizer.time_in_row(4)
     assert sizer.time_in_row(100) is None, "other workers could help"
+
+
+# -- the weight of rows: few heavy ones are claimed at once ---------------------------------------------------------
+def quick_sizer(concurrency: int = 1, **options: Any) -> BatchSizer:
+    """Return the sizer of quick jobs, of which it would claim 500."""
+    sizer = BatchSizer(500, concurrency, **options)
+    sizer.record_calls(0.0001, calls=500, unused=True)
+    fill_claims(sizer)
+    assert sizer.claim_size() == 500
+    return sizer
+
+
+def test_heavy_rows_are_claimed_in_parts() -> None:
+    """By what those of the last claims weighed. Lighter ones are believed one by one."""
+    sizer = quick_sizer(most_bytes=1000)
+    sizer.record_weight(10, 1000)
+    assert sizer.claim_size() == 10
+    sizer.record_weight(10, 5000)
+    assert sizer.claim_size() == 2
+    sizer.record_weight(1, 1e9)
+    assert sizer.claim_size() == sizer.claim_size(idle=1) == 1
+    sizer = quick_sizer(8, most_bytes=1000)
+    sizer.record_weight(8, 8000)
+    assert sizer.claim_size(idle=8) == 1, "the other handlers get the rows of the next claims"
+    assert sizer.jobs_during_claim() <= 1
+    sizes, rows = [sizer.claim_size()], 0
+    while sizes[-1] < 500:
+        sizer.record_weight(sizes[-1], sizes[-1])
+        rows += sizes[-1]
+        sizes.append(sizer.claim_size())
+    assert sizes == sorted(sizes)
+    assert 100 < rows < 1000
+
+
+def test_the_memory_of_mixed_rows_has_a_limit() -> None:
+    """Wherever the heavy ones are."""
+    draw, sizer, taken = random.Random(1), quick_sizer(most_bytes=1000), []
+    for _ in range(500):
+        size = sizer.claim_size()
+        weight = sum(1000 if draw.random() < 0.05 else 1 for _ in range(size))
+        sizer.record_weight(size, weight)
+        taken.append(weight)
+    # One heavy row fills a claim.
+    assert sum(weight > 3000 for weight in taken[1:]) < 10
+    assert max(taken[1:]) < 10_000
+
+
+def test_a_claim_without_an_answer_is_repeated_with_half_as_many_rows() -> None:
+    sizer = quick_sizer()
+    sizes = []
+    for _ in range(10):
+        sizes.append(sizer.claim_size())
+        sizer.record_failed_claim(sizes[-1])
+    assert sizes == [500, 250, 125, 62, 31, 15, 7, 3, 1, 1]
+    sizer = quick_sizer()
+    sizer.record_failed_claim(500)
+    sizer.record_weight(250, 0)
+    assert sizer.claim_size() == 500, "it was not the weight of the rows"
+    fixed = BatchSizer(100, 1, fixed=True, most_bytes=float("inf"))
+    fixed.record_failed_claim(100)
+    fixed.record_weight(100, 1e12)
+    assert fixed.claim_size() == 100
+
+
+class Plain:
+    """An instance of a class that is not mapped."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__ = values
+
+
+def test_rows_are_weighed_by_what_may_be_large() -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig()
+        id: Mapped[int] = mapped_column(primary_key=True)
+        short: Mapped[str] = mapped_column(sa.String(100))
+        text: Mapped[str]
+        data: Mapped[bytes]
+        document: Mapped[Any] = mapped_column(sa.JSON)
+        array: Mapped[Any] = mapped_column(sa.ARRAY(sa.Numeric))
+        pickled: Mapped[Any] = mapped_column(sa.PickleType)
+
+    scale = RowScale([sa.inspect(Job)], spec_of(Job).attributes.values())
+    assert scale._names == ["array", "data", "document", "pickled", "text"]
+    heavy: list[dict[str, Any]] = [
+        {"text": "x" * MIB},
+        {"data": b"x" * MIB},
+        {"document": {"a": "x" * (MIB // 4)}},
+        {"document": MutableDict({"a": ["x" * (MIB // 4)]})},
+        {"array": ["x"] * (MIB // 8)},
+        {"array": [Decimal(1)] * (MIB // 8)},
+    ]
+    for values in heavy:
+        assert 0.9 * MIB < scale.weigh([Plain(id=1, short="x", **values)], 0.0) < 5 * MIB
+    assert scale.weigh([Plain(id=1, short="x" * MIB, last_error="x" * MIB)], 0.0) < 1000
+    light = [Plain(text="x")] * 100
+    assert scale.weigh(light, 1.0) > 0
+    assert scale.weigh(light, 0.001) == 0, "what came in a moment is not looked at"
 
 
 # -- the scan cursor: claims skip the dead entries at the head of the queue, and miss no job for long --------------

@@ -68,6 +68,8 @@ class Proxy:
         """The connections that have executed LISTEN."""
         self.connections: set[_Connection] = set()
         """All that are open."""
+        self.bytes_per_second = float("inf")
+        """How fast each connection brings what the server sends."""
         self.answers_new = True
         """Whether a new connection reaches the server; else it is accepted, and nothing follows."""
         self._loop = asyncio.new_event_loop()
@@ -264,6 +266,7 @@ class _Connection:
             if self._drop_reply is None:
                 self._writer.write(data)
                 await self._writer.drain()
+                await asyncio.sleep(len(data) / self._proxy.bytes_per_second)
                 continue
             dropped += data
             if b"COMMIT\0" in dropped:

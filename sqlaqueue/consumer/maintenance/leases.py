@@ -28,7 +28,7 @@ from sqlaqueue.consumer.core.errors import (
 from sqlaqueue.consumer.leased import RescuedJob, report_rescued, report_unclaimable
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.polls import notify_released, notify_settled
-from sqlaqueue.consumer.settle import LOCK_TIMEOUT_ONE_BY_ONE, execute_for_keys
+from sqlaqueue.consumer.settle import LOCK_TIMEOUT_ONE_BY_ONE, execute_for_keys, extend_claims
 from sqlaqueue.consumer.statements import LOCK_TIMEOUT
 from sqlaqueue.log import logger
 from sqlaqueue.notify_payloads import Deregistered, Heartbeat, Signal
@@ -40,7 +40,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.engine import violated_table
 from sqlaqueue.sql.types import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
-from sqlaqueue.strategies import ClaimedJobs, Verb
+from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.listing import has_history, without_history
 from sqlaqueue.strategies.unique_key import unique_key
 
@@ -48,7 +48,7 @@ _LONGEST_TIMEOUT = 2**31 - 1
 
 
 def extend(maintenance: Maintenance, now: float) -> Routine:
-    context, timers = maintenance.context, maintenance.timers
+    context, timers, after = maintenance.context, maintenance.timers, maintenance.context.extend_after
     if not context.settings.has_leases:
         return
     since = context.busy_since
@@ -58,13 +58,13 @@ def extend(maintenance: Maintenance, now: float) -> Routine:
         timers.cancel("locked")
         maintenance.locked = ()
         return
-    timers.start("leases", since + maintenance.extension)
+    timers.start("leases", since + after)
     if timers.is_due("leases", now):
-        timers.set("leases", now + min(maintenance.extension, 1.0))
+        timers.set("leases", now + min(after, 1.0))
         runs = context.live_runs()
         if runs:
             yield from _extend_runs(maintenance, runs)
-        timers.set("leases", now + maintenance.extension)
+        timers.set("leases", now + after)
     elif maintenance.locked and timers.is_due("locked", now):
         # They have to come before the second look of a rescue, so they cannot wait until all are extended again.
         mine = {id(run) for run in maintenance.locked}
@@ -102,10 +102,8 @@ def extend_leases(session: Session, context: ConsumerContext, runs: Sequence[Run
 
 
 def _extend(session: Session, context: ConsumerContext, claims: Sequence[tuple[Any, Sequence[Key]]]) -> list[Key]:
-    spec, settings = context.spec, context.settings
-    verb = spec.strategy.extend(spec, ClaimedJobs(claims), sa.literal(settings.lease, sa.Interval()))
     limit_transaction(session, context)
-    extended = execute_for_keys(session, settings, verb)
+    extended = extend_claims(session, context.settings, claims)
     session.commit()
     return extended
 

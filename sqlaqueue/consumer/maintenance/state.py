@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.pace import EXTENSIONS_PER_LEASE
 from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.consumer.settle import BESIDE_ORM
 from sqlaqueue.log import fields, logger
@@ -399,11 +398,6 @@ class Maintenance:
         optional = {"retention": self.retention.walks, "history": self.history}
         for task in ("heartbeat", "reconcile", "unchanged", *(name for name, needed in optional.items() if needed)):
             self.timers.set(task, time.monotonic())
-
-    @property
-    def extension(self) -> float:
-        """The seconds between extensions of the leases."""
-        return self.context.settings.lease.total_seconds() / EXTENSIONS_PER_LEASE
 
     @property
     def second_look(self) -> float:

@@ -31,7 +31,7 @@ from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
 from sqlaqueue.strategies.unique_key import unique_key
 from sqlaqueue.strategies.update_status import waits_for_duplicate
 from sqlaqueue.texts import moment_text, printable
-from sqlaqueue.unique.insert import NewJob, search, set_created_at
+from sqlaqueue.unique.existing import NewJob, search, set_created_at
 from sqlaqueue.unique.relationships import set_foreign_key
 
 MISSING, NEW = "missing", "new"

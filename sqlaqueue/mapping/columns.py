@@ -35,6 +35,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.config import EXTRA_ROLES, LEASE_ROLES, ROLES, ExtraColumn, QueueConfig
 from sqlaqueue.queue.options import States
 from sqlaqueue.queue.roles import COLUMNS, states_in
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import ClaimStrategy
 from sqlaqueue.texts import did_you_mean
 
@@ -354,6 +355,14 @@ def column_of(mapper: Mapper[Any], role: str, attribute: str, config: QueueConfi
     raise ConfigurationError(msg)
 
 
+def left_to_server(spec: QueueSpec) -> set[sa.Column[Any]]:
+    """Return the columns of a queue that the ORM's INSERT leaves out unless the program sets them."""
+    # A generated constructor sets its fields.
+    if getattr(spec.model, _ADDED, None):
+        return set()
+    return {column for role, column in spec.columns.items() if "sqlaqueue" in column.info and role != "traceparent"}
+
+
 def _check_names(cls: type[Any], config: QueueConfig, roles: Mapping[str, str], present: set[str]) -> None:
     for role, attribute in roles.items():
         if role in present and attribute == role and role not in config.columns:
@@ -382,13 +391,24 @@ def _has_registry(cls: type[Any]) -> bool:
 
 
 def _make(cls: type[Any], role: str, attribute: str, config: QueueConfig) -> sa.Column[Any]:
-    declared, states = declared_in(cls).get(role), config.states
-    type_ = None if declared is None else declared.type
-    if type_ is not None and role == "status":
-        states = states_in(cls.__name__, type_, states)
-    column = COLUMNS[role].column(attribute, states, type_)
+    declared = declared_in(cls).get(role)
+    column = COLUMNS[role].column(attribute, _states(cls, config), None if declared is None else declared.type)
     column.info["sqlaqueue"] = role
     return column
+
+
+def _states(cls: type[Any], config: QueueConfig) -> States:
+    """Return the values of the states, as those of the column type that the class declares for its status."""
+    status = declared_in(cls).get("status")
+    return (
+        config.states if status is None or status.type is None else states_in(cls.__name__, status.type, config.states)
+    )
+
+
+def _new_value(cls: type[Any], role: str, config: QueueConfig) -> Any:
+    """Return what the constructor of a dataclass or an SQLModel sets by default, None if the database sets it."""
+    constant = COLUMNS[role].constant
+    return None if constant is None else constant(_states(cls, config))
 
 
 def _leave_to_mapper(cls: type[Any], _role: str, attribute: str, _config: QueueConfig) -> None:
@@ -406,7 +426,7 @@ def _add_mapped_column(cls: type[Any], role: str, attribute: str, config: QueueC
         column.type,
         nullable=kind.nullable,
         server_default=column.server_default,
-        default=_constant(column),
+        default=_new_value(cls, role, config),
         info=column.info,
         **options,
     )
@@ -425,15 +445,10 @@ def _add_sqlmodel_field(cls: type[Any], role: str, attribute: str, config: Queue
     # Not sa_column: several tables may inherit the field from a model without a table.
     column, kind = _make(cls, role, attribute, config), COLUMNS[role]
     field = Field(
-        default=_constant(column),
+        default=_new_value(cls, role, config),
         sa_type=column.type,
         nullable=kind.nullable,
         sa_column_kwargs={"server_default": column.server_default, "info": column.info},
     )
     cls.__annotations__ = {**inspect.get_annotations(cls), attribute: kind.annotation | None}
     setattr(cls, attribute, field)
-
-
-def _constant(column: sa.Column[Any]) -> Any:
-    """Return the default of a new instance, None if the database sets it."""
-    return column.default.arg if isinstance(column.default, sa.ColumnDefault) and column.default.is_scalar else None

@@ -27,7 +27,7 @@ from sqlaqueue.mariadb.base import (
 )
 from sqlaqueue.mariadb.changes import as_rendered, divided, hint_of, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
-from sqlaqueue.mariadb.unique import UniqueStatements, duplicates_table, index_name, unless_duplicate
+from sqlaqueue.mariadb.unique import UniqueStatements, duplicates_table, index_name
 from sqlaqueue.postgresql.due_times import WRITTEN_ROWS
 from sqlaqueue.sql.engine import plain_form
 
@@ -221,13 +221,9 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         """Render an INSERT that leaves existing rows; some as INSERT IGNORE, see :mod:`sqlaqueue.mariadb.base`."""
         clause = insert_stmt._post_values_clause  # noqa: SLF001 - not public
         ignores = getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing" and is_ignoring(insert_stmt)
-        # The only partial index is that of unique jobs.
-        unless = ignores and clause.inferred_target_whereclause is not None and insert_stmt._returning  # noqa: SLF001 - SQLAlchemy has no public name for it
-        if ignores and not unless:
+        if ignores:
             insert_stmt = insert_stmt.prefix_with("IGNORE")
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
-        if unless:
-            return unless_duplicate(rendered, insert_stmt.table)
         return ignoring_duplicates(rendered, clause, insert_stmt.table) if ignores else rendered
 
     def visit_on_conflict_do_nothing(self, _: Any, **__: Any) -> str:

@@ -19,7 +19,7 @@ from sqlaqueue.mariadb.base import Moment, limit_lock_waits
 from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.execution import EARLIER, execute, execute_each, forget_rows, run_step
 from sqlaqueue.mariadb.tables import TableCompiler, TypeCompiler, create_trigger
-from sqlaqueue.mariadb.unique import check_comparable, insert_unless_duplicate
+from sqlaqueue.mariadb.unique import check_comparable
 from sqlaqueue.sql.engine import schema_of
 
 _DIALECT = mysql.dialect()
@@ -42,7 +42,6 @@ class MariaDB(SharedEngine):
     """
 
     title = "MariaDB"
-    inserts_all_or_none = True
     no_strategy = "where there are no triggers for messages, and held claims have not been tested"
     migrating = (
         "add what an existing table lacks by ALTER TABLE, as sqlalchemy.schema.CreateTable(Model.__table__)"
@@ -168,7 +167,6 @@ def prepare_mariadb(engine: sa.Engine) -> None:
         cursor.close()
 
     event.listen(engine, "connect", connected)
-    event.listen(engine, "do_execute", insert_unless_duplicate)
     event.listen(engine, "do_execute", execute)
     event.listen(engine, "do_executemany", execute_each)
     event.listen(engine, "after_cursor_execute", _notify)

@@ -6,7 +6,6 @@ passes over. Texts are compared in it byte by byte, and may be of any length.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import sqlalchemy as sa
 from sqlalchemy.sql.visitors import iterate
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mariadb.base import number_of, violated_constraint
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import plain_form
 from sqlaqueue.sql.types import object_name
@@ -26,9 +24,6 @@ _TYPE = "BINARY(32)"
 _TEXT = "CHAR CHARACTER SET utf8mb4"
 _NULL = f"X'{'00' * 32}'"
 """What stands for NULL: as long as a digest, since BINARY is compared with all its bytes."""
-_DUPLICATE = 1062
-_COMMITTED = {"READ-COMMITTED", "READ-UNCOMMITTED"}
-_UNLESS = re.compile(r"/\*sqlaqueue unless (?P<index>.*?)\*/ ", re.DOTALL)
 
 Process = Callable[..., str]
 
@@ -171,37 +166,3 @@ def _joins(froms: Iterable[Any]) -> Iterator[sa.Join]:
         if isinstance(each, sa.Join):
             yield each
             yield from _joins([each.left, each.right])
-
-
-def unless_duplicate(statement: str, table: sa.Table) -> str:
-    """Return an INSERT that :func:`insert_unless_duplicate` executes.
-
-    :param statement: the INSERT, with RETURNING.
-    """
-    # The driver fills in the parameters, as for the rest of the statement.
-    return f"/*sqlaqueue unless {index_name(table).replace('%', '%%')}*/ {statement}"
-
-
-def insert_unless_duplicate(cursor: Any, statement: str, parameters: Any, context: Any) -> bool | None:
-    """Execute an INSERT that inserts and returns nothing if one of its rows is a duplicate; None for another statement.
-
-    The error of any other index is raised. So is that of a duplicate under REPEATABLE READ and above, where the
-    snapshot of the transaction may be older than the existing job, and a search would not find that. It is a listener
-    of the event ``do_execute``.
-    """
-    head = _UNLESS.match(statement)
-    if head is None:
-        return None
-    try:
-        cursor.execute(statement, parameters)
-    except Exception as raised:
-        error: Any = raised
-        if number_of(error) != _DUPLICATE or violated_constraint(error) != head["index"].replace("%%", "%"):
-            raise
-        cursor.execute("SELECT @@tx_isolation")
-        if cursor.fetchone()[0] not in _COMMITTED:
-            raise
-        # SQLAlchemy reads the description of the cursor: as many columns as the INSERT returns.
-        columns = ", ".join(["NULL"] * len(context.compiled._result_columns))  # noqa: SLF001 - not public
-        cursor.execute(f"SELECT {columns} FROM DUAL WHERE 1 = 0")  # noqa: S608 - only NULLs
-    return True

@@ -1,8 +1,9 @@
 """The queue attributes as columns, and the values of the status column.
 
 Columns have explicit types, because the ``type_annotation_map`` of the application's Base may map ``str`` or
-``datetime`` to other types. Constant defaults exist in Python and on the server: the ORM needs not read them back after
-an INSERT, and plain SQL gets the same values.
+``datetime`` to other types. Defaults are the server's: an INSERT names no column that the program has not set, so that
+a role which may insert only the application's own columns can enqueue, and plain SQL gets the same values. The ORM
+reads them back with the key. Only generated constructors, of dataclasses and SQLModels, set constants in Python.
 """
 
 from __future__ import annotations
@@ -256,16 +257,17 @@ class Role:
         :param type_: by default the type of the role.
         """
         type_ = self.make_type(states) if type_ is None else type_
-        options: dict[str, Any] = {"nullable": self.nullable}
+        server_side: Any = None
         if self.constant is not None:
-            options["default"] = self.constant(states)
-            options["server_default"] = sa.literal_column(literal_text(options["default"], type_))
+            server_side = sa.literal_column(literal_text(self.constant(states), type_))
         elif self.server_now:
-            now = sa.func.now()
-            options["server_default"] = with_plain_form(now, sa.func.statement_timestamp)
+            server_side = with_plain_form(sa.func.now(), sa.func.statement_timestamp)
         elif self.from_trace:
-            options["server_default"] = server_default()
-        return sa.Column(name, type_, **options)
+            server_side = server_default()
+        else:
+            # A flush writes NULL for any other column that is not set, and needs the privilege to write it.
+            type_ = type_.evaluates_none()
+        return sa.Column(name, type_, nullable=self.nullable, server_default=server_side)
 
 
 def _timestamp(_: States) -> TypeEngine[Any]:
@@ -287,3 +289,10 @@ COLUMNS: dict[str, Role] = {
     "started_at": Role(datetime | None, _timestamp),
     "traceparent": Role(str | None, lambda _: sa.Text(), from_trace=True),
 }
+
+
+def constant_default(column: sa.Column[Any], states: States) -> Any:
+    """Return the value that a row gets for a column of the queue that its INSERT leaves out; None if that varies."""
+    role = column.info.get("sqlaqueue")
+    constant = None if role is None else COLUMNS[role].constant
+    return None if constant is None else constant(states)

@@ -57,8 +57,6 @@ class OtherEngine(Protocol):
     """The name for people."""
     migrating: str
     """How an existing table gets what it lacks, as an advice to people."""
-    inserts_all_or_none: bool
-    """Whether an INSERT of several jobs, one of which is a duplicate, inserts none of them."""
 
     @property
     def checks(self) -> Any:

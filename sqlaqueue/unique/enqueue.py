@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session, make_transient, scoped_session
+from sqlalchemy.exc import DBAPIError, IntegrityError, InvalidRequestError
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.exc import JobExists, StatementError
@@ -16,18 +16,15 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import check_session, execute, session_in_scope
-from sqlaqueue.sql.engine import own_work
+from sqlaqueue.sql.engine import engine_of, own_work, violated_constraint
 from sqlaqueue.statements.selection import instances, without_criteria
-from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index, unique_key
+from sqlaqueue.strategies.unique_key import UniqueKey, names_unique_index, unique_key
 from sqlaqueue.texts import did_you_mean
-from sqlaqueue.unique.insert import (
+from sqlaqueue.unique.existing import (
     Found,
     NewJob,
-    Row,
-    complete_rows,
-    insert_rows,
+    check_index,
     lock_waiting,
-    make_persistent,
     replace,
     search,
     set_created_at,
@@ -44,6 +41,10 @@ T = TypeVar("T")
 OnDuplicate = Literal["skip", "raise", "replace", "replace_keep_time"]
 
 _MOST_ROUNDS = 20
+_SNAPSHOTS = ("REPEATABLE READ", "SERIALIZABLE")
+_NOT_SERIALIZABLE = """DO $$BEGIN
+  RAISE SQLSTATE '40001' USING MESSAGE = 'a duplicate of a job was committed after this transaction had begun';
+END$$"""
 
 
 class Enqueued(NamedTuple, Generic[T]):
@@ -64,104 +65,93 @@ class Enqueued(NamedTuple, Generic[T]):
 class Enqueueing:
     """One call for a queue with ``QueueConfig(unique=...)``. Jobs are known by their place in the call.
 
-    It finds out which jobs are duplicates, which are inserted, and which values move to an existing job.
+    It finds out which jobs are duplicates, inserts the others by a flush in a savepoint, and moves values to existing
+    jobs. Where a flush meets a duplicate that is new, the savepoint is rolled back, and the search is repeated.
     """
 
-    def __init__(self, key: UniqueKey, jobs: Sequence[Any], on_duplicate: OnDuplicate) -> None:
-        self.key, self.spec, self.on_duplicate = key, key.spec, on_duplicate
+    def __init__(self, session: Session, key: UniqueKey, jobs: Sequence[Any], on_duplicate: OnDuplicate) -> None:
+        self.session, self.key, self.spec, self.on_duplicate = session, key, key.spec, on_duplicate
         self.replaces = on_duplicate.startswith("replace")
         self.jobs = [NewJob(job) for job in jobs]
         self.values: list[list[Any]] = []
-        self.rows: dict[int, Row] = {}
-        """The rows that were inserted."""
+        self.created = set[int]()
+        """The jobs that were inserted."""
         self.duplicates: dict[int, Key] = {}
         """The jobs that are duplicates, each with the key of the existing job."""
         self.found: dict[Key, Any] = {}
         """The instances of existing jobs by their keys."""
         self.locked, self.running = set[Key](), set[Key]()
         """The keys of existing jobs whose values are to be replaced, and of those that are running."""
+        self.savepoint: SessionTransaction | None = None
+        """What undoes the call; None before anything is written."""
+        self.most = len(jobs)
+        """How many jobs are inserted at a time; fewer after two flushes that have met duplicates."""
+        self.refusals = 0
+        """How many flushes have met a duplicate."""
+        self.refused: tuple[IntegrityError | None, Sequence[int]] = None, ()
+        """The error of the last flush, and its jobs, if it has met a duplicate."""
 
-    def run(self, session: Session) -> list[Enqueued[Any]]:
+    def run(self) -> list[Enqueued[Any]]:
         try:
-            ids = {id(job.job) for job in self.jobs}
-            with session.no_autoflush:
-                # All of them at each step: what one job refers to may take others along.
-                for job in self.jobs:
-                    job.relationships.read(ids)
-                for job in self.jobs:
-                    job.relationships.add_parents(session)
-                for job in self.jobs:
-                    job.relationships.take_out(session)
-                refuse_referrers(session, ids)
-            session.flush()
-            connection = session.connection(bind_arguments={"mapper": self.spec.mapper})
-            for job in self.jobs:
-                job.prepare()
-            self._insert(session, connection)
+            self._take_out(range(len(self.jobs)))
+            self.session.flush()
+            connection = self.session.connection(bind_arguments={"mapper": self.spec.mapper})
+            self._enqueue(connection)
+        except BaseException:
+            self._undo()
+            raise
         finally:
-            for job in self.jobs:
-                job.relationships.keep()
-        # What refers to the new jobs.
-        session.flush()
+            for place, job in enumerate(self.jobs):
+                if place not in self.created:
+                    job.relationships.keep()
+        if self.savepoint is not None:
+            self.savepoint.commit()
         return [
             Enqueued(job.job, created=True)
-            if place not in self.duplicates
+            if place in self.created
             else Enqueued(self.found[self.duplicates[place]], created=False)
             for place, job in enumerate(self.jobs)
         ]
 
-    def _insert(self, session: Session, connection: sa.Connection) -> None:
+    def _take_out(self, places: Iterable[int]) -> None:
+        """Take jobs out of the session, and out of the collections of other objects."""
+        ids, jobs = {id(job.job) for job in self.jobs}, [self.jobs[place].relationships for place in places]
+        with self.session.no_autoflush:
+            # All of them at each step: what one job refers to may take others along.
+            for job in jobs:
+                job.read(ids)
+            for job in jobs:
+                job.add_parents(self.session)
+            for job in jobs:
+                job.take_out(self.session)
+            refuse_referrers(self.session, ids)
+
+    def _enqueue(self, connection: sa.Connection) -> None:
         """Insert the jobs that are no duplicates, and find the existing jobs of the others."""
+        if _level(connection) == "AUTOCOMMIT" and self.on_duplicate != "skip":
+            what = f"enqueue(on_duplicate={self.on_duplicate!r})"
+            msg = f"{what}: it needs a transaction, and the engine has AUTOCOMMIT"
+            raise StatementError(msg)
+        check_index(connection, self.key)
+        for job in self.jobs:
+            job.set_foreign_keys()
         set_created_at(connection, self.key, self.jobs)
         self.values = [job.unique_values(self.key, connection) for job in self.jobs]
-        alone = {place for place in range(len(self.jobs)) if not self._may_be_duplicate(place)}
-        # An error must not leave some of the rows in the transaction.
-        with self._savepoint(connection):
-            self._resolve(session, connection, [place for place in range(len(self.jobs)) if place not in alone])
-            rows = [(self.jobs[place], row) for place, row in sorted(self.rows.items())]
-            complete_rows(connection, self.key, rows)
-            replaced = self._replace(session, connection) if self.replaces else set()
-            created = [job for job, _ in rows]
-            # No index refuses these, so the flush inserts them.
-            others = [self.jobs[place] for place in sorted(alone)]
-            with session.no_autoflush:
-                for job in created + others:
-                    job.relationships.put_parents_back(forget=job in replaced)
-                make_persistent(session, created)
-                for job in created + others:
-                    job.relationships.put_others_back()
-                session.add_all([job.job for job in others])
-            try:
-                for job in created:
-                    job.mapper.dispatch.after_insert(job.mapper, connection, instance_state(job.job))
-            except Exception:
-                for job in created:
-                    make_transient(job.job)
-                raise
-        for job in replaced:
-            session.refresh(job.job, [*job.columns()])
+        self._resolve(connection)
+        if self.replaces:
+            self._replace(connection)
 
-    @contextlib.contextmanager
-    def _savepoint(self, connection: sa.Connection) -> Iterator[None]:
-        """Execute something in a savepoint; in none if each statement is a transaction, where that does no harm."""
-        level = connection.get_execution_options().get("isolation_level", connection.default_isolation_level)
-        if level == "AUTOCOMMIT":
-            if self.on_duplicate != "skip":
-                what = f"enqueue(on_duplicate={self.on_duplicate!r})"
-                msg = f"{what}: it needs a transaction, and the engine has AUTOCOMMIT"
-                raise StatementError(msg)
-            yield
-            return
+    def _undo(self) -> None:
+        if self.savepoint is not None:
+            _roll_back(self.savepoint)
+
+    def _begin(self) -> SessionTransaction:
+        """Begin a savepoint, so that an error leaves none of the rows in the transaction."""
         with own_work():
-            savepoint = connection.begin_nested()
-        try:
-            yield
-        except BaseException:
-            # After a deadlock, MariaDB has rolled back the transaction, and its savepoints with it.
-            with contextlib.suppress(DBAPIError):
-                savepoint.rollback()
-            raise
-        savepoint.commit()
+            savepoint = self.session.begin_nested()
+            # Before the next statement of a connection, not of the session.
+            self.session.connection(bind_arguments={"mapper": self.spec.mapper})
+        return savepoint
 
     def _may_be_duplicate(self, place: int) -> bool:
         """Return whether a job can be a duplicate: it counts, and none of its values is a NULL unlike all others."""
@@ -176,45 +166,49 @@ class Enqueueing:
 
     # -- find the existing jobs of duplicates, and insert the others ---------------------------------------------------
 
-    def _resolve(self, session: Session, connection: sa.Connection, places: list[int]) -> None:
-        """Insert each job or find the existing one; where that ends meanwhile, try again."""
-        for _ in range(_MOST_ROUNDS):
-            left = self._insert_or_find(session, connection, places)
+    def _resolve(self, connection: sa.Connection) -> None:
+        """Insert each job or find the existing one; where that ends meanwhile, or is a new one, try again."""
+        places, stuck = list(range(len(self.jobs))), 0
+        while stuck < _MOST_ROUNDS:
+            before = len(self.created) + len(self.duplicates)
+            places = self._insert_or_find(connection, places)
             if self.replaces:
-                left += self._lock(connection)
-            places = left or self._load(session)
+                places += self._lock(connection)
+            places = places or self._load()
             if not places and not self._waits_again():
                 return
-        places = places or self._load(session)
+            stuck = 0 if len(self.created) + len(self.duplicates) > before else stuck + 1
+        places = places or self._load()
         if not places:
             # Existing jobs that were running and waiting in turn are returned as they are.
             return
         msg = (
             f"enqueue(): this {self.jobs[places[0]].name} has a duplicate that cannot be seen; does row-level security "
-            "hide it from this role?"
+            "hide it from this role, or a trigger change its values?"
         )
         raise StatementError(msg)
 
     def _search(self, connection: sa.Connection, places: Sequence[int]) -> list[Found]:
         return search(connection, self.key, [self.values[place] for place in places])
 
-    def _insert_or_find(self, session: Session, connection: sa.Connection, places: Sequence[int]) -> list[int]:
-        """Find existing jobs, insert those that have none, and return those whose existing job has ended meanwhile."""
-        if not places:
-            return []
-        found = self._search(connection, places)
-        first_of = {place: places[one.first] for place, one in zip(places, found, strict=True)}
-        for place, one in zip(places, found, strict=True):
+    def _insert_or_find(self, connection: sa.Connection, places: Sequence[int]) -> list[int]:
+        """Find existing jobs, insert those that have none, and return those that are left for the next round."""
+        searched = [place for place in places if self._may_be_duplicate(place)]
+        first_of = {place: place for place in places}
+        order = dict.fromkeys(places, 0)
+        for place, one in zip(searched, self._search(connection, searched) if searched else (), strict=True):
+            first_of[place], order[place] = searched[one.first], one.order
             if one.existing is not None:
                 self.duplicates[place] = one.existing
         if self.on_duplicate == "raise":
-            self._refuse_duplicates(session, first_of)
+            self._refuse_duplicates(first_of)
+        self._check_snapshot(connection)
         new = [place for place in places if place not in self.duplicates and first_of[place] == place]
-        order = {place: one.order for place, one in zip(places, found, strict=True)}
-        self._insert_new(connection, sorted(new, key=order.__getitem__))
-        if self.on_duplicate == "raise":
-            self._refuse_duplicates(session, first_of)
-        left = {place for place in new if place not in self.rows and place not in self.duplicates}
+        repeated = {first for place, first in first_of.items() if first != place}
+        batch = self._sorted(new, order)[: self.most]
+        if batch:
+            self._flush(connection, batch, repeated if self.replaces else ())
+        left = {place for place in new if place not in self.created}
         for place, first in first_of.items():
             if first in left:
                 left.add(place)
@@ -222,61 +216,93 @@ class Enqueueing:
                 self.duplicates[place] = self._key_of(first)
         return sorted(left)
 
-    def _insert_new(self, connection: sa.Connection, places: Sequence[int]) -> None:
-        """Insert rows, and find out which of them were inserted and which are duplicates."""
-        if not places:
+    def _sorted(self, places: Sequence[int], order: Mapping[int, int]) -> list[int]:
+        """Sort jobs by their values, so that two calls do not wait for each other in a circle.
+
+        Those with the same attributes follow each other, as a flush inserts them by one statement.
+        """
+        groups: dict[frozenset[str], list[int]] = {}
+        for place in sorted(places, key=order.__getitem__):
+            present = instance_state(self.jobs[place].job).dict
+            groups.setdefault(frozenset(name for name in present if present[name] is not None), []).append(place)
+        return [place for group in groups.values() for place in group]
+
+    def _flush(self, connection: sa.Connection, places: Sequence[int], repeated: Container[int]) -> None:
+        """Insert jobs with what belongs to them; none of them if one has a duplicate by now.
+
+        It waits for a transaction that has inserted or deleted a job with the same values.
+
+        :param repeated: jobs whose values are replaced by those of later ones.
+        """
+        jobs = [self.jobs[place] for place in places]
+        before = [set(instance_state(job.job).dict) for job in jobs]
+        savepoint = None if _level(connection) == "AUTOCOMMIT" else self._begin()
+        try:
+            with self.session.no_autoflush:
+                for place, job in zip(places, jobs, strict=True):
+                    job.relationships.put_parents_back(forget=place in repeated)
+                    job.relationships.put_others_back()
+                self.session.add_all([job.job for job in jobs])
+            self.session.flush()
+        except BaseException as error:
+            if savepoint is not None:
+                _roll_back(savepoint)
+            # After a deadlock on MariaDB, the flush has found no savepoint to return to.
+            first = error.__context__
+            if isinstance(error, DBAPIError) and isinstance(first, DBAPIError):
+                raise first from first.orig
+            if savepoint is None or not isinstance(error, IntegrityError) or not self._is_duplicate(error):
+                raise
+            self.refused, self.refusals = (error, places), self.refusals + 1
+            if self.refusals > 1:
+                # The fewer there are, the shorter is the time in which others may insert the same ones.
+                self.most = max(1, len(places) // 2)
+            for place, job, names in zip(places, jobs, before, strict=True):
+                # A listener may have changed them.
+                self.values[place] = job.unique_values(self.key, connection)
+                job.forget(names, self.key.stored)
+            self._take_out(places)
             return
-        for place in places:
-            job = self.jobs[place]
-            with job.relationships.shown():
-                job.mapper.dispatch.before_insert(job.mapper, connection, instance_state(job.job))
-            job.prepare()
-            # A listener may have changed them.
-            self.values[place] = job.unique_values(self.key, connection)
-        alone = [place for place in places if not self._may_be_duplicate(place)]
-        for place in alone:
-            # By itself: no values would tell which of several rows is its own.
-            [self.rows[place]] = insert_rows(connection, self.key, [self.jobs[place]]).values()
-        places = [place for place in places if place not in alone]
-        with explaining_missing_index(self.spec):
-            rows = insert_rows(connection, self.key, [self.jobs[place] for place in places])
-        if len(places) == len(rows) == 1:
-            self.rows[places[0]] = next(iter(rows.values()))
+        if self.savepoint is None:
+            self.savepoint = savepoint
+        elif savepoint is not None:
+            savepoint.commit()
+        self.most *= 2
+        self.created.update(places)
+        self.found |= {self._key_of(place): self.jobs[place].job for place in places}
+
+    def _is_duplicate(self, error: IntegrityError) -> bool:
+        return names_unique_index(self.spec, violated_constraint(error) or "")
+
+    def _check_snapshot(self, connection: sa.Connection) -> None:
+        """Raise an error if a duplicate was committed after the transaction had begun, and can never be seen in it."""
+        error, places = self.refused
+        self.refused = None, ()
+        if error is None or any(place in self.duplicates for place in places) or _level(connection) not in _SNAPSHOTS:
             return
-        for place, one in zip(places, self._search(connection, places), strict=True):
-            row = None if one.existing is None else rows.pop(one.existing, None)
-            if row is not None:
-                self.rows[place] = row
-            elif one.existing is not None:
-                # Also for a second job whose values only the server knows to be equal.
-                self.duplicates[place] = one.existing
-        if rows:
-            msg = (
-                f"enqueue(): this {self.jobs[places[0]].name} was inserted with other unique values than it was given; "
-                "does a trigger or the type of a column change them?"
-            )
-            raise StatementError(msg)
+        if engine_of(connection.dialect) is None:
+            # For programs that repeat the transaction: the INSERT has only said that there is a duplicate.
+            connection.exec_driver_sql(_NOT_SERIALIZABLE)
+        raise error
 
     def _key_of(self, place: int) -> Key:
-        row = self.rows.get(place)
-        return self.duplicates[place] if row is None else tuple(row[key] for key in self.spec.keys)
+        return tuple(sa.inspect(self.jobs[place].job).identity) if place in self.created else self.duplicates[place]
 
-    def _load(self, session: Session) -> list[int]:
+    def _load(self) -> list[int]:
         """Load the existing jobs, and return the duplicates of those that have ended meanwhile."""
-        self.found |= {self._key_of(place): self.jobs[place].job for place in self.rows}
         keys = dict.fromkeys(key for key in self.duplicates.values() if key not in self.found)
         if keys:
             existing = without_criteria(with_keys(self.spec, sa.select(self.spec.model), list(keys)))
             bind = {"mapper": self.spec.mapper}
             options = {"populate_existing": True}
-            loaded = session.execute(existing, bind_arguments=bind, execution_options=options).unique().scalars()
+            loaded = self.session.execute(existing, bind_arguments=bind, execution_options=options).unique().scalars()
             self.found |= {tuple(sa.inspect(each).identity): each for each in loaded}
         ended = [place for place, key in self.duplicates.items() if key not in self.found]
         for place in ended:
             del self.duplicates[place]
         return ended
 
-    def _refuse_duplicates(self, session: Session, first_of: Mapping[int, int]) -> None:
+    def _refuse_duplicates(self, first_of: Mapping[int, int]) -> None:
         """Raise JobExists for the first job that is a duplicate."""
         again = [place for place, first in first_of.items() if place != first and place not in self.duplicates]
         refused = sorted([*self.duplicates, *again])
@@ -285,7 +311,7 @@ class Enqueueing:
         place, job = refused[0], self.jobs[refused[0]]
         if place in again:
             existing, which = self.jobs[first_of[place]].job, "is given in the same call"
-        elif place in self._load(session):
+        elif place in self._load():
             return
         else:
             existing, which = self.found[self.duplicates[place]], f"has the key {key_text(self.duplicates[place])}"
@@ -301,6 +327,7 @@ class Enqueueing:
         places = [place for place, key in self.duplicates.items() if key not in known]
         if not places:
             return []
+        self.savepoint = self.savepoint or self._begin()
         self.locked |= lock_waiting(connection, self.key, [self.duplicates[place] for place in places])
         rest = [place for place in places if self.duplicates[place] not in self.locked]
         ended = []
@@ -321,9 +348,9 @@ class Enqueueing:
         self.found = {key: job for key, job in self.found.items() if key not in again}
         return bool(again)
 
-    def _replace(self, session: Session, connection: sa.Connection) -> set[NewJob]:
-        """Write the values of duplicates into the rows of existing jobs; return those of them that are of this call."""
-        own = {self._key_of(place): self.jobs[place] for place in self.rows}
+    def _replace(self, connection: sa.Connection) -> None:
+        """Write the values of duplicates into the rows of existing jobs."""
+        own = {self._key_of(place): self.jobs[place] for place in self.created}
         # The last of several duplicates of one job counts.
         replaced = {
             key: (self.jobs[place], self.found[key])
@@ -332,8 +359,21 @@ class Enqueueing:
         }
         replace(connection, self.key, replaced, keep_time=self.on_duplicate == "replace_keep_time")
         self.found = {key: job for key, job in self.found.items() if key not in replaced or key in own}
-        self._load(session)
-        return {own[key] for key in replaced if key in own}
+        self._load()
+        for job in (own[key] for key in replaced if key in own):
+            self.session.refresh(job.job, [*job.columns()])
+
+
+def _roll_back(savepoint: SessionTransaction) -> None:
+    # After a deadlock, MariaDB has rolled back the transaction, and its savepoints with it.
+    with contextlib.suppress(DBAPIError, InvalidRequestError):
+        savepoint.rollback()
+
+
+def _level(connection: sa.Connection) -> str:
+    """Return the isolation level of a connection, as the program has set it."""
+    level = connection.get_execution_options().get("isolation_level", connection.default_isolation_level)
+    return str(level).replace("_", " ").upper()
 
 
 @overload
@@ -393,7 +433,7 @@ def enqueue_in(session: Session, jobs: Any, on_duplicate: OnDuplicate) -> list[E
         session.add_all(listed)
         session.flush()
         return [Enqueued(job, created=True) for job in listed]
-    result: list[Enqueued[Any]] = execute(session, Enqueueing(key, listed, on_duplicate).run)
+    result: list[Enqueued[Any]] = execute(session, lambda session: Enqueueing(session, key, listed, on_duplicate).run())
     return result
 
 

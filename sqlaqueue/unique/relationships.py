@@ -6,7 +6,6 @@ session and out of the collections of the objects to which it refers, until it i
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -101,15 +100,6 @@ class Relationships:
         """Whether there are objects besides parents."""
         return any(self._objects(each) for each in self._all() if each.direction is not RelationshipDirection.MANYTOONE)
 
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Set the attributes for a listener, which may change them; no other object is told."""
-        for name, value in self._values.items():
-            set_committed_value(self._job, name, _items(value))
-        yield
-        present = instance_state(self._job).dict
-        self._values = {each.key: present.pop(each.key) for each in self._all() if each.key in present}
-
     def _is_settled(self, each: RelationshipProperty[Any]) -> bool:
         """Return whether the collection of a parent has the job as a member that is no change: after a rollback."""
         parent, back = self._values.get(each.key), each.back_populates
@@ -118,9 +108,7 @@ class Relationships:
         return any(other is self._job for other in sa.inspect(parent).attrs[back].history.unchanged or ())
 
     def put_parents_back(self, *, forget: bool = False) -> None:
-        """Set the parents of a job that has been inserted, before it is in the session.
-
-        There, the attribute would load the same object from the foreign key, and that object would not be told.
+        """Set the parents of a job that is inserted next.
 
         :param forget: leave them to be loaded.
         """
@@ -133,12 +121,10 @@ class Relationships:
                     set_attribute(self._job, each.key, value)
 
     def put_others_back(self) -> None:
-        """Set the other objects of a job that has become persistent, so that the next flush writes them."""
+        """Set the other objects of a job that is inserted next, so that the flush writes them as well."""
         for each in self._all():
             if each.key in self._values:
                 value = self._values.pop(each.key)
-                # A new row has none; otherwise they would be loaded.
-                set_committed_value(self._job, each.key, () if each.uselist else None)
                 set_attribute(self._job, each.key, _copied(value) if each.uselist else value)
 
     def keep(self) -> None:

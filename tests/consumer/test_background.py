@@ -5,6 +5,7 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import base as background
 from sqlaqueue.consumer.consumer import ConsumerGroup
 from sqlaqueue.consumer.core.signals import signal_handlers
+from sqlaqueue.consumer.maintenance import cleanup
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from tests.consumer.bench import Bench, Crowd, Gate, nothing, noting
 from tests.programs import wait_until
@@ -377,6 +379,32 @@ def test_all_consumers_work_with_the_smallest_allowed_pool(bench: Bench) -> None
         wait_until(lambda: crowd.context is None)
         bench.enqueue()
         wait_until(lambda: bench.states() == {"completed": 3})
+
+
+@pytest.mark.parametrize("signals", [True, False])
+def test_an_idle_process_has_two_connections(mixed: Bench, monkeypatch: pytest.MonkeyPatch, *, signals: bool) -> None:
+    """However many Consumers are in it: one listens, and the pool has one. A host program keeps those that it had."""
+    monkeypatch.setattr(cleanup, "_UNUSED_AFTER", 1.0)
+    name, gate = "application_name", Gate()
+    given = {name: "crowd"} if mixed.api == "sync" else {"server_settings": {name: "crowd"}}
+    options: dict[str, Any] = {"engine": {"connect_args": given}, "poll_interval": 600, "signals": signals}
+    ours = f"SELECT count(*) FROM pg_stat_activity WHERE {name} = 'crowd' AND datname = current_database()"
+    with (crowd := Crowd(mixed, gate, gate, gate, **options)).running():
+        for _ in range(2):
+            mixed.enqueue(3)
+            gate.await_call(3)
+            busy = mixed.execute(ours)
+            assert busy >= 4
+            gate.let_go(3)
+            wait_until(lambda: not mixed.states()["pending"])
+            if signals:
+                wait_until(lambda: mixed.execute(ours) <= 2)
+        if not signals:
+            # For longer than others keep them.
+            wait_until(lambda: crowd.idle().busy_since is None)
+            time.sleep(2.5)
+            assert mixed.execute(ours) >= busy
+    assert mixed.states() == {"completed": 6}
 
 
 def test_an_error_of_one_consumer_stops_the_others_and_is_raised(mixed: Bench, log: Any) -> None:

@@ -378,6 +378,22 @@ def test_many_expired_leases_though_a_consumer_is_alive(patient: Patient) -> Non
     assert "though 1 Consumer is alive" in finding.summary
 
 
+def test_a_lease_that_lasts_much_longer_than_configured(patient: Patient) -> None:
+    patient.execute(
+        "INSERT INTO email (id, status, lease_expires_at) VALUES (1, 'processing', now() + interval '50 minutes')"
+    )
+    assert patient.findings(Email) == []
+    patient.execute("INSERT INTO email (id, status, lease_expires_at) VALUES (2, 'processing', 'infinity')")
+    finding = patient.repaired("long_leases", Email)
+    assert finding.severity == "warning"
+    assert "1 running job with a lease that lasts much longer than the 1 min of QueueConfig" in finding.summary
+    assert finding.facts["jobs"] == 1
+    assert patient.execute("SELECT id FROM email WHERE lease_expires_at <= now()") == [(2,)]
+    patient.execute("UPDATE email SET lease_expires_at = now() + interval '2 hours'")
+    assert patient.find("long_leases", Email).facts["jobs"] == 2
+    assert patient.codes(Email, **long(lease_beyond=7200)) == []
+
+
 def test_runs_without_a_lease(patient: Patient) -> None:
     patient.add(Email(id=1))
     patient.execute("UPDATE email SET status = 'processing'")

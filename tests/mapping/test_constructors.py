@@ -62,6 +62,47 @@ def test_constructors_accept_queue_attributes(kind: str, engine: sa.Engine) -> N
         assert session.execute(claim(model, 5)).scalars().all() == [bare]
 
 
+def test_an_insert_leaves_what_is_not_set_to_the_server(engine: sa.Engine) -> None:
+    """Its defaults may be others by now, and plain SQL gets the same values."""
+    model, statements = of_kind("plain"), []
+    with created(engine, model.metadata), Session(engine) as session:
+        table = model.__table__.name
+        session.execute(sa.text(f"ALTER TABLE {table} ALTER priority SET DEFAULT 7, ALTER max_attempts SET DEFAULT 2"))
+        sa.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+        session.add(model(payload="a"))
+        session.flush()
+        session.execute(sa.text(f"INSERT INTO {table} (payload) VALUES ('a')"))
+        assert statements[0].startswith(f"INSERT INTO {table} (payload) VALUES")
+        session.add(model(payload="b", max_attempts=None, last_error=None))
+        session.flush()
+        assert "(payload, max_attempts, last_error)" in statements[2]
+        session.expire_all()
+        first, plain_sql, third = session.scalars(sa.select(model).order_by(model.id))
+        assert (first.status, first.priority, first.attempts, first.max_attempts) == ("pending", 7, 0, 2)
+        assert (plain_sql.status, plain_sql.priority, plain_sql.attempts, plain_sql.max_attempts) == (
+            "pending",
+            7,
+            0,
+            2,
+        )
+        assert (third.priority, third.max_attempts) == (7, None)
+
+
+@pytest.mark.parametrize("kind", ["plain", "dataclass", "sql_model"])
+def test_no_attribute_of_the_queue_is_left_to_be_loaded_after_a_flush(kind: str, engine: sa.Engine) -> None:
+    """Under asyncio that would fail."""
+    model, statements = of_kind(kind), []
+    with created(engine, model.__table__.metadata), Session(engine) as session:
+        job = model(payload="a")
+        session.add(job)
+        session.flush()
+        sa.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+        assert (job.status, job.priority, job.attempts) == ("pending", 0, 0)
+        assert (job.max_attempts, job.last_error, job.finished_at, job.lease_token) == (None, None, None, None)
+        assert job.run_at == job.created_at
+        assert not statements
+
+
 def test_queue_attributes_of_a_dataclass_are_keyword_only() -> None:
     class Base(MappedAsDataclass, DeclarativeBase):
         pass

@@ -143,7 +143,7 @@ class Roles:
     def grant_web(self) -> list[str]:
         columns = [role for role in ("status", "priority", "run_at", "attempts", "created_at") if role in self.table.c]
         grants = [
-            f"GRANT INSERT ON {self.table.name} TO web",
+            f"GRANT INSERT (tenant) ON {self.table.name} TO web",
             f"GRANT SELECT ({', '.join(['id', *columns])}) ON {self.table.name} TO web",
             f"GRANT USAGE ON SEQUENCE {self.table.name}_id_seq TO web",
         ]

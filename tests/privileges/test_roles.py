@@ -1,19 +1,24 @@
 """Each role works with the privileges of docs/privileges.md, and a Consumer names a missing one."""
 
 import re
+import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
     Consumer,
+    QueueConfig,
+    QueueMixin,
     Retry,
     Snooze,
+    Unique,
     cancel,
     claim,
     consumers,
@@ -24,6 +29,7 @@ from sqlaqueue import (
     requeue,
     resume,
 )
+from sqlaqueue import enqueue as enqueue_unique
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from tests.alembic.conftest import Project, disconnect, dump
@@ -54,6 +60,54 @@ def test_enqueueing_needs_each_of_its_privileges(roles: Roles) -> None:
             enqueue(roles)
         roles.execute(grant)
     enqueue(roles)
+
+
+SET_BY_THE_SERVER: dict[str, Any] = {
+    "status": "processing",
+    "priority": -1,
+    "attempts": 1,
+    "lease_token": uuid.uuid4(),
+    "lease_expires_at": datetime.max.replace(tzinfo=UTC),
+    "claimed_by": "nobody",
+}
+
+
+@pytest.mark.parametrize("column", SET_BY_THE_SERVER)
+def test_a_role_that_enqueues_cannot_set_columns_of_the_queue(roles: Roles, column: str) -> None:
+    """A row that is processing with a lease until infinity would occupy a place of its limit for good."""
+    if column not in roles.table.c:
+        pytest.skip("a queue without this column")
+    roles.grant_web()
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        enqueue(roles, **{column: SET_BY_THE_SERVER[column]})
+    assert count(roles, roles.table.name) == 0
+    roles.execute(f"GRANT INSERT ({column}) ON {roles.table.name} TO web")
+    enqueue(roles, **{column: SET_BY_THE_SERVER[column]})
+
+
+@pytest.mark.parametrize("kind", ["update_status"])
+def test_a_role_that_enqueues_unique_jobs(roles: Roles) -> None:
+    class Own(DeclarativeBase):
+        pass
+
+    class Single(QueueMixin, Own):
+        __tablename__ = "single"
+        __queue__ = QueueConfig(unique=Unique("key"))
+        id: Mapped[int] = mapped_column(primary_key=True)
+        key: Mapped[str]
+
+    Own.metadata.create_all(roles.engine("owner"))
+    roles.execute(
+        "GRANT SELECT, INSERT (key) ON single TO web",
+        "GRANT USAGE ON SEQUENCE single_id_seq TO web",
+    )
+    with Session(roles.engine("web")) as session:
+        for created in (True, False):
+            result = enqueue_unique(session, [Single(key="a"), Single(key="b")])
+            assert [each.created for each in result] == [created, created]
+            session.commit()
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            enqueue_unique(session, Single(key="c", status="processing"))
 
 
 def revoked(grant: str) -> str:

@@ -56,7 +56,7 @@ def test_a_temporary_table_does_not_replace_the_messages(roles: Roles, web: sa.C
             "CREATE TEMP TABLE sqlaqueue_message_orders (id int PRIMARY KEY, priority int, run_at date)"
         )
         web.exec_driver_sql("CREATE TRIGGER t BEFORE INSERT ON sqlaqueue_message_orders EXECUTE FUNCTION public.spy()")
-        web.exec_driver_sql("INSERT INTO orders (tenant, status) VALUES ('a', 'pending')")
+        web.exec_driver_sql("INSERT INTO orders (tenant) VALUES ('a')")
     assert count(roles, "public.sqlaqueue_message_orders") == 1
 
 
@@ -106,9 +106,9 @@ def test_messages_go_where_the_jobs_are(other_schema: Roles) -> None:
     roles.execute("ALTER ROLE web SET search_path = other")
     enqueue(roles)
     with Session(roles.engine("web")) as session, session.begin():
-        session.execute(sa.text(f"INSERT INTO public.{name} (tenant, status) VALUES ('a', 'pending')"))
+        session.execute(sa.text(f"INSERT INTO public.{name} (tenant) VALUES ('a')"))
         session.execute(sa.text("SET LOCAL search_path = pg_catalog"))
-        session.execute(sa.text(f"INSERT INTO public.{name} (tenant, status) VALUES ('a', 'pending')"))
+        session.execute(sa.text(f"INSERT INTO public.{name} (tenant) VALUES ('a')"))
     counts = {schema: count(roles, f"{schema}.{name}") for schema in ("public", "other")}
     assert counts == {"public": 2, "other": 1}
     if roles.kind == "delete_returning":

@@ -102,6 +102,8 @@ class Thresholds:
     """Number of rows up to which a claim may read a whole table."""
     lease_expired_for: timedelta = timedelta(seconds=30)
     """How long ago a lease must have expired; Consumers rescue within a few seconds."""
+    lease_beyond: timedelta = timedelta(hours=1)
+    """How much longer than ``QueueConfig(lease=...)`` a lease may last; Consumers and handlers may ask for more."""
     unserved_for: timedelta = timedelta(seconds=30)
     """For how long the oldest job of a queue without live Consumers must have been due."""
     oldest_due: timedelta = timedelta(minutes=5)

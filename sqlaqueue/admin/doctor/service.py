@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from shlex import quote
 from typing import Any
 
@@ -40,6 +41,7 @@ from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.postgresql.triggers import wakes
 from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
 from sqlaqueue.queue.options import STATES
+from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
 from sqlaqueue.schedules.recurrence import ScheduleTables
@@ -329,9 +331,10 @@ def claim_of(spec: QueueSpec) -> object | None:
 
 
 def check_leases(examination: Examination) -> Iterator[Finding]:
-    """Find expired leases, and running jobs that have none."""
+    """Find expired leases, those that last too long, and running jobs that have none."""
     for spec in filter(has_leases, examination.specs):
         yield from _expired(examination, spec)
+        yield from _too_long(examination, spec)
         yield from _without_lease(examination, spec)
 
 
@@ -365,6 +368,33 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
         fixes=(f"sqlaqueue rescue {target}", *(() if alive else (f"sqlaqueue worker {target}=MODULE:HANDLER",))),
         facts={"jobs": number, "seconds": float(since), "consumers": alive},
     )
+
+
+def _too_long(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
+    expires, lease = spec.columns["lease_expires_at"], timedelta(seconds=seconds(spec.config.lease))
+    late = sa.and_(spec.in_state("processing"), expires > clock() + (lease + examination.thresholds.lease_beyond))
+    rows = at_most(sa.select(expires).where(late).order_by(expires.desc()), "sqlaqueue_late")
+    last = within_calendar(sa.cast(sa.func.max(rows.c[expires.key]), sa.DateTime(timezone=True)))
+    number, until = examination.connection.execute(sa.select(sa.func.count(), last).select_from(rows)).one()
+    if number:
+        update = sa.update(spec.table).where(late).values({expires: clock()})
+        yield Finding(
+            severity="warning",
+            code="long_leases",
+            queue=spec.name,
+            summary=(
+                f"{number_text(number, 'running job')} with a lease that lasts much longer than the "
+                f"{duration_text(lease.total_seconds())} of QueueConfig(lease=...), the last one until "
+                f"{moment_text(until)}."
+            ),
+            consequence=(
+                "If no worker runs them, plain SQL has set them, perhaps by a role that may insert all columns: "
+                "nothing rescues them before, and they occupy places of limits. The fix has them rescued soon; if a "
+                "worker does run them, raise the threshold lease_beyond instead."
+            ),
+            fixes=(sql_text(examination.connection, update),),
+            facts={"jobs": number, "until": until.isoformat()},
+        )
 
 
 def _without_lease(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Maintenance: delete finished jobs and old attempts, and reconcile message tables."""
+"""Maintenance: delete finished jobs and old attempts, reconcile message tables, and close unused connections."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import time
 from collections.abc import Generator, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import Pool, QueuePool
 
 from sqlaqueue.consumer import quarantine
 from sqlaqueue.consumer.context import ConsumerContext
@@ -230,3 +232,41 @@ def _delete_batch(maintenance: Maintenance, walk: Walk) -> Generator[Effect, Any
     if not more and walk.end():
         yield ExecuteInOwnSession(retention.warn_of_references, (settings, walk), slow=True)
     return more, deleted.seconds
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+# A pool keeps as many connections as were once used at the same time. Idle Consumers use one at a time, nearly always,
+# and the listener has another one.
+
+
+_UNUSED_AFTER = 30.0
+"""Seconds without a job after which the connections of a pool are closed that are more than one."""
+
+_busy_at: WeakKeyDictionary[Pool, float] = WeakKeyDictionary()
+"""When a Consumer of this process has last had jobs, by its pool."""
+
+
+def close_unused(maintenance: Maintenance, now: float) -> Routine:
+    """Close the connections of the pool once no Consumer has had jobs for a while.
+
+    Those of a host program stay, which may need them at any moment: it handles its signals itself.
+    """
+    context, timers = maintenance.context, maintenance.timers
+    if not (context.has_claimed and context.handles_signals):
+        return
+    pool = context.engine.pool
+    if context.busy_since is not None:
+        _busy_at[pool] = now
+    timers.start("connections", now + _UNUSED_AFTER)
+    if timers.is_due("connections", now):
+        timers.set("connections", now + _UNUSED_AFTER)
+        if now - _busy_at.get(pool, float("-inf")) >= _UNUSED_AFTER:
+            yield ExecuteInOwnSession(close_connections, (pool,))
+
+
+def close_connections(session: Session, pool: Pool) -> None:
+    """Close the connections in a pool, unless one of them is in use, or there is only one."""
+    # A transaction at another isolation level has begun.
+    session.rollback()
+    if isinstance(pool, QueuePool) and pool.checkedin() > 1 and pool.checkedout() <= 0:
+        pool.dispose()

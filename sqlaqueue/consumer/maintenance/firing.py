@@ -26,6 +26,7 @@ from sqlaqueue.consumer.pace import Intervals
 from sqlaqueue.consumer.sessions import IsolationLevel, check_transactions
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import fields, logger
+from sqlaqueue.mapping.columns import left_to_server
 from sqlaqueue.notify_payloads import Heartbeat, Payload, Signal
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege
@@ -354,6 +355,8 @@ def check_tables(session: Session, group: ScheduleGroup) -> tuple[sa.Engine, str
 def _required_privileges(group: ScheduleGroup) -> Sequence[RequiredPrivilege]:
     schedules, ticks = group.tables.schedules, group.tables.ticks
     jobs: list[Any] = [table for spec in group.specs for table in spec.mapper.tables]
+    # A schedule sets the time of its jobs, and perhaps other columns of the queue, which the INSERT finds out.
+    left_out = {each for spec in group.specs for each in left_to_server(spec) if each is not spec.columns.get("run_at")}
     return [
         *(RequiredPrivilege(each, schedules, list(schedules.c)) for each in ("SELECT", "INSERT", "UPDATE")),
         *(RequiredPrivilege(each, ticks) for each in ("SELECT", "INSERT", "DELETE")),
@@ -362,7 +365,7 @@ def _required_privileges(group: ScheduleGroup) -> Sequence[RequiredPrivilege]:
             RequiredPrivilege(
                 "INSERT",
                 table,
-                list(table.c),
+                [column for column in table.c if column not in left_out],
                 generated=[column for column in table.c if column is table.autoincrement_column],
             )
             for table in dict.fromkeys(jobs)

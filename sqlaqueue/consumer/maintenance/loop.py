@@ -36,6 +36,7 @@ TASKS: tuple[Task, ...] = (
     cleanup.reconcile_messages,
     cleanup.delete_old,
     cleanup.delete_old_attempts,
+    cleanup.close_unused,
 )
 
 

@@ -1,20 +1,19 @@
-"""Insert the rows of new jobs that are no duplicates, and make their instances persistent."""
+"""Which values a new job has, whether a job with the same ones exists, and how they move to that."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Mapper, Session
+from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
-from sqlalchemy.orm.exc import UnmappedColumnError
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import StatementError
 from sqlaqueue.postgresql.claim_scan import planned_anew
+from sqlaqueue.queue.roles import constant_default
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of, with_plain_form
@@ -53,32 +52,22 @@ class NewJob:
             if name in present and (present[name] is not None or column.type.should_evaluate_none)
         }
 
-    def set_value(self, column: sa.Column[Any], value: Any) -> None:
-        # Without events.
-        set_committed_value(self.job, self.mapper.get_property_by_column(column).key, value)
-
-    def prepare(self) -> None:
-        """Set what a flush sets: foreign keys, from objects that are flushed, the first version, and missing values.
-
-        With None for each column without a default, nearly all rows of a call have the same columns.
-        """
+    def set_foreign_keys(self) -> None:
+        """Set the foreign keys from the objects to which it refers, which are flushed."""
         for each, parent in self.relationships.parents():
             set_foreign_key(self.job, each, parent)
-        version, generate = self.mapper.version_id_col, self.mapper.version_id_generator
-        if isinstance(version, sa.Column) and callable(generate):
-            self.set_value(version, generate(None))
-        present = instance_state(self.job).dict
-        for name in self.without_defaults():
-            present.setdefault(name, None)
 
-    def without_defaults(self) -> dict[str, sa.Column[Any]]:
-        """Return the columns that are NULL if nothing else is given, by attribute."""
-        return {
-            name: column
-            for name, column in self.columns().items()
-            if not (column.primary_key or column.default or column.server_default or column.identity)
-            and not column.type.should_evaluate_none
-        }
+    def forget(self, before: Container[str], kept: Container[sa.Column[Any]]) -> None:
+        """Unset what a flush that was rolled back has set, so that the next one leaves it to the server again.
+
+        :param before: the names of the attributes that were set before the flush.
+        :param kept: columns whose values remain, as a listener may have changed them.
+        """
+        state = instance_state(self.job)
+        for name, column in self.columns().items():
+            if name in state.dict and name not in before and column not in kept:
+                del state.dict[name]
+                state.committed_state.pop(name, None)
 
     def set_defaults(self, connection: sa.Connection) -> None:
         """Set the defaults that Python computes, in the order of the columns, each of which may read those before."""
@@ -99,6 +88,11 @@ class NewJob:
         """
         names = [self.mapper.get_property_by_column(column).key for column in key.stored]
         given = self.given()
+        for name, column in zip(names, key.stored, strict=True):
+            constant = None if given.get(name) is not None else constant_default(column, key.spec.config.states)
+            if constant is not None:
+                set_committed_value(self.job, name, constant)
+                given[name] = constant
         if any(
             given.get(name) is None and column.default is not None
             for name, column in zip(names, key.stored, strict=True)
@@ -114,7 +108,7 @@ class NewJob:
         if isinstance(value, sa.ClauseElement) or (value is None and column.server_default is not None):
             msg = f"{what} makes jobs unique, and its value would be computed by the database; set it on the instance"
             raise StatementError(msg)
-        if value is None and name in given:
+        if value is None and name in given and isinstance(column.type, sa.JSON):
             msg = f"{what} = None makes jobs unique, and is stored as a JSON null, which is no NULL; leave it out"
             raise StatementError(msg)
         length = getattr(column.type, "length", None)
@@ -131,7 +125,7 @@ def set_created_at(connection: sa.Connection, key: UniqueKey, jobs: Iterable[New
     for job in jobs:
         if column.default is None and job.given().get(job.mapper.get_property_by_column(column).key) is None:
             now = now or connection.scalar(sa.select(_now(connection, column)))
-            job.set_value(column, now)
+            set_committed_value(job.job, job.mapper.get_property_by_column(column).key, now)
 
 
 def _now(connection: sa.Connection, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
@@ -145,132 +139,16 @@ class _DefaultContext:
     """What a function that computes a default is given, see "Context-Sensitive Default Functions" in SQLAlchemy."""
 
     def __init__(self, job: NewJob, connection: sa.Connection) -> None:
-        columns = job.columns()
-        self.current_parameters = {column.key: None for column in job.without_defaults().values()}
-        self.current_parameters |= {columns[name].key: value for name, value in job.given().items()}
+        given, columns = job.given(), job.columns()
+        self.current_parameters = {
+            column.key: given.get(name)
+            for name, column in columns.items()
+            if name in given or not (column.primary_key or column.default or column.server_default or column.identity)
+        }
         self.connection, self.dialect = connection, connection.dialect
 
     def get_current_parameters(self, isolate_multiinsert_groups: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 - the signature in SQLAlchemy
         return self.current_parameters
-
-
-Row = dict[sa.Column[Any], Any]
-"""The columns of a row that the database has computed, and its key."""
-
-_MOST_ROWS, _MOST_PARAMETERS = 500, 30_000
-"""The size of an INSERT of an engine that inserts all rows of a statement or none."""
-
-
-def insert_rows(connection: sa.Connection, key: UniqueKey, jobs: Sequence[NewJob]) -> dict[Key, Row]:
-    """Insert the rows of those jobs that are no duplicates, and return what was inserted, by key.
-
-    It waits for a transaction that has inserted or deleted a job with the same values.
-    """
-    spec = key.spec
-    where = key.counts(spec.table) if spec.has("status") else None
-    insert = insert_unless(spec.table, None, unique=key.values(spec.table), where=where)
-    other = engine_of(connection.dialect)
-    all_or_none = other is not None and other.inserts_all_or_none
-    most, options = len(jobs), {}
-    if all_or_none:
-        most = min(_MOST_ROWS, _MOST_PARAMETERS // len(spec.table.c))
-        # Each batch is one statement, whatever the page size of the program's engine is.
-        options = {"insertmanyvalues_page_size": most}
-    rows: dict[Key, Row] = {}
-    for given, some in _grouped(jobs, spec.table):
-        for start in range(0, len(some), most):
-            batch = some[start : start + most]
-            found = _insert(connection, insert, spec.keys, given, batch, options=options)
-            if all_or_none and not found and len(batch) > 1:
-                for one in batch:
-                    found |= _insert(connection, insert, spec.keys, given, [one])
-            rows |= found
-    return rows
-
-
-def complete_rows(connection: sa.Connection, key: UniqueKey, inserted: Sequence[tuple[NewJob, Row]]) -> None:
-    """Set what the database has computed, and insert the rows of other tables (joined inheritance)."""
-    for job, row in inserted:
-        _set_values(job, row)
-    # Those of parent classes first.
-    mappers = dict.fromkeys(job.mapper for job, _ in inserted)
-    lines = (reversed([*mapper.iterate_to_root()]) for mapper in mappers)
-    for table in dict.fromkeys(mapper.local_table for line in lines for mapper in line):
-        if table is key.spec.table or not isinstance(table, sa.Table):
-            continue
-        keys = list(table.primary_key)
-        there = [job for job, _ in inserted if table in job.mapper.tables]
-        for job in there:
-            # The key in a subclass's table is that in the table of its parent class.
-            for foreign in (foreign for column in keys for foreign in column.foreign_keys):
-                if foreign.column.table in job.mapper.tables:
-                    job.set_value(foreign.parent, _value(job, foreign.column))
-        by_key = {tuple(_value(job, column) for column in keys): job for job in there}
-        for given, some in _grouped(there, table):
-            for found, row in _insert(connection, sa.insert(table), keys, given, some).items():
-                _set_values(by_key[found], row)
-
-
-def make_persistent(session: Session, jobs: Sequence[NewJob]) -> None:
-    """Make the instances of inserted rows persistent, as a flush does: a rollback makes them transient again."""
-    session.add_all([job.job for job in jobs])
-    states = {instance_state(job.job) for job in jobs}
-    session._register_persistent(states)  # noqa: SLF001 - only a flush can do it, and it would insert the rows
-    for job in jobs:
-        # Mutable types wrap the values that the database has computed.
-        job.mapper.class_manager.dispatch.refresh_flush(instance_state(job.job), None, [*job.columns()])
-
-
-def _grouped(jobs: Iterable[NewJob], table: sa.Table) -> list[tuple[tuple[sa.Column[Any], ...], list[dict[str, Any]]]]:
-    """Return the values for rows of a table, in groups with the same columns."""
-    groups: dict[Any, tuple[tuple[sa.Column[Any], ...], list[dict[str, Any]]]] = {}
-    for number, job in enumerate(jobs):
-        values = {
-            column: value
-            for name, value in {**dict.fromkeys(job.without_defaults()), **job.given()}.items()
-            for column in job.mapper.get_property(name).columns
-            if isinstance(column, sa.Column) and column.table is table
-        }
-        computed = any(isinstance(value, sa.ClauseElement) for value in values.values())
-        # An expression is part of the statement.
-        same = (number if computed else None, tuple(values))
-        groups.setdefault(same, (tuple(values), []))[1].append({column.key: value for column, value in values.items()})
-    return list(groups.values())
-
-
-def _insert(
-    connection: sa.Connection,
-    insert: sa.Insert,
-    keys: Sequence[sa.Column[Any]],
-    given: Sequence[sa.Column[Any]],
-    values: list[dict[str, Any]],
-    *,
-    options: Mapping[str, Any] | None = None,
-) -> dict[Key, Row]:
-    table: sa.Table = insert.table  # type: ignore[assignment] # the caller has given a Table
-    computed = any(isinstance(value, sa.ClauseElement) for value in values[0].values())
-    known = () if computed else given
-    returned = [column for column in table.c if column in keys or column not in known]
-    statement = as_library_statement(insert.returning(*returned))
-    # With its values in the statement one row may contain expressions.
-    found = (
-        connection.execute(statement.values(values[0]))
-        if computed
-        else connection.execute(statement, values, execution_options=options)
-    )
-    rows = [dict(zip(returned, row, strict=True)) for row in found]
-    return {tuple(row[column] for column in keys): row for row in rows}
-
-
-def _value(job: NewJob, column: sa.Column[Any]) -> Any:
-    return getattr(job.job, job.mapper.get_property_by_column(column).key)
-
-
-def _set_values(job: NewJob, row: Row) -> None:
-    for column, value in row.items():
-        # Other classes in the same table have columns of their own.
-        with contextlib.suppress(UnmappedColumnError):
-            job.set_value(column, value)
 
 
 # -- search for existing jobs ------------------------------------------------------------------------------------------
@@ -324,6 +202,32 @@ def with_keys(spec: QueueSpec, jobs: AnySelect, keys: Sequence[Key]) -> AnySelec
     columns = {column.key: (column.type, [key[place] for key in keys]) for place, column in enumerate(spec.keys)}
     given = numbered_rows(columns, _NUMBER)
     return jobs.join(given, same(spec.keys, [given.c[column.key] for column in spec.keys]))
+
+
+_CHECKED: WeakKeyDictionary[sa.Engine, WeakSet[sa.Table]] = WeakKeyDictionary()
+
+
+def check_index(connection: sa.Connection, key: UniqueKey) -> None:
+    """Refuse a database without the unique index, in which jobs would not be unique; once for an engine and a table.
+
+    :raises DatabaseNotReadyError: with the fix.
+    """
+    checked, table = _CHECKED.setdefault(connection.engine, WeakSet()), key.spec.table
+    if table in checked:
+        return
+    # Without defaults, of which some have parameters.
+    columns = [sa.Column(column.name, column.type, key=column.key) for column in table.c]
+    bare = sa.Table(table.name, sa.MetaData(), *columns, schema=table.schema)
+    where = key.counts(bare) if key.spec.has("status") else None
+    nothing = ([key.stored[0].key], sa.select(sa.null()))
+    insert: Any = insert_unless(bare, nothing, unique=key.values(bare), where=where)
+    names = connection.get_execution_options().get("schema_translate_map")
+    options = {} if names is None else {"schema_translate_map": names, "render_schema_translate": True}
+    text = insert.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}, **options)
+    with explaining_missing_index(key.spec):
+        # The planner looks for the index that ON CONFLICT names.
+        connection.exec_driver_sql(f"EXPLAIN {text}", execution_options={"no_parameters": True}).close()
+    checked.add(table)
 
 
 # -- replace -----------------------------------------------------------------------------------------------------------
@@ -419,7 +323,7 @@ def _values(
         and column not in kept
         and column is not job.mapper.polymorphic_on
         and column is not job.mapper.version_id_col
-        and (value := given[name] if name in given else _default(column)) is not _KEPT
+        and (value := given[name] if name in given else _known_default(column)) is not _KEPT
     }
     fresh = {spec.columns[role]: value for role, value in _FRESH.items() if spec.has(role)}
     return values | (fresh if table is spec.table else {})
@@ -431,6 +335,16 @@ def _next_version(job: NewJob, table: sa.Table, existing: Any) -> dict[sa.Column
     if not isinstance(version, sa.Column) or version.table is not table or not callable(generate):
         return {}
     return {version: generate(getattr(existing, job.mapper.get_property_by_column(version).key))}
+
+
+_DEFAULTS: WeakKeyDictionary[sa.Column[Any], Any] = WeakKeyDictionary()
+
+
+def _known_default(column: sa.Column[Any]) -> Any:
+    """Return the same object each time, so that rows with the same columns share a statement."""
+    if column not in _DEFAULTS:
+        _DEFAULTS[column] = _default(column)
+    return _DEFAULTS[column]
 
 
 def _default(column: sa.Column[Any]) -> Any:

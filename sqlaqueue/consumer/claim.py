@@ -22,7 +22,7 @@ from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, KEYS, LIMIT, ConsumerStatements
 from sqlaqueue.flow_control.freed import FEW_PARTS, Freed, claim_parameters
 from sqlaqueue.flow_control.keys import flow_control
-from sqlaqueue.mapping.runs import record_run, run_of
+from sqlaqueue.mapping.runs import record_run, run_of, runs_of
 from sqlaqueue.postgresql.claim_scan import cursor_at, cursor_from
 from sqlaqueue.queue.run import Key
 
@@ -506,19 +506,22 @@ class Claimer:
         options = {"populate_existing": bool(session.identity_map)}
         found = session.execute(statement, parameters, execution_options=options, bind_arguments=self._bind)
         jobs = list(found.scalars())
-        for job in jobs:
-            run = run_of(job)
-            if run is None:
-                # A listener of the application has loaded this job, by a relationship of another job, before the claim
-                # returned its row. So no event of the claim has recorded the run.
-                record_run(instance_state(job), session)
-                run = run_of(job)
-            if run is not None:
-                run.by_consumer = True
-                if self._freed is not None:
-                    run.part = self._freed.part_of(job)
+        try:
+            runs = runs_of(jobs)
+        except KeyError:
+            # A listener of the application has loaded a job, by a relationship of another job, before the claim
+            # returned its row. So no event of the claim has recorded the run.
+            for job in jobs:
+                if run_of(job) is None:
+                    record_run(instance_state(job), session)
+            runs = runs_of(jobs)
+        for run in runs:
+            run.by_consumer = True
+        if self._freed is not None:
+            for job, run in zip(jobs, runs, strict=True):
+                run.part = self._freed.part_of(job)
         if self._statements.load_rest is not None and jobs:
-            keys = self._spec.bind_keys([run.key for job in jobs if (run := run_of(job)) is not None])
+            keys = self._spec.bind_keys([run.key for run in runs])
             # A joined collection returns several rows for one job; reading them all makes the instances complete.
             session.execute(self._statements.load_rest, {KEYS: keys}, bind_arguments=self._bind).unique().all()
         return jobs

@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.in_flight import CallGroup, groups_except, runs_in, runs_of
+from sqlaqueue.consumer.in_flight import CallGroup, groups_except, runs_in
 from sqlaqueue.consumer.outcomes import COMPLETED, CancellationRequested, FinishedRun, HandlerAbandoned
 from sqlaqueue.consumer.sessions import Savepoint, is_expired, was_used
-from sqlaqueue.mapping.runs import run_of, set_run
+from sqlaqueue.mapping.runs import run_of, runs_of, set_run
 from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.queue.run import Key, Run, keys_by_token
 from sqlaqueue.statements.selection import without_criteria
@@ -34,8 +34,7 @@ def attach(session: Session, jobs: Sequence[Any]) -> list[Any]:
     """
     attached = []
     for job in jobs:
-        state = instance_state(job)
-        if len(jobs) > 1 or state.dict.keys().isdisjoint(state.mapper.relationships.keys()):
+        if len(jobs) > 1 or job.__dict__.keys().isdisjoint(instance_state(job).manager.mapper.relationships.keys()):
             session.add(job)
             attached.append(job)
         else:
@@ -133,7 +132,8 @@ class Executor:
         group = self._begin_group()
         if group and self._next_group is not None:
             # Only jobs of the last call can be left in the session.
-            session.expunge_all()
+            if session.identity_map:
+                session.expunge_all()
             group = self.group = attach(session, group)
         if not group:
             return None

@@ -27,7 +27,7 @@ from sqlaqueue.consumer.core.errors import (
     may_settle_later,
 )
 from sqlaqueue.consumer.executor import Executor, reload
-from sqlaqueue.consumer.in_flight import run_of_claimed, runs_of
+from sqlaqueue.consumer.in_flight import run_of_claimed
 from sqlaqueue.consumer.leased import Report, WorkerTurn, emit_claimed, emit_polled, report_unclaimable, rollback
 from sqlaqueue.consumer.notifications.polls import NO_ANNOUNCEMENT, notify_all_claimed_and_commit, notify_released
 from sqlaqueue.consumer.outcomes import (
@@ -54,7 +54,7 @@ from sqlaqueue.consumer.settle import without_expiring
 from sqlaqueue.consumer.statements import KEYS
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
 from sqlaqueue.log import logger
-from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.mapping.runs import run_of, runs_of
 from sqlaqueue.queue.names import BEGUN
 from sqlaqueue.queue.run import Key, Run, key_text, keys_by_token, keys_from
 from sqlaqueue.statements.selection import returning_keys

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.outcomes import FinishedRun
 from sqlaqueue.consumer.pace import FLUSH_AFTER
-from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.mapping.runs import runs_of
 from sqlaqueue.queue.run import Run
 
 CallGroup = Sequence[Any]
@@ -21,18 +20,11 @@ CallGroup = Sequence[Any]
 
 
 def run_of_claimed(job: Any) -> Run:
-    run = run_of(job)
-    if run is None:  # pragma: no cover - the claim's load event sets it
-        raise RuntimeError(job)
-    return run
-
-
-def runs_of(jobs: Iterable[Any]) -> list[Run]:
-    return [run_of_claimed(job) for job in jobs]
+    return runs_of((job,))[0]
 
 
 def runs_in(groups: Iterable[CallGroup]) -> list[Run]:
-    return [run_of_claimed(job) for group in groups for job in group]
+    return runs_of(job for group in groups for job in group)
 
 
 def has_waited(group: CallGroup, since: float) -> bool:
@@ -72,17 +64,16 @@ class InFlight:
         with self._lock:
             return [run for runs in self._runs.values() for run in runs()]
 
-    @contextlib.contextmanager
-    def calling(self, executor: Any) -> Iterator[None]:
+    def calls_begin(self, executor: Any) -> None:
+        """Record that an executor calls handlers, until :meth:`calls_end`."""
         with self._lock:
             self._executors.add(executor)
             executor.record_pace(time.monotonic())
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._executors.discard(executor)
-                executor.record_pace(time.monotonic())
+
+    def calls_end(self, executor: Any) -> None:
+        with self._lock:
+            self._executors.discard(executor)
+            executor.record_pace(time.monotonic())
 
     def executors(self) -> list[Any]:
         with self._lock:

@@ -21,7 +21,7 @@ from sqlaqueue.consumer.core.errors import (
 )
 from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, make_event
 from sqlaqueue.consumer.executor import Executor, expunge, load_again, reload
-from sqlaqueue.consumer.in_flight import run_of_claimed, runs_in, runs_of
+from sqlaqueue.consumer.in_flight import run_of_claimed, runs_in
 from sqlaqueue.consumer.notifications.polls import Poll, notify_all_claimed
 from sqlaqueue.consumer.outcomes import (
     COMPLETED,
@@ -36,7 +36,7 @@ from sqlaqueue.consumer.sessions import has_lost_connection
 from sqlaqueue.consumer.settle import SettledEach, extend_claims, without_expiring
 from sqlaqueue.exc import LeaseLost, WorkerDied
 from sqlaqueue.log import logger
-from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.mapping.runs import run_of, runs_of
 from sqlaqueue.queue.run import Key, Run, key_text, key_value, keys_by_token
 from sqlaqueue.sql.engine import own_work
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
@@ -91,7 +91,7 @@ def report_settled(
         context.completions.settled(finished)
         context.finished_turns += 1
     silent = [one for one in finished if not one.claim_committed]
-    if any(one.outcome.quarantine for one in finished):
+    if [one for one in finished if one.outcome.quarantine]:
         # Only now: a claim that looked for quarantined jobs before the commit has not seen these.
         context.quarantine.may_wait = True
     without = {*lost, *refused, *silent}
@@ -100,16 +100,19 @@ def report_settled(
     if silent:
         # No trigger announces a row that is released.
         context.polls.poll_at_once()
-    context.changed()
+    if context.draining or context.completions:
+        # Another worker can settle runs that have ended meanwhile, or find out that the queue is drained.
+        context.changed()
 
 
 def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -> None:
     events = context.events
-    quiet = not events.wants("completed")
+    # Nearly all are completed, and there are many.
+    others = [one for one in finished if one.outcome is not COMPLETED]
     with context.lock:
-        ended = sum(one.ended_as.event != "released" for one in finished)
-        context.runs_ended += ended
-        context.runs_released += len(finished) - ended
+        released = sum(one.ended_as.event == "released" for one in others) if others else 0
+        context.runs_ended += len(finished) - released
+        context.runs_released += released
         context.conflicts.clear(one.run.key for one in finished if one.outcome.event != "released")
         if context.cancelled:
             context.cancelled.difference_update([one.run.key for one in finished])
@@ -117,10 +120,8 @@ def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -
     if finished and context.claimer.held_back.due:
         # The end of a run may let another job begin.
         context.polls.poll_at_once()
-    for one in finished:
+    for one in finished if events.wants("completed") else others:
         outcome = one.ended_as
-        if outcome is COMPLETED and quiet:
-            continue
         if outcome.state == "pending" and not outcome.delay:
             # No trigger announces a row that has read as pending all the time.
             context.polls.poll_at_once()
@@ -163,9 +164,9 @@ def report_unclaimable(context: ConsumerContext, job: UnclaimableJob | None, err
 
 
 def _emit_lease_lost(context: ConsumerContext, lost: Sequence[FinishedRun]) -> None:
-    for run in (one.run for one in lost):
-        error = LeaseLost(f"the result of job {key_text(run.key)} came after its lease had passed to another run")
-        _emit(context, "lease_lost", run, error=error)
+    for one in lost:
+        error = LeaseLost(f"the result of job {key_text(one.run.key)} came after its lease had passed to another run")
+        _emit(context, "lease_lost", one.run, error=error)
 
 
 def _emit(
@@ -253,7 +254,8 @@ def _claim(  # noqa: PLR0917 - as its caller
         return jobs, True, suspects.quarantined and bool(jobs)
     if alone and not context.quarantine.claimed_last and (jobs := claimer.claim_quarantined(session)):
         return jobs, True, True
-    jobs, more = claimer.claim(session, limit, poll.announcements)
+    # A single Consumer would only notify itself.
+    jobs, more = claimer.claim(session, limit, poll.announcements if poll.peers > 1 else ())
     if alone and not jobs and (jobs := claimer.claim_quarantined(session)):
         # Other jobs may wait: quarantined ones are claimed apart from them.
         return jobs, True, True

@@ -81,6 +81,11 @@ class IsolationLevel:
         session.info[_CALL] = (self, self._spec, running)
         session.info.pop(_LOCATIONS, None)
 
+    @staticmethod
+    def has_locked(session: Session) -> bool:
+        """Return whether a transaction of this session has locked rows, as those at a strict level do."""
+        return _LOCATIONS in session.info
+
     def complete_in_place(self, session: Session, claims: Mapping[Any, Sequence[Key]]) -> list[Key]:
         """Settle runs as completed in a SERIALIZABLE transaction of a handler.
 
@@ -104,14 +109,16 @@ class IsolationLevel:
 @event.listens_for(Session, "after_begin")
 def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
     call = session.info.get(_CALL)
-    if call is None or engine_of(connection.dialect) is not None:
-        # Only in PostgreSQL do transactions fail because a row has been changed since their snapshot, and do claims
-        # and rescues pass over locked rows.
+    if call is None:
         return
     isolation, spec, running = call
     level: Any = isolation.of(connection)
     # In a savepoint, also of a test's transaction that the session has joined, the level cannot change any more.
     if level not in _STRICT or transaction.nested or connection.in_nested_transaction():
+        return
+    if engine_of(connection.dialect) is not None:
+        # Only in PostgreSQL do transactions fail because a row has been changed since their snapshot, and do claims
+        # and rescues pass over locked rows.
         return
     runs = running()
     if runs and connection.engine.pool is primary_bind(session, spec.mapper).engine.pool:
@@ -349,8 +356,7 @@ def transaction_ended_error() -> HandlerMisuseError:
 
 
 def is_deleted(job: Any) -> bool:
-    state = instance_state(job)
-    return bool(state.deleted or state.was_deleted)
+    return bool(instance_state(job).was_deleted)
 
 
 def check_rows(
@@ -370,7 +376,6 @@ def check_rows(
         return None
     status, states = spec.attributes["status"], spec.config.states
     running = states.pending if states.processing is None else states.processing
-    others = [value for state in STATES if (value := getattr(states, state)) is not None and value != running]
     for job, run in zip(jobs, runs, strict=True):
         if is_deleted(job):
             continue
@@ -379,7 +384,8 @@ def check_rows(
                 f"the handler changed the key of {type(job).__name__} {key_text(run.key)}, which the Consumer needs to "
                 "settle its run, so its writes were rolled back; enqueue another job instead"
             )
-        if job.__dict__.get(status, running) in others:
+        value = job.__dict__.get(status, running)
+        if value != running and value in [each for name in STATES if (each := getattr(states, name)) is not None]:
             return HandlerMisuseError(
                 f"the handler set {type(job).__name__}.{status} itself, so its writes were rolled back; {_FIX}"
             )

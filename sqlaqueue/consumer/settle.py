@@ -36,10 +36,10 @@ from sqlaqueue.queue.run import Key, key_text, key_value, keys_by_token, keys_fr
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.engine import (
     OURS,
+    SETTLES,
     engine_of,
     may_be_other_engine,
     own_work,
-    settlement,
     violated_constraint,
     violated_table,
 )
@@ -393,8 +393,11 @@ class Settler:
     def _settle_alike(self, session: Session, group: Sequence[FinishedRun], *, limited: bool) -> list[Key]:
         """Settle runs with the same outcome, and return the keys of those that were still claimed."""
         spec, first = self._spec, group[0]
-        claims = keys_by_token(one.run for one in group)
-        if _is_usual(first) and self._statements.completes:
+        is_usual = _is_usual(first) and self._statements.completes
+        if is_usual and len(group) == 1 and not self._isolation.has_locked(session):
+            return self._complete(session, first.run.token, [first.run.key], limited)
+        claims = keys_by_token([one.run for one in group])
+        if is_usual:
             done = self._isolation.complete_in_place(session, claims)
             if done:
                 claims = {
@@ -477,7 +480,7 @@ class Settler:
             self.limits_locks
             and lock_timeout == LOCK_TIMEOUT
             and self._statements.completes
-            and all(map(_is_usual, finished))
+            and not [one for one in finished if one.outcome is not COMPLETED or one.starts != 1]
         )
         if self.limits_locks and not limits_itself:
             limit: Any = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'").execution_options(**{OURS: True})
@@ -567,24 +570,41 @@ class Settler:
         # The fence needs the row: the row of a job that its handler deletes is there until the flush.
         deleted, lost = [one for one in finished if one.job in session.deleted], list[FinishedRun]()
         if deleted:
-            with session.no_autoflush, _not_the_handlers_error():
-                lost = self.settle(session, deleted)
+            with session.no_autoflush:
+                lost = self._settle_beside(session, deleted)
         if not lost:
             misuse = check_rows(session, self._spec, [one.job for one in finished], [one.run for one in finished])
             if misuse is not None:
                 raise misuse
             # Not before the flush: what it writes may depend on what the handler has read.
             gone = [one for one in finished if is_deleted(one.job)]
-            with _not_the_handlers_error(), settlement():
-                lost = self.settle(session, [one for one in finished if one not in gone] if gone else finished)
+            settles = SETTLES.set(True)
+            try:
+                left = [one for one in finished if one not in gone] if gone else finished
+                lost = self._settle_beside(session, left)
                 if gone:
                     # Their rows went with a flush of the handler, so there is nothing else to settle.
                     self.history.record(session, [one for one in gone if one not in deleted])
+            finally:
+                SETTLES.reset(settles)
         if not lost:
             self.commit(session, finished)
             return lost
         refuse_changed_rows(session, self._spec, [one.run for one in lost])
         return lost
+
+    def _settle_beside(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
+        """Settle runs in the transaction of their handler.
+
+        An outcome that cannot be written now, such as for a lock, is told from an error of the handler's statements.
+        """
+        try:
+            return self.settle(session, finished)
+        except DBAPIError as error:
+            if may_settle_later(error) and not is_transient(error):
+                msg = f"the outcome of the run could not be written: {error.orig}"
+                raise NotSettled(msg) from error
+            raise
 
 
 def _is_usual(one: FinishedRun) -> bool:
@@ -611,15 +631,3 @@ def without_expiring(session: Session) -> Iterator[None]:
         yield
     finally:
         session.expire_on_commit = expires
-
-
-@contextlib.contextmanager
-def _not_the_handlers_error() -> Iterator[None]:
-    """Tell an outcome that cannot be written now, such as for a lock, from an error of the handler's statements."""
-    try:
-        yield
-    except DBAPIError as error:
-        if may_settle_later(error) and not is_transient(error):
-            msg = f"the outcome of the run could not be written: {error.orig}"
-            raise NotSettled(msg) from error
-        raise

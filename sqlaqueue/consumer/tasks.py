@@ -238,7 +238,8 @@ class TaskRunner(BaseRunner):
 
     async def _call(self, session: AsyncSession, executor: Executor) -> None:
         """Call the handler in a task of its own, which can be cancelled."""
-        with self.context.in_flight.calling(executor):
+        self.context.in_flight.calls_begin(executor)
+        try:
             task = asyncio.create_task(self._call_in_row(session, executor))
             executor.interrupt = task.cancel
             try:
@@ -257,6 +258,8 @@ class TaskRunner(BaseRunner):
                 if going_on:
                     self._left.append(executor)
                 raise
+        finally:
+            self.context.in_flight.calls_end(executor)
 
     async def _call_in_row(self, session: AsyncSession, executor: Executor) -> None:
         """Make one call after the other, until this task is cancelled: that may have been meant for the last one."""

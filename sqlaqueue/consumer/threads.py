@@ -28,7 +28,6 @@ from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.core.waker import Deadlines, Waker, limit_connects
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.held import discard_entries
-from sqlaqueue.consumer.in_flight import runs_of
 from sqlaqueue.consumer.leased import release, settle_finished, settle_postponed
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
 from sqlaqueue.consumer.maintenance.leases import deregister
@@ -41,6 +40,7 @@ from sqlaqueue.consumer.settings import refused_result
 from sqlaqueue.consumer.worker import work
 from sqlaqueue.exc import HandlerMisuseError, HandlerNotStopped
 from sqlaqueue.log import logger
+from sqlaqueue.mapping.runs import runs_of
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.run import key_text
@@ -359,9 +359,9 @@ class ThreadRunner(BaseRunner):
                 context.fork_guard.end_child()
 
     def _drive(self, routine: Routine, session: Session | None = None) -> Any:
-        return drive(routine, lambda effect: self._perform(effect, session))
+        return drive(routine, partial(self._perform, session))
 
-    def _perform(self, effect: Effect, session: Session | None) -> Any:
+    def _perform(self, session: Session | None, effect: Effect) -> Any:
         context = self.context
         if context.fork_guard.is_child:
             context.fork_guard.end_child()
@@ -396,6 +396,9 @@ class ThreadRunner(BaseRunner):
 
     def _close(self, session: Session) -> None:
         """Close a session; the rollback of its transaction has a deadline as well."""
+        if not session.in_transaction():
+            session.close()
+            return
         wait = self._deadlines.begin(session)
         try:
             session.close()
@@ -428,7 +431,8 @@ class ThreadRunner(BaseRunner):
     def _call(self, session: Session, executor: Executor) -> None:
         """Call the handler; a result counts only while the call has not been abandoned."""
         context = self.context
-        with context.in_flight.calling(executor):
+        context.in_flight.calls_begin(executor)
+        try:
             while (argument := executor.begin_call(session)) is not None:
                 raised: BaseException | None = None
                 try:
@@ -441,10 +445,13 @@ class ThreadRunner(BaseRunner):
                     context.fork_guard.end_child(raised)
                 if not executor.end_call(raised, session):
                     break
-            self._check_descriptors(executor)
+            if not self._waker.is_intact:
+                self._end_without_descriptors(executor)
+        finally:
+            context.in_flight.calls_end(executor)
 
-    def _check_descriptors(self, executor: Executor) -> None:
-        """End this run, without a further statement, if the handler has closed descriptors."""
+    def _end_without_descriptors(self, executor: Executor) -> None:
+        """End this run, without a further statement: the handler has closed descriptors."""
         try:
             self._waker.check()
         except HandlerMisuseError as error:

@@ -33,6 +33,11 @@ def run_of(job: Any) -> Run | None:
     return run
 
 
+def runs_of(jobs: Iterable[Any]) -> list[Run]:
+    """Return the runs of claimed instances, without a further call for each of them; KeyError if one has none."""
+    return [instance_state(job).info[_RUN] for job in jobs]
+
+
 def set_run(job: Any, run: Run | None) -> None:
     """Store the run of an instance; None removes it."""
     if run is None:
@@ -74,8 +79,8 @@ def record_run(state: InstanceState[Any], session: Any, token: str | None = None
     limit = values.get(limit_name)
     if limit is None:
         limit = spec.config.max_attempts
-    key: Any = state.identity
-    run = Run(key, values.get(token_name, token), values.get(attempts_name) or 1, limit)
+    identity: Any = state.key
+    run = Run(identity[1], values.get(token_name, token), values.get(attempts_name) or 1, limit)
     if trace_name:
         run.traceparent = values.get(trace_name)
     if session is not None and spec.strategy.holds_transaction:

@@ -65,7 +65,7 @@ def keys_by_token(runs: Iterable[_ClaimedRun]) -> dict[Any, list[Key]]:
     claims: dict[Any, list[Key]] = {}
     # Runs of one claim are mostly neighbours, and comparing two tokens is cheaper than hashing one.
     for token, some in groupby(runs, key=attrgetter("token")):
-        claims.setdefault(token, []).extend(run.key for run in some)
+        claims.setdefault(token, []).extend([run.key for run in some])
     return claims
 
 

@@ -33,7 +33,11 @@ if it reads first, as it writes later.
 """
 
 SETTLES: ContextVar[bool] = ContextVar("sqlaqueue_settles", default=False)
-"""Whether a Consumer settles a run in the transaction of its handler, whose own writes have been flushed."""
+"""Whether a Consumer settles a run in the transaction of its handler, whose own writes have been flushed.
+
+A settlement compares the token of the claim, and depends on nothing else that the transaction has read. So an engine
+may let it see what others have committed since.
+"""
 
 PREPARED = ("sqlite", "mariadb", "mysql")
 """The dialects whose engines ``sqlaqueue.prepare(engine)`` has to prepare."""
@@ -187,20 +191,6 @@ def own_work() -> Iterator[None]:
         yield
     finally:
         OWN_WORK.reset(token)
-
-
-@contextlib.contextmanager
-def settlement() -> Iterator[None]:
-    """Settle runs in the block, in the transaction of their handler.
-
-    A settlement compares the token of the claim, and depends on nothing else that the transaction has read. So an
-    engine may let it see what others have committed since.
-    """
-    token = SETTLES.set(True)
-    try:
-        yield
-    finally:
-        SETTLES.reset(token)
 
 
 def mark_of(statement: Any, options: Mapping[str, Any]) -> Any:

@@ -227,13 +227,12 @@ class TextArray(TypeDecorator[Sequence[Any]]):
     def process_bind_param(self, value: Sequence[Any] | None, dialect: sa.Dialect) -> str | None:
         if value is None:
             return None
-        write = _integer if isinstance(self.element, sa.Integer) else _uuid
-        written = ["NULL" if key is None and self.nullable else write(key) for key in value]
+        # Written here and not by a function: there are many.
+        numbers = isinstance(self.element, sa.Integer)
+        written = [
+            "NULL" if key is None and self.nullable else str(int(key)) if numbers else _uuid(key) for key in value
+        ]
         return ",".join(written)
-
-
-def _integer(key: Any) -> str:
-    return str(int(key))
 
 
 def _uuid(key: Any) -> str:

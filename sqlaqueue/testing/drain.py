@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.core.events import JobEvent
-from sqlaqueue.consumer.in_flight import runs_of
 from sqlaqueue.consumer.quarantine import JournalEntry, write_entry
 from sqlaqueue.exc import JobFailed, JobResult, NotClaimableError
 from sqlaqueue.flow_control.keys import KeyRate, flow_control
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mapping.runs import runs_of
 from sqlaqueue.queue.names import RATE
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock

@@ -358,7 +358,8 @@ def calls() -> Iterator[contextlib.ExitStack]:
 def begin_call(calls: contextlib.ExitStack, context: ConsumerContext, *keys: int) -> Executor:
     """Return an executor that has begun the first of these jobs, while the other ones wait."""
     executor = Executor(context, [[job(key)] for key in keys], context.completions.add)
-    calls.enter_context(context.in_flight.calling(executor))
+    context.in_flight.calls_begin(executor)
+    calls.callback(context.in_flight.calls_end, executor)
     assert executor.begin_call(Session()) is not None
     return executor
 

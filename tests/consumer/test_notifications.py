@@ -137,6 +137,24 @@ def test_claims_and_settlements_send_no_notification(sync_bench: Bench) -> None:
         assert received() == []
 
 
+@pytest.mark.once
+def test_a_consumer_does_not_notify_itself_of_its_claims(sync_leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "HEARTBEAT", LATER)
+    with notifications(sync_leased, "claimed") as received, idle(sync_leased).running() as server:
+        await_listening(server)
+        sync_leased.enqueue()
+        wait_until(lambda: sync_leased.states() == {"completed": 1})
+        assert received() == []
+        with idle(sync_leased).running() as other:
+            await_listening(other)
+            wait_until(
+                lambda: all(one.context is not None and one.context.polls.peers.count == 2 for one in (server, other))
+            )
+            sync_leased.enqueue()
+            wait_until(lambda: sync_leased.states() == {"completed": 2})
+            assert len(received()) == 1
+
+
 def test_a_job_for_later_begins_when_it_is_due(mixed: Bench) -> None:
     """Without a poll: the due times of jobs from before the start are queried, the others are announced."""
     due = "statement_timestamp() + interval '1.5 s'"

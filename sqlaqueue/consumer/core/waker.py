@@ -35,11 +35,11 @@ class Waker:
         self._sender, self._receiver = socket.socketpair()
         for end in (self._sender, self._receiver):
             end.settimeout(0)
+        self._descriptors: tuple[int, ...] = (self._sender.fileno(), self._receiver.fileno())
         self._files = self._identities()
 
     def _identities(self) -> list[tuple[int, int]]:
-        found = [os.fstat(end.fileno()) for end in (self._sender, self._receiver)]
-        return [(each.st_dev, each.st_ino) for each in found]
+        return [(found.st_dev, found.st_ino) for found in [os.fstat(each) for each in self._descriptors]]
 
     @property
     def is_intact(self) -> bool:
@@ -87,6 +87,7 @@ class Waker:
             # The numbers may belong to others.
             self._sender.detach()
             self._receiver.detach()
+        self._descriptors = ()
         self._sender.close()
         self._receiver.close()
 
@@ -172,7 +173,9 @@ class DatabaseWait:
     def drivers(self) -> list[Any]:
         """Return the connections of the driver that may be waiting for a reply."""
         tested = _pinging.get(self.owner)
-        return [each.connection.driver_connection for each in self.connections()] if tested is None else [tested]
+        if tested is not None:
+            return [getattr(tested, "driver_connection", tested)]
+        return [each.connection.driver_connection for each in self.connections()]
 
 
 class Deadlines:
@@ -478,7 +481,7 @@ def limit_connects(engine: sa.Engine) -> None:
     def recording(function: Callable[[Any], Any], connections: dict[Any, Any]) -> Callable[[Any], Any]:
         def call(connection: Any) -> Any:
             owner = asyncio.current_task() if dialect.is_async else threading.get_ident()
-            connections[owner] = getattr(connection, "driver_connection", connection)
+            connections[owner] = connection
             try:
                 return function(connection)
             finally:

@@ -14,13 +14,14 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executor import Executor
-from sqlaqueue.consumer.in_flight import CallGroup, groups_except, has_waited, runs_in, runs_of
+from sqlaqueue.consumer.in_flight import CallGroup, groups_except, has_waited, runs_in
 from sqlaqueue.consumer.leased import Report, apply, pass_on, release, settle_finished, settle_postponed
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.outcomes import RELEASED, CancellationRequested, FinishedRun
 from sqlaqueue.consumer.pace import BLOCKED, LATE, LONGEST_IN_BUFFER
 from sqlaqueue.consumer.settle import SettledEach
 from sqlaqueue.log import logger
+from sqlaqueue.mapping.runs import runs_of
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import Key, Run, key_text, key_value, keys_by_token

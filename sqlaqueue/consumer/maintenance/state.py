@@ -343,8 +343,9 @@ _PAUSE_BUSY, _LONGEST_SLEEP = 0.25, 60.0
 _SECOND_LOOK = 1.0
 """Seconds between the two looks of a rescue, at most."""
 
-_SLEEPS_AFTER = 1.0
-"""Seconds without claimed jobs after which the loop sleeps: being woken costs more than executing it."""
+_SLEEPS_AFTER = _PAUSE_BUSY
+"""Seconds without claimed jobs after which the loop sleeps. To be woken for each job costs more than to be executed now
+and then where jobs come more often than that, and less where they come more rarely."""
 
 
 class Timers:

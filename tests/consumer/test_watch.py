@@ -15,8 +15,7 @@ from sqlaqueue.postgresql.triggers import channel_of, lock_numbers
 from tests.consumer.bench import LATER, Bench, Gate, Server, await_listening, idle, is_listening, logged
 from tests.programs import wait_until
 
-SOON = 10.0
-"""Seconds within which an idle Consumer finds a job on a loaded machine; by itself it would poll after `LATER`."""
+# By themselves idle Consumers poll after `LATER`, so that a job that none is told of is not run.
 
 
 def holders(bench: Bench) -> list[int]:
@@ -55,7 +54,7 @@ def enqueueing(bench: Bench, payload: str = "open") -> Iterator[sa.Connection]:
 
 
 def completed(bench: Bench, number: int) -> None:
-    wait_until(lambda: bench.states() == {"completed": number}, f"{number} completed jobs", SOON)
+    wait_until(lambda: bench.states() == {"completed": number}, f"{number} completed jobs")
 
 
 def test_enqueueing_notifies_only_while_a_consumer_waits(mixed: Bench) -> None:
@@ -182,11 +181,11 @@ def test_consumers_of_parts_of_a_queue(mixed: Bench) -> None:
         await_listening(*servers)
         for number, name in enumerate("abab", 1):
             mixed.execute(f"INSERT INTO job (payload) VALUES ('{name}')")
-            wait_until(lambda number=number: mixed.states()["completed"] == number, seconds=SOON)
+            wait_until(lambda number=number: mixed.states()["completed"] == number)
         connection.rollback()
         for number, name in enumerate("abab", 5):
             mixed.execute(f"INSERT INTO job (payload) VALUES ('{name}')")
-            wait_until(lambda number=number: mixed.states()["completed"] == number, seconds=SOON)
+            wait_until(lambda number=number: mixed.states()["completed"] == number)
 
 
 @pytest.mark.parametrize("name", ["{channel}", "{channel} watch "])
@@ -225,6 +224,7 @@ def test_a_transaction_that_stays_open_is_logged_once(mixed: Bench, monkeypatch:
     monkeypatch.setattr(watch, "_LOGGED_AFTER", 0.2)
     with enqueueing(mixed) as connection, idle(mixed).running():
         wait_until(lambda: logged(log, "transaction_open"))
+        # Time for further looks.
         time.sleep(0.6)
         pid = connection.scalar(sa.text("SELECT pg_backend_pid()"))
         assert [record.pid for record in logged(log, "transaction_open")] == [pid]

@@ -228,11 +228,9 @@ class TextArray(TypeDecorator[Sequence[Any]]):
         if value is None:
             return None
         # Written here and not by a function: there are many.
-        numbers = isinstance(self.element, sa.Integer)
-        written = [
-            "NULL" if key is None and self.nullable else str(int(key)) if numbers else _uuid(key) for key in value
-        ]
-        return ",".join(written)
+        if isinstance(self.element, sa.Integer):
+            return ",".join(["NULL" if self.nullable and key is None else str(int(key)) for key in value])
+        return ",".join(["NULL" if self.nullable and key is None else _uuid(key) for key in value])
 
 
 def _uuid(key: Any) -> str:

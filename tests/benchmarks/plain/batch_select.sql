@@ -395,6 +395,9 @@ SELECT to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, to_regclass($sqlaqueu
 
 SELECT txid_current() AS txid_current_1, current_setting(%(current_setting_2)s::VARCHAR) AS current_setting_1
 
+UPDATE email SET status=%(status)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=statement_timestamp() WHERE email.id = %(sqlaqueue_key_0)s::INTEGER AND email.status = 'pending' AND (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+
 UPDATE email SET status=%(status)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), last_error=%(last_error)s::VARCHAR, finished_at=statement_timestamp() WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 

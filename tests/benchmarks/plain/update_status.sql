@@ -415,6 +415,9 @@ SET LOCAL lock_timeout = '500ms'
 UPDATE email SET status=%(status)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = %(sqlaqueue_key_0)s::INTEGER AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
+UPDATE email SET status=%(status)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = %(sqlaqueue_key_0)s::INTEGER AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL AND (SELECT set_config(%(set_config_2)s::VARCHAR, %(set_config_3)s::VARCHAR, true) AS set_config_1) IS NOT NULL
+
 UPDATE email SET status=%(status)s::VARCHAR, last_error=%(last_error)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
@@ -465,6 +468,14 @@ FROM email
 WHERE email.status = 'pending' AND email.run_at > statement_timestamp() AND email.priority = sqlaqueue_levels.level ORDER BY email.run_at
  LIMIT %(param_1)s::INTEGER) AS sqlaqueue_each ON true ORDER BY sqlaqueue_each.moment
  LIMIT %(param_2)s::INTEGER
+
+WITH sqlaqueue_ended AS
+(UPDATE email SET status=%(param_1)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_2)s::UUID, lease_expires_at=%(param_3)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(sqlaqueue_keys)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL AND (SELECT set_config(%(set_config_2)s::VARCHAR, %(set_config_3)s::VARCHAR, true) AS set_config_1) IS NOT NULL RETURNING email.id AS id)
+ SELECT (SELECT count(*) AS count_1
+FROM sqlaqueue_ended) AS anon_1, sqlaqueue_ended.id
+FROM (SELECT %(param_5)s::INTEGER AS anon_2) AS sqlaqueue_one LEFT OUTER JOIN sqlaqueue_ended ON (SELECT count(*) AS count_1
+FROM sqlaqueue_ended) != %(sqlaqueue_expected)s::BIGINT
 
 WITH sqlaqueue_ended AS
 (UPDATE email SET status=%(param_1)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_2)s::UUID, lease_expires_at=%(param_3)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (CAST(string_to_array(%(sqlaqueue_keys)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2

@@ -443,6 +443,14 @@ WHERE email.status = 'pending' AND email.run_at > statement_timestamp() AND emai
  LIMIT %(param_1)s::INTEGER) AS sqlaqueue_each ON true ORDER BY sqlaqueue_each.moment
  LIMIT %(param_2)s::INTEGER
 
+WITH sqlaqueue_asked AS
+(SELECT sqlaqueue_control.queue AS sqlaqueue_queue, sqlaqueue_control.key AS sqlaqueue_key, sqlaqueue_mine.id AS id
+FROM sqlaqueue_control, (SELECT email.id AS id
+FROM email
+WHERE email.id = ANY (CAST(string_to_array(%(param_1)s::VARCHAR, ',', 'NULL') AS INTEGER[]))) AS sqlaqueue_mine
+WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key = jsonb_build_array(sqlaqueue_mine.id) FOR UPDATE OF sqlaqueue_control SKIP LOCKED)
+ DELETE FROM sqlaqueue_control USING sqlaqueue_asked WHERE sqlaqueue_control.queue = sqlaqueue_asked.sqlaqueue_queue AND sqlaqueue_control.key = sqlaqueue_asked.sqlaqueue_key RETURNING sqlaqueue_asked.id, EXTRACT(epoch FROM clock_timestamp() - sqlaqueue_control.created_at) AS anon_1
+
 WITH sqlaqueue_ended AS
 (UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=statement_timestamp() WHERE email.id = ANY (CAST(string_to_array(%(sqlaqueue_keys)s::VARCHAR, ',', 'NULL') AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_2
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id AS id)

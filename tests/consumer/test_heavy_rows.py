@@ -1,6 +1,5 @@
 """Rows that take much memory, or long to arrive: few of them are claimed at once, and their leases do not expire."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -90,8 +89,7 @@ def test_claims_take_fewer_rows_until_they_arrive_in_time(leased: Bench, monkeyp
         with server.running():
             proxy.bytes_per_second = 4 * MIB
             wait_until(lambda: leased.states() == {"completed": 8})
-    assert all(before >= after for before, after in itertools.pairwise(sizes))
-    assert sizes[0] < 8
+    assert max(sizes) < 8
 
 
 @pytest.mark.parametrize("undeferred", [False, True])

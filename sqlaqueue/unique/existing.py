@@ -226,7 +226,7 @@ def check_index(connection: sa.Connection, key: UniqueKey) -> None:
     text = insert.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}, **options)
     with explaining_missing_index(key.spec):
         # The planner looks for the index that ON CONFLICT names.
-        connection.exec_driver_sql(f"EXPLAIN {text}", execution_options={"no_parameters": True}).close()
+        connection.exec_driver_sql(f"EXPLAIN {text}").close()
     checked.add(table)
 
 

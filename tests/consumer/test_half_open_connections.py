@@ -63,7 +63,7 @@ def test_a_half_open_connection_is_replaced(
 ) -> None:
     """A heartbeat that is not received reveals it. Jobs announced meanwhile are found by a poll."""
     monkeypatch.setattr(pace, "HEARTBEAT", 0.5)
-    monkeypatch.setattr(polls, "PROOF_TIMEOUT", 0.3)
+    monkeypatch.setattr(polls, "PROOF_TIMEOUT", 1.0)
     with Proxy(leased.database) as proxy, proxied(leased, proxy, driver).running() as server:
         for round_ in (1, 2):
             await_listening(server)
@@ -75,6 +75,28 @@ def test_a_half_open_connection_is_replaced(
             leased.enqueue()
             wait_until(lambda done=2 * round_: leased.states() == {"completed": done})
     assert "notifications do not arrive" not in log.text
+
+
+@DRIVERS
+def test_a_half_open_connection_with_a_statement_is_replaced(
+    leased: Bench, driver: str, monkeypatch: pytest.MonkeyPatch, log: Any
+) -> None:
+    """A transaction that has enqueued is open, so the listener asks again and again whether it has ended."""
+    for module in (listener, async_listener):
+        monkeypatch.setattr(module, "REPLY_TIMEOUT", 10 * DEADLINE)
+    monkeypatch.setattr(pace, "HEARTBEAT", 0.5)
+    monkeypatch.setattr(polls, "PROOF_TIMEOUT", 1.0)
+    with Proxy(leased.database) as proxy, leased.sessions() as session:
+        session.add(leased.Job())
+        session.flush()
+        with proxied(leased, proxy, driver).running() as server:
+            await_listening(server)
+            assert proxy.make_listeners_half_open() == 1
+            wait_until(lambda: any(not each.is_half_open for each in proxy.listener_connections))
+            await_listening(server)
+            session.commit()
+            wait_until(lambda: leased.states() == {"completed": 1})
+    assert "cannot listen for notifications" not in log.text
 
 
 @pytest.mark.parametrize("api", ["sync", "async"])

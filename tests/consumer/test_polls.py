@@ -1,6 +1,6 @@
 """When Consumers poll and rescue, and which jobs callers wait for, without a database and with a clock of their own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -53,7 +53,7 @@ def listening(clock: Clock, me: str, *others: str, share: int = 1) -> PollSchedu
     polls.peers.begin_heartbeat(news=True)
     polls.heartbeat_sent([me, *others], 0.0)
     send(polls, f"heartbeat {me}")
-    polls.add_upcoming([], complete=True)
+    polls.add_upcoming([], complete=True, version=polls.version)
     polls.begin_poll()
     polls.polled(more=False)
     return polls
@@ -230,7 +230,7 @@ def test_due_times_that_were_not_announced_are_queried(clock: Clock) -> None:
     clock.now += 3
     assert polls.is_due()
     assert polls.wants_upcoming()
-    polls.add_upcoming([clock.now + 1, clock.now + 2], complete=False)
+    polls.add_upcoming([clock.now + 1, clock.now + 2], complete=False, version=polls.version)
     assert polls.is_due(), "for jobs that became due before the query"
     polls.begin_poll()
     polls.polled(more=False)
@@ -238,8 +238,22 @@ def test_due_times_that_were_not_announced_are_queried(clock: Clock) -> None:
     assert not polls.wants_upcoming()
     clock.now += 2
     assert polls.wants_upcoming()
-    polls.add_upcoming([], complete=True)
+    polls.add_upcoming([], complete=True, version=polls.version)
     assert polls.until_upcoming() == float("inf")
+
+
+@pytest.mark.parametrize(
+    "report", [PollSchedule.is_notified, PollSchedule.listening_lost, lambda polls: send(polls, "pending 4711 2 0 more")]
+)
+def test_due_times_that_may_be_missing_from_a_query_are_queried_again(
+    clock: Clock, report: Callable[[PollSchedule], object]
+) -> None:
+    polls = listening(clock, "me")
+    asked = polls.version
+    report(polls)
+    polls.peers.received_heartbeat("me")
+    polls.add_upcoming([], complete=True, version=asked)
+    assert polls.wants_upcoming()
 
 
 def test_due_times_that_do_not_fit_are_queried_later(clock: Clock) -> None:

@@ -163,10 +163,11 @@ def check_received(maintenance: Maintenance) -> None:
 
 def find_upcoming(maintenance: Maintenance, now: float) -> Routine:  # noqa: ARG001 - as all tasks
     """Query when jobs will be due that no notification has announced, such as those from before the start."""
-    context = maintenance.context
-    if context.polls.wants_upcoming():
+    context, polls = maintenance.context, maintenance.context.polls
+    if polls.wants_upcoming():
+        version = polls.version
         times = yield ExecuteInOwnSession(upcoming_times, (context, _UPCOMING))
-        context.polls.add_upcoming(times, complete=len(times) < _UPCOMING)
+        polls.add_upcoming(times, complete=len(times) < _UPCOMING, version=version)
 
 
 def find_unchanged(maintenance: Maintenance, now: float) -> Routine:

@@ -79,8 +79,10 @@ class AsyncListener(BaseListener):
                 async with self._connection() as (connection, driver):
                     await self._listen(connection, driver)
             except Exception as error:  # noqa: BLE001 - subscribers poll meanwhile, and the next try may succeed
-                failed = True
-                self._failed(error)
+                failed = not self._reconnects
+                if failed:
+                    self._failed(error)
+            self._reconnects = False
             self.subscriptions.connection_lost()
             if failed:
                 await self._wait(self._delay())
@@ -89,14 +91,16 @@ class AsyncListener(BaseListener):
     async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Any]]:
         connection = await self._engine.connect()
         driver: Any = None
+        answers = False
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             driver = (await connection.get_raw_connection()).driver_connection
             # It is used for as long as there are subscriptions, and must not count against the pool.
             await connection.run_sync(lambda sync: sync.detach())
             yield connection, driver
+            answers = not self._reconnects
         finally:
-            if self._reconnects and hasattr(driver, "terminate"):
+            if not answers and hasattr(driver, "terminate"):
                 # asyncpg's close() waits for a reply, and the connection may be half open.
                 driver.terminate()
             await connection.close()
@@ -112,14 +116,14 @@ class AsyncListener(BaseListener):
         while not self._reconnects:
             while (taken := self.subscriptions.take_statement()) is not None:
                 statement, watch = taken
-                watch.answered(await self._reply(connection.scalar(statement)))
+                watch.answered(await self._reply(driver, connection.scalar(statement)))
             wanted = self.subscriptions.channels
             if not wanted:
                 break
             for channel in listening - wanted:
-                await self._reply(channels.unlisten(channel))
+                await self._reply(driver, channels.unlisten(channel))
             for channel in wanted - listening:
-                await self._reply(channels.listen(channel))
+                await self._reply(driver, channels.listen(channel))
                 self.subscriptions.listening_lost({channel})
             listening = wanted
             await channels.receive()
@@ -130,17 +134,17 @@ class AsyncListener(BaseListener):
                 continue
             self.subscriptions.report_overdue()
             if time.monotonic() - silent_since >= CHECK_INTERVAL:
-                await self._reply(connection.exec_driver_sql("SELECT 1"))
+                await self._reply(driver, connection.exec_driver_sql("SELECT 1"))
                 self._failures, silent_since = 0, time.monotonic()
 
-    async def _reply(self, statement: Awaitable[Any]) -> Any:
+    async def _reply(self, driver: Any, statement: Awaitable[Any]) -> Any:
         """Wait for the reply to a statement: there is none on a connection that is half open."""
+        self._waiting = driver
         try:
             async with asyncio.timeout(REPLY_TIMEOUT):
                 return await statement
-        except TimeoutError:
-            self._reconnects = True
-            raise
+        finally:
+            self._waiting = None
 
     async def _wait(self, seconds: float) -> bool:
         """Wait until :meth:`wake` is called, or for some seconds; return whether it was called."""

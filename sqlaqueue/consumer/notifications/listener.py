@@ -199,6 +199,8 @@ class BaseListener:
     def __init__(self) -> None:
         self.subscriptions = Subscriptions()
         self._reconnects = False
+        self._waiting: Any = None
+        """The driver's connection while a reply is waited for."""
         self._failures = 0
         """How many connections in a row have failed before they proved to work."""
 
@@ -214,6 +216,9 @@ class BaseListener:
     def reconnect(self) -> None:
         """Replace the connection, as no notification arrives by it."""
         self._reconnects = True
+        if (driver := self._waiting) is not None:
+            # It may be half open, and the reply never arrive.
+            shut_down(driver)
         self.wake()
 
     def _failed(self, error: Exception) -> None:
@@ -247,8 +252,10 @@ class Listener(BaseListener):
                 with self._connection() as (connection, driver):
                     self._listen(connection, driver)
             except Exception as error:  # noqa: BLE001 - subscribers poll meanwhile, and the next try may succeed
-                failed = True
-                self._failed(error)
+                failed = not self._reconnects
+                if failed:
+                    self._failed(error)
+            self._reconnects = False
             self.subscriptions.connection_lost()
             if failed:
                 self._pause(self._delay())
@@ -287,14 +294,14 @@ class Listener(BaseListener):
         while not self._reconnects:
             while (taken := self.subscriptions.take_statement()) is not None:
                 statement, watch = taken
-                watch.answered(_execute(connection, driver, statement))
+                watch.answered(self._execute(connection, driver, statement))
             wanted = self.subscriptions.channels
             if not wanted:
                 break
             for channel in listening - wanted:
-                _execute(connection, driver, f"UNLISTEN {quote(channel)}")
+                self._execute(connection, driver, f"UNLISTEN {quote(channel)}")
             for channel in wanted - listening:
-                _execute(connection, driver, f"LISTEN {quote(channel)}")
+                self._execute(connection, driver, f"LISTEN {quote(channel)}")
                 self.subscriptions.listening_lost({channel})
             listening = wanted
             for channel, text in _received(driver):
@@ -305,20 +312,22 @@ class Listener(BaseListener):
                 continue
             self.subscriptions.report_overdue()
             if time.monotonic() - silent_since >= CHECK_INTERVAL:
-                _execute(connection, driver, "SELECT 1")
+                self._execute(connection, driver, "SELECT 1")
                 self._failures, silent_since = 0, time.monotonic()
 
-
-def _execute(connection: sa.Connection, driver: Any, statement: str | sa.Executable) -> Any:
-    """Execute a statement and return its value; without a reply the connection, which may be half open, is given up."""
-    timer = threading.Timer(REPLY_TIMEOUT, shut_down, (driver,))
-    timer.daemon = True
-    timer.start()
-    try:
-        result = connection.exec_driver_sql(statement) if isinstance(statement, str) else connection.execute(statement)
-        return result.scalar() if result.returns_rows else None
-    finally:
-        timer.cancel()
+    def _execute(self, connection: sa.Connection, driver: Any, statement: str | sa.Executable) -> Any:
+        """Execute a statement and return its value; a connection without a reply may be half open, and is given up."""
+        timer = threading.Timer(REPLY_TIMEOUT, shut_down, (driver,))
+        timer.daemon = True
+        timer.start()
+        self._waiting = driver
+        try:
+            execute: Any = connection.exec_driver_sql if isinstance(statement, str) else connection.execute
+            result = execute(statement)
+            return result.scalar() if result.returns_rows else None
+        finally:
+            self._waiting = None
+            timer.cancel()
 
 
 def _received(driver: Any) -> list[tuple[str, str]]:

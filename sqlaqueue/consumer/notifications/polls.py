@@ -192,6 +192,8 @@ class Announcements:
         self._open: dict[str, _Open] = {}
         self.known_until = now()
         """Up to when all jobs that become due are known; inf for all of them."""
+        self.version = 0
+        """It changes with each report that jobs may be unknown."""
         self.clock_ahead = 0.0
         """By how many seconds the database's clock is ahead of this process's."""
 
@@ -203,10 +205,15 @@ class Announcements:
         id_ = f"{announcement.id}@{announcement.due}"
         return self._add_later(_Later(announcement.due - self.clock_ahead, id_, announcement.number, announcement.more))
 
-    def add_upcoming(self, times: Sequence[float], *, complete: bool) -> None:
+    def set_unknown(self, since: float) -> None:
+        """Record that jobs which become due after ``since`` may be unknown."""
+        self.known_until, self.version = min(self.known_until, since), self.version + 1
+
+    def add_upcoming(self, times: Sequence[float], *, complete: bool, version: int) -> None:
+        if version == self.version:
+            self.known_until = float("inf") if complete or not times else times[-1] - self.clock_ahead
         for moment in times:
             self._add_later(_Later(moment - self.clock_ahead, f"@{moment:.3f}", 1, more=False))
-        self.known_until = float("inf") if complete or not times else times[-1] - self.clock_ahead
 
     def _add_later(self, later: _Later) -> bool:
         heapq.heappush(self._later, later)
@@ -214,7 +221,7 @@ class Announcements:
             return False
         # Half of them, or each further one would come here.
         self._later.sort()
-        self.known_until = min(self.known_until, self._later[MOST_LATER // 2].due)
+        self.set_unknown(self._later[MOST_LATER // 2].due)
         del self._later[MOST_LATER // 2 :]
         return True
 
@@ -225,7 +232,7 @@ class Announcements:
         self._open[id_] = _Open(count, due, due + place // max(-(-count // self._share()), 1) * STAGGER)
         if more:
             # The other jobs of that statement are due at times of their own, which were not announced.
-            self.known_until = min(self.known_until, due)
+            self.set_unknown(due)
         return more
 
     def open_due(self, ahead: float = 0.0) -> bool:
@@ -486,7 +493,7 @@ class PollSchedule:
         self.peers.connection_lost()
         with self._lock:
             self.quarantined = True
-            self._announcements.known_until = self._now()
+            self._announcements.set_unknown(self._now())
             self._poll_now()
         self._wake_poller()
         self._wake_maintenance()
@@ -494,7 +501,7 @@ class PollSchedule:
     def is_notified(self) -> None:
         """Poll, as all jobs are announced from now on; those that were not are found once more."""
         with self._lock:
-            self._announcements.known_until = self._now()
+            self._announcements.set_unknown(self._now())
             self._poll_now()
         self._wake_poller()
         self._wake_maintenance()
@@ -593,10 +600,18 @@ class PollSchedule:
         """Return the seconds until jobs may become due at times that were not announced; inf while not listening."""
         return self._announcements.known_until - self._now() if self.peers.listening else float("inf")
 
-    def add_upcoming(self, times: Sequence[float], *, complete: bool) -> None:
-        """Record when jobs will be due, by the database's clock and in order."""
+    @property
+    def version(self) -> int:
+        return self._announcements.version
+
+    def add_upcoming(self, times: Sequence[float], *, complete: bool, version: int) -> None:
+        """Record when jobs will be due, by the database's clock and in order.
+
+        :param version: the one from before the query. If it has changed, the query may have been too early, and
+            another one has to follow.
+        """
         with self._lock:
-            self._announcements.add_upcoming(times, complete=complete)
+            self._announcements.add_upcoming(times, complete=complete, version=version)
         # Jobs that have become due before the query are not among them.
         self.poll_at_once()
 

@@ -255,8 +255,8 @@ class RowScale:
         if not self._names or (took < _LIGHT and len(jobs) > FEW):
             return 0
         # Not by getattr(), which would load what is deferred.
-        values = [job.__dict__.get(name) for job in jobs for name in self._names]
-        return sum([_weight(value) if isinstance(value, dict | list) else getsizeof(value) for value in values])
+        loaded = [job.__dict__ for job in jobs]
+        return sum([_weight([values.get(name) for values in loaded]) for name in self._names])
 
 
 def _may_be_heavy(type_: sa.types.TypeEngine[Any]) -> bool:
@@ -265,8 +265,15 @@ def _may_be_heavy(type_: sa.types.TypeEngine[Any]) -> bool:
     return not (is_short or isinstance(stored, _SMALL))
 
 
-def _weight(value: dict[Any, Any] | list[Any]) -> int:
-    """Return about how many bytes a document or an array takes. To visit its objects takes longer than to load it."""
+def _weight(values: Sequence[Any]) -> int:
+    """Return about how many bytes the values of one attribute take."""
+    if not any(issubclass(each, (dict, list)) for each in set(map(type, values))):
+        return sum(map(getsizeof, values))
+    return sum([_document_weight(value) if isinstance(value, dict | list) else getsizeof(value) for value in values])
+
+
+def _document_weight(value: dict[Any, Any] | list[Any]) -> int:
+    # To visit its objects takes longer than to load it.
     try:
         return _NESTED * len(marshal.dumps(dict(value) if isinstance(value, dict) else list(value)))
     except ValueError:  # objects of types of the program

@@ -30,6 +30,7 @@ from sqlaqueue.consumer.statements import EXPECTED, KEY, KEYS, LOCK_TIMEOUT, RUN
 from sqlaqueue.exc import HandlerSignal, Snooze, Throttle, WorkerDied
 from sqlaqueue.flow_control.rates import hold_back
 from sqlaqueue.log import fields, logger
+from sqlaqueue.postgresql.claim_scan import LARGE_FOR_MANY, LARGE_FOR_ONE
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.queue.run import Key, key_text, key_value, keys_by_token, keys_from
@@ -352,7 +353,7 @@ class Settler:
         self._spec, self._bind = settings.spec, settings.bind_arguments
         self.history = AttemptHistory(settings)
         unique = unique_key(self._spec)
-        self._is_large, self._looked_at = False, float("-inf")
+        self._pages, self._looked_at = 0.0, float("-inf")
         """Whether the table of the jobs is large enough for plans that are kept; and when that was asked."""
         self.limits_locks = True
         """Whether settlements limit how long they wait for locks; not in a transaction of a test, which is its own."""
@@ -428,7 +429,8 @@ class Settler:
             bound |= {f"{KEY}_{number}": part for number, part in enumerate(keys[0])}
         else:
             bound |= {KEYS: self._spec.bind_keys(keys), EXPECTED: len(keys)}
-        statement = self._statements.complete(one=one, large=one and self._is_large, limited=limited)
+        kept = self._pages >= (LARGE_FOR_ONE if one else LARGE_FOR_MANY)
+        statement = self._statements.complete(one=one, kept=kept, limited=limited)
         # Without the ORM, which would do nothing for this statement.
         found = session.connection(bind_arguments=self._bind).execute(statement, bound)
         if one:
@@ -438,14 +440,13 @@ class Settler:
         return keys if number == len(keys) else [tuple(row[1:]) for row in rows if number]
 
     def look_at_table(self, session: Session) -> None:
-        """Ask now and then whether the table of the jobs is large; see :func:`~...claim_scan.is_large`."""
+        """Ask now and then how large the table of the jobs is: whether plans may be kept."""
         now = time.monotonic()
         if self._statements.completes and now - self._looked_at > _LOOK_EVERY:
             self._looked_at = now
             connection = session.connection(bind_arguments=self._bind)
-            self._is_large = engine_of(connection.dialect) is not None or bool(
-                connection.scalar(self._statements.is_large)
-            )
+            others = engine_of(connection.dialect) is not None
+            self._pages = float("inf") if others else connection.scalar(self._statements.pages) or 0
 
     def settle_and_commit(
         self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str = LOCK_TIMEOUT

@@ -14,7 +14,7 @@ from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.flow_control.held_back import held_back
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.flow_control.rates import reservation
-from sqlaqueue.postgresql.claim_scan import by_priority, first_pending, from_cursor, is_large, planned_anew
+from sqlaqueue.postgresql.claim_scan import by_priority, first_pending, from_cursor, pages, planned_anew
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import with_plain_form
 from sqlaqueue.sql.types import as_library_statement
@@ -250,7 +250,7 @@ class ConsumerStatements:
         """
         return _load_rest(self._settings, self._is_among(KEYS))
 
-    def complete(self, *, one: bool, large: bool = False, limited: bool = False) -> Any:
+    def complete(self, *, one: bool, kept: bool = False, limited: bool = False) -> Any:
         """Return what completes the runs of the jobs bound as ``KEYS``, if the claim's token is that of ``RUN_TOKEN``.
 
         It returns one row with the number of completed runs if this is ``EXPECTED``; otherwise a row for each run, with
@@ -258,12 +258,12 @@ class ConsumerStatements:
 
         :param one: whether it completes one run, with the parts of the key bound as ``KEY_0`` and so on; it returns no
             rows then.
-        :param large: whether the server may keep the plan for one run, see ``is_large``.
+        :param kept: whether the server may keep the plan.
         :param limited: whether the transaction waits for locks for a moment only, from this statement on.
         """
-        asked = one, large, limited
+        asked = one, kept, limited
         if asked not in self._completions:
-            self._completions[asked] = _complete(self._spec, one=one, kept=one and large, limited=limited)
+            self._completions[asked] = _complete(self._spec, one=one, kept=kept, limited=limited)
         return self._completions[asked]
 
     @cached_property
@@ -272,9 +272,8 @@ class ConsumerStatements:
         return self.complete(one=True) is not None
 
     @cached_property
-    def is_large(self) -> Any:
-        """Tells whether the table is large enough for a plan that is kept."""
-        return as_library_statement(sa.select(is_large(self._spec.table)))
+    def pages(self) -> Any:
+        return as_library_statement(pages(self._spec.table))
 
 
 def _pending_exists(spec: QueueSpec, candidates: AnySelect) -> AnySelect:

@@ -304,20 +304,19 @@ def planned_anew_for_many(limit: sa.ColumnElement[Any]) -> sa.ColumnElement[bool
     return _goes_through(sa.func.least(_ONE + limit // _SHARE, _MANY, type_=sa.Integer()))
 
 
-_LARGE = sa.literal_column("32", sa.Integer())
-"""Pages; of a table of fewer the planner may read all rows instead of an index."""
+LARGE_FOR_ONE, LARGE_FOR_MANY = 32, 512
+"""From how many pages on the server may keep the plan of a statement that finds rows by one key, or by an array of keys.
+
+Such a plan is right for as long as it is kept. It is made anew whenever VACUUM, ANALYZE or TRUNCATE sets the size in
+the catalog, and between these a table only grows. For a smaller one the planner may read all rows instead of an index,
+and would do so when there are many. Whatever the length of an array, a kept plan is made for ten keys.
+"""
 
 
-def is_large(table: sa.Table) -> sa.ColumnElement[bool]:
-    """Return the condition that the server may keep the plan of a statement that finds one row by its key.
-
-    Such a plan is right for as long as it is kept. It is made anew whenever VACUUM, ANALYZE or TRUNCATE sets the size
-    in the catalog, and between these a table only grows. For a table that was small then, the plan would read all of
-    its rows, and be kept when there are many.
-    """
+def pages(table: sa.Table) -> sa.Select[int]:
+    """Return a SELECT of the size of a table in the catalog; no row without the table."""
     relation = system_table("pg_class", "oid", "relpages")
-    pages = sa.select(relation.c.relpages).where(relation.c.oid == TableId(table)).scalar_subquery()
-    return sa.func.coalesce(pages >= _LARGE, sa.false())
+    return sa.select(relation.c.relpages).where(relation.c.oid == TableId(table))
 
 
 def _goes_through(rows: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:

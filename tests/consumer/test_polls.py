@@ -243,7 +243,8 @@ def test_due_times_that_were_not_announced_are_queried(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    "report", [PollSchedule.is_notified, PollSchedule.listening_lost, lambda polls: send(polls, "pending 4711 2 0 more")]
+    "report",
+    [PollSchedule.is_notified, PollSchedule.listening_lost, lambda polls: send(polls, "pending 4711 2 0 more")],
 )
 def test_due_times_that_may_be_missing_from_a_query_are_queried_again(
     clock: Clock, report: Callable[[PollSchedule], object]

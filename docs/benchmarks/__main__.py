@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from docs.benchmarks.installations import HOME
+from docs.benchmarks.run import OWN, QUICK_SYSTEMS, QUICK_WORKLOADS, run
 from docs.benchmarks.systems import SYSTEMS
 from docs.benchmarks.tables import PAGE
 from docs.benchmarks.workloads import WORKLOADS
@@ -22,8 +23,9 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
 
     run = commands.add_parser("run", help="run the benchmarks")
+    run.add_argument("what", nargs="?", choices=["all", "quick"], default="all", help="quick: a choice, once")
     run.add_argument(
-        "--workload", action="append", choices=WORKLOADS, help="a workload; may be repeated; all by default"
+        "--workload", action="append", choices=(*WORKLOADS, *OWN), help="a workload; may be repeated; all by default"
     )
     run.add_argument(
         "--only", action="append", default=[], help="only systems whose name has this prefix; may be repeated"
@@ -32,7 +34,7 @@ def main() -> int:
         "--without", action="append", default=[], help="no systems whose name has this prefix; may be repeated"
     )
     run.add_argument("--case", action="append", default=[], help="only this case; may be repeated")
-    run.add_argument("--repeat", type=int, default=3)
+    run.add_argument("--repeat", type=int, help="3 by default, and 1 for quick")
     run.add_argument("--small", action="store_true", help="run a fraction of each workload, as a test")
     run.add_argument("--postgres", type=int, help="major version of PostgreSQL; the newest by default")
     run.add_argument("--consumer", type=json.loads, help="arguments of the Consumer for sqlaqueue (tuned), as JSON")
@@ -62,18 +64,18 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from docs.benchmarks.run import run
+    quick = arguments.what == "quick"
+    only = arguments.only or (QUICK_SYSTEMS if quick else [])
 
     def selected(system: object) -> bool:
         name = getattr(system, "name", "")
-        wanted = not arguments.only or name.startswith(tuple(arguments.only))
-        return wanted and not (arguments.without and name.startswith(tuple(arguments.without)))
+        return (not only or name.startswith(tuple(only))) and not name.startswith(tuple(arguments.without))
 
     failures = run(
-        arguments.workload or WORKLOADS,
+        arguments.workload or (QUICK_WORKLOADS if quick else (*WORKLOADS, *OWN)),
         selected,
-        cases=lambda case: not arguments.case or case.name in arguments.case,
-        repeat=arguments.repeat,
+        cases=lambda case: case in arguments.case if arguments.case else not (quick and case == "50 idle workers"),
+        repeat=arguments.repeat or (1 if quick else 3),
         small=arguments.small,
         postgres=arguments.postgres,
         output=arguments.output,

@@ -8,14 +8,29 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from docs.benchmarks import installations, report
+from docs.benchmarks import commits, installations, report, writing
 from docs.benchmarks.server import BenchServer, bench_server
 from docs.benchmarks.system_under_test import SystemFailedError, SystemUnderTest
-from docs.benchmarks.systems import SYSTEMS, TUNED, System
+from docs.benchmarks.systems import STRATEGIES, SYSTEMS, TUNED, System
 from docs.benchmarks.workloads import FULL, SMALL, Case, Size, cases_of, participants
+
+OWN: dict[str, Any] = {"writing": writing, "commits": commits}
+"""Workloads that run in this process. Each has the names of its cases and systems, and measures one of both."""
+
+QUICK_WORKLOADS = ("drain", "enqueue", "latency", "writing", "commits")
+QUICK_SYSTEMS = (
+    "raw delete 100",
+    "raw listen",
+    *(f"sqlaqueue {strategy} sync keep (defaults)" for strategy in STRATEGIES),
+    "sqlalchemy plain",
+    "pgqueuer (tuned)",
+    "graphile-worker (tuned)",
+)
+"""What is measured in twenty minutes."""
 
 
 @dataclass
@@ -35,12 +50,29 @@ class Recorder:
 
     def measure(self, server: BenchServer, run: int, workload: str, case: Case, system: System) -> None:
         """Run one case with one system; a failure is recorded, and does not stop the benchmark."""
-        label = f"{workload}, {case.name}, {system.name}"
-        start = time.monotonic()
-        try:
+
+        def figures() -> dict[str, float] | None:
             with SystemUnderTest.on(server, system) as sut:
                 self.versions[system.environment] = sut.versions
-                figures = case.run(sut, self.size)
+                return case.run(sut, self.size)
+
+        self._record(run, workload, case.name, system.name, figures)
+
+    def measure_own(self, server: BenchServer, run: int, workload: str, wanted: Callable[[str], bool]) -> None:
+        """Run the cases of a workload that has systems of its own."""
+        own = OWN[workload]
+        for case in filter(wanted, own.CASES):
+            self.references[workload, case] = next(iter(own.SYSTEMS))
+            for system in own.SYSTEMS:
+                self._record(run, workload, case, system, partial(own.measure, server, case, system, self.size.factor))
+
+    def _record(
+        self, run: int, workload: str, case: str, system: str, measure: Callable[[], dict[str, float] | None]
+    ) -> None:
+        label = f"{workload}, {case}, {system}"
+        start = time.monotonic()
+        try:
+            figures = measure()
         except SystemFailedError as error:
             self.failures.append(f"{label}: {error}")
             print(f"  {label}: FAILED\n{error}", flush=True)
@@ -51,9 +83,7 @@ class Recorder:
             return
         if figures is None:
             return
-        self.samples += [
-            report.Sample(run, workload, case.name, system.name, figure, value) for figure, value in figures.items()
-        ]
+        self.samples += [report.Sample(run, workload, case, system, figure, value) for figure, value in figures.items()]
         text = ", ".join(f"{figure} {value:,.4g}" for figure, value in figures.items())
         print(f"  {label}: {text} ({time.monotonic() - start:.1f} s)", flush=True)
 
@@ -67,7 +97,7 @@ def run(
     workloads: Sequence[str],
     selected: Callable[[System], bool],
     *,
-    cases: Callable[[Case], bool] = lambda case: True,
+    cases: Callable[[str], bool] = lambda case: True,
     repeat: int,
     small: bool,
     postgres: int | None,
@@ -87,7 +117,11 @@ def run(
         recorder.about = about(server, size, repeat) | {"tuned": TUNED if consumer is None else consumer}
         for number in range(repeat):
             for workload in workloads:
-                for case in filter(cases, cases_of(workload)):
+                if workload in OWN:
+                    recorder.measure_own(server, number, workload, cases)
+                    recorder.write()
+                    continue
+                for case in (each for each in cases_of(workload) if cases(each.name)):
                     recorder.references[workload, case.name] = case.reference
                     print(f"run {number + 1} of {repeat}: {workload}, {case.name}", flush=True)
                     for system in participants(workload, case, systems):

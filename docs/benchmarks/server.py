@@ -32,9 +32,11 @@ class BenchServer:
     """A running server.
 
     :param directory: holds the data, the log and the socket.
+    :param programs: holds the programs of PostgreSQL.
     """
 
     directory: Path
+    programs: Path
     port: int
     version: int
 
@@ -114,7 +116,7 @@ def bench_server(version: int | None = None, *, durable: bool = True, more: str 
         settings = f"{SETTINGS}port = {port}\n{more}\n"
         server = servers.Server(chosen, programs, Path(home) / "server").create(settings)
         try:
-            yield BenchServer(server.directory, port, chosen)
+            yield BenchServer(server.directory, programs, port, chosen)
         finally:
             server.stop("immediate")
             time.sleep(0.1)

@@ -239,6 +239,10 @@ class SystemUnderTest:
             self.execute("VACUUM ANALYZE")
         self.server.checkpoint()
 
+    def wal_bytes(self) -> int:
+        """Return how many bytes of WAL the server has written."""
+        return int(self.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')"))
+
     def connections(self) -> int:
         """Return the number of connections of the workers."""
         others = """
@@ -265,7 +269,7 @@ class SystemUnderTest:
         """Drain a number of jobs, for up to ``limit`` seconds, and return the figures."""
         self.end_enqueueing()
         with self.workers(processes, **options) as workers:
-            server_cpu, start = self.server.cpu(), time.perf_counter()
+            server_cpu, wal_bytes, start = self.server.cpu(), self.wal_bytes(), time.perf_counter()
             workers.go()
             ended = workers.wait_until(lambda: workers.jobs >= jobs, limit)
             connections = self.connections()
@@ -273,7 +277,7 @@ class SystemUnderTest:
                 # The last batch of handled jobs may not have been settled yet.
                 workers.wait_until(lambda: not self.has_jobs(), limit)
             handled, took = workers.jobs, time.perf_counter() - start
-            server_cpu = self.server.cpu() - server_cpu
+            server_cpu, wal_bytes = self.server.cpu() - server_cpu, self.wal_bytes() - wal_bytes
             ends = workers.stop()
         return {
             "jobs_per_second": handled / took,
@@ -281,6 +285,7 @@ class SystemUnderTest:
             "jobs": handled,
             "server_us_per_job": server_cpu / max(handled, 1) * 1e6,
             "client_us_per_job": sum(end["cpu"] for end in ends) / max(handled, 1) * 1e6,
+            "wal_bytes_per_job": wal_bytes / max(handled, 1),
             "peak_mib": max(end["peak_kib"] for end in ends) / 1024,
             "connections": connections,
         }

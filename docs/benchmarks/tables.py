@@ -55,11 +55,38 @@ TABLES: dict[str, Sequence[Column]] = {
         Column("2 processes", "drain", "2 processes", "jobs_per_second", significant, ratio=True),
         Column("server, µs a job", "drain", "1 process", "server_us_per_job", significant),
         Column("client, µs a job", "drain", "1 process", "client_us_per_job", significant),
+        Column("WAL, bytes a job", "drain", "1 process", "wal_bytes_per_job", significant),
         Column("connections", "drain", "1 process", "connections", whole),
+    ],
+    "writing": [
+        column
+        for number in (1, 8)
+        for column in (
+            Column(
+                f"{number} at once, jobs/s",
+                "writing",
+                f"concurrency {number}",
+                "jobs_per_second",
+                significant,
+                ratio=True,
+            ),
+            Column("client, µs a job", "writing", f"concurrency {number}", "client_us_per_job", significant),
+            Column("server, µs a job", "writing", f"concurrency {number}", "server_us_per_job", significant),
+        )
+    ],
+    "commits": [
+        column
+        for case in ("16 sessions", "64 sessions")
+        for column in (
+            Column(f"{case}, commits/s", "commits", case, "commits_per_second", significant),
+            Column("kept", "commits", case, "kept", "{:.0%}".format),
+            Column("notifications of 1,000", "commits", case, "notifications", significant),
+        )
     ],
     "enqueue": [
         Column("one by one", "enqueue", "one by one", "rows_per_second", significant, ratio=True),
         Column("in chunks of 1,000", "enqueue", "in chunks", "rows_per_second", significant, ratio=True),
+        Column("WAL, bytes a job", "enqueue", "in chunks", "wal_bytes_per_row", significant),
     ],
     "enqueue-orm": [
         Column("`add_all()`", "enqueue", "add_all", "rows_per_second", significant, ratio=True),

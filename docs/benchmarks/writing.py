@@ -1,16 +1,13 @@
 """Handlers that add a row through their session, beside the same work written by hand with SQLAlchemy.
 
-    python -m docs.benchmarks.writing [ROUNDS]
+    python -m docs.benchmarks run --workload writing
 
 By hand, threads take jobs from claims of 50. Each job has a session, a flush, one UPDATE by key and token, which the
-driver prepares, and a commit: there is nothing else. Each round drains a queue with each strategy and by hand, in turn.
-Printed are medians: jobs a second, the CPU of this process and of the server for a job, and the ratios to by hand.
+driver prepares, and a commit: there is nothing else.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
 import threading
 import time
 from collections import deque
@@ -20,13 +17,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from docs.benchmarks.server import BenchServer, bench_server
+from docs.benchmarks.server import BenchServer
 from docs.benchmarks.systems import STRATEGIES
 from docs.benchmarks.systems.protocol import payloads
 from docs.benchmarks.systems.sqlaqueue_consumer import make_model
 from sqlaqueue import Consumer, copy_in
 
-JOBS, ROUNDS, CLAIMED, BY_HAND = 3_000, 5, 50, "by hand"
+JOBS, CLAIMED, BY_HAND = 3_000, 50, "by hand"
+CASES = {"concurrency 1": 1, "concurrency 8": 8}
+SYSTEMS = (BY_HAND, *STRATEGIES)
 
 CLAIM = f"""
     UPDATE job SET status = 'processing', attempts = attempts + 1, lease_token = gen_random_uuid(),
@@ -71,8 +70,9 @@ def drain_by_hand(model: Any, written: Any, sessions: Callable[[], Session], con
         thread.join()
 
 
-def drain(server: BenchServer, way: str, concurrency: int, jobs: int) -> tuple[float, float, float]:
+def measure(server: BenchServer, case: str, way: str, factor: float = 1.0) -> dict[str, float]:
     """Drain a queue; return the jobs a second, and the microseconds of CPU of client and server for a job."""
+    concurrency, jobs = CASES[case], max(int(factor * JOBS), 50)
     strategy = "update_status" if way == BY_HAND else way
     model = make_model({"strategy": strategy, "on_complete": "keep"})
     base: Any = next(each for each in model.__mro__ if "registry" in vars(each))
@@ -101,28 +101,8 @@ def drain(server: BenchServer, way: str, concurrency: int, jobs: int) -> tuple[f
         with engine.connect() as connection:
             assert connection.scalar(sa.select(sa.func.count()).select_from(written.__table__)) == jobs
         engine.dispose()
-    return jobs / took, client / jobs * 1e6, used / jobs * 1e6
-
-
-def main(rounds: int = ROUNDS, jobs: int = JOBS) -> None:
-    """Measure and print."""
-    with bench_server() as server:
-        for concurrency in (1, 8):
-            found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in (BY_HAND, *STRATEGIES)}
-            for _ in range(rounds):
-                for way, measured in found.items():
-                    measured.append(drain(server, way, concurrency, jobs))
-            for way, measured in found.items():
-                rate, client, used = (statistics.median(each) for each in zip(*measured, strict=True))
-                pairs = list(zip(measured, found[BY_HAND], strict=True))
-                faster = statistics.median(one[0] / other[0] for one, other in pairs)
-                more = statistics.median(sum(one[1:]) / sum(other[1:]) for one, other in pairs)
-                sys.stdout.write(
-                    f"concurrency {concurrency}, {way:16} {rate:7,.0f} jobs/s ({faster:.2f}), CPU of a job: client "
-                    f"{client:,.0f} us, server {used:,.0f} us ({more:.2f})\n"
-                )
-                sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    return {
+        "jobs_per_second": jobs / took,
+        "client_us_per_job": client / jobs * 1e6,
+        "server_us_per_job": used / jobs * 1e6,
+    }

@@ -19,10 +19,15 @@ def enqueue(sut: SystemUnderTest, size: Size, way: str, jobs: int) -> Figures:
     jobs = size.jobs(jobs)
     chunk = 1 if way == "one" else min(1000, jobs)
     sut.enqueue(chunk, chunk=chunk, way=way)
-    server_cpu = sut.server.cpu()
+    server_cpu, wal_bytes = sut.server.cpu(), sut.wal_bytes()
     seconds = sut.enqueue(jobs, chunk=chunk, way=way)
-    used = sut.server.cpu() - server_cpu
-    return {"rows_per_second": jobs / seconds, "seconds": seconds, "server_us_per_row": used / jobs * 1e6}
+    used, wal_bytes = sut.server.cpu() - server_cpu, sut.wal_bytes() - wal_bytes
+    return {
+        "rows_per_second": jobs / seconds,
+        "seconds": seconds,
+        "server_us_per_row": used / jobs * 1e6,
+        "wal_bytes_per_row": wal_bytes / jobs,
+    }
 
 
 def includes(system: System) -> bool:

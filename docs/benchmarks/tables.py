@@ -60,18 +60,11 @@ TABLES: dict[str, Sequence[Column]] = {
     ],
     "writing": [
         column
-        for number in (1, 8)
+        for case in ("concurrency 1", "concurrency 8")
         for column in (
-            Column(
-                f"{number} at once, jobs/s",
-                "writing",
-                f"concurrency {number}",
-                "jobs_per_second",
-                significant,
-                ratio=True,
-            ),
-            Column("client, µs a job", "writing", f"concurrency {number}", "client_us_per_job", significant),
-            Column("server, µs a job", "writing", f"concurrency {number}", "server_us_per_job", significant),
+            Column(f"{case}, jobs/s", "writing", case, "jobs_per_second", significant, ratio=True),
+            Column("client, µs a job", "writing", case, "client_us_per_job", significant),
+            Column("server, µs a job", "writing", case, "server_us_per_job", significant),
         )
     ],
     "commits": [

@@ -305,7 +305,7 @@ def planned_anew_for_many(limit: sa.ColumnElement[Any]) -> sa.ColumnElement[bool
 
 
 LARGE_FOR_ONE, LARGE_FOR_MANY = 32, 512
-"""From how many pages on the server may keep the plan of a statement that finds rows by one key, or by an array of keys.
+"""From how many pages on the server may keep the plan of a statement that finds rows by a key, or by an array of keys.
 
 Such a plan is right for as long as it is kept. It is made anew whenever VACUUM, ANALYZE or TRUNCATE sets the size in
 the catalog, and between these a table only grows. For a smaller one the planner may read all rows instead of an index,

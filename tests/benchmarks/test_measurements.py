@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from docs.benchmarks import history, runs
 from docs.benchmarks.beside_raw.measures import cell, medians
+from docs.benchmarks.run import OWN, QUICK_SYSTEMS, QUICK_WORKLOADS
 from docs.benchmarks.report import Sample, Summary, join, quantile, read, summarise, write
 from docs.benchmarks.runs import Run
 from docs.benchmarks.server import bench_server
@@ -178,7 +179,14 @@ def test_the_page_shows_costs_json() -> None:
 def test_every_column_belongs_to_a_case() -> None:
     for columns in TABLES.values():
         for column in columns:
-            assert column.case in {case.name for case in cases_of(column.workload)}, column
+            own = OWN.get(column.workload)
+            known = own.CASES if own else {case.name for case in cases_of(column.workload)}
+            assert column.case in known, column
+
+
+def test_the_quick_choice_consists_of_systems_and_workloads() -> None:
+    assert set(QUICK_SYSTEMS) <= set(SYSTEMS)
+    assert set(QUICK_WORKLOADS) <= {*WORKLOADS, *OWN}
 
 
 @pytest.mark.parametrize(
@@ -346,3 +354,19 @@ def test_the_costs_of_a_history() -> None:
     assert found.ratio > 0
     # A row with its three index entries.
     assert 200 < found.wal_with - found.wal_without < 700
+
+
+# -- the workloads that run in this process ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workload", "system"), [("writing", "by hand"), ("writing", "update_status"), ("commits", "no Consumer")]
+)
+def test_a_workload_of_this_process_is_measured(workload: str, system: str) -> None:
+    own = OWN[workload]
+    with bench_server(durable=False) as server:
+        found = own.measure(server, next(iter(own.CASES)), system, factor=0.01)
+    assert found.pop("notifications", 0) == 0
+    assert min(found.values()) >= 0
+    columns = {column.figure for columns in TABLES.values() for column in columns if column.workload == workload}
+    assert columns <= {*found, "notifications"}

@@ -15,6 +15,7 @@ from sqlaqueue.consumer.notifications.polls import (
     PollSchedule,
     WaiterRegistry,
 )
+from sqlaqueue.consumer.notifications.watch import HAND_OVER_AFTER, Watch
 from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, Heartbeat, Settled, Signal, WaitRequest, parse
 
 pytestmark = pytest.mark.once
@@ -540,3 +541,58 @@ def test_a_consumer_fills_it_from_notifications(registry: WaiterRegistry, clock:
     assert registry.take(["5"]) == ["5"]
     polls.receive(Settled(["6"]))
     assert registry.take(["6"]) == [], "another Consumer has notified the waiter"
+
+
+# -- who watches a queue -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watched(clock: Clock) -> tuple[Watch, PollSchedule]:
+    """A watch that has just got both locks, and the schedule of its Consumer, which begins the poll that follows."""
+    watch, schedule = Watch("channel", now=clock), listening(clock, "me")
+    watch.schedules.append(schedule)
+    with schedule.waiting():
+        assert watch.statement() is not None
+        watch.answered("notified")
+    assert schedule.is_due()
+    schedule.begin_poll()
+    return watch, schedule
+
+
+def test_who_begins_to_be_notified_needs_a_poll_that_leaves_no_job(
+    watched: tuple[Watch, PollSchedule], clock: Clock
+) -> None:
+    watch, schedule = watched
+    schedule.polled(more=True, found=True)
+    with schedule.waiting():
+        assert watch.statement() is None
+        assert watch.until_due() < float("inf"), "there may be jobs that were not announced"
+        schedule.begin_poll()
+        schedule.polled(more=False)
+        assert watch.statement() is None
+    clock.now += 60
+    assert watch.until_due() == float("inf"), "all jobs are announced, to other Consumers as well"
+    assert watch.mode == "notified"
+
+
+def test_who_has_no_capacity_for_that_poll_hands_over(watched: tuple[Watch, PollSchedule], clock: Clock) -> None:
+    watch, schedule = watched
+    schedule.polled(more=True, found=True)
+    clock.now += HAND_OVER_AFTER / 2
+    assert watch.statement() is None
+    clock.now += HAND_OVER_AFTER
+    statement = watch.statement()
+    assert watch.mode == "away"
+    assert str(statement).count("pg_advisory_unlock") == 2
+    assert str(Signal.UNWATCHED) in str(statement)
+
+
+def test_who_hears_that_nobody_watches_tries_at_once(clock: Clock) -> None:
+    watch, schedule = Watch("channel", now=clock), listening(clock, "me")
+    watch.schedules.append(schedule)
+    with schedule.waiting():
+        assert watch.statement() is not None
+        watch.answered("watched")
+        assert watch.statement() is None
+        watch.received(Signal.UNWATCHED)
+        assert watch.until_due() < 0.01

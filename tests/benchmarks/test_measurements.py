@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from docs.benchmarks import history, runs
 from docs.benchmarks.beside_raw.measures import cell, medians
-from docs.benchmarks.run import OWN, QUICK_SYSTEMS, QUICK_WORKLOADS
 from docs.benchmarks.report import Sample, Summary, join, quantile, read, summarise, write
+from docs.benchmarks.run import OWN, QUICK_SYSTEMS, QUICK_WORKLOADS
 from docs.benchmarks.runs import Run
 from docs.benchmarks.server import bench_server
 from docs.benchmarks.sqlite.__main__ import cases, file

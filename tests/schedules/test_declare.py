@@ -13,6 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import QueueMixin, Schedule, Scheduler
 from sqlaqueue.admin import ScheduleAdmin, schedules
+from sqlaqueue.consumer.maintenance.firing import check_tables
 from sqlaqueue.exc import DatabaseNotReadyError, StatementError
 from sqlaqueue.schedules import store
 from sqlaqueue.schedules.fire import fire
@@ -458,6 +459,8 @@ def test_the_privileges_of_the_page_are_enough(shared: Database, engine: sa.Engi
     with Session(role) as session:
         delete_old_ticks(session, group)
         assert ScheduleAdmin(session, Email).get("reminder").last_tick is not None
+        session.commit()
+        check_tables(session, group)
     with Scheduler(sessionmaker(role), [REMINDER]):
         pass
 

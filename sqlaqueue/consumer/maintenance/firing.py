@@ -365,7 +365,7 @@ def _required_privileges(group: ScheduleGroup) -> Sequence[RequiredPrivilege]:
             RequiredPrivilege(
                 "INSERT",
                 table,
-                [column for column in table.c if column not in left_out],
+                [column for column in table.c if column not in left_out and column is not table.autoincrement_column],
                 generated=[column for column in table.c if column is table.autoincrement_column],
             )
             for table in dict.fromkeys(jobs)

@@ -481,4 +481,4 @@ def test_each_missing_privilege_is_named(shared: Database, engine: sa.Engine, gr
             missing += len(said)
             with scheduler:
                 pass
-    assert missing == 10
+    assert missing == 9

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
@@ -265,12 +264,10 @@ def _claim(  # noqa: PLR0917 - as its caller
 # -- settle finished ---------------------------------------------------------------------------------------------------
 
 
-def settle_finished(context: ConsumerContext, *, otherwise: bool = True, apart: bool = False) -> Routine:
+def settle_finished(context: ConsumerContext, *, apart: bool = False) -> Routine:
     """Settle finished runs together; if that fails, or if they are to be settled ``apart``, one by one.
 
     Those whose rows others have locked are settled later.
-
-    :param otherwise: whether to settle a run in another way if the database refuses its outcome.
     """
     finished = context.completions.take()
     if not finished:
@@ -286,7 +283,7 @@ def settle_finished(context: ConsumerContext, *, otherwise: bool = True, apart: 
                     raise
                 apart = True
         if apart:
-            result = yield ExecuteInOwnSession(partial(settler.settle_each, otherwise=otherwise), (finished,))
+            result = yield ExecuteInOwnSession(settler.settle_each, (finished,))
     except Exception:
         context.completions.put_back(finished)
         raise
@@ -298,8 +295,7 @@ def settle_postponed(context: ConsumerContext, *, last: bool = False) -> Routine
     postponed = context.completions.postponed
     while finished := postponed.take():
         try:
-            settle = partial(context.settler.settle_each, otherwise=False)
-            result: SettledEach = yield ExecuteInOwnSession(settle, (finished,))
+            result: SettledEach = yield ExecuteInOwnSession(context.settler.settle_each, (finished,))
         except Exception:
             postponed.add(finished)
             raise

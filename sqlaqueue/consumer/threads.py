@@ -134,7 +134,7 @@ def shut_down(context: ConsumerContext) -> Routine:
         steps.append(partial(discard_entries, context))
     else:
         release(context, context.forget_claimed())
-    steps += [partial(settle_finished, context, otherwise=False), partial(settle_postponed, context, last=True)]
+    steps += [partial(settle_finished, context), partial(settle_postponed, context, last=True)]
     if context.registered:
         steps.append(partial(_deregister, context))
     for step in steps:

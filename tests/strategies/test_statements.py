@@ -291,7 +291,7 @@ STATEMENTS = [
     "claim_quarantined",
     "claim_key",
 ]
-COMPLETIONS = [dict(zip(("one", "large", "limited"), given, strict=True)) for given in product([False, True], repeat=3)]
+COMPLETIONS = [dict(zip(("one", "kept", "limited"), given, strict=True)) for given in product([False, True], repeat=3)]
 VERBS: dict[str, Callable[[Any], Any]] = {
     "complete": sq.complete,
     "retry": sq.retry,

@@ -193,14 +193,14 @@ def release_waiting(maintenance: Maintenance, now: float) -> Routine:
             context.sizer.record_released(now)
         extra = context.log_fields("jobs_released", count=number)
         logger.info("%s: released %d jobs that would have waited for its handlers", context.name, number, extra=extra)
-        yield from settle_finished(context, otherwise=False)
+        yield from settle_finished(context)
 
 
 def settle_overdue(maintenance: Maintenance, now: float) -> Routine:
     context = maintenance.context
     # Without waiting: a locked row must not keep the leases of all others from being extended.
     if context.completions.is_overdue(now):
-        yield from settle_finished(context, otherwise=False)
+        yield from settle_finished(context)
     if context.completions.postponed.is_due(now):
         yield from settle_postponed(context)
 

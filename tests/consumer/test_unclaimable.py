@@ -521,6 +521,23 @@ def test_an_error_that_the_database_cannot_store(
         assert texts == {"ValueError: 3 \\u20ac"}
 
 
+def test_an_error_that_the_database_cannot_store_behind_a_lock(latin1: Database, api: str) -> None:
+    """The run is settled when the row is free, by the maintenance."""
+    rig = Rig(latin1, "update_status", api, max_attempts=1)
+    [key] = rig.enqueue(1)
+    with rig.engine.connect() as other:
+
+        async def handle(_: Any, __: Any) -> None:
+            other.execute(sa.text("SELECT FROM job WHERE id = :key FOR UPDATE"), {"key": key})
+            raise ValueError("3 €")
+
+        with rig.consumer(handle, poll_interval=0.1).running() as server:
+            wait_until(lambda: server.context and server.context.completions.postponed._runs)
+            other.rollback()
+            wait_until(lambda: rig.count("failed") == 1)
+    assert rig.row(key)[2] == "ValueError: 3 \\u20ac"
+
+
 @pytest.mark.parametrize("name", ["€", "ü"])
 def test_a_name_that_the_database_cannot_store(latin1: Database, api: str, name: str) -> None:
     """It would let each claim fail, so it is refused at the start; one that can be stored works."""

@@ -313,7 +313,7 @@ and would do so when there are many. Whatever the length of an array, a kept pla
 """
 
 
-def pages(table: sa.Table) -> sa.Select[int]:
+def pages(table: sa.Table) -> AnySelect:
     """Return a SELECT of the size of a table in the catalog; no row without the table."""
     relation = system_table("pg_class", "oid", "relpages")
     return sa.select(relation.c.relpages).where(relation.c.oid == TableId(table))

@@ -30,6 +30,7 @@ from sqlaqueue import (
     wait,
 )
 from sqlaqueue.admin import JobFilter, QueueAdmin, ScheduleAdmin
+from sqlaqueue.consumer.pace import Intervals
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from tests.engines.conftest import Sessions
 from tests.models import make_job
@@ -54,6 +55,7 @@ Kept = make_job(
     max_attempts=2, attempt_history=timedelta(days=3), retention={"completed": timedelta(days=1)}, retry=Constant(0)
 )
 Scheduled = make_job(attributes={"title": mapped_column(sa.String(50))})
+Leased = make_job(lease=1)
 
 EVERY_SECOND = Schedule("orders", Order, every=1, values={"key": "scheduled"})
 HOURLY = Schedule("hourly", Scheduled, every=timedelta(hours=1), values={"title": "due"})
@@ -300,6 +302,21 @@ def test_a_consumer_retries_beside_a_duplicate(sessions: Sessions) -> None:
         found = states(session, Mail)
         assert found.pop(1) == "cancelled"
         assert [*found.values()] == ["completed"]
+
+
+def test_an_idle_consumer_rescues(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does between its heartbeats: no listener wakes it for a rescue."""
+    monkeypatch.setattr(Intervals, "heartbeat", lambda *_: 600.0)
+    make_session = sessions(Leased)
+    with Consumer(Leased, do_nothing, make_session), make_session() as session:
+        session.add(Leased(id=1))
+        session.commit()
+        wait_until(lambda: states(session, Leased) == {1: "completed"})
+        session.add(Leased(id=2))
+        session.flush()
+        assert session.scalars(claim(Leased, 1)).one().id == 2
+        session.commit()
+        wait_until(lambda: states(session, Leased) == {1: "completed", 2: "completed"}, seconds=30)
 
 
 def test_a_job_that_comes_back_waits_for_its_duplicate(sessions: Sessions) -> None:

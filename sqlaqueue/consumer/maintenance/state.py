@@ -412,7 +412,8 @@ class Maintenance:
         now, polls = time.monotonic(), context.polls
         # Set before it is asked whether there is work: a worker that begins some after that wakes the loop.
         context.maintenance_sleeps = now - self._busy_at >= _SLEEPS_AFTER
-        rescue = polls.rescues.until_due(listening=polls.peers.listening)
+        # Where notifications stay in the process, there is no listener that watches the timer.
+        rescue = polls.rescues.until_due(listening=polls.peers.subscribed and polls.peers.listening)
         notified = min(polls.until_upcoming(), polls.peers.until_proof(), polls.peers.until_look(), rescue)
         wait = min(self.timers.until_next(now), notified, _LONGEST_SLEEP)
         busy = context.busy_since is not None

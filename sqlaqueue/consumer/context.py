@@ -217,6 +217,11 @@ class ConsumerContext:
         # A run that has ended may let a job begin: one transaction settles it and claims.
         return self.claimer.held_back.due and self.completions.waiting_since() is not None
 
+    @property
+    def claims_all(self) -> bool:
+        """Whether a claim that has found fewer jobs than it may take has left none that another one would take."""
+        return not (self.flow_control or self.claimer.unclaimable or self.settings.distribution)
+
     def poll_when_admitted(self, ended_before: int) -> None:
         """Make a poll due when flow control may admit a job that it has held back from a claim.
 

@@ -287,7 +287,7 @@ def _claim(context: ConsumerContext, quarantined: QuarantinedJob | None, suspect
     else:
         jobs, more = (yield Execute(claimer.claim_suspects, (suspects,))), True
     claimer.unclaimable.succeeded(suspects, found=bool(jobs))
-    context.polls.polled(found=bool(jobs), more=more)
+    context.polls.polled(found=bool(jobs), more=more, drained=not more and context.claims_all)
     return jobs, more
 
 

@@ -416,6 +416,17 @@ def test_a_slow_statement_of_maintenance_has_longer_the_next_time(
     engine.dispose()
 
 
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_a_connection_that_another_thread_has_closed_is_given_up(database: Database, driver: str) -> None:
+    engine = sa.create_engine(database.url(driver))
+    with engine.connect() as connection:
+        connection.detach()
+        driver_connection: Any = connection.connection.driver_connection
+        driver_connection.close()
+        waker.shut_down(driver_connection)
+    engine.dispose()
+
+
 @pytest.mark.parametrize(("api", "driver"), [("sync", "psycopg"), ("sync", "psycopg2"), ("async", "asyncpg")])
 def test_a_listener_gives_up_its_connection_when_a_check_has_no_reply(
     leased: Bench, api: str, driver: str, monkeypatch: pytest.MonkeyPatch

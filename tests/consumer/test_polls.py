@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from sqlaqueue.consumer.notifications.polls import (
+    FEW_NEIGHBOURS,
+    JOIN_AFTER,
     MAX_JOBS,
     MOST_IDS,
     MOST_LATER,
@@ -133,6 +135,49 @@ def test_other_consumers_poll_for_the_rest(group: list[PollSchedule], clock: Clo
     assert waits(group, clock) == [0] * 5
     send_all(group, claimed(6, ["4711"]))
     assert waits(group, clock) == [SHARED_INTERVAL] * 5
+
+
+def process_of(number: int, clock: Clock) -> list[PollSchedule]:
+    """Return the schedules of Consumers in one process, all of which wait."""
+    names = [f"c{each}" for each in range(number)]
+    process = [listening(clock, name, *names) for name in names]
+    for polls in process:
+        polls.neighbours, polls.waits = (lambda: process), 1
+    return process
+
+
+def test_few_consumers_of_a_process_poll_at_once(clock: Clock) -> None:
+    process = process_of(10, clock)
+    send_all(process, "pending 4711 5000 0")
+    joins = [round(step * JOIN_AFTER, 6) for step in (1, 1, 2, 2, 2, 2, 3, 3)]
+    assert waits(process, clock) == [0, 0, *joins]
+
+
+def test_neighbours_wait_while_others_claim(clock: Clock) -> None:
+    process = process_of(4, clock)
+    send_all(process, "pending 4711 5000 0")
+    process.sort(key=PollSchedule.next_poll)
+    claiming, idle = process[:FEW_NEIGHBOURS], process[FEW_NEIGHBOURS:]
+    for polls in claiming:
+        polls.begin_poll()
+        polls.waits = 0
+    clock.now += 0.4
+    assert not any(polls.is_due() for polls in idle)
+    clock.now += 0.2
+    assert all(polls.is_due() for polls in idle), "the connections may not answer"
+    for polls in claiming:
+        polls.polled(more=True, found=True)
+    assert [round(polls.next_poll() - clock.now, 6) for polls in idle] == [1.2, 1.2], "twice as long as a claim took"
+
+
+def test_one_poll_that_finds_no_more_serves_a_process(clock: Clock) -> None:
+    process = process_of(3, clock)
+    send_all(process, "pending 4711 5000 0")
+    process[0].begin_poll()
+    clock.now += 0.01
+    send_all(process, "pending 4712 5000 0")
+    process[0].polled(more=False, found=True, drained=True)
+    assert [polls.begin_poll().announcements for polls in process] == [["4712"]] * 3
 
 
 def test_claimed_jobs_are_counted_over_announcements(group: list[PollSchedule], clock: Clock) -> None:

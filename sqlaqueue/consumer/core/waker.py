@@ -446,7 +446,8 @@ def shut_down(driver: Any) -> None:
     if hasattr(driver, "terminate"):
         driver.terminate()
         return
-    with contextlib.suppress(OSError, AttributeError):
+    # Each driver has an error of its own for a connection that has been closed meanwhile.
+    with contextlib.suppress(Exception):
         # A duplicate, as the driver must not find its descriptor closed, or used by another file.
         descriptor = driver.fileno() if hasattr(driver, "fileno") else driver._sock.fileno()  # noqa: SLF001 - PyMySQL has no other access
         with socket.socket(fileno=os.dup(descriptor)) as connection:

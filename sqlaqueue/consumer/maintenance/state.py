@@ -62,7 +62,7 @@ class Walk:
 
     state: str
     age: timedelta
-    limit: int = field(default_factory=lambda: FIRST_BATCH)
+    limit: int = FIRST_BATCH
     since: datetime | None = None
     """All jobs that ended before have been processed."""
     skipped: list[Key] = field(default_factory=list)

@@ -79,6 +79,7 @@ class Subscriptions:
         with self._lock:
             watch = self._watches.setdefault((channel, part), Watch(channel, part))
             watch.schedules.append(schedule)
+        schedule.neighbours = lambda: watch.schedules
         schedule.on_wait = lambda: wake() if watch.is_due() else None
 
     def remove(self, subscriber: Subscriber) -> None:

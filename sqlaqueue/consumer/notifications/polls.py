@@ -13,6 +13,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.pace import RescueTimer
 from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.notify_payloads import (
     ALL_JOBS,
@@ -82,13 +83,17 @@ class Peers:
     def rank(self) -> int:
         """The place of this consumer among those that are listening, from 0: the first few do what one does for all."""
         with self._lock:
-            return sorted([*self._others, self._me]).index(self._me) if self.listening else 0
+            return self._rank if self.listening else 0
+
+    @property
+    def _rank(self) -> int:
+        # Not by sorting: with hundreds of consumers that took most of the time of a notification.
+        return sum(other < self._me for other in self._others)
 
     def place_for(self, announcement: str) -> int:
         """Return the place of this consumer in the order for an announcement, on which all of them agree."""
         with self._lock:
-            ring = sorted([*self._others, self._me])
-        return (ring.index(self._me) - zlib.crc32(announcement.encode())) % len(ring)
+            return (self._rank - zlib.crc32(announcement.encode())) % self.count
 
     def received(self) -> None:
         self._received_at = self._now()
@@ -157,10 +162,19 @@ class Peers:
 # Every consumer receives each announcement, and one should poll. All agree on an order for it: the first consumer
 # polls at once, the next one a moment later unless the jobs have been claimed meanwhile. A consumer that is busy,
 # frozen or dead costs that moment. No notification decides anything: only a claim does.
+#
+# Of the consumers in one process, a few poll for many jobs at once. Twice as many join them after each moment in which
+# none of them claims: while they claim, more of them would only compete for the same interpreter.
 
 
 STAGGER = 0.02
 """Seconds by which one consumer after the other polls for a job that has not been claimed."""
+
+FEW_NEIGHBOURS, JOIN_AFTER = 2, 0.1
+"""How many consumers of one process poll at once, and the seconds without a claim of theirs after which others join."""
+
+_SLOW_CLAIM = 0.5
+"""Seconds for which others wait for a claim to end: if a server is busy, one more makes it slower."""
 
 MOST_LATER = 10_000
 """How many announcements of later jobs are kept: when the last of them is due, the database is asked for more."""
@@ -179,8 +193,12 @@ class _Later(NamedTuple):
 
 
 class _Open:
-    def __init__(self, jobs: int, due: float, poll_at: float) -> None:
-        self.jobs, self.due, self.poll_at = jobs, due, poll_at
+    def __init__(self, jobs: int, due: float, place: int, at_once: int) -> None:
+        self.jobs, self.due, self.place, self.at_once = jobs, due, place, at_once
+        self.poll_at = due + place // at_once * STAGGER
+
+
+_UNANNOUNCED, _ANY_NUMBER = "", 10**6
 
 
 class Announcements:
@@ -228,8 +246,7 @@ class Announcements:
     def _add_open(self, id_: str, count: int, due: float, *, more: bool) -> bool:
         known = self._open.get(id_)
         count += known.jobs if known else 0
-        place = self._peers.place_for(id_)
-        self._open[id_] = _Open(count, due, due + place // max(-(-count // self._share()), 1) * STAGGER)
+        self._open[id_] = _Open(count, due, self._peers.place_for(id_), max(-(-count // self._share()), 1))
         if more:
             # The other jobs of that statement are due at times of their own, which were not announced.
             self.set_unknown(due)
@@ -257,6 +274,19 @@ class Announcements:
                 break
         return unknown
 
+    def add_unannounced(self) -> None:
+        """Record that there may be any number of due jobs that were not announced."""
+        self._add_open(_UNANNOUNCED, _ANY_NUMBER, self._now(), more=False)
+
+    def forget(self, until: float) -> None:
+        """Forget the announcements of jobs that were due then, as a poll has found no more of them."""
+        for id_ in [id_ for id_, announcement in self._open.items() if announcement.due <= until]:
+            del self._open[id_]
+
+    def place_of(self, id_: str) -> int | None:
+        announcement = self._open.get(id_)
+        return None if announcement is None else announcement.place
+
     def take_too_many(self) -> bool:
         """Forget the open announcements if there are too many; return whether there were, so that a poll is due."""
         if len(self._open) <= MOST_OPEN:
@@ -270,69 +300,16 @@ class Announcements:
         ids = [id_ for id_, announcement in self._open.items() if announcement.due <= now]
         for id_ in ids:
             del self._open[id_]
-        return ids
+        return [id_ for id_ in ids if id_ != _UNANNOUNCED]
 
-    def next_poll(self) -> float:
-        later = [self._later[0].due] if self._later else []
-        return min([*later, *(announcement.poll_at for announcement in self._open.values())], default=float("inf"))
+    def next_poll(self, behind: Callable[[str, _Open], float]) -> float:
+        """Return when to poll next.
 
-
-# -- rescue timer ------------------------------------------------------------------------------------------------------
-# One of the listening consumers rescues for all of them, and notifies the others, which then postpone their own turn.
-# A fixed order, as by rank, would not do: the consumers that come first may have died, together with the workers
-# whose jobs are to be rescued.
-#
-# While notifications arrive, the listener watches the rescue timer, so that the maintenance loop need not wake up.
-
-
-_NEVER = float("inf")
-
-_LONGEST, _MOST_INTERVALS = 60.0, 10
-"""A consumer rescues after so many seconds and intervals, even if others say that they have."""
-
-
-class RescueTimer:
-    """The turns of one consumer; ``interval`` is None where there are no leases."""
-
-    def __init__(self, interval: Callable[[int], float] | None, now: Callable[[], float]) -> None:
-        self._interval, self._now = interval, now
-        self._at = _NEVER if interval is None else now()
-        self._last = now()
-        self._is_overdue = False
-
-    @property
-    def is_due(self) -> bool:
-        return self._at <= self._now()
-
-    def begin(self, rank: int) -> None:
-        """Record that this consumer rescues.
-
-        Until its own notification arrives, its maintenance loop does not rely on the listener: the rescue may fail, or
-        the connection be half open.
+        :param behind: returns when to poll for an announcement that many consumers answer at once.
         """
-        self._last = self._now()
-        if self._interval is not None:
-            self._at = self._now() + self._interval(rank)
-
-    def received(self, rank: int) -> None:
-        if self._interval is not None:
-            interval = self._interval(rank)
-            # Any role of the database can send it, and whoever did may have found nothing by a mistake of its own.
-            latest = self._last + max(_LONGEST, _MOST_INTERVALS * interval)
-            self._at = max(min(self._now() + interval, latest), self._now())
-        self._is_overdue = False
-
-    def until_due(self, *, listening: bool) -> float:
-        """Return the seconds until the maintenance loop has to check; inf if the listener will wake it."""
-        return _NEVER if listening and not self._is_overdue else self._at - self._now()
-
-    def until_overdue(self) -> float:
-        """Return the seconds until the listener has to wake the maintenance loop; inf if it has done so."""
-        return _NEVER if self._is_overdue else self._at - self._now()
-
-    def set_overdue(self) -> None:
-        """Record that the listener has woken the maintenance loop."""
-        self._is_overdue = True
+        later = [self._later[0].due] if self._later else []
+        polls = (one.poll_at if one.at_once <= FEW_NEIGHBOURS else behind(id_, one) for id_, one in self._open.items())
+        return min([*later, *polls], default=float("inf"))
 
 
 RETENTION = 60.0
@@ -435,6 +412,10 @@ class PollSchedule:
         self.waits, self.found, self.polls = 0, False, 0
         """How many workers wait for the next poll, whether the last poll found jobs, and how many polls there were."""
         self._busy_since, self._polls_since = now(), float("-inf")
+        self._claimed_at, self.claim_took = float("-inf"), 0.0
+        """When the last claim that has found jobs has ended, and its seconds."""
+        self.neighbours: Callable[[], Sequence[PollSchedule]] = list
+        """Those of the consumers in this process that serve the same jobs, this one among them."""
         self.on_wait: Callable[[], object] | None = None
         """Called when a worker begins to wait: this Consumer has capacity, and its last claim was short."""
         self.has_polled = False
@@ -479,7 +460,7 @@ class PollSchedule:
     def _receive_signal(self, signal: Signal) -> None:
         match signal:
             case Signal.POLL:
-                self.poll_at_once()
+                self.poll_with_neighbours()
             case Signal.RESCUED:
                 self.rescues.received(self.peers.rank)
             case Signal.QUARANTINED:
@@ -494,17 +475,21 @@ class PollSchedule:
         with self._lock:
             self.quarantined = True
             self._announcements.set_unknown(self._now())
-            self._poll_now()
-        self._wake_poller()
+        self.poll_with_neighbours()
         self._wake_maintenance()
 
     def is_notified(self) -> None:
         """Poll, as all jobs are announced from now on; those that were not are found once more."""
         with self._lock:
             self._announcements.set_unknown(self._now())
-            self._poll_now()
-        self._wake_poller()
+        self.poll_with_neighbours()
         self._wake_maintenance()
+
+    def poll_with_neighbours(self) -> None:
+        """Poll as for an announcement of many jobs, so that not all consumers of this process do it at once."""
+        with self._lock:
+            self._announcements.add_unannounced()
+        self._wake_poller()
 
     def until_overdue(self) -> float:
         return self.rescues.until_overdue()
@@ -523,10 +508,35 @@ class PollSchedule:
         with self._lock:
             unknown = self._announcements.open_due()
             self._check_open()
-            next_poll = min(self._next_poll, self._announcements.next_poll())
+            next_poll = min(self._next_poll, self._announcements.next_poll(self._behind_neighbours))
         if unknown:
             self._wake_maintenance()
         return next_poll
+
+    def _behind_neighbours(self, id_: str, announcement: _Open) -> float:
+        """Return when to poll for an announcement that neighbours answer as well."""
+        neighbours = self.neighbours()
+        # The slower claims are, the less would one more of them help.
+        moment = max([JOIN_AFTER, *(2 * each.claim_took for each in neighbours)])
+        claims_since = self._now() - moment
+        ahead = sum(each.is_ahead(id_, announcement.place, claims_since) for each in neighbours)
+        if ahead < FEW_NEIGHBOURS:
+            return announcement.poll_at
+        last = max([announcement.poll_at, *(each.last_claim for each in neighbours)])
+        return last + moment * (ahead // FEW_NEIGHBOURS).bit_length()
+
+    @property
+    def last_claim(self) -> float:
+        """When this consumer has last claimed jobs; now, while it does."""
+        now = self._now()
+        return now if now - self._polls_since < _SLOW_CLAIM else self._claimed_at
+
+    def is_ahead(self, id_: str, place: int, claims_since: float) -> bool:
+        """Return whether this consumer has claimed since then, or will poll for an announcement before that place."""
+        if self.last_claim > claims_since:
+            return True
+        own = self._announcements.place_of(id_) if self.waits else None
+        return own is not None and own < place
 
     def is_due(self) -> bool:
         return self.next_poll() <= self._now()
@@ -560,9 +570,19 @@ class PollSchedule:
         now = self._now()
         return 0.0 if self.waits else now - max(self._busy_since, min(self._polls_since + _LONGEST_CLAIM, now))
 
-    def polled(self, *, more: bool, found: bool = False) -> None:
+    def polled(self, *, more: bool, found: bool = False, drained: bool = False) -> None:
+        """Record the result of a poll.
+
+        :param drained: whether no more of the jobs are left that were due when it began, also for the neighbours.
+        """
+        began, now = self._polls_since, self._now()
         self.found, self.polls = found, self.polls + 1
-        self._busy_since, self._polls_since = self._now(), float("-inf")
+        self._busy_since, self._polls_since = now, float("-inf")
+        if found:
+            self._claimed_at, self.claim_took = now, now - began
+        if drained:
+            for each in self.neighbours():
+                each.forget(began)
         if not self.has_polled:
             self.has_polled = True
             self._wake_maintenance()
@@ -575,6 +595,11 @@ class PollSchedule:
             alone, peers = self._interval(), self.peers
             shared = max(alone, min(alone * peers.count, LONGEST_POLL)) if peers.listening else alone
             self._next_poll = self._now() + shared
+
+    def forget(self, until: float) -> None:
+        """Forget the announcements of jobs that were due then."""
+        with self._lock:
+            self._announcements.forget(until)
 
     def poll_within(self, delay: float) -> None:
         with self._lock:
@@ -591,7 +616,7 @@ class PollSchedule:
     def _check_open(self) -> None:
         if self._announcements.take_too_many():
             # One poll answers all of them.
-            self._poll_now()
+            self._announcements.add_unannounced()
 
     def wants_upcoming(self) -> bool:
         return self.until_upcoming() <= 0
@@ -613,7 +638,7 @@ class PollSchedule:
         with self._lock:
             self._announcements.add_upcoming(times, complete=complete, version=version)
         # Jobs that have become due before the query are not among them.
-        self.poll_at_once()
+        self.poll_with_neighbours()
 
 
 # -- notify ------------------------------------------------------------------------------------------------------------

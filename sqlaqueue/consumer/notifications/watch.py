@@ -203,7 +203,7 @@ class Watch:
 
     def _poll(self, waiting: list[PollSchedule], *, again: bool = True) -> None:
         for schedule in waiting:
-            schedule.poll_at_once()
+            schedule.poll_with_neighbours()
         if again:
             self._polled_at = self._now()
             # A look between the polls, whether there is still capacity.

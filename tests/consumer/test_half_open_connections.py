@@ -420,10 +420,10 @@ def test_a_slow_statement_of_maintenance_has_longer_the_next_time(
 def test_a_connection_that_another_thread_has_closed_is_given_up(database: Database, driver: str) -> None:
     engine = sa.create_engine(database.url(driver))
     with engine.connect() as connection:
+        own: Any = connection.connection.driver_connection
         connection.detach()
-        driver_connection: Any = connection.connection.driver_connection
-        driver_connection.close()
-        waker.shut_down(driver_connection)
+        own.close()
+        waker.shut_down(own)
     engine.dispose()
 
 

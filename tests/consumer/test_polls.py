@@ -17,8 +17,8 @@ from sqlaqueue.consumer.notifications.polls import (
     PollSchedule,
     WaiterRegistry,
 )
-from sqlaqueue.consumer.notifications.watch import HAND_OVER_AFTER, Watch
-from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, Heartbeat, Settled, Signal, WaitRequest, parse
+from sqlaqueue.consumer.notifications.watch import FLOOD, HAND_OVER_AFTER, Watch
+from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, Heartbeat, Pending, Settled, Signal, WaitRequest, parse
 
 pytestmark = pytest.mark.once
 
@@ -178,6 +178,29 @@ def test_one_poll_that_finds_no_more_serves_a_process(clock: Clock) -> None:
     send_all(process, "pending 4712 5000 0")
     process[0].polled(more=False, found=True, drained=True)
     assert [polls.begin_poll().announcements for polls in process] == [["4712"]] * 3
+
+
+def test_neighbours_poll_though_polls_are_asked_for_again_and_again(clock: Clock) -> None:
+    process = process_of(4, clock)
+    for _ in range(15):
+        for polls in process:
+            polls.poll_with_neighbours()
+        clock.now += 0.01
+    assert all(polls.is_due() for polls in process)
+
+
+def test_a_poll_that_began_before_it_was_asked_for_does_not_answer(clock: Clock) -> None:
+    process = process_of(3, clock)
+    polls = process[0]
+    polls.begin_poll()
+    clock.now += 0.01
+    for each in process:
+        each.is_notified()
+    polls.polled(more=False, drained=True)
+    assert not any(each.has_answered() for each in process)
+    polls.begin_poll()
+    polls.polled(more=False, drained=True)
+    assert all(each.has_answered() for each in process)
 
 
 def test_claimed_jobs_are_counted_over_announcements(group: list[PollSchedule], clock: Clock) -> None:
@@ -630,6 +653,26 @@ def test_who_has_no_capacity_for_that_poll_hands_over(watched: tuple[Watch, Poll
     assert watch.mode == "away"
     assert str(statement).count("pg_advisory_unlock") == 2
     assert str(Signal.UNWATCHED) in str(statement)
+
+
+def test_a_flood_ends_with_one_poll_that_finds_nothing(clock: Clock) -> None:
+    watch, process = Watch("channel", now=clock), process_of(3, clock)
+    watch.schedules = process
+    assert watch.statement() is not None
+    watch.answered("notified")
+    process[0].begin_poll()
+    process[0].polled(more=False, drained=True)
+    assert watch.statement() is None
+    for number in range(FLOOD):
+        watch.received(Pending(str(number), 1, 0.0))
+    assert "unlock" in str(watch.statement())
+    watch.answered(None)
+    clock.now += 1
+    assert watch.statement() is None, "it polls"
+    process[0].begin_poll()
+    process[0].polled(more=False, drained=True)
+    clock.now += 1
+    assert "pg_try_advisory_lock" in str(watch.statement()), "it tries to be notified again"
 
 
 def test_who_hears_that_nobody_watches_tries_at_once(clock: Clock) -> None:

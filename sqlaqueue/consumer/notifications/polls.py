@@ -246,7 +246,11 @@ class Announcements:
     def _add_open(self, id_: str, count: int, due: float, *, more: bool) -> bool:
         known = self._open.get(id_)
         count += known.jobs if known else 0
-        self._open[id_] = _Open(count, due, self._peers.place_for(id_), max(-(-count // self._share()), 1))
+        opened = _Open(count, due, self._peers.place_for(id_), max(-(-count // self._share()), 1))
+        if known is not None:
+            # Else a poll that is always asked for again would never come.
+            opened.poll_at = min(opened.poll_at, known.poll_at)
+        self._open[id_] = opened
         if more:
             # The other jobs of that statement are due at times of their own, which were not announced.
             self.set_unknown(due)
@@ -274,9 +278,16 @@ class Announcements:
                 break
         return unknown
 
-    def add_unannounced(self) -> None:
-        """Record that there may be any number of due jobs that were not announced."""
+    def add_unannounced(self) -> bool:
+        """Record that there may be any number of due jobs that were not announced; return whether that is new."""
+        was_open = self.has_unannounced
         self._add_open(_UNANNOUNCED, _ANY_NUMBER, self._now(), more=False)
+        return not was_open
+
+    @property
+    def has_unannounced(self) -> bool:
+        """Whether no poll has begun since it was recorded that there may be such jobs."""
+        return _UNANNOUNCED in self._open
 
     def forget(self, until: float) -> None:
         """Forget the announcements of jobs that were due then, as a poll has found no more of them."""
@@ -488,8 +499,10 @@ class PollSchedule:
     def poll_with_neighbours(self) -> None:
         """Poll as for an announcement of many jobs, so that not all consumers of this process do it at once."""
         with self._lock:
-            self._announcements.add_unannounced()
-        self._wake_poller()
+            is_new = self._announcements.add_unannounced()
+        # Otherwise its worker knows when to poll.
+        if is_new or self.is_due():
+            self._wake_poller()
 
     def until_overdue(self) -> float:
         return self.rescues.until_overdue()
@@ -538,6 +551,10 @@ class PollSchedule:
         own = self._announcements.place_of(id_) if self.waits else None
         return own is not None and own < place
 
+    def has_answered(self) -> bool:
+        """Return whether a poll has begun since the last request to poll."""
+        return not self._announcements.has_unannounced and self._next_poll > self._now()
+
     def is_due(self) -> bool:
         return self.next_poll() <= self._now()
 
@@ -583,6 +600,8 @@ class PollSchedule:
         if drained:
             for each in self.neighbours():
                 each.forget(began)
+                # Those that have not polled since would say for ever that there are more.
+                each.found = each.found and each is self
         if not self.has_polled:
             self.has_polled = True
             self._wake_maintenance()
@@ -597,7 +616,7 @@ class PollSchedule:
             self._next_poll = self._now() + shared
 
     def forget(self, until: float) -> None:
-        """Forget the announcements of jobs that were due then."""
+        """Forget the announcements of jobs that were due then, as a neighbour has found no more of them."""
         with self._lock:
             self._announcements.forget(until)
 

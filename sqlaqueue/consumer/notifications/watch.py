@@ -128,7 +128,7 @@ class Watch:
 
     def _await_poll(self, now: float, waiting: list[PollSchedule]) -> sa.Executable | None:
         """Wait until a poll has shown that no more jobs are there which were not announced; else let others poll."""
-        if any(each.polls > self._unanswered.get(each, 0) and not each.is_due() for each in waiting):
+        if any(each.polls > self._unanswered.get(each, 0) and each.has_answered() for each in waiting):
             self._unanswered = {}
             # Of a part of the queue only: others may have missed jobs of theirs.
             return self._notify(Signal.POLL) if self._part else None

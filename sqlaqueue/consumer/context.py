@@ -220,6 +220,9 @@ class ConsumerContext:
     @property
     def claims_all(self) -> bool:
         """Whether a claim that has found fewer jobs than it may take has left none that another one would take."""
+        quarantine = self.quarantine
+        if quarantine.may_wait or quarantine.is_running or quarantine.waiting():
+            return False
         return not (self.flow_control or self.claimer.unclaimable or self.settings.distribution)
 
     def poll_when_admitted(self, ended_before: int) -> None:

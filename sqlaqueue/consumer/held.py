@@ -29,7 +29,7 @@ from sqlaqueue.consumer.core.errors import (
 from sqlaqueue.consumer.executor import Executor, reload
 from sqlaqueue.consumer.in_flight import run_of_claimed
 from sqlaqueue.consumer.leased import Report, WorkerTurn, emit_claimed, emit_polled, report_unclaimable, rollback
-from sqlaqueue.consumer.notifications.polls import NO_ANNOUNCEMENT, notify_all_claimed_and_commit, notify_released
+from sqlaqueue.consumer.notifications.polls import NO_ANNOUNCEMENT, Poll, notify_all_claimed, notify_released
 from sqlaqueue.consumer.outcomes import (
     COMPLETED,
     RELEASED,
@@ -50,6 +50,7 @@ from sqlaqueue.consumer.sessions import (
     refuse_missing_rows,
     transaction_ended_error,
 )
+from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.consumer.settle import without_expiring
 from sqlaqueue.consumer.statements import KEYS
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
@@ -233,7 +234,7 @@ def run_held_batch(
     claimer, ended_before = context.claimer, context.runs_ended
     began = time.monotonic()
     poll = context.polls.begin_poll() if quarantined is None else NO_ANNOUNCEMENT
-    jobs, more = yield from _claim(context, quarantined, suspects)
+    jobs, more = yield from _claim(context, poll, quarantined, suspects)
     took = time.monotonic() - began
     context.record_weight(jobs, took)
     emit_polled(context, jobs, took)
@@ -244,7 +245,7 @@ def run_held_batch(
     context.poll_when_admitted(ended_before)
     if not jobs:
         if poll.spares_others and claimer.held_back.retry_in is None and not claimer.unclaimable:
-            yield ExecuteInOwnSession(notify_all_claimed_and_commit, (context.settings, poll))
+            yield ExecuteInOwnSession(_notify_all_claimed, (context.settings, poll))
         return Report(claimed=0 if quarantined is None else 1)
     sole = len(jobs) == 1 and (context.settings.concurrency == 1 if quarantined is None else quarantined.alone)
     entry = context.journal.open([run.key for run in runs], solely_responsible=sole)
@@ -277,7 +278,14 @@ def run_held_batch(
         raise
 
 
-def _claim(context: ConsumerContext, quarantined: QuarantinedJob | None, suspects: Suspects | None) -> Routine:
+def _notify_all_claimed(session: Session, settings: ConsumerSettings, poll: Poll) -> None:
+    notify_all_claimed(session, settings, poll)
+    session.commit()
+
+
+def _claim(
+    context: ConsumerContext, poll: Poll, quarantined: QuarantinedJob | None, suspects: Suspects | None
+) -> Routine:
     """Claim jobs; return them, and whether there may be more."""
     claimer = context.claimer
     if quarantined is not None:
@@ -287,7 +295,8 @@ def _claim(context: ConsumerContext, quarantined: QuarantinedJob | None, suspect
     else:
         jobs, more = (yield Execute(claimer.claim_suspects, (suspects,))), True
     claimer.unclaimable.succeeded(suspects, found=bool(jobs))
-    context.polls.polled(found=bool(jobs), more=more, drained=not more and context.claims_all)
+    # The transaction that has claimed jobs may be rolled back.
+    context.polls.polled(poll, found=bool(jobs), more=more, drained=not (jobs or more) and context.claims_all)
     return jobs, more
 
 

@@ -437,7 +437,7 @@ def claim_leased_batch(
     took = time.monotonic() - began
     context.sizer.record_claim(took, limit, found=len(jobs))
     context.record_weight(jobs, took)
-    context.polls.polled(found=bool(jobs), more=more, drained=not more and context.claims_all)
+    context.polls.polled(poll, found=bool(jobs), more=more, drained=not more and context.claims_all)
     context.poll_when_admitted(ended_before)
     if finished:
         report_settled(context, finished, lease_lost)

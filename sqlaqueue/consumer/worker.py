@@ -107,6 +107,7 @@ def _try_again_later(context: ConsumerContext, error: Exception) -> Routine:
         return
     # The jobs that this poll should have claimed are still pending.
     context.polls.poll_at_once()
+    context.polls.let_neighbours_poll()
     wait = context.intervals.failed()
     text = checks_of_error(error).undefined_object_advice(error, context.spec) or f"{type(error).__name__}: {error}"
     extra = context.log_fields("consumer_error", delay=wait, error_kind=type(error).__name__)

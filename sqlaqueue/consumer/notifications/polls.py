@@ -164,17 +164,19 @@ class Peers:
 # frozen or dead costs that moment. No notification decides anything: only a claim does.
 #
 # Of the consumers in one process, a few poll for many jobs at once. Twice as many join them after each moment in which
-# none of them claims: while they claim, more of them would only compete for the same interpreter.
+# none of them claims: while they claim, more of them would only compete for the same interpreter. After a while each of
+# them polls, as those that claim may be too busy to take all.
 
 
 STAGGER = 0.02
 """Seconds by which one consumer after the other polls for a job that has not been claimed."""
 
-FEW_NEIGHBOURS, JOIN_AFTER = 2, 0.1
-"""How many consumers of one process poll at once, and the seconds without a claim of theirs after which others join."""
+FEW_NEIGHBOURS, JOIN_AFTER, _SLOW_CLAIM = 2, 0.1, 0.5
+"""How many consumers of one process poll at once, the seconds without a claim of theirs after which others join, and
+the seconds after which a claim that goes on counts no more."""
 
-_SLOW_CLAIM = 0.5
-"""Seconds for which others wait for a claim to end: if a server is busy, one more makes it slower."""
+LATEST, _LATEST_STEP = 0.3, 0.01
+"""After so many seconds, and so many more for each place in the order, a consumer polls whatever the others do."""
 
 MOST_LATER = 10_000
 """How many announcements of later jobs are kept: when the last of them is due, the database is asked for more."""
@@ -193,9 +195,11 @@ class _Later(NamedTuple):
 
 
 class _Open:
-    def __init__(self, jobs: int, due: float, place: int, at_once: int) -> None:
+    def __init__(self, jobs: int, due: float, place: int, at_once: int, opened_at: float) -> None:
         self.jobs, self.due, self.place, self.at_once = jobs, due, place, at_once
         self.poll_at = due + place // at_once * STAGGER
+        # The time of a due job may be that of its statement, long before its commit.
+        self.opened_at = opened_at
 
 
 _UNANNOUNCED, _ANY_NUMBER = "", 10**6
@@ -246,7 +250,7 @@ class Announcements:
     def _add_open(self, id_: str, count: int, due: float, *, more: bool) -> bool:
         known = self._open.get(id_)
         count += known.jobs if known else 0
-        opened = _Open(count, due, self._peers.place_for(id_), max(-(-count // self._share()), 1))
+        opened = _Open(count, due, self._peers.place_for(id_), max(-(-count // self._share()), 1), self._now())
         if known is not None:
             # Else a poll that is always asked for again would never come.
             opened.poll_at = min(opened.poll_at, known.poll_at)
@@ -280,9 +284,9 @@ class Announcements:
 
     def add_unannounced(self) -> bool:
         """Record that there may be any number of due jobs that were not announced; return whether that is new."""
-        was_open = self.has_unannounced
+        is_new = not self.has_unannounced
         self._add_open(_UNANNOUNCED, _ANY_NUMBER, self._now(), more=False)
-        return not was_open
+        return is_new
 
     @property
     def has_unannounced(self) -> bool:
@@ -290,13 +294,13 @@ class Announcements:
         return _UNANNOUNCED in self._open
 
     def forget(self, until: float) -> None:
-        """Forget the announcements of jobs that were due then, as a poll has found no more of them."""
-        for id_ in [id_ for id_, announcement in self._open.items() if announcement.due <= until]:
+        """Forget the announcements that were open then."""
+        for id_ in [id_ for id_, announcement in self._open.items() if announcement.opened_at < until]:
             del self._open[id_]
 
-    def place_of(self, id_: str) -> int | None:
+    def place_of(self, id_: str) -> float:
         announcement = self._open.get(id_)
-        return None if announcement is None else announcement.place
+        return float("inf") if announcement is None else announcement.place
 
     def take_too_many(self) -> bool:
         """Forget the open announcements if there are too many; return whether there were, so that a poll is due."""
@@ -379,6 +383,7 @@ class Poll(NamedTuple):
 
     announcements: Sequence[str] = ()
     peers: int = 1
+    began: float = float("-inf")
 
     @property
     def spares_others(self) -> bool:
@@ -423,8 +428,8 @@ class PollSchedule:
         self.waits, self.found, self.polls = 0, False, 0
         """How many workers wait for the next poll, whether the last poll found jobs, and how many polls there were."""
         self._busy_since, self._polls_since = now(), float("-inf")
-        self._claimed_at, self.claim_took = float("-inf"), 0.0
-        """When the last claim that has found jobs has ended, and its seconds."""
+        self._claimed_at = float("-inf")
+        """When the last claim that has found jobs has ended."""
         self.neighbours: Callable[[], Sequence[PollSchedule]] = list
         """Those of the consumers in this process that serve the same jobs, this one among them."""
         self.on_wait: Callable[[], object] | None = None
@@ -528,15 +533,15 @@ class PollSchedule:
 
     def _behind_neighbours(self, id_: str, announcement: _Open) -> float:
         """Return when to poll for an announcement that neighbours answer as well."""
-        neighbours = self.neighbours()
-        # The slower claims are, the less would one more of them help.
-        moment = max([JOIN_AFTER, *(2 * each.claim_took for each in neighbours)])
-        claims_since = self._now() - moment
-        ahead = sum(each.is_ahead(id_, announcement.place, claims_since) for each in neighbours)
+        others, now = [each for each in self.neighbours() if each is not self], self._now()
+        busy = [each for each in others if not each.waits]
+        ahead = sum(now - each.last_claim < JOIN_AFTER for each in busy)
+        ahead += sum(each.waits > 0 and each.is_before(id_, announcement.place) for each in others)
         if ahead < FEW_NEIGHBOURS:
             return announcement.poll_at
-        last = max([announcement.poll_at, *(each.last_claim for each in neighbours)])
-        return last + moment * (ahead // FEW_NEIGHBOURS).bit_length()
+        last = max([announcement.poll_at, *(each.last_claim for each in busy)])
+        joins = last + JOIN_AFTER * (ahead // FEW_NEIGHBOURS).bit_length()
+        return min(joins, announcement.poll_at + LATEST + announcement.place * _LATEST_STEP)
 
     @property
     def last_claim(self) -> float:
@@ -544,12 +549,9 @@ class PollSchedule:
         now = self._now()
         return now if now - self._polls_since < _SLOW_CLAIM else self._claimed_at
 
-    def is_ahead(self, id_: str, place: int, claims_since: float) -> bool:
-        """Return whether this consumer has claimed since then, or will poll for an announcement before that place."""
-        if self.last_claim > claims_since:
-            return True
-        own = self._announcements.place_of(id_) if self.waits else None
-        return own is not None and own < place
+    def is_before(self, id_: str, place: int) -> bool:
+        """Return whether this consumer has an earlier place in the order for an announcement."""
+        return self._announcements.place_of(id_) < place
 
     def has_answered(self) -> bool:
         """Return whether a poll has begun since the last request to poll."""
@@ -560,14 +562,14 @@ class PollSchedule:
 
     def begin_poll(self) -> Poll:
         """Return the poll that is executed now; the announcements that it answers are forgotten."""
-        self._polls_since = self._now()
+        self._polls_since = began = self._now()
         with self._lock:
             self._poll_again = False
             unknown = self._announcements.open_due()
             ids = self._announcements.take_due()
         if unknown:
             self._wake_maintenance()
-        return Poll(ids[-MOST_IDS:], self.peers.count)
+        return Poll(ids[-MOST_IDS:], self.peers.count, began)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -587,21 +589,22 @@ class PollSchedule:
         now = self._now()
         return 0.0 if self.waits else now - max(self._busy_since, min(self._polls_since + _LONGEST_CLAIM, now))
 
-    def polled(self, *, more: bool, found: bool = False, drained: bool = False) -> None:
+    def polled(self, poll: Poll = NO_ANNOUNCEMENT, *, more: bool, found: bool = False, drained: bool = False) -> None:
         """Record the result of a poll.
 
-        :param drained: whether no more of the jobs are left that were due when it began, also for the neighbours.
+        :param drained: whether all jobs that were there when it began are claimed, so that no neighbour has to look.
         """
-        began, now = self._polls_since, self._now()
+        now = self._now()
         self.found, self.polls = found, self.polls + 1
         self._busy_since, self._polls_since = now, float("-inf")
         if found:
-            self._claimed_at, self.claim_took = now, now - began
-        if drained:
-            for each in self.neighbours():
-                each.forget(began)
+            self._claimed_at = now
+        for each in self.neighbours() if drained else ():
+            if each is not self:
+                # A job may be due a moment later by the database's clock than by this one.
+                each.forget(poll.began - STAGGER)
                 # Those that have not polled since would say for ever that there are more.
-                each.found = each.found and each is self
+                each.found = False
         if not self.has_polled:
             self.has_polled = True
             self._wake_maintenance()
@@ -615,8 +618,13 @@ class PollSchedule:
             shared = max(alone, min(alone * peers.count, LONGEST_POLL)) if peers.listening else alone
             self._next_poll = self._now() + shared
 
+    def let_neighbours_poll(self) -> None:
+        """Let the neighbours poll, as this consumer could not claim what they may have left to it."""
+        for each in self.neighbours():
+            if each is not self:
+                each.poll_with_neighbours()
+
     def forget(self, until: float) -> None:
-        """Forget the announcements of jobs that were due then, as a neighbour has found no more of them."""
         with self._lock:
             self._announcements.forget(until)
 
@@ -680,12 +688,6 @@ def notify_all_claimed(session: Session, settings: ConsumerSettings, poll: Poll)
     """Notify other consumers that a poll has found nothing, where that spares them their own."""
     if poll.spares_others and settings.serves_whole_queue:
         _send(session, settings.spec, Claimed(ALL_JOBS, poll.announcements))
-
-
-def notify_all_claimed_and_commit(session: Session, settings: ConsumerSettings, poll: Poll) -> None:
-    """Notify them in a transaction of its own."""
-    notify_all_claimed(session, settings, poll)
-    session.commit()
 
 
 def _send(session: Session, spec: QueueSpec, payload: Payload) -> None:

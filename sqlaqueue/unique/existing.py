@@ -16,7 +16,7 @@ from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.queue.roles import constant_default
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.engine import engine_of, with_plain_form
+from sqlaqueue.sql.engine import WRITES_LATER, engine_of, with_plain_form
 from sqlaqueue.sql.types import as_library_statement, insert_unless, numbered_rows
 from sqlaqueue.strategies.columns import same
 from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index
@@ -186,7 +186,8 @@ def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[
     ).select_from(given.outerjoin(spec.table, sa.and_(key.are_duplicates(spec.table, given), key.counts(spec.table))))
     found = found.where(planned_anew()).order_by(given.c[_NUMBER])
     with explaining_missing_index(spec):
-        rows: Any = connection.execute(as_library_statement(found))
+        # Jobs are inserted next, in a transaction that may begin here.
+        rows: Any = connection.execute(as_library_statement(found), execution_options={WRITES_LATER: True})
     # One for each: without the index there may be several jobs with the same values, which the INSERT finds out.
     answers = {
         number: Found(None if key[0] is None else tuple(key), first - 1, order) for number, first, order, *key in rows
@@ -226,7 +227,7 @@ def check_index(connection: sa.Connection, key: UniqueKey) -> None:
     text = insert.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}, **options)
     with explaining_missing_index(key.spec):
         # The planner looks for the index that ON CONFLICT names.
-        connection.exec_driver_sql(f"EXPLAIN {text}").close()
+        connection.exec_driver_sql(f"EXPLAIN {text}", execution_options={WRITES_LATER: True}).close()
     checked.add(table)
 
 

@@ -152,8 +152,9 @@ def _edit(session: Session) -> None:
         lambda session: QueueAdmin(session, Email).cancel(),
         lambda session: QueueAdmin(session, Email).cancel(JobFilter(keys=("1",))),
         _edit,
+        lambda session: enqueue(session, [Order(customer=1), Order(customer=2)]),
     ],
-    ids=["requeue", "requeue-unique", "purge", "cancel", "cancel-keys", "schedule"],
+    ids=["requeue", "requeue-unique", "purge", "cancel", "cancel-keys", "schedule", "enqueue"],
 )
 def test_operations_that_read_first_begin_with_the_lock(
     sessions: sessionmaker[Session], operation: Callable[[Session], object]

@@ -21,7 +21,7 @@ from sqlaqueue.consumer.threads import ThreadRunner
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import fields, logger
 
-_LONGEST_WAIT = 600.0
+_LONGEST_WAIT = 10.0
 """Seconds between two checks of the threads: not every system interrupts a wait when a signal arrives."""
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import socket
 import sys
 import threading
 import time
@@ -19,10 +20,11 @@ from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import base as background
 from sqlaqueue.consumer.consumer import ConsumerGroup
 from sqlaqueue.consumer.core.signals import signal_handlers
+from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.maintenance import cleanup
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from tests.consumer.bench import Bench, Crowd, Gate, nothing, noting
-from tests.programs import wait_until
+from tests.programs import DEADLINE, wait_until
 from tests.servers import Database
 
 
@@ -318,6 +320,30 @@ def test_a_signal_that_arrives_while_the_handlers_are_installed_stops_the_consum
         signal.raise_signal(signal.SIGINT)
         assert (host, stopped) == ([signal.SIGTERM, signal.SIGINT], ["stopped"])
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == mine
+
+
+@pytest.mark.once
+def test_a_signal_wakes_a_waiting_main_thread_that_it_did_not_interrupt(host: list[int]) -> None:
+    """As one that arrives between the last bytecode and the system call; here another thread receives it."""
+
+    def receive() -> None:
+        time.sleep(0.1)  # Until the main thread waits; if it does not yet, the test cannot fail.
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    waker, (reader, writer) = Waker(), socket.socketpair()
+    writer.settimeout(0)
+    for descriptor in (-1, writer.fileno()):
+        signal.set_wakeup_fd(descriptor)
+        other = threading.Thread(target=receive)
+        other.start()
+        woken = waker.wait(DEADLINE, reader.fileno())
+        assert signal.set_wakeup_fd(-1) == descriptor
+        assert woken, "nothing was written"
+        other.join()
+    assert host == [signal.SIGTERM] * 2
+    assert reader.recv(9) == bytes([signal.SIGTERM]), "the event loop has not got its signal"
+    for end in (waker, reader, writer):
+        end.close()
 
 
 @pytest.mark.once

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -22,6 +23,29 @@ from sqlaqueue.log import fields, logger
 
 _Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.DefaultSelector)
 """Preferred since it opens no descriptor: a process that has too many files open must still be able to wait."""
+
+
+@contextlib.contextmanager
+def _signals_written_to(descriptor: int) -> Iterator[None]:
+    """Let a signal that arrives in this block write to a descriptor, in the main thread.
+
+    Python runs a signal's handler when the main thread executes the next bytecode. A signal that arrives after the
+    last bytecode before the system call, or in another thread, does not interrupt the call, and would be handled only
+    when it returns.
+    """
+    before = -1
+    try:
+        if threading.current_thread() is threading.main_thread():
+            # A handler may have closed the descriptor, which the caller finds out.
+            with contextlib.suppress(OSError, ValueError):
+                before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+            if before != -1:
+                # It belongs to an event loop whose handlers depend on it.
+                signal.set_wakeup_fd(before)
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(before)
 
 
 class Waker:
@@ -61,7 +85,7 @@ class Waker:
     def wait(self, seconds: float, *descriptors: int) -> bool:
         """Wait until :meth:`wake` is called or a descriptor can be read; return False if the time passed instead."""
         receiver = self._receiver.fileno()
-        with _Selector() as selector:
+        with _Selector() as selector, _signals_written_to(self._sender.fileno()):
             for descriptor in (receiver, *descriptors):
                 selector.register(descriptor, selectors.EVENT_READ)
             ready = [key.fd for key, _ in selector.select(seconds)]

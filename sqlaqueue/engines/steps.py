@@ -19,8 +19,9 @@ from sqlalchemy import event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.sql.selectable import CTE
 
+from sqlaqueue.engines.verbs import claim
 from sqlaqueue.exc import StatementError
-from sqlaqueue.sql.engine import OtherEngine, mark_of, own_work, plain_form
+from sqlaqueue.sql.engine import STEPS, OtherEngine, mark_of, own_work, plain_form
 
 _PREFIX = "sqlaqueue_rows_"
 _SHARED = "_sqlaqueue_shared"
@@ -223,6 +224,15 @@ def carry_out_statements(
         if mark is not True and mark not in supported:
             other.check_supported(mark)
             supported.add(mark)
+        steps = execution_options.get(STEPS)
+        if steps is not None:
+            token = _IN_STEP.set(True)
+            try:
+                with own_work():
+                    statement, bound = claim(other, connection, steps, statement, params)
+            finally:
+                _IN_STEP.reset(token)
+            return statement, (), bound
         if steps_of(statement, locks_apart=locks_apart):
             token = _IN_STEP.set(True)
             try:

@@ -16,6 +16,7 @@ from sqlaqueue.engines.steps import carry_out_statements
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb import base
 from sqlaqueue.mariadb.base import Moment, limit_lock_waits
+from sqlaqueue.mariadb.changes import BY_KEY
 from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.execution import EARLIER, execute, execute_each, forget_rows, run_step
 from sqlaqueue.mariadb.tables import TableCompiler, TypeCompiler, create_trigger
@@ -58,6 +59,19 @@ class MariaDB(SharedEngine):
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    begin_steps = staticmethod(base.refuse_autocommit)
+
+    def locked(self, spec: Any, rows: Any) -> Any:
+        """Return the rows with their locks."""
+        return rows.with_for_update(skip_locked=True)
+
+    def by_key(self, statement: Any) -> Any:
+        """Return the statement with the primary key as its index: in a small table the server would lock each row."""
+        if isinstance(statement, sa.Select):
+            (table,) = statement.get_final_froms()
+            return statement.with_hint(table, BY_KEY)
+        return statement.with_hint(BY_KEY) if isinstance(statement, sa.Update) else statement
 
     sqlstate = staticmethod(base.sqlstate)
     violated_constraint = staticmethod(base.violated_constraint)

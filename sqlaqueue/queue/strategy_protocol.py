@@ -56,6 +56,18 @@ class ClaimRequest(NamedTuple):
     """Whether flow control holds no job back: the claim is to settle a job that has run already."""
 
 
+@dataclass(frozen=True, eq=False)
+class ClaimSteps:
+    """A claim in steps, for engines that cannot execute it as one statement: candidates, locks, changes, rows."""
+
+    request: ClaimRequest
+    """Without conditions that are for the planner of PostgreSQL only."""
+    columns: Sequence[sa.Column[Any]]
+    """What is returned of each row; none to lock the rows only, and to return their keys."""
+    announcements: sa.BindParameter[str] | None = None
+    """The ids of the announcements that the claim answers."""
+
+
 class ClaimedJobs(NamedTuple):
     """The runs that a statement settles or extends: jobs of one claim or of several."""
 

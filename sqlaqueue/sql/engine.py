@@ -16,6 +16,9 @@ from sqlaqueue.exc import ConfigurationError
 OURS = "sqlaqueue_statement"
 """The execution option of statements of the library."""
 
+STEPS = "sqlaqueue_steps"
+"""The execution option of a statement that engines other than PostgreSQL carry out in several steps: what they need."""
+
 WRITES_LATER = "sqlaqueue_writes_later"
 """The execution option of a query of the library whose transaction writes later.
 
@@ -81,6 +84,18 @@ class OtherEngine(Protocol):
 
     def subscribe(self, engine: sa.Engine, deliver: Callable[[str, str], None]) -> Callable[[], None]:
         """Call ``deliver(channel, text)`` for notifications that are sent in this process; return what ends this."""
+        ...
+
+    def locked(self, spec: Any, rows: Any) -> Any:
+        """Return a SELECT of rows of a queue that locks them, and passes over those that others have locked."""
+        ...
+
+    def by_key(self, statement: Any) -> Any:
+        """Return an UPDATE or a SELECT of one table that finds its rows by their primary key."""
+        ...
+
+    def begin_steps(self, connection: sa.Connection, statement: Any) -> None:
+        """Raise StatementError if each step would be a transaction of its own."""
         ...
 
     def sqlstate(self, error: DBAPIError) -> str | None:

@@ -70,6 +70,17 @@ class SQLite(SharedEngine):
         self.busy_timeout = busy_timeout
         """How many seconds a transaction waits for that of another connection."""
 
+    def locked(self, spec: Any, rows: Any) -> Any:
+        """Return the rows as they are: the transaction has the write lock of the database."""
+        return rows
+
+    def by_key(self, statement: Any) -> Any:
+        """Return the statement as it is: it locks nothing but what it changes."""
+        return statement
+
+    def begin_steps(self, connection: sa.Connection, statement: Any) -> None:
+        """Do nothing: a transaction begins with the write lock."""
+
     def sqlstate(self, error: DBAPIError) -> str | None:
         code = getattr(error.orig, "sqlite_errorcode", None)
         if code is None:

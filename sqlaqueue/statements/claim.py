@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.strategy_protocol import ClaimSteps
 from sqlaqueue.sessions import WRITES_OPTION
-from sqlaqueue.sql.engine import OURS
+from sqlaqueue.sql.engine import OURS, STEPS
 from sqlaqueue.sql.types import as_library_statement
 from sqlaqueue.statements.selection import JobSelection, returning_detached, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
@@ -117,15 +118,16 @@ def claim_statement(
     :param returns_deferred: whether it returns deferred columns, for options that are added to it.
     """
     spec, entity, _, options = selection
-    request = _request(
-        selection, limit, lease, worker, token, scan_range=scan_range, many_due=many_due, few=few, admits_all=admits_all
-    )
-    claimed = spec.strategy.claim(request)
+    request = _request(selection, limit, lease, worker, token, scan_range=scan_range, few=few, admits_all=admits_all)
+    claimed = spec.strategy.claim(_planned_anew(request, many_due=many_due))
+    columns = [*spec.table.c]
     if not (returns_deferred or options) and spec.strategy.keeps_rows:
-        claimed = _without_deferred(claimed, spec, entity)
+        columns = _without_deferred(spec, entity)
+        claimed = _reduced(claimed, columns)
     if announcements is not None:
         payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", announcements, type_=sa.Text())
         claimed = claimed.add_columns(notification(spec, payload).label("sqlaqueue_notification"))
+    steps = {STEPS: ClaimSteps(request, columns, announcements)}
     rows = as_library_statement(claimed).execution_options(**{OURS: spec})
     if not spec.strategy.keeps_rows:
         if options:
@@ -134,23 +136,28 @@ def claim_statement(
                 "instance, for which nothing more can be loaded; leave out the options"
             )
             raise StatementError(msg)
-        return returning_detached(spec, entity, rows)
+        return returning_detached(spec, entity, rows).execution_options(**steps)
     # The run is recorded from these attributes, even if they are deferred or load_only() leaves them out.
     needed = (undefer(getattr(entity, spec.attributes[role])) for role in RUN_ROLES if spec.has(role))
     statement = sa.select(entity).from_statement(rows).options(*options, *needed)
-    return statement.execution_options(populate_existing=True, **{CLAIM_OPTION: True, WRITES_OPTION: True})
+    return statement.execution_options(populate_existing=True, **{CLAIM_OPTION: True, WRITES_OPTION: True, **steps})
 
 
-def _without_deferred(claimed: AnySelect, spec: QueueSpec, entity: type[Any]) -> AnySelect:
-    """Leave out the columns that instances lack until they are read: they may be deferred because they are large."""
+def _without_deferred(spec: QueueSpec, entity: type[Any]) -> list[sa.Column[Any]]:
+    """Return the columns without those that instances lack until they are read: they may be deferred as they are large."""
     needed = {spec.attributes[role] for role in RUN_ROLES if spec.has(role)}
     properties = [each for mapper in sa.inspect(entity).self_and_descendants for each in mapper.column_attrs]
     loaded = {each.columns[0].name for each in properties if not each.deferred or each.key in needed}
     deferred = {each.columns[0].name for each in properties if each.deferred} - loaded
-    if not deferred:
+    return [column for column in spec.table.c if column.name not in deferred]
+
+
+def _reduced(claimed: AnySelect, columns: Sequence[sa.Column[Any]]) -> AnySelect:
+    left, all_of_them = {column.name for column in columns}, [*claimed.selected_columns]
+    if len(left) == len(all_of_them):
         return claimed
-    left = [column for column in claimed.selected_columns if column.name not in deferred]
-    return claimed.with_only_columns(*left, maintain_column_froms=True)
+    kept = [column for column in all_of_them if column.name in left]
+    return claimed.with_only_columns(*kept, maintain_column_froms=True)
 
 
 def candidates_statement(selection: JobSelection, limit: Any) -> sa.sql.expression.Executable:
@@ -159,9 +166,11 @@ def candidates_statement(selection: JobSelection, limit: Any) -> sa.sql.expressi
     :param limit: a bound number, the maximum number of jobs.
     """
     spec = selection.spec
-    picked = spec.strategy.picked(_request(selection, limit))
+    request = _request(selection, limit)
+    picked = spec.strategy.picked(_planned_anew(request))
     keys = sa.select(*(column_of(picked, key) for key in spec.keys)).distinct()
-    return as_library_statement(keys).execution_options(**{OURS: spec, WRITES_OPTION: True})
+    options = {OURS: spec, WRITES_OPTION: True, STEPS: ClaimSteps(request, [])}
+    return as_library_statement(keys).execution_options(**options)
 
 
 def _request(
@@ -172,7 +181,6 @@ def _request(
     token: Callable[[], uuid.UUID] = alone_token,
     *,
     scan_range: ScanRange | None = None,
-    many_due: bool = False,
     few: bool = False,
     admits_all: bool = False,
 ) -> ClaimRequest:
@@ -183,7 +191,7 @@ def _request(
     limit = limit.render_literal_execute()
     return ClaimRequest(
         spec=spec,
-        candidates=candidates.where(planned_anew() if many_due else planned_anew_for_many(limit)),
+        candidates=candidates,
         limit=limit,
         lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
@@ -192,3 +200,9 @@ def _request(
         few=few,
         admits_all=admits_all,
     )
+
+
+def _planned_anew(request: ClaimRequest, *, many_due: bool = False) -> ClaimRequest:
+    """Return the request with the condition that keeps PostgreSQL from a plan for a small table."""
+    planned = planned_anew() if many_due else planned_anew_for_many(request.limit)
+    return request._replace(candidates=request.candidates.where(planned))

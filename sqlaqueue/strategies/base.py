@@ -239,6 +239,14 @@ class ClaimStrategy(StatementParts):
         """
         raise NotImplementedError
 
+    def claim_in_steps(self, request: ClaimRequest) -> tuple[AnySelect, sa.Update | sa.Delete | None]:
+        """Return a SELECT of the keys of the jobs that may be claimed, and what is written into the claimed rows.
+
+        It is for engines that cannot execute a claim as one statement, which add order, limit, locks and keys. Nothing
+        is written where a claim only holds the rows.
+        """
+        raise NotImplementedError
+
     def picked(self, request: ClaimRequest) -> sa.CTE:
         """Return the rows that the claim takes, locked, with their keys.
 

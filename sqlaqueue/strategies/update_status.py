@@ -141,12 +141,18 @@ class UpdateStatus(ClaimStrategy):
         )
         return self.in_claim_order(spec, claimed, picked)
 
+    def claim_in_steps(self, request: ClaimRequest) -> tuple[AnySelect, sa.Update]:
+        """Return a SELECT of the keys of pending rows, and the UPDATE that sets rows to processing."""
+        return self._waiting(request), sa.update(request.spec.table).values(self._claimed_values(request))
+
     def picked(self, request: ClaimRequest) -> sa.CTE:
         """Return the keys of the first due rows, locked."""
+        return self.take(request, self._waiting(request), request.spec.table)
+
+    def _waiting(self, request: ClaimRequest) -> AnySelect:
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.keys)
-        waiting = waiting.where(spec.in_state("pending"), *spec.on_shard(spec.table))
-        return self.take(request, waiting, spec.table)
+        return waiting.where(spec.in_state("pending"), *spec.on_shard(spec.table))
 
     @staticmethod
     def _claimed_values(request: ClaimRequest) -> dict[sa.Column[Any], Any]:

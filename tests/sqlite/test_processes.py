@@ -24,6 +24,7 @@ from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.engines import notifications
 from sqlaqueue.engines.notifications import subscribe
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping.runs import CLAIM_OPTION
 from tests.consumer.models import models, prepared
 from tests.consumer.test_crashes import ENDS, children_are_ended, test_children_that_exit_in_the_handler_are_left_alone
 from tests.faults.history import with_event
@@ -334,8 +335,8 @@ class Claims:
         self.number = 0
         event.listen(engine, "before_cursor_execute", self._count)
 
-    def _count(self, _: Any, __: Any, statement: str, *___: Any) -> None:
-        self.number += "UPDATE job SET status" in statement and "picked" in statement
+    def _count(self, _: Any, __: Any, ___: str, ____: Any, context: Any, *_____: Any) -> None:
+        self.number += context is not None and CLAIM_OPTION in context.execution_options
 
 
 @pytest.fixture(params=["{}/./{}", "file:{}/{}?uri=true", "file://{}/{}?mode=rwc&uri=true"])

@@ -1,25 +1,358 @@
-"""Flow control in steps: the jobs that a claim takes, the first ones that no limit, rate or order holds back."""
+"""Flow control in steps: the jobs that a claim takes, the first ones that no limit, rate or order holds back.
+
+PostgreSQL locks keys and counts within one statement. Here a claim reads candidates in claim order, and counts in
+Python. On a database with one writer nothing else can change meanwhile. On another one it looks first, locks the keys
+in which a place seems to be free (:meth:`~sqlaqueue.sql.engine.OtherEngine.lock_keys`), and then counts again: under
+READ COMMITTED a statement sees what was committed before it began.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.flow_control.checks import Check, LimitCheck, RateCheck, checks_of
+from sqlaqueue.flow_control.keys import KeyOrder, flow_control
+from sqlaqueue.flow_control.turns import turns_of
+from sqlaqueue.queue.names import RATE
 from sqlaqueue.queue.run import Key
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimRequest
 from sqlaqueue.sql.engine import OtherEngine
+from sqlaqueue.sql.types import insert_or_replace, numbered_rows
+
+_MOST_EXCLUDED = 1_000
+"""How many keys that are full a query leaves out; the jobs of others are left out when they have been read."""
+
+_WINDOW, _CHOSEN, _FULL = "sqlaqueue_window", "sqlaqueue_chosen", "sqlaqueue_full"
+"""The names of parameters: the number of jobs to read; the keys of those to read again; the prefix of full keys."""
+_LEVEL, _TURN, _WEIGHT = "sqlaqueue_level", "sqlaqueue_turn", "sqlaqueue_weight"
+
+Given = Mapping[str, Any]
 
 
 class Admission:
-    """The claims of one statement under flow control."""
+    """The statements of a claim under flow control, built once.
 
-    def __init__(self, engine: OtherEngine, request: ClaimRequest, waiting: AnySelect) -> None: ...
+    :param waiting: a SELECT of the keys of pending jobs.
+    """
 
-    def keys(self, connection: sa.Connection, given: Mapping[str, Any]) -> list[Key]:
-        raise NotImplementedError
+    def __init__(self, engine: OtherEngine, request: ClaimRequest, waiting: AnySelect) -> None:
+        flow = flow_control(request.spec)
+        assert flow is not None  # noqa: S101 - only made for queues with flow control
+        self.engine, self.spec, self.flow, self.request = engine, request.spec, flow, request
+        self.checks = checks_of(flow)
+        spec = self.spec
+        run_at = spec.columns.get("run_at")
+        of_checks = [column for check in self.checks for column in check.columns]
+        weight = [] if flow.turn is None else [flow.turn.weight.label(_WEIGHT)]
+        rows = waiting.add_columns(*of_checks, *weight).where(*spec.due(run_at))
+        if flow.order is not None:
+            rows = rows.where(_is_head(flow.order))
+        if request.scan_range is not None:
+            rows = rows.where(request.scan_range([*spec.claim_order]))
+        ordered = rows.order_by(*spec.claim_order)
+        excluded = [self._excluded(check) for check in self.checks if _is_full_for_all(check)]
+        self.window = ordered.where(*excluded).limit(sa.bindparam(_WINDOW, type_=sa.Integer()))
+        chosen = spec.key_in(spec.keys, sa.bindparam(_CHOSEN, (), expanding=len(spec.keys) > 1))
+        self.again = engine.locked(spec, ordered.where(chosen))
+        self.running = {check.number: _running(check) for check in self.checks if isinstance(check, LimitCheck)}
+        self.rates = {check.number: _rate_rows(check) for check in self.checks if isinstance(check, RateCheck)}
+        if flow.turn is not None:
+            priority = [] if not spec.has("priority") else [spec.columns["priority"].is_not_distinct_from(_level(spec))]
+            of_turn = [
+                column.is_not_distinct_from(sa.bindparam(f"{_TURN}_{number}", type_=column.type))
+                for number, column in enumerate(flow.turn.columns)
+            ]
+            self.window_of_turn = self.window.where(*priority, *of_turn)
+            keys = waiting.with_only_columns(*flow.turn.columns, maintain_column_froms=True).distinct()
+            self.turns = keys.where(*priority, *spec.due(run_at))
+            if spec.has("priority"):
+                first = waiting.with_only_columns(spec.columns["priority"], maintain_column_froms=True).distinct()
+                self.levels = first.where(*spec.due(run_at)).order_by(spec.columns["priority"])
 
-    def in_order(self, rows: Any, keys: Sequence[Key]) -> Any:
-        return rows
+    def _excluded(self, check: Check) -> sa.ColumnElement[bool]:
+        key = check.job_key.of(self.spec.table)
+        full = sa.bindparam(f"{_FULL}_{check.number}", (), sa.BigInteger(), expanding=True)
+        return sa.func.coalesce(key, _NO_HASH).not_in(full) if check.job_key.names else key.not_in(full)
+
+    def keys(self, connection: sa.Connection, given: Given) -> list[Key]:
+        """Return the keys of the jobs that are admitted, in the order of their beginnings; they are locked."""
+        return _Claim(self, connection, given).run()
+
+    def in_order(self, rows: AnySelect, keys: Sequence[Key]) -> AnySelect:
+        """Return the claimed rows in the order in which they were admitted, where keys take turns."""
+        if self.flow.turn is None or not keys:
+            return rows
+        spec = self.spec
+        given = {
+            f"sqlaqueue_key_{number}": (key.type, [each[number] for each in keys])
+            for number, key in enumerate(spec.keys)
+        }
+        numbered = numbered_rows(given, "sqlaqueue_place")
+        same = [key == numbered.c[f"sqlaqueue_key_{number}"] for number, key in enumerate(spec.keys)]
+        return rows.where(*same).order_by(None).order_by(numbered.c.sqlaqueue_place)
+
+
+_NO_HASH = sa.literal_column("-1", sa.BigInteger())
+"""Stands for the hash of a key that is NULL; no hash is negative."""
+
+
+def _level(spec: QueueSpec) -> sa.BindParameter[Any]:
+    return sa.bindparam(_LEVEL, type_=spec.columns["priority"].type)
+
+
+def _is_full_for_all(check: Check) -> bool:
+    """Return whether no other job of a key may begin if one may not: jobs of a key may have different limits."""
+    if isinstance(check, LimitCheck):
+        return isinstance(check.job_key.config.most, int)
+    return isinstance(check, RateCheck)
+
+
+def _is_head(order: KeyOrder) -> sa.ColumnElement[bool]:
+    """Return the condition that no job of the key runs, and none before this one is unfinished."""
+    spec, table, other = order.spec, order.spec.table, order.spec.table.alias("sqlaqueue_before")
+    status = other.c[spec.columns["status"].key]
+    started, run_at = other.c[spec.columns["started_at"].key], spec.columns.get("run_at")
+    waits = [started.is_not(None), *spec.due(None if run_at is None else other.c[run_at.key])]
+    unfinished = [sa.and_(status == spec.literal("pending"), sa.or_(*waits) if run_at is not None else sa.true())]
+    if order.config.on_failure == "block":
+        unfinished.append(status == spec.literal("failed"))
+    mine, theirs = (sa.tuple_(*(rows.c[column.key] for column in order.by)) for rows in (table, other))
+    runs = status == spec.literal("processing")
+    same = [other.c[column.key] == column for column in order.columns]
+    before = sa.select(sa.literal_column("1")).where(*same, sa.or_(runs, sa.and_(sa.or_(*unfinished), theirs < mine)))
+    missing = [column.is_(None) for column in order.columns if column.nullable]
+    return sa.or_(*missing, ~before.correlate(table).exists())
+
+
+def _running(check: Check) -> AnySelect:
+    """Return a SELECT of how many jobs of each key run."""
+    spec, key = check.spec, check.job_key.of(check.spec.table).label("key")
+    return sa.select(key, sa.func.count()).where(spec.in_state("processing")).group_by(key)
+
+
+def _rate_rows(check: RateCheck) -> AnySelect:
+    rate, table = check.job_key, check.spec.side_tables[RATE]
+    mine = [table.c.queue == check.spec.name, table.c.rate == rate.name]
+    keys = sa.bindparam(_CHOSEN, (), sa.BigInteger(), expanding=True)
+    return sa.select(table.c.key, table.c.next_at, table.c.throttled_until).where(*mine, table.c.key.in_(keys))
+
+
+class _Candidate(NamedTuple):
+    """A job that may be admitted."""
+
+    key: Key
+    concerned: list[tuple[Check, int, int | None]]
+    """The checks in which it has a key, the hash of that, and how many jobs of the key may run; None for any number."""
+    weight: Any
+    """How many jobs one turn of its key has, where keys take turns."""
+
+
+class _Claim:
+    """One claim: what it has counted, and what it has admitted."""
+
+    def __init__(self, statements: Admission, connection: sa.Connection, given: Given) -> None:
+        self.statements, self.connection, self.given = statements, connection, given
+        self.checks, self.spec = statements.checks, statements.spec
+        limit = statements.request.limit
+        self.limit = int(given.get(limit.key, limit.value))
+        self.admitted: list[Key] = []
+        self.examined: set[Key] = set()
+        self.taken: Counter[tuple[int, int]] = Counter()
+        """How many jobs of a key this claim has admitted, by the number of the check and the hash of the key."""
+        self.full: dict[int, set[int]] = {check.number: set() for check in self.checks}
+        self.runs: dict[int, dict[int, int]] = {}
+        self.begins: dict[int, dict[int, tuple[datetime, bool]]] = {}
+        self.now: datetime | None = None
+
+    def run(self) -> list[Key]:
+        turn = self.statements.flow.turn
+        self._count()
+        if turn is None or self.statements.request.few:
+            self._take(self.statements.window, {})
+        else:
+            self._take_turns()
+        self._begin_rates()
+        return self.admitted
+
+    # -- candidates ----------------------------------------------------------------------------------------------------
+
+    def _take(self, window: AnySelect, of_turn: Given, *, taken: int | None = None) -> None:
+        """Admit jobs of a query.
+
+        :param taken: how many jobs the turn of their key has had already; None for as many jobs as the claim may have.
+        """
+        target, size = self.limit, 4 * self.limit + 64
+        while len(self.admitted) < target:
+            full = {f"{_FULL}_{number}": [*hashes][:_MOST_EXCLUDED] for number, hashes in self.full.items()}
+            jobs = self._candidates(window, {**of_turn, **full, _WINDOW: size})
+            if taken is not None and jobs:
+                left = max(jobs[0].weight or 1, 1) - taken
+                target, taken = min(len(self.admitted) + max(left, 0), self.limit), None
+            self._admit([job for job in jobs if job.key not in self.examined], target)
+            if len(jobs) < size:
+                return
+            size *= 4
+
+    def _admit(self, jobs: Sequence[_Candidate], target: int) -> None:
+        left = iter(jobs)
+        while len(self.admitted) < target:
+            before: Counter[tuple[int, int]] = self.taken.copy()
+            chosen: list[_Candidate] = []
+            for job in left:
+                self.examined.add(job.key)
+                if self._allows(job):
+                    self._record(job)
+                    chosen.append(job)
+                    if len(self.admitted) + len(chosen) == target:
+                        break
+            if not chosen:
+                return
+            if not self.statements.engine.has_one_writer:
+                self.taken = before
+                chosen = self._locked(chosen)
+            self.admitted += [job.key for job in chosen]
+
+    def _locked(self, chosen: Sequence[_Candidate]) -> list[_Candidate]:
+        """Lock the keys of some jobs and their rows; return those that may still begin."""
+        names = {job.key: self._lock_names(job) for job in chosen}
+        wanted = [*dict.fromkeys(name for each in names.values() for name in each)]
+        locked = self.statements.engine.lock_keys(self.connection, wanted)
+        keys = [key for key, needed in names.items() if locked.issuperset(needed)]
+        if not keys:
+            return []
+        jobs = self._candidates(self.statements.again, {_CHOSEN: self.spec.bind_keys(keys)})
+        self._count()
+        kept = []
+        for job in jobs:
+            # A job may have been given to another key since it was read.
+            if locked.issuperset(self._lock_names(job)) and self._allows(job):
+                self._record(job)
+                kept.append(job)
+        return kept
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def _take_turns(self) -> None:
+        statements, memory = self.statements, turns_of(self.spec)
+        levels: list[Any] = [0]
+        if self.spec.has("priority"):
+            levels = [*self.connection.execute(statements.levels, self.given).scalars()]
+            levels.sort(key=lambda level: (level is None, level))
+        for level in levels:
+            at_level = {**self.given, _LEVEL: level}
+            found = self.connection.execute(statements.turns, at_level)
+            keys = sorted((tuple(row) for row in found), key=repr)
+            last, taken = memory.last(level)
+            start = next((number for number, key in enumerate(keys) if last is not None and repr(key) >= repr(last)), 0)
+            keys = keys[start:] + keys[:start]
+            first = [(key, taken if key == last else 0) for key in keys]
+            # The key whose turn had begun before comes once more at the end of the cycle, for its next turn.
+            again = [(key, 0) for key in keys[:1] if key == last]
+            for key, had in [*first, *again, *((key, None) for key in keys)]:
+                if len(self.admitted) >= self.limit:
+                    return
+                of_turn = {_LEVEL: level, **{f"{_TURN}_{number}": part for number, part in enumerate(key)}}
+                self._take(statements.window_of_turn, of_turn, taken=had)
+
+    # -- checks --------------------------------------------------------------------------------------------------------
+
+    def _candidates(self, statement: AnySelect, parameters: Given) -> list[_Candidate]:
+        width, number = len(self.spec.keys), len(self.checks)
+        found = []
+        for row in self.connection.execute(statement, {**self.given, **parameters}):
+            pairs = row[width : width + 2 * number]
+            concerned = [
+                (check, pairs[2 * place], pairs[2 * place + 1])
+                for place, check in enumerate(self.checks)
+                if pairs[2 * place] is not None
+            ]
+            found.append(_Candidate(tuple(row[:width]), concerned, row[-1]))
+        return found
+
+    def _allows(self, job: _Candidate) -> bool:
+        for check, hashed, most in job.concerned:
+            if most is None:
+                continue
+            if isinstance(check, LimitCheck):
+                room = most - self.runs[check.number].get(hashed, 0)
+            elif isinstance(check, RateCheck):
+                room = self._room_of_rate(check, hashed)
+            else:
+                room = 1
+            if self.taken[check.number, hashed] >= room:
+                if _is_full_for_all(check):
+                    self.full[check.number].add(hashed)
+                return False
+        return True
+
+    def _record(self, job: _Candidate) -> None:
+        for check, hashed, _ in job.concerned:
+            self.taken[check.number, hashed] += 1
+
+    def _lock_names(self, job: _Candidate) -> list[str]:
+        table = self.spec.table.fullname
+        return [
+            f"{table} {check.number} {check.job_key.text} {hashed}"
+            for check, hashed, most in job.concerned
+            if most is not None
+        ]
+
+    def _count(self) -> None:
+        for number, running in self.statements.running.items():
+            self.runs[number] = {hashed: count for hashed, count in self.connection.execute(running).tuples()}
+        self.begins, self.now = {}, None
+
+    # -- rates ---------------------------------------------------------------------------------------------------------
+
+    def _room_of_rate(self, check: RateCheck, hashed: int) -> int:
+        next_at, throttled = self._rate(check, hashed)
+        now, rate = self._moment(), check.job_key
+        if throttled:
+            return 0
+        ahead = (next_at - now).total_seconds()
+        return rate.config.burst - _ceil(ahead / rate.interval)
+
+    def _rate(self, check: RateCheck, hashed: int) -> tuple[datetime, bool]:
+        """Return when the next job of a key may begin, no earlier than now, and whether the key is held back."""
+        now, rate = self._moment(), check.job_key
+        known = self.begins.setdefault(check.number, {})
+        if hashed not in known:
+            found = self.connection.execute(self.statements.rates[check.number], {_CHOSEN: [hashed]}).first()
+            next_at = now if found is None or found.next_at is None else found.next_at
+            # The clock was set back. It must not hold the key back for longer than a whole burst.
+            most = now + timedelta(seconds=rate.interval * rate.config.burst)
+            until = None if found is None else found.throttled_until
+            known[hashed] = min(max(next_at, now), most), until is not None and until > now
+        return known[hashed]
+
+    def _moment(self) -> datetime:
+        if self.now is None:
+            self.now = self.connection.execute(_NOW).scalar_one()
+        return self.now
+
+    def _begin_rates(self) -> None:
+        """Move the times of the keys whose jobs begin."""
+        for check in self.checks:
+            if not isinstance(check, RateCheck):
+                continue
+            rate, table = check.job_key, self.spec.side_tables[RATE]
+            for (number, hashed), begun in sorted(self.taken.items()):
+                if number == check.number and begun:
+                    next_at, _ = self._rate(check, hashed)
+                    moved = next_at + timedelta(seconds=rate.interval * begun)
+                    row = {"queue": self.spec.name, "rate": rate.name, "key": hashed, "next_at": moved}
+                    self.connection.execute(insert_or_replace(table, row, replaced=["next_at"]))
+
+
+_NOW = sa.select(clock())
+
+
+def _ceil(number: float) -> int:
+    return -int(-number // 1)

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.queue.strategy_protocol import Spec
-from sqlaqueue.sql.engine import engine_of, engine_of_error, schema_of
+from sqlaqueue.sql.engine import PLAIN, engine_of, engine_of_error, schema_of
 from sqlaqueue.sql.types import object_name
 
 _UNDEFINED = {"42P01", "42703", "42P10"}
@@ -52,7 +52,8 @@ def _refuse_lack(session: Any, needed_by: str, lacking: Sequence[str]) -> None:
 def missing_indexes(session: Any, spec: Spec) -> list[sa.Index]:
     known = _index_names(_connection(session), spec.table)
     unique = _unique_index(spec)
-    return [index for index in [*spec.claim_indexes, *([] if unique is None else [unique])] if index.name not in known]
+    needed = [*spec.claim_indexes, *([] if unique is None else [unique])]
+    return [index for index in needed if index.name not in known and index.info.get(PLAIN, ()) is not None]
 
 
 def missing_index_advice(session: Any, spec: Spec) -> str | None:

@@ -267,6 +267,15 @@ class TranslatingCompiler(_Compiler):
     def visit_to_timestamp_func(self, function: Any, **options: Any) -> str:
         return self.moved("'1970-01-01 00:00:00.000000'", self._arguments(function, **options)[0])
 
+    def key_hash(self, values: list[str]) -> str:
+        """Return the hash of some values, a number that is not negative; NULL is a value like any other."""
+        raise NotImplementedError
+
+    def visit_hash_record_extended_func(self, function: Any, **options: Any) -> str:
+        """Render the hash of a key of limits, rates or turns."""
+        row, *_ = function.clauses
+        return self.key_hash(self._arguments(row, **options))
+
     def visit_set_config_func(self, function: Any, **options: Any) -> str:
         """Render NULL: the engine has no setting of this name, and each caller may do without it."""
         return "NULL"

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 
 from sqlaqueue.engines import checks, notifications
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.sql.engine import OtherEngine, engine_of, mark_prepared
+from sqlaqueue.sql.engine import PLAIN, OtherEngine, engine_of, mark_prepared
 from sqlaqueue.sql.types import TextArray
 
 TIMING = ("cron", "every", "timezone", "paused_at")
@@ -33,9 +33,6 @@ class SharedEngine:
     """Whether an INSERT of several jobs, one of which is a duplicate, inserts none of them."""
     no_strategy: ClassVar[str]
     """Why no other strategy is available, as it follows the name of the database."""
-    no_flow_control: ClassVar[Mapping[str, str]]
-    """Why each rule of flow control is not available, by the name of its class, as it follows that of the database."""
-
     needs_indexes: ClassVar[bool] = False
     """Whether a claim names its index, and so raises an error without it."""
     migrating: str = "migrate with `alembic revision --autogenerate` and `alembic upgrade head`"
@@ -54,12 +51,6 @@ class SharedEngine:
             msg = (
                 f'{name}: strategy "{config.strategy}" is not available on {self.title}, {self.no_strategy}; use '
                 'QueueConfig(strategy="update_status")'
-            )
-            raise ConfigurationError(msg)
-        for rule in spec.flow_rules:
-            msg = (
-                f"{name}: QueueConfig(flow_control=[{rule}(...)]) is not available on {self.title}, "
-                f"{self.no_flow_control[rule]}; leave it out, or use PostgreSQL"
             )
             raise ConfigurationError(msg)
         for key in spec.keys:
@@ -88,6 +79,12 @@ def translated_check(text: str, quote: Callable[[str], str] = str) -> str:
     """
     text = _SECONDS.sub(lambda span: quote(span[1]), text)
     return _MOMENT.sub(lambda found: f"'{moment_text(_EPOCH + timedelta(seconds=int(found[1])))}'", text)
+
+
+def plain_index(index: sa.Index) -> tuple[list[Any], Any]:
+    """Return the columns of an index and its condition, None without one."""
+    columns, where = index.info.get(PLAIN) or (index.expressions, index.dialect_options["postgresql"]["where"])
+    return [*dict.fromkeys(columns)], where
 
 
 def undecorated(type_: Any) -> Any:

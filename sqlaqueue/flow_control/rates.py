@@ -17,6 +17,7 @@ from sqlaqueue.postgresql.catalog import TableId
 from sqlaqueue.queue.names import BEGUN, RATE
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import with_plain_form
 from sqlaqueue.sql.types import insert_or_replace, key_array
 
 # -- rate rows ---------------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ def _hold_back(rate: KeyRate, jobs: Sequence[Key], delay: float) -> sa.Insert:
     names = ["queue", "rate", "key", "next_at", "throttled_until"]
     # A claim passes a key that is locked. It cannot pass a row that is not committed yet, which it does not see: it
     # would wait for this transaction when it inserts that row itself.
-    locked: sa.ColumnElement[bool] = _lock(rate, keys.c.key).is_not(None)
+    locked: sa.ColumnElement[bool] = with_plain_form(_lock(rate, keys.c.key).is_not(None), sa.true)
     return insert_or_replace(table, (names, rows.where(locked)), raised=["throttled_until"])
 
 

@@ -69,6 +69,10 @@ class Turns:
         if len(self._last) > _MOST_LEVELS:
             self._last.pop(next(iter(self._last)), None)
 
+    def last(self, level: Any) -> tuple[tuple[Any, ...] | None, int]:
+        """Return the last key of a priority, and of how many jobs in a row; None and 0 if there was none."""
+        return self._last.get(level, (None, 0))
+
     def reader(self, name: str) -> Callable[[], list[Any]]:
         """Return a function that returns one column of what is remembered, with an entry for each priority."""
         if name == LEVELS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -298,6 +298,63 @@ def limit_lock_waits(engine: sa.Engine) -> None:
             own: Any = connection.connection.cursor()
             own.execute(f"SET SESSION innodb_lock_wait_timeout = {former}")
             own.close()
+
+
+# -- locks of keys -----------------------------------------------------------------------------------------------------
+# A claim under flow control locks the keys of its jobs by GET_LOCK until its transaction ends.
+#
+# A row for each key would do as well. But a claim would have to insert the rows that are missing, and the INSERT of a
+# row that another claim has inserted and not committed waits for that claim. GET_LOCK does not wait, leaves nothing
+# behind, and the server releases the lock of a connection that is lost.
+
+
+_LOCKED = "sqlaqueue_locked_keys"
+"""The entry in the ``info`` of a connection with the names that its transaction has locked."""
+_USER_LOCK = "LEFT(SHA2(CONCAT_WS(' ', 'sqlaqueue', DATABASE(), %s), 256), 60)"
+
+
+def lock_keys(connection: sa.Connection, names: Sequence[str]) -> set[str]:
+    """Lock what has these names until the end of the transaction; return those that no other one has locked."""
+    locked: set[str] = connection.connection.info.setdefault(_LOCKED, set())
+    wanted = [name for name in names if name not in locked]
+    if not wanted:
+        return locked
+    asked = ", ".join(f"GET_LOCK({_USER_LOCK}, 0)" for _ in wanted)
+    level, *found = connection.exec_driver_sql(f"SELECT @@tx_isolation, {asked}", tuple(wanted)).one()
+    locked.update(name for name, is_locked in zip(wanted, found, strict=True) if is_locked)
+    if level != "READ-COMMITTED":
+        msg = (
+            "a claim of a queue with limits, rates or an order needs READ COMMITTED; this transaction is "
+            f"{level.replace('-', ' ')}: make the engine without isolation_level="
+        )
+        raise StatementError(msg)
+    if len(locked.intersection(wanted)) < len(wanted):
+        connection.exec_driver_sql("SET @sqlaqueue_contended = 'on'")
+    return locked
+
+
+def release_keys_at_end(engine: sa.Engine) -> None:
+    """Release the keys when the transaction has ended: the next claim of a key must see what it has committed."""
+    dialect = engine.dialect
+
+    def then_release(end: Callable[[Any], None]) -> Callable[[Any], None]:
+        def ended(connection: Any) -> None:
+            names: set[str] = getattr(connection, "info", {}).pop(_LOCKED, set())
+            try:
+                end(connection)
+            finally:
+                # The server releases the locks of a connection that is lost.
+                with contextlib.suppress(Exception):
+                    if names:
+                        released = ", ".join(f"RELEASE_LOCK({_USER_LOCK})" for _ in names)
+                        own = connection.cursor()
+                        own.execute(f"SELECT @sqlaqueue_contended := NULL, {released}", tuple(names))
+                        own.close()
+
+        return ended
+
+    dialect.do_commit = then_release(dialect.do_commit)  # type: ignore[method-assign, assignment] # of this engine only
+    dialect.do_rollback = then_release(dialect.do_rollback)  # type: ignore[method-assign, assignment] # of this engine only
 
 
 MICROSECONDS = 6

@@ -16,6 +16,7 @@ from sqlaqueue.engines.compiler import TranslatingCompiler
 from sqlaqueue.engines.shared import undecorated
 from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
 from sqlaqueue.exc import StatementError
+from sqlaqueue.flow_control.functions import CONTENDED
 from sqlaqueue.mariadb.base import (
     JSON_TEXT,
     LOCK_TIMEOUT,
@@ -52,6 +53,7 @@ _Compiler: Any = MySQLCompiler
 class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
     settings: ClassVar[Mapping[str, str]] = {
         "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
+        CONTENDED: "@sqlaqueue_contended",
         "transaction_read_only": "IF(@@tx_read_only OR @@read_only, 'on', 'off')",
     }
 
@@ -68,6 +70,10 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
     def epoch(self, moment: str) -> str:
         """Return the difference to the epoch, as a DOUBLE."""
         return f"(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {moment}) * 1e-6)"
+
+    def key_hash(self, values: list[str]) -> str:
+        """Return 60 bits of a digest."""
+        return f"CAST(CONV(LEFT(SHA2(JSON_ARRAY({', '.join(values)}), 256), 15), 16, 10) AS SIGNED)"
 
     def visit_to_timestamp_func(self, function: Any, **options: Any) -> str:
         """Return the moment some seconds after the epoch."""

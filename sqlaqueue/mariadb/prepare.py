@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -15,7 +14,7 @@ from sqlaqueue.engines.shared import SharedEngine, is_prepared, replace_compiler
 from sqlaqueue.engines.steps import carry_out_statements
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb import base
-from sqlaqueue.mariadb.base import Moment, limit_lock_waits
+from sqlaqueue.mariadb.base import Moment, limit_lock_waits, release_keys_at_end
 from sqlaqueue.mariadb.changes import BY_KEY
 from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.execution import EARLIER, execute, execute_each, forget_rows, run_step
@@ -50,12 +49,6 @@ class MariaDB(SharedEngine):
         "Model.__table__.indexes"
     )
     needs_indexes = True
-    no_flow_control: ClassVar[Mapping[str, str]] = {
-        "ConcurrencyLimit": "where a claim cannot count the running jobs of a key",
-        "RateLimit": "where a claim cannot reserve the start of a job",
-        "InOrder": "where a claim cannot wait for the job before",
-        "FairShare": "where a claim cannot let keys take turns",
-    }
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -65,6 +58,9 @@ class MariaDB(SharedEngine):
     def locked(self, spec: Any, rows: Any) -> Any:
         """Return the rows with their locks."""
         return rows.with_for_update(skip_locked=True)
+
+    has_one_writer = False
+    lock_keys = staticmethod(base.lock_keys)
 
     def by_key(self, statement: Any) -> Any:
         """Return the statement with the primary key as its index: in a small table the server would lock each row."""
@@ -185,6 +181,7 @@ def prepare_mariadb(engine: sa.Engine) -> None:
     event.listen(engine, "do_executemany", execute_each)
     event.listen(engine, "after_cursor_execute", _notify)
     limit_lock_waits(engine)
+    release_keys_at_end(engine)
     note_before_inserts(engine, EARLIER, _keys)
     notify_within_process(engine)
     carry_out_statements(engine, other, run_step, locks_apart=True, forget=forget_rows)

@@ -12,7 +12,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 
 from sqlaqueue.engines.compiler import TranslatingTableCompiler, TranslatingTypeCompiler, has_spans, is_moment_of_insert
-from sqlaqueue.engines.shared import TIMING, translated_check
+from sqlaqueue.engines.shared import TIMING, plain_index, translated_check
 from sqlaqueue.mariadb.base import MICROSECONDS, binary_collation
 from sqlaqueue.mariadb.changes import conjuncts
 from sqlaqueue.mariadb.unique import create_index, drop_index, is_unique_index
@@ -33,16 +33,15 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
         index = create.element
         if is_unique_index(index):
             return create_index(index, self, if_not_exists=create.if_not_exists)
-        where = index.dialect_options["postgresql"]["where"]
-        if where is None:
-            return str(super().visit_create_index(create, **options))
-        expressions, known = index.expressions, {getattr(each, "key", None) for each in index.expressions}
-        leading = [column for column in dict.fromkeys(_columns_of(where)) if column.key not in known]
+        before = index.expressions
+        expressions, where = plain_index(index)
+        known = {getattr(each, "key", None) for each in expressions}
+        leading = [] if where is None else [each for each in dict.fromkeys(_columns_of(where)) if each.key not in known]
         index.expressions = [*leading, *expressions]
         try:
             return str(super().visit_create_index(create, **options))
         finally:
-            index.expressions = expressions
+            index.expressions = before
 
     def visit_drop_index(self, drop: Any, **options: Any) -> str:
         """Remove the column of unique jobs with its index."""

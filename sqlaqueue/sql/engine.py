@@ -19,6 +19,10 @@ OURS = "sqlaqueue_statement"
 STEPS = "sqlaqueue_steps"
 """The execution option of a statement that engines other than PostgreSQL carry out in several steps: what they need."""
 
+PLAIN = "sqlaqueue_plain"
+"""The entry in the ``info`` of an index with its columns and its condition on databases other than PostgreSQL; None for
+an index that is PostgreSQL's only."""
+
 WRITES_LATER = "sqlaqueue_writes_later"
 """The execution option of a query of the library whose transaction writes later.
 
@@ -88,6 +92,14 @@ class OtherEngine(Protocol):
 
     def locked(self, spec: Any, rows: Any) -> Any:
         """Return a SELECT of rows of a queue that locks them, and passes over those that others have locked."""
+        ...
+
+    has_one_writer: bool
+    """Whether only one transaction writes at a time, so that none can change what another one has read for its write.
+    """
+
+    def lock_keys(self, connection: sa.Connection, names: Any) -> set[str]:
+        """Lock what has these names until the end of the transaction; return those that no other one has locked."""
         ...
 
     def by_key(self, statement: Any) -> Any:

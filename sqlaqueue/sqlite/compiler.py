@@ -17,7 +17,7 @@ from sqlaqueue.engines.compiler import (
     has_spans,
     is_moment_of_insert,
 )
-from sqlaqueue.engines.shared import TIMING, moment_text, translated_check, undecorated
+from sqlaqueue.engines.shared import TIMING, moment_text, plain_index, translated_check, undecorated
 from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.sql.engine import plain_form
@@ -69,6 +69,9 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
 
     def epoch(self, moment: str) -> str:
         return f"sqlaqueue_epoch({moment})"
+
+    def key_hash(self, values: list[str]) -> str:
+        return f"sqlaqueue_key_hash({', '.join(values)})"
 
     def _substitute(self, cte: CTE) -> Any:
         found = super()._substitute(cte)
@@ -191,7 +194,15 @@ _TableCompiler: Any = SQLiteDDLCompiler
 class TableCompiler(TranslatingTableCompiler, _TableCompiler):
     def visit_create_index(self, create: Any, *positional: Any, **options: Any) -> str:
         index = create.element
-        where = index.dialect_options["postgresql"]["where"]
+        before = index.expressions
+        index.expressions, where = plain_index(index)
+        try:
+            return self._with_condition(create, where, *positional, **options)
+        finally:
+            index.expressions = before
+
+    def _with_condition(self, create: Any, where: Any, *positional: Any, **options: Any) -> str:
+        index = create.element
         if where is None or index.dialect_options["sqlite"]["where"] is not None:
             return str(super().visit_create_index(create, *positional, **options))
         index.dialect_options["sqlite"]["where"] = where

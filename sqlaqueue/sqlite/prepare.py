@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, ClassVar
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -58,12 +58,6 @@ class SQLite(SharedEngine):
     name = "sqlite"
     title = "SQLite"
     no_strategy = "whose one write lock a held claim would keep until its transaction ends"
-    no_flow_control: ClassVar[Mapping[str, str]] = {
-        "ConcurrencyLimit": "which has no LATERAL, by which a claim counts the running jobs of each key",
-        "RateLimit": "which has no LATERAL, by which a claim reserves the start of a job for each key",
-        "InOrder": "which has no LATERAL, by which a claim looks for the job before in each key",
-        "FairShare": "which has no LATERAL, by which a claim lets keys take turns",
-    }
     created = staticmethod(create_trigger)
 
     def __init__(self, busy_timeout: float = 30) -> None:
@@ -73,6 +67,12 @@ class SQLite(SharedEngine):
     def locked(self, spec: Any, rows: Any) -> Any:
         """Return the rows as they are: the transaction has the write lock of the database."""
         return rows
+
+    has_one_writer = True
+
+    def lock_keys(self, connection: sa.Connection, names: Any) -> set[str]:
+        """Return all of them: the transaction has the write lock."""
+        return set(names)
 
     def by_key(self, statement: Any) -> Any:
         """Return the statement as it is: it locks nothing but what it changes."""
@@ -201,6 +201,11 @@ def _regexp_substr(text: str | None, pattern: str) -> str | None:
     return None if found is None else found[0]
 
 
+def _key_hash(*values: Any) -> int:
+    """Return 60 bits of a digest."""
+    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest()) >> 4
+
+
 _FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "sqlaqueue_moved": (2, _moved),
     "sqlaqueue_epoch": (1, _epoch),
@@ -208,6 +213,7 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "sqlaqueue_uuid_text": (1, lambda text: None if text is None else str(UUID(text))),
     "regexp_replace": (3, lambda text, pattern, by: None if text is None else re.sub(pattern, by, text, count=1)),
     "regexp_substr": (2, _regexp_substr),
+    "sqlaqueue_key_hash": (-1, _key_hash),
     "sqlaqueue_digest": (-1, lambda *values: hashlib.sha256(repr(values).encode()).hexdigest()),
     "concat_ws": (-1, lambda separator, *texts: separator.join(str(text) for text in texts if text is not None)),
 }

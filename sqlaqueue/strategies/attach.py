@@ -116,18 +116,20 @@ def _add_indexes(flow: FlowControl) -> None:
     first = [spec.columns[role] for role in ("priority",) if spec.has(role)]
     rest = [column for column in spec.claim_order if column not in first]
     turn = [] if flow.turn is None else [flow.turn.hashed(spec.table)]
-    if turn:
-        add_index(spec, "turns", [*first, *turn, *rest], where=pending)
+    if flow.turn is not None:
+        add_index(spec, "turns", [*first, *turn, *rest], pending, plain=([*first, *flow.turn.columns, *rest], pending))
     if flow.part is not None:
         inside = rest if flow.order is None else [*flow.order.by]
-        add_index(spec, "parts", [*first, *turn, flow.part.hashed(spec.table), *inside], where=pending)
+        parts = [*first, *turn, flow.part.hashed(spec.table), *inside]
+        add_index(spec, "parts", parts, pending, plain=None)
     counted = [*flow.limits, *([] if flow.order is None else [flow.order])]
     if spec.strategy.holds_transaction:
         counted = []
     for key in {key.text: key for key in counted}.values():
         running = key.running(spec.table)
         if key.names:
-            add_index(spec, "_".join(("running", *key.names)), [running], where=running.is_not(None))
+            plain = [*key.columns], spec.in_state("processing")
+            add_index(spec, "_".join(("running", *key.names)), [running], running.is_not(None), plain=plain)
         else:
             add_index(spec, "running", spec.keys, where=spec.in_state("processing"))
     if flow.order is not None:
@@ -135,7 +137,8 @@ def _add_indexes(flow: FlowControl) -> None:
         states += ["failed"] if flow.order.config.on_failure == "block" else []
         unfinished = [spec.columns["status"] == spec.literal(state) for state in states if spec.has("status")]
         where = sa.or_(*unfinished) if unfinished else None
-        add_index(spec, "order", [flow.order.hashed(spec.table), *flow.order.by], where=where)
+        hashed = [flow.order.hashed(spec.table), *flow.order.by]
+        add_index(spec, "order", hashed, where, plain=([*flow.order.columns, *flow.order.by], where))
 
 
 # -- partition key -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapper
@@ -16,6 +16,7 @@ from sqlaqueue.queue.roles import UNCHANGED_ROLES
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import KeyRange
+from sqlaqueue.sql.engine import PLAIN
 from sqlaqueue.sql.types import object_name
 from sqlaqueue.texts import did_you_mean
 
@@ -80,6 +81,9 @@ def holds_none_back(spec: QueueSpec) -> list[sa.ColumnElement[bool]]:
     return [~sa.and_(spec.in_state("failed"), behind.correlate(spec.table))]
 
 
+Plain = tuple[Sequence[sa.ColumnElement[Any]], sa.ColumnElement[bool] | None]
+"""The columns and the condition of an index."""
+
 _OF_OTHERS = {"finished", "unique"}
 """The purposes of indexes that neither claims nor rescues read."""
 
@@ -91,8 +95,12 @@ def add_index(
     where: sa.ColumnElement[bool] | None = None,
     *,
     unique: bool = False,
+    plain: Plain | Literal["same"] | None = "same",
 ) -> sa.Index:
     """Add an index to the model's table, named after its purpose.
+
+    :param plain: columns and condition on databases other than PostgreSQL, which cannot index the hash of a key; None
+        for no index there.
 
     The name is final (``conv``): a naming convention would name the index after its first column, which two indexes of
     a queue may share.
@@ -102,6 +110,10 @@ def add_index(
     for known in [index for index in spec.table.indexes if index.name == name]:
         spec.table.indexes.discard(known)
     index = sa.Index(name, *columns, unique=unique, postgresql_where=where)
+    if plain is None:
+        index.ddl_if(dialect="postgresql")
+    if plain != "same":
+        index.info[PLAIN] = plain
     if purpose not in _OF_OTHERS:
         spec.claim_indexes.append(index)
     return index

@@ -134,7 +134,8 @@ def _is_head(order: KeyOrder) -> sa.ColumnElement[bool]:
 def _running(check: Check) -> AnySelect:
     """Return a SELECT of how many jobs of each key run."""
     spec, key = check.spec, check.job_key.of(check.spec.table).label("key")
-    return sa.select(key, sa.func.count()).where(spec.in_state("processing")).group_by(key)
+    grouped = [key] if check.job_key.names else []
+    return sa.select(key, sa.func.count()).where(spec.in_state("processing")).group_by(*grouped)
 
 
 def _rate_rows(check: RateCheck) -> AnySelect:
@@ -183,27 +184,28 @@ class _Claim:
 
     # -- candidates ----------------------------------------------------------------------------------------------------
 
-    def _take(self, window: AnySelect, of_turn: Given, *, taken: int | None = None) -> None:
-        """Admit jobs of a query.
+    def _take(self, window: AnySelect, of_turn: Given, *, taken: int | None = None) -> int:
+        """Admit jobs of a query; return how many more jobs the turn of their key has, of those that it had before.
 
         :param taken: how many jobs the turn of their key has had already; None for as many jobs as the claim may have.
         """
-        target, size = self.limit, 4 * self.limit + 64
+        target, size, left = self.limit, 4 * self.limit + 64, 0
         while len(self.admitted) < target:
             full = {f"{_FULL}_{number}": [*hashes][:_MOST_EXCLUDED] for number, hashes in self.full.items()}
             jobs = self._candidates(window, {**of_turn, **full, _WINDOW: size})
             if taken is not None and jobs:
-                left = max(jobs[0].weight or 1, 1) - taken
-                target, taken = min(len(self.admitted) + max(left, 0), self.limit), None
+                left = max(max(jobs[0].weight or 1, 1) - taken, 0)
+                target, taken = min(len(self.admitted) + left, self.limit), None
             self._admit([job for job in jobs if job.key not in self.examined], target)
             if len(jobs) < size:
-                return
+                break
             size *= 4
+        return left
 
     def _admit(self, jobs: Sequence[_Candidate], target: int) -> None:
         left = iter(jobs)
         while len(self.admitted) < target:
-            before: Counter[tuple[int, int]] = self.taken.copy()
+            before = Counter(self.taken)
             chosen: list[_Candidate] = []
             for job in left:
                 self.examined.add(job.key)
@@ -252,14 +254,20 @@ class _Claim:
             last, taken = memory.last(level)
             start = next((number for number, key in enumerate(keys) if last is not None and repr(key) >= repr(last)), 0)
             keys = keys[start:] + keys[:start]
-            first = [(key, taken if key == last else 0) for key in keys]
-            # The key whose turn had begun before comes once more at the end of the cycle, for its next turn.
-            again = [(key, 0) for key in keys[:1] if key == last]
-            for key, had in [*first, *again, *((key, None) for key in keys)]:
-                if len(self.admitted) >= self.limit:
-                    return
-                of_turn = {_LEVEL: level, **{f"{_TURN}_{number}": part for number, part in enumerate(key)}}
-                self._take(statements.window_of_turn, of_turn, taken=had)
+            order = keys
+            if last in keys:
+                # What is left of its turn; it comes once more at the end of the cycle, for its next turn.
+                is_over = not self._take_turn(level, keys[0], taken)
+                order = [*keys[1:], keys[0]]
+                keys = order if is_over else keys
+            for key in order:
+                self._take_turn(level, key, 0)
+            for key in keys:
+                self._take_turn(level, key, None)
+
+    def _take_turn(self, level: Any, key: tuple[Any, ...], taken: int | None) -> int:
+        of_turn = {_LEVEL: level, **{f"{_TURN}_{number}": part for number, part in enumerate(key)}}
+        return self._take(self.statements.window_of_turn, of_turn, taken=taken)
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
@@ -297,16 +305,15 @@ class _Claim:
             self.taken[check.number, hashed] += 1
 
     def _lock_names(self, job: _Candidate) -> list[str]:
-        table = self.spec.table.fullname
-        return [
-            f"{table} {check.number} {check.job_key.text} {hashed}"
-            for check, hashed, most in job.concerned
-            if most is not None
-        ]
+        return [self._lock_name(check, hashed) for check, hashed, most in job.concerned if most is not None]
+
+    def _lock_name(self, check: Check, hashed: int) -> str:
+        return f"{self.spec.table.fullname} {type(check).__name__} {check.job_key.text} {hashed}"
 
     def _count(self) -> None:
         for number, running in self.statements.running.items():
-            self.runs[number] = {hashed: count for hashed, count in self.connection.execute(running).tuples()}
+            rows: list[Any] = [*self.connection.execute(running)]
+            self.runs[number] = {hashed: count for hashed, count in rows}  # noqa: C416 - of rows, which dict() does not take
         self.begins, self.now = {}, None
 
     # -- rates ---------------------------------------------------------------------------------------------------------
@@ -325,12 +332,20 @@ class _Claim:
         known = self.begins.setdefault(check.number, {})
         if hashed not in known:
             found = self.connection.execute(self.statements.rates[check.number], {_CHOSEN: [hashed]}).first()
-            next_at = now if found is None or found.next_at is None else found.next_at
-            # The clock was set back. It must not hold the key back for longer than a whole burst.
+            next_at = now if found is None or found.next_at is None else max(found.next_at, now)
             most = now + timedelta(seconds=rate.interval * rate.config.burst)
+            if next_at > most:
+                # The clock was set back. It must not hold the key back for longer than a whole burst.
+                next_at = most
+                if self.statements.engine.lock_keys(self.connection, [self._lock_name(check, hashed)]):
+                    self._write_rate(check, hashed, next_at)
             until = None if found is None else found.throttled_until
-            known[hashed] = min(max(next_at, now), most), until is not None and until > now
+            known[hashed] = next_at, until is not None and until > now
         return known[hashed]
+
+    def _write_rate(self, check: RateCheck, hashed: int, next_at: datetime) -> None:
+        row = {"queue": self.spec.name, "rate": check.job_key.name, "key": hashed, "next_at": next_at}
+        self.connection.execute(insert_or_replace(self.spec.side_tables[RATE], row, replaced=["next_at"]))
 
     def _moment(self) -> datetime:
         if self.now is None:
@@ -342,13 +357,11 @@ class _Claim:
         for check in self.checks:
             if not isinstance(check, RateCheck):
                 continue
-            rate, table = check.job_key, self.spec.side_tables[RATE]
             for (number, hashed), begun in sorted(self.taken.items()):
                 if number == check.number and begun:
                     next_at, _ = self._rate(check, hashed)
-                    moved = next_at + timedelta(seconds=rate.interval * begun)
-                    row = {"queue": self.spec.name, "rate": rate.name, "key": hashed, "next_at": moved}
-                    self.connection.execute(insert_or_replace(table, row, replaced=["next_at"]))
+                    moved = next_at + timedelta(seconds=check.job_key.interval * begun)
+                    self._write_rate(check, hashed, moved)
 
 
 _NOW = sa.select(clock())

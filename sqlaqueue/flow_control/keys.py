@@ -92,7 +92,8 @@ class KeyRate(JobKey):
     def free_at(self, rates: sa.FromClause) -> sa.ColumnElement[Any]:
         """Return when the next job of a key may begin, from the columns of the side table of rates."""
         burst = sa.literal(timedelta(seconds=self.interval * (self.config.burst - 1)), sa.Interval())
-        return sa.func.greatest(rates.c.next_at - burst, rates.c.throttled_until)
+        moment = sa.DateTime(timezone=True)
+        return sa.func.greatest(rates.c.next_at - burst, rates.c.throttled_until, type_=moment)
 
 
 class KeyOrder(JobKey):

@@ -339,7 +339,10 @@ def release_keys_at_end(engine: sa.Engine) -> None:
 
     def then_release(end: Callable[[Any], None]) -> Callable[[Any], None]:
         def ended(connection: Any) -> None:
-            names: set[str] = getattr(connection, "info", {}).pop(_LOCKED, set())
+            names: set[str] = set()
+            # A connection that the pool has never given out has none.
+            with contextlib.suppress(NotImplementedError):
+                names = connection.info.pop(_LOCKED, names)
             try:
                 end(connection)
             finally:

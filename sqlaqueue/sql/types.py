@@ -259,6 +259,14 @@ def _render(element: _CaseAsPrinted, compiler: Any, **options: Any) -> str:
     return f"\nCASE\n    WHEN {when} THEN {then}\n    ELSE NULL::bigint\nEND"
 
 
+@compiles(_CaseAsPrinted, "sqlite")
+@compiles(_CaseAsPrinted, "mariadb")
+@compiles(_CaseAsPrinted, "mysql")
+def _render_as_case(element: _CaseAsPrinted, compiler: Any, **options: Any) -> str:
+    rendered: str = compiler.visit_case(element, **options)
+    return rendered
+
+
 def key_hash(
     columns: Sequence[sa.ColumnElement[Any]], only: sa.ColumnElement[bool] | None = None
 ) -> sa.ColumnElement[int]:

@@ -10,7 +10,13 @@ import sqlalchemy as sa
 from sqlaqueue.mapping.mixin import spec_of
 from tests.flow_control.models import HELD, create, make_job
 from tests.servers import Database
-from tests.shared_database import engine, shared
+import os
+from tests.shared_database import shared
+
+if "FLOW" in os.environ:
+    from flowengine import engine
+else:
+    from tests.shared_database import engine
 
 __all__ = ["engine", "shared"]
 

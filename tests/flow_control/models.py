@@ -23,7 +23,7 @@ def make_job(**config: Any) -> Any:
     """Return a class of jobs with the attributes that keys of flow control are made of."""
     attributes = {
         "customer_id": mapped_column(sa.Integer),
-        "kind": mapped_column(sa.String, nullable=False, default="a"),
+        "kind": mapped_column(sa.String(20), nullable=False, default="a"),
         "document_id": mapped_column(sa.Integer, nullable=False, default=0),
         "most": mapped_column(sa.Integer),
     }

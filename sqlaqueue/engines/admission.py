@@ -337,7 +337,8 @@ class _Claim:
             if next_at > most:
                 # The clock was set back. It must not hold the key back for longer than a whole burst.
                 next_at = most
-                if self.statements.engine.lock_keys(self.connection, [self._lock_name(check, hashed)]):
+                name = self._lock_name(check, hashed)
+                if name in self.statements.engine.lock_keys(self.connection, [name]):
                     self._write_rate(check, hashed, next_at)
             until = None if found is None else found.throttled_until
             known[hashed] = next_at, until is not None and until > now

@@ -19,7 +19,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.sql.selectable import CTE
 
-from sqlaqueue.engines.verbs import claim
+from sqlaqueue.engines.verbs import carry_out
 from sqlaqueue.exc import StatementError
 from sqlaqueue.sql.engine import STEPS, OtherEngine, mark_of, own_work, plain_form
 
@@ -194,6 +194,19 @@ RunStep = Callable[[sa.Connection, Any, Mapping[str, Any]], list[list[Any]]]
 Forget = Callable[[sa.Connection], None]
 
 
+def _carry_out(
+    other: OtherEngine, connection: sa.Connection, steps: Any, statement: Any, params: Mapping[str, Any]
+) -> tuple[Any, Mapping[str, Any]] | None:
+    if steps is None:
+        return None
+    token = _IN_STEP.set(True)
+    try:
+        with own_work():
+            return carry_out(other, connection, steps, statement, params)
+    finally:
+        _IN_STEP.reset(token)
+
+
 def carry_out_statements(
     engine: sa.Engine,
     other: OtherEngine,
@@ -224,15 +237,9 @@ def carry_out_statements(
         if mark is not True and mark not in supported:
             other.check_supported(mark)
             supported.add(mark)
-        steps = execution_options.get(STEPS)
-        if steps is not None:
-            token = _IN_STEP.set(True)
-            try:
-                with own_work():
-                    statement, bound = claim(other, connection, steps, statement, params)
-            finally:
-                _IN_STEP.reset(token)
-            return statement, (), bound
+        carried_out = _carry_out(other, connection, execution_options.get(STEPS), statement, params)
+        if carried_out is not None:
+            return carried_out[0], (), carried_out[1]
         if steps_of(statement, locks_apart=locks_apart):
             token = _IN_STEP.set(True)
             try:

@@ -15,10 +15,12 @@ import sqlalchemy as sa
 
 from sqlaqueue.engines.admission import Admission
 from sqlaqueue.engines.notifications import send
+from sqlaqueue.flow_control.keys import KeyOrder
 from sqlaqueue.notify_payloads import CLAIMED
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.run import Key
-from sqlaqueue.queue.strategy_protocol import ClaimSteps
+from sqlaqueue.queue.spec import clock
+from sqlaqueue.queue.strategy_protocol import ClaimSteps, FailSteps
 from sqlaqueue.sql.engine import OtherEngine
 from sqlaqueue.sql.types import as_library_statement
 
@@ -27,6 +29,19 @@ KEYS = "sqlaqueue_step_keys"
 
 Given = Mapping[str, Any]
 """The parameters with which a program executes a verb."""
+
+
+def carry_out(
+    engine: OtherEngine, connection: sa.Connection, steps: Any, statement: Any, given: Given
+) -> tuple[Any, Given] | None:
+    """Execute the steps of a verb; return the statement of the last one with its parameters, None for the verb's own.
+
+    :param steps: what its execution option says.
+    """
+    if isinstance(steps, ClaimSteps):
+        return claim(engine, connection, steps, statement, given)
+    cancel_behind(engine, connection, steps)
+    return None
 
 
 class _Claim:
@@ -79,3 +94,19 @@ def _returning(statement: Any, rows: Any) -> Any:
     clone = statement.options()
     clone.element = rows
     return clone
+
+
+def cancel_behind(engine: OtherEngine, connection: sa.Connection, steps: FailSteps) -> None:
+    """Cancel the pending jobs behind heads of an order that are about to fail."""
+    spec = steps.spec
+    order = KeyOrder(spec, spec.config.order.per, spec.config.order)
+    columns = [*order.columns, *order.by]
+    engine.begin_steps(connection, sa.select(*columns))
+    failing = sa.select(*columns).where(steps.failing).order_by(*spec.keys)
+    roles = {"status": spec.status_value("cancelled"), "finished_at": clock(), "lease_token": None}
+    values = {spec.columns[role]: value for role, value in roles.items() if spec.has(role)}
+    for row in connection.execute(engine.locked(spec, failing)).all():
+        same = [column == value for column, value in zip(order.columns, row, strict=False)]
+        place = [sa.literal(value, by.type) for by, value in zip(order.by, row[len(same) :], strict=True)]
+        behind = spec.in_state("pending"), *same, sa.tuple_(*order.by) > sa.tuple_(*place)
+        connection.execute(sa.update(spec.table).where(*behind).values(values))

@@ -68,6 +68,15 @@ class ClaimSteps:
     """The ids of the announcements that the claim answers."""
 
 
+@dataclass(frozen=True, eq=False)
+class FailSteps:
+    """A statement by which heads of an order fail, for engines on which no trigger cancels the jobs behind them."""
+
+    spec: Spec
+    failing: sa.ColumnElement[bool]
+    """The condition on the jobs that the statement is about to fail."""
+
+
 class ClaimedJobs(NamedTuple):
     """The runs that a statement settles or extends: jobs of one claim or of several."""
 

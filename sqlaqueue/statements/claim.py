@@ -144,7 +144,7 @@ def claim_statement(
 
 
 def _without_deferred(spec: QueueSpec, entity: type[Any]) -> list[sa.Column[Any]]:
-    """Return the columns without the deferred ones, which instances lack until they are read, and which may be large."""
+    """Return the columns without the deferred ones, which may be large: instances lack them until they are read."""
     needed = {spec.attributes[role] for role in RUN_ROLES if spec.has(role)}
     properties = [each for mapper in sa.inspect(entity).self_and_descendants for each in mapper.column_attrs]
     loaded = {each.columns[0].name for each in properties if not each.deferred or each.key in needed}

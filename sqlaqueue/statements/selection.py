@@ -30,7 +30,7 @@ from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.run import CopiedTransaction, Key, Run, key_text, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import WRITES_OPTION
-from sqlaqueue.sql.engine import sqlstate
+from sqlaqueue.sql.engine import STEPS, sqlstate
 from sqlaqueue.sql.types import NEUTRAL, as_library_statement
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.base import TOKEN
@@ -346,6 +346,8 @@ def returning_keys(
         duplicate.
     """
     options: dict[str, Any] = {WRITES_OPTION: True}
+    if (steps := verb.get_execution_options().get(STEPS)) is not None:
+        options[STEPS] = steps
     second = [sa.true().label(CAME_BACK)] if came_back else []
     if isinstance(verb, sa.Update | sa.Delete):
         # Columns of the table: SQLAlchemy does not expect a with_loader_criteria() where attributes are in a Bundle.

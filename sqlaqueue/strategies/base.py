@@ -29,12 +29,14 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import (
     ClaimedJobs,
     ClaimRequest,
+    FailSteps,
     KeyRange,
     RequiredPrivilege,
     ScanRange,
     Settlement,
     Verb,
 )
+from sqlaqueue.sql.engine import STEPS
 from sqlaqueue.strategies.attach import attach_retention, consumer_privileges, oldest_first
 from sqlaqueue.strategies.columns import ListedKeys, column_of, holds_none_back, named, named_in
 from sqlaqueue.strategies.listing import job_listing
@@ -50,6 +52,11 @@ from sqlaqueue.strategies.unique_key import (
 
 # -- statement parts ---------------------------------------------------------------------------------------------------
 # The parts of which claim strategies make their statements: to pick, lock, compare and order rows.
+
+
+def cancels_behind(spec: QueueSpec) -> bool:
+    """Return whether the failure of a head cancels the jobs behind it."""
+    return spec.config.order is not None and spec.config.order.on_failure == "cancel"
 
 
 class StatementParts:
@@ -297,7 +304,16 @@ class ClaimStrategy(StatementParts):
         mine = self.fence(spec, held)
         if settlement.state == "completed" and spec.config.on_complete == "delete":
             return sa.delete(spec.model).where(mine)
-        return sa.update(spec.model).where(mine).values(self.settled_values(spec, settlement))
+        settled = sa.update(spec.model).where(mine).values(self.settled_values(spec, settlement))
+        return self.failing(spec, settled, mine) if settlement.state == "failed" else settled
+
+    @staticmethod
+    def failing(spec: QueueSpec, verb: Verb, failing: sa.ColumnElement[bool]) -> Verb:
+        """Return a statement that fails jobs, marked if those behind a failed head are to be cancelled.
+
+        A trigger of PostgreSQL does that; other engines do it before they execute the statement.
+        """
+        return verb.execution_options(**{STEPS: FailSteps(spec, failing)}) if cancels_behind(spec) else verb
 
     def settled_values(self, spec: QueueSpec, settlement: Settlement) -> dict[sa.Column[Any], Any]:
         """Return the values that a settlement writes into the row."""

@@ -23,7 +23,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, Settlement, Verb
-from sqlaqueue.strategies.base import ClaimStrategy
+from sqlaqueue.strategies.base import ClaimStrategy, cancels_behind
 from sqlaqueue.strategies.columns import add_index, named
 from sqlaqueue.strategies.listing import has_history, record_rescued, run_columns
 from sqlaqueue.strategies.unique_key import DUPLICATE, UniqueKey, columns_to_judge, judge, unique_key, update_judged
@@ -251,11 +251,20 @@ class UpdateStatus(ClaimStrategy):
         job gets its attempt back, since it is not known which job killed the worker. Both keep the token, which
         quarantines them.
         """
-        return self._rescue(spec, None)
+        return self._rescue_and_fail(spec, None)
 
     def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:
         """Return the rescue of those of some jobs whose lease has expired."""
-        return self._rescue(spec, keys)
+        return self._rescue_and_fail(spec, keys)
+
+    def _rescue_and_fail(self, spec: QueueSpec, keys: Sequence[Key] | None) -> Verb:
+        rescue = self._rescue(spec, keys)
+        if not cancels_behind(spec):
+            return rescue
+        expired = [spec.in_state("processing"), spec.column("lease_expires_at", "rescue()") <= clock()]
+        among = [] if keys is None else [spec.key_in(spec.keys, keys)]
+        spent = sa.and_(*expired, *among, ~waits_for_duplicate(spec), self._is_spent(spec, self._ran_alone(spec)))
+        return self.failing(spec, rescue, spent)
 
     def _rescue(self, spec: QueueSpec, keys: Sequence[Key] | None) -> Verb:
         status, expires = spec.columns["status"], spec.column("lease_expires_at", "rescue()")

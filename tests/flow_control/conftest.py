@@ -1,6 +1,7 @@
 """Each test finds an empty database."""
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,6 @@ import sqlalchemy as sa
 from sqlaqueue.mapping.mixin import spec_of
 from tests.flow_control.models import HELD, create, make_job
 from tests.servers import Database
-import os
 from tests.shared_database import shared
 
 if "FLOW" in os.environ:

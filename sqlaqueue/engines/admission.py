@@ -126,7 +126,8 @@ def _is_head(order: KeyOrder) -> sa.ColumnElement[bool]:
     mine, theirs = (sa.tuple_(*(rows.c[column.key] for column in order.by)) for rows in (table, other))
     runs = status == spec.literal("processing")
     same = [other.c[column.key] == column for column in order.columns]
-    before = sa.select(sa.literal_column("1")).where(*same, sa.or_(runs, sa.and_(sa.or_(*unfinished), theirs < mine)))
+    before: AnySelect = sa.select(sa.literal_column("1"))
+    before = before.where(*same, sa.or_(runs, sa.and_(sa.or_(*unfinished), theirs < mine)))
     missing = [column.is_(None) for column in order.columns if column.nullable]
     return sa.or_(*missing, ~before.correlate(table).exists())
 
@@ -205,7 +206,7 @@ class _Claim:
     def _admit(self, jobs: Sequence[_Candidate], target: int) -> None:
         left = iter(jobs)
         while len(self.admitted) < target:
-            before = Counter(self.taken)
+            before: Counter[tuple[int, int]] = Counter(self.taken)
             chosen: list[_Candidate] = []
             for job in left:
                 self.examined.add(job.key)

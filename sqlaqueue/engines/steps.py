@@ -194,6 +194,13 @@ RunStep = Callable[[sa.Connection, Any, Mapping[str, Any]], list[list[Any]]]
 Forget = Callable[[sa.Connection], None]
 
 
+def _check_supported(other: OtherEngine, mark: Any, known: WeakSet[Any]) -> None:
+    """Refuse the claim of a queue that the database cannot carry."""
+    if mark is not True and mark not in known:
+        other.check_supported(mark)
+        known.add(mark)
+
+
 def _carry_out(
     other: OtherEngine, connection: sa.Connection, steps: Any, statement: Any, params: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any]] | None:
@@ -234,9 +241,7 @@ def carry_out_statements(
         mark = mark_of(statement, execution_options)
         if mark is None or _IN_STEP.get():
             return statement, multiparams, params
-        if mark is not True and mark not in supported:
-            other.check_supported(mark)
-            supported.add(mark)
+        _check_supported(other, mark, supported)
         carried_out = _carry_out(other, connection, execution_options.get(STEPS), statement, params)
         if carried_out is not None:
             return carried_out[0], (), carried_out[1]

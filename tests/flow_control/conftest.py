@@ -1,28 +1,68 @@
-"""Each test finds an empty database."""
+"""Each test finds an empty database: of PostgreSQL, and of the other engines as well if it asks for an engine only."""
 
 import importlib
-import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import sqlalchemy as sa
 
+import sqlaqueue
 from sqlaqueue.mapping.mixin import spec_of
 from tests.flow_control.models import HELD, create, make_job
 from tests.servers import Database
+from tests.shared_database import engine as of_postgresql
 from tests.shared_database import shared
 
-if "FLOW" in os.environ:
-    from flowengine import engine
-else:
-    from tests.shared_database import engine
+__all__ = ["of_postgresql", "shared"]
 
-__all__ = ["engine", "shared"]
+OTHERS = ["sqlite", "mariadb"]
 
 
 ENQUEUED = importlib.import_module("sqlaqueue.testing.enqueued")
 """The module; the package has a function of this name."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on each engine; by default on PostgreSQL and one of the others."""
+    if "engine" not in metafunc.fixturenames:
+        return
+    others = [] if {"held", "pool"}.intersection(metafunc.fixturenames) else OTHERS
+    left_out = crc32(metafunc.definition.name.encode()) % len(OTHERS)
+    marks = {OTHERS[left_out]: [pytest.mark.thorough]}
+    kinds = ["postgresql", *(pytest.param(other, marks=marks.get(other, [])) for other in others)]
+    metafunc.parametrize("engine", kinds, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is about PostgreSQL on the other engines."""
+
+    def is_apart(item: Any) -> bool:
+        on = getattr(getattr(item, "callspec", None), "params", {}).get("engine", "postgresql")
+        return on in OTHERS and item.get_closest_marker("postgresql") is not None
+
+    left_out = [item for item in items if is_apart(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not is_apart(item)]
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
+    if request.param == "postgresql":
+        yield request.getfixturevalue("of_postgresql")
+        return
+    if request.param == "sqlite":
+        made = sqlaqueue.prepare(sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}", pool_size=20))
+        yield made
+        made.dispose()
+        return
+    server = request.getfixturevalue("mariadb")
+    with server.database() as name:
+        made = sqlaqueue.prepare(sa.create_engine(server.url(name), pool_size=20))
+        yield made
+        made.dispose()
 
 
 @pytest.fixture

@@ -197,6 +197,7 @@ def test_the_next_priority_is_reached_when_the_first_one_is_held_back(engine: sa
     assert ids(claim_and_commit(engine, job, 10)) == [1, 302, 303]
 
 
+@pytest.mark.postgresql("the levels and the error are its own")
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, level: str) -> None:
     job = make_queue(engine, of_customers(1), flow_control=[ConcurrencyLimit(1, per="customer_id")])
@@ -214,6 +215,7 @@ def test_a_claim_with_a_filter_obeys(engine: sa.Engine) -> None:
     assert claim_and_commit(engine, job) == []
 
 
+@pytest.mark.postgresql("SQLite has one writer")
 def test_a_key_that_another_claim_has_locked_is_passed_over(engine: sa.Engine) -> None:
     job = make_queue(engine, of_customers(1, 1, 1, 2, 2), flow_control=[ConcurrencyLimit(2, per="customer_id")])
     with Session(engine) as one, Session(engine) as other:
@@ -225,6 +227,7 @@ def test_a_key_that_another_claim_has_locked_is_passed_over(engine: sa.Engine) -
     assert claim_and_commit(engine, job) == []
 
 
+@pytest.mark.postgresql("SQLite has one writer")
 def test_a_claim_that_has_passed_over_a_locked_key_knows_it(engine: sa.Engine) -> None:
     job = make_queue(engine, of_customers(1, 1), flow_control=[ConcurrencyLimit(2, per="customer_id")])
     flow = flow_control(spec_of(job))
@@ -241,6 +244,7 @@ def test_a_claim_that_has_passed_over_a_locked_key_knows_it(engine: sa.Engine) -
         assert tuple(other.execute(why).one()) == (False, False, None)
 
 
+@pytest.mark.postgresql("elsewhere the locks of keys last until the end of the transaction")
 def test_a_claim_that_is_rolled_back_frees_its_place(engine: sa.Engine) -> None:
     job = make_queue(engine, of_customers(1, 1), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     with Session(engine) as session:
@@ -251,6 +255,7 @@ def test_a_claim_that_is_rolled_back_frees_its_place(engine: sa.Engine) -> None:
             assert ids(claimed(other, job)) == [1]
 
 
+@pytest.mark.postgresql("it reads the locks of the server")
 def test_keys_without_room_are_not_locked(engine: sa.Engine) -> None:
     """A lock takes a place in a table of the server, and there may be thousands of such keys."""
     job = make_job(
@@ -272,6 +277,7 @@ def test_keys_without_room_are_not_locked(engine: sa.Engine) -> None:
         assert session.scalar(locks) == 3
 
 
+@pytest.mark.postgresql("it reads the locks of the server")
 def test_at_most_one_key_without_room_is_locked_after_keys_with_room(engine: sa.Engine) -> None:
     """While keys have room, the next one is locked before it is looked at."""
     job = make_queue(engine, of_customers(*range(1, 200)), flow_control=[ConcurrencyLimit(1, per="customer_id")])
@@ -291,6 +297,7 @@ def test_a_select_of_two_columns_is_refused() -> None:
         claim(job, 1).compile(dialect=postgresql.dialect())
 
 
+@pytest.mark.postgresql("it counts the calls of functions")
 @pytest.mark.parametrize("limits", [["customer_id"], ["customer_id", "kind"]])
 def test_each_key_is_looked_at_once_while_keys_have_room(engine: sa.Engine, limits: list[str]) -> None:
     job = create(engine, make_job(flow_control=[*[ConcurrencyLimit(2, per=per) for per in limits]]))
@@ -302,6 +309,7 @@ def test_each_key_is_looked_at_once_while_keys_have_room(engine: sa.Engine, limi
         assert session.scalars(scans).one() < 60 * (len(limits) + 1) + 30
 
 
+@pytest.mark.postgresql("it counts the calls of functions")
 def test_a_claim_looks_at_few_jobs_when_the_whole_queue_has_no_room(engine: sa.Engine) -> None:
     job = make_queue(engine, of_customers(*range(1000)), flow_control=[ConcurrencyLimit(2)])
     set_status(engine, job, "processing", 1, 2)
@@ -380,6 +388,7 @@ def test_a_clock_that_is_set_back_holds_a_key_back_for_one_burst_at_most(engine:
     assert len(claim_and_commit(engine, job)) == 2
 
 
+@pytest.mark.postgresql("SQLite has one writer")
 def test_claims_do_not_wait_for_each_other_after_a_clock_was_set_back(engine: sa.Engine) -> None:
     """Each corrects only rows of keys that it has locked."""
     job = make_queue(engine, of_customers(1, 2), flow_control=[RateLimit(3, every=3600, per="customer_id")])

@@ -120,6 +120,7 @@ def test_a_failed_head_may_cancel_the_rest(engine: sa.Engine) -> None:
     assert ids(claim_and_commit(engine, job)) == [6]
 
 
+@pytest.mark.postgresql("elsewhere no trigger cancels them")
 def test_jobs_that_fail_by_plain_sql_cancel_the_rest_as_well(engine: sa.Engine) -> None:
     job = ordered(engine, 1, 1, on_failure="cancel")
     set_status(engine, job, "failed", 1)
@@ -154,6 +155,7 @@ def test_nothing_runs_beside_a_job_that_was_requeued_late(engine: sa.Engine) -> 
     assert claim_and_commit(engine, job) == []
 
 
+@pytest.mark.postgresql("SQLite has one writer")
 def test_a_head_that_another_transaction_has_locked_is_not_passed_by(engine: sa.Engine) -> None:
     job = ordered(engine, 1, 1, 2)
     with Session(engine) as session, session.begin():
@@ -260,6 +262,7 @@ def test_a_turn_reaches_behind_jobs_that_are_held_back(engine: sa.Engine) -> Non
         session.rollback()
 
 
+@pytest.mark.postgresql("it reads the plan")
 def test_ten_thousand_keys_cost_a_claim_a_bounded_number_of_buffers(engine: sa.Engine) -> None:
     job = make_queue(engine, of_customers(*range(10_000), *range(10_000)), flow_control=[FairShare("customer_id")])
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

@@ -99,7 +99,8 @@ def _channel_of_change(context: Any) -> str | None:
     spec = None if table is None else queue_of(table)
     if spec is None:
         return None
-    if context.isupdate and OURS in context.execution_options:
+    # The end of any run may make room for another job.
+    if context.isupdate and OURS in context.execution_options and not spec.flow_rules:
         # A settlement by a Consumer, which knows itself when the job is due again, or a verb of the program.
         state = context.compiled_parameters[0].get(spec.columns["status"].key)
         if state != spec.status_value("pending"):

@@ -17,7 +17,7 @@ from sqlaqueue.postgresql.catalog import TableId
 from sqlaqueue.queue.names import BEGUN, RATE
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.engine import with_plain_form
+from sqlaqueue.sql.engine import OURS, with_plain_form
 from sqlaqueue.sql.types import insert_or_replace, key_array
 
 # -- rate rows ---------------------------------------------------------------------------------------------------------
@@ -136,4 +136,4 @@ def delete_idle(spec: QueueSpec) -> sa.Delete:
     idle = sa.select(*table.primary_key).where(table.c.queue == spec.name, passed).with_for_update(skip_locked=True)
     chosen = idle.cte("sqlaqueue_idle")
     same = [column == chosen.c[column.key] for column in table.primary_key]
-    return sa.delete(table).where(*same)
+    return sa.delete(table).where(*same).execution_options(**{OURS: True})

@@ -1,5 +1,6 @@
 """Consumers of queues under flow control: several at once, in threads, each with its connections."""
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -27,6 +28,7 @@ from sqlaqueue import (
     RateLimit,
     Retry,
     complete,
+    prepare,
 )
 from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.consumer import claim
@@ -75,6 +77,10 @@ def unfinished(engine: sa.Engine, job: Any) -> int:
     left = [table.c.status != "completed"] if "status" in table.c else []
     with engine.connect() as connection:
         return connection.scalar(sa.select(sa.func.count()).select_from(table).where(*left)) or 0
+
+
+HOLDS = pytest.mark.postgresql("other engines have no strategy that holds a transaction")
+KINDS = ["update_status", *(pytest.param(kind, marks=HOLDS) for kind in HELD)]
 
 
 @contextlib.contextmanager
@@ -182,6 +188,7 @@ def test_freed_places_are_taken_without_polling(pool: sa.Engine, number: int) ->
     assert handlers.most == {1: 1, 2: 1}
 
 
+@pytest.mark.postgresql("elsewhere no trigger notifies")
 def test_a_place_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine) -> None:
     job = make_queue(pool, of_customers(1, status="processing"), flow_control=[ConcurrencyLimit(1, per="customer_id")])
     handlers = Handlers()
@@ -213,6 +220,7 @@ def test_without_notifications_a_consumer_takes_the_places_that_it_frees(pool: s
         wait_until(lambda: not unfinished(pool, job))
 
 
+@pytest.mark.postgresql("it knows a statement by its text")
 def test_a_run_that_ends_while_a_claim_finds_nothing_is_noticed(pool: sa.Engine) -> None:
     job, handlers = (
         make_queue(pool, of_customers(1, 1), flow_control=[ConcurrencyLimit(1)], notify=False),
@@ -236,6 +244,7 @@ def test_a_run_that_ends_while_a_claim_finds_nothing_is_noticed(pool: sa.Engine)
         wait_until(lambda: not unfinished(pool, job))
 
 
+@pytest.mark.postgresql("it locks the key as a claim of PostgreSQL does")
 def test_a_consumer_claims_again_when_a_transaction_had_locked_the_key_and_is_rolled_back(pool: sa.Engine) -> None:
     job, handlers = (
         make_queue(pool, of_customers(1, 1), flow_control=[ConcurrencyLimit(2, per="customer_id")]),
@@ -250,7 +259,7 @@ def test_a_consumer_claims_again_when_a_transaction_had_locked_the_key_and_is_ro
             wait_until(lambda: not unfinished(pool, job))
 
 
-@pytest.mark.parametrize("kind", ["update_status", *HELD])
+@pytest.mark.parametrize("kind", KINDS)
 def test_jobs_of_a_key_run_in_order_with_retries_and_several_consumers(pool: sa.Engine, kind: str) -> None:
     order = InOrder("customer_id", on_failure="block" if kind == "update_status" else "continue")
     job = make_job(flow_control=[order], retry=lambda *_: timedelta(seconds=0.02), **HELD.get(kind, {}))
@@ -272,7 +281,7 @@ def test_jobs_of_a_key_run_in_order_with_retries_and_several_consumers(pool: sa.
         assert len(set(keys)) == 12
 
 
-@pytest.mark.parametrize("kind", ["update_status", *HELD])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_rate_spreads_the_beginnings_over_all_consumers(pool: sa.Engine, kind: str) -> None:
     job = make_queue(
         pool, of_customers(*range(30)), flow_control=[RateLimit(50, every=1, burst=1)], **HELD.get(kind, {})
@@ -337,6 +346,7 @@ def test_a_job_that_runs_holds_no_slot_for_another_one(pool: sa.Engine, held: An
         wait_until(lambda: not unfinished(pool, job))
 
 
+@pytest.mark.postgresql("other engines have no strategy that holds a transaction")
 @pytest.mark.parametrize(
     "values",
     [
@@ -451,6 +461,7 @@ def test_jobs_are_released_when_another_claim_has_reserved_their_beginnings(
     assert left == [0, 0, 0]
 
 
+@pytest.mark.postgresql("other engines have no strategy that holds a transaction")
 def test_a_consumer_looks_again_for_a_slot_that_was_taken_for_a_moment(
     pool: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,7 +482,7 @@ def test_a_consumer_looks_again_for_a_slot_that_was_taken_for_a_moment(
 # -- every strategy ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["update_status", *HELD])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_async_consumers_obey(shared: Database, engine: sa.Engine, kind: str) -> None:
     job = make_job(
         flow_control=[
@@ -492,10 +503,13 @@ async def test_async_consumers_obey(shared: Database, engine: sa.Engine, kind: s
         running[one.customer_id] += 1
         most = max(most, *running.values())
         begun[one.document_id].append(one.id)
-        await session.execute(sa.text("SELECT pg_sleep(0.002)"))
+        await asyncio.sleep(0.002)
         running[one.customer_id] -= 1
 
-    many = create_async_engine(shared.url("asyncpg"), pool_size=20)
+    drivers = {"sqlite": "sqlite+aiosqlite", "mariadb": "mariadb+asyncmy"}
+    name = engine.dialect.name
+    url = engine.url.set(drivername=drivers[name]) if name in drivers else shared.url("asyncpg")
+    many = prepare(create_async_engine(url, pool_size=20))
     await AsyncConsumer(job, handle, async_sessionmaker(many), concurrency=8).drain()
     await many.dispose()
     assert unfinished(engine, job) == 0
@@ -512,7 +526,7 @@ CONTROLS: dict[str, FlowRule] = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["update_status", *HELD])
+@pytest.mark.parametrize("strategy", KINDS)
 @pytest.mark.parametrize("control", CONTROLS.values(), ids=CONTROLS)
 def test_a_consumer_needs_no_other_kind_of_control(engine: sa.Engine, strategy: str, control: FlowRule) -> None:
     """It claims quarantined jobs as well, by a statement of its own."""
@@ -528,7 +542,7 @@ def test_a_consumer_needs_no_other_kind_of_control(engine: sa.Engine, strategy: 
         assert sorted(begun[:3]) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("strategy", ["update_status", *HELD])
+@pytest.mark.parametrize("strategy", KINDS)
 @pytest.mark.parametrize("control", [*CONTROLS, "all"])
 def test_columns_have_other_names_than_their_attributes(engine: sa.Engine, strategy: str, control: str) -> None:
     rules = [CONTROLS[name] for name in (("limit", "order", "rate") if control == "all" else (control,))]

@@ -511,12 +511,8 @@ def test_rows_that_say_nothing_are_deleted(engine: sa.Engine) -> None:
     with engine.begin() as connection:
         hour = timedelta(hours=1)
         connection.execute(sa.update(table).values(next_at=sa.func.now() - hour))
-        some = sa.select(table.c.key).limit(2).scalar_subquery()
-        connection.execute(
-            sa.update(table)
-            .where(table.c.key == sa.any_(sa.func.array(some)))
-            .values(throttled_until=sa.func.now() + hour)
-        )
+        some = connection.scalars(sa.select(table.c.key).limit(2)).all()
+        connection.execute(sa.update(table).where(table.c.key.in_(some)).values(throttled_until=sa.func.now() + hour))
     with engine.begin() as connection:
         statement = delete_idle(spec_of(job))
         assert statement is not None

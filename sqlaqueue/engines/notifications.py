@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -207,7 +208,7 @@ _SHARE = 10
 """The pause after looks is at least so many times as long as they took, as after many jobs of a later time."""
 
 _MOST_PRIORITIES = 20
-"""How many priorities one look reads. Some programs give each job a priority of its own; the others are left to polls."""
+"""How many priorities one look reads; the others are left to polls. Some programs give each job one of its own."""
 
 _REPLY_TIMEOUT = 10
 """Seconds for the reply to a look: a connection without one may be half open."""
@@ -345,15 +346,13 @@ class Watcher:
                 if failures == 1:
                     kind = type(error).__name__
                     extra = fields("listener_lost", error_kind=kind)
-                    logger.warning(
-                        "cannot look for jobs of other processes, polling: %s: %s", kind, error, extra=extra
-                    )
+                    logger.warning("cannot look for jobs of other processes, polling: %s: %s", kind, error, extra=extra)
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Any]:
         if isinstance(self._database, str):
             # SQLite would create another file.
-            self._inode = os.stat(self._database).st_ino
+            self._inode = Path(self._database).stat().st_ino
         # Another pool, which has the listeners of the engine's pool.
         pool: Any = self._engine.pool.recreate()
         connection = pool.connect()
@@ -377,7 +376,7 @@ class Watcher:
 
     def _check_file(self) -> None:
         """Raise an error if the file was removed or replaced, so that the connection is closed."""
-        if isinstance(self._database, str) and os.stat(self._database).st_ino != self._inode:
+        if isinstance(self._database, str) and Path(self._database).stat().st_ino != self._inode:
             msg = f"{self._database} has been replaced by another file"
             raise FileNotFoundError(msg)
 

@@ -168,7 +168,7 @@ async def woken_in_loop(
     finally:
         thread = unsubscribe(polls)
         until = time.monotonic() + LONGEST_END
-        while thread is not None and thread.is_alive() and time.monotonic() < until:
+        while thread is not None and thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110 - a thread knows no event of the loop
             await asyncio.sleep(_MOMENT)
 
 

@@ -64,11 +64,11 @@ def subscribe(
     with _lock:
         _subscribers.setdefault(database, []).append(deliver)
         if watched is not None and is_watched:
-            watcher = _watchers.get(database)
-            if watcher is None:
-                watcher = _watchers[database] = Watcher(engine, database)
-                watcher.thread.start()
+            watcher = _watchers.get(database) or Watcher(engine, database)
             watcher.add(engine, *watched, deliver)
+            if database not in _watchers:
+                _watchers[database] = watcher
+                watcher.thread.start()
 
     def end() -> Watcher | None:
         with _lock:
@@ -255,6 +255,10 @@ class _Queue:
             above = first.where(priority > sa.bindparam("last", type_=sa.Integer()))
             self._next = above.compile(dialect=engine.dialect, **options)
 
+    @property
+    def statement(self) -> str:
+        return str(self._first)
+
     def is_due(self, cursor: Any) -> bool:
         """Return whether a pending job is due, of one of the first priorities."""
         statement: Any = self._first
@@ -264,7 +268,7 @@ class _Queue:
             cursor.execute(
                 str(statement), [known[name] for name in statement.positiontup] if statement.positional else known
             )
-            # All of them, as a statement of SQLite that is not finished keeps its snapshot.
+            # All rows, as a statement of SQLite that is not finished keeps its snapshot.
             found = cursor.fetchall()
             if not found:
                 return False
@@ -299,22 +303,25 @@ class Watcher:
 
     def __init__(self, engine: sa.Engine, database: object) -> None:
         self._engine, self._database = engine, database
-        self._queues: dict[QueueSpec, _Queue] = {}
+        self._queues: dict[tuple[QueueSpec, str], _Queue] = {}
+        """By the statement as well, as engines may have different schemas for a table."""
         self._ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name="sqlaqueue-watcher", daemon=True)
 
     def add(self, engine: sa.Engine, spec: QueueSpec, consumer: IdleConsumer, deliver: _Deliver) -> None:
         """Watch a queue for a Consumer. The caller has the lock."""
-        queue = self._queues.get(spec) or _Queue(engine, spec)
+        queue = _Queue(engine, spec)
+        key = spec, queue.statement
+        queue = self._queues.get(key, queue)
         queue.consumers = [*queue.consumers, (consumer, deliver)]
         # Another dict, as the thread iterates over this one.
-        self._queues = {**self._queues, spec: queue}
+        self._queues = {**self._queues, key: queue}
 
     def remove(self, deliver: _Deliver) -> bool:
         """Watch no more for a subscriber; return whether others are left. The caller has the lock."""
         for queue in self._queues.values():
             queue.consumers = [each for each in queue.consumers if each[1] is not deliver]
-        self._queues = {spec: queue for spec, queue in self._queues.items() if queue.consumers}
+        self._queues = {key: queue for key, queue in self._queues.items() if queue.consumers}
         return bool(self._queues)
 
     def stop(self) -> None:

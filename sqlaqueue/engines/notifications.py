@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,7 +65,7 @@ def subscribe(
     with _lock:
         _subscribers.setdefault(database, []).append(deliver)
         if watched is not None and is_watched:
-            watcher = _watchers.get(database) or Watcher(engine, database)
+            watcher = _watchers.get(database) or Watcher(database)
             watcher.add(engine, *watched, deliver)
             if database not in _watchers:
                 _watchers[database] = watcher
@@ -227,6 +228,8 @@ class IdleConsumer(Protocol):
     """How many of its workers wait for the next poll."""
     found: bool
     """Whether its last poll has found jobs."""
+    has_polled: bool
+    """Whether the database has answered a poll."""
 
 
 class _Queue:
@@ -234,7 +237,7 @@ class _Queue:
 
     def __init__(self, engine: sa.Engine, spec: QueueSpec) -> None:
         self.channel = channel_of(spec)
-        self.consumers: list[tuple[IdleConsumer, _Deliver]] = []
+        self.consumers: list[tuple[sa.Engine, IdleConsumer, _Deliver]] = []
         self.pause = self.next_look = 0.0
         priority, run_at = spec.columns.get("priority"), spec.columns.get("run_at")
         now: Any = sa.literal_column("UTC_TIMESTAMP(6)")
@@ -282,7 +285,7 @@ class _Queue:
 
     def look(self, cursor: Any) -> None:
         """Let the idle Consumers poll if a job is due."""
-        idle = [(consumer, deliver) for consumer, deliver in self.consumers if consumer.waits]
+        idle = [(consumer, deliver) for _, consumer, deliver in self.consumers if consumer.waits]
         now = time.monotonic()
         if not idle or now < self.next_look:
             return
@@ -301,10 +304,12 @@ class Watcher:
     It ends when the last Consumer has ended. The connection is not one of the pool.
     """
 
-    def __init__(self, engine: sa.Engine, database: object) -> None:
-        self._engine, self._database = engine, database
+    def __init__(self, database: object) -> None:
+        self._database = database
         self._queues: dict[tuple[QueueSpec, str], _Queue] = {}
         """By the statement as well, as engines may have different schemas for a table."""
+        self._failures = 0
+        """How many connections in a row have failed before they proved to work."""
         self._ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name="sqlaqueue-watcher", daemon=True)
 
@@ -313,14 +318,14 @@ class Watcher:
         queue = _Queue(engine, spec)
         key = spec, queue.statement
         queue = self._queues.get(key, queue)
-        queue.consumers = [*queue.consumers, (consumer, deliver)]
+        queue.consumers = [*queue.consumers, (engine, consumer, deliver)]
         # Another dict, as the thread iterates over this one.
         self._queues = {**self._queues, key: queue}
 
     def remove(self, deliver: _Deliver) -> bool:
         """Watch no more for a subscriber; return whether others are left. The caller has the lock."""
         for queue in self._queues.values():
-            queue.consumers = [each for each in queue.consumers if each[1] is not deliver]
+            queue.consumers = [each for each in queue.consumers if each[-1] is not deliver]
         self._queues = {key: queue for key, queue in self._queues.items() if queue.consumers}
         return bool(self._queues)
 
@@ -328,43 +333,55 @@ class Watcher:
         self._ended.set()
 
     def _run(self) -> None:
-        if self._engine.dialect.is_async:
-            # In a loop of its own, as the one of the Consumer may be busy.
-            asyncio.run(_in_greenlet(self._watch))
-        else:
-            self._watch()
-
-    def _watch(self) -> None:
-        failures, pause = 0, LOOK
+        pause = LOOK
         while not self._ended.wait(pause):
+            engine, pause = self._engine(), LOOK
+            if engine is None:
+                continue
             try:
-                with self._connection() as cursor:
-                    looks, pause = 0, LOOK
-                    while not self._ended.wait(pause):
-                        began, looks = time.monotonic(), looks + 1
-                        for queue in self._queues.values():
-                            queue.look(cursor)
-                        failures, pause = 0, max(LOOK, _SHARE * (time.monotonic() - began))
-                        if looks % _FILE_CHECK == 0:
-                            self._check_file()
+                if engine.dialect.is_async:
+                    # In a loop of its own, as the one of the Consumer may be busy.
+                    asyncio.run(_in_greenlet(partial(self._watch, engine)))
+                else:
+                    self._watch(engine)
             except Exception as error:  # noqa: BLE001 - Consumers poll meanwhile, and the next try may succeed
-                failures += 1
-                pause = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(failures, 10))
-                if failures == 1:
+                self._failures += 1
+                pause = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(self._failures, 10))
+                if self._failures == 1:
                     kind = type(error).__name__
-                    extra = fields("listener_lost", error_kind=kind)
-                    logger.warning("cannot look for jobs of other processes, polling: %s: %s", kind, error, extra=extra)
+                    text = "cannot look for jobs of other processes, polling: %s: %s"
+                    logger.warning(text, kind, error, extra=fields("listener_lost", error_kind=kind))
+
+    def _engine(self) -> sa.Engine | None:
+        """Return the engine of an idle Consumer; None while there is none.
+
+        It has connected before. SQLAlchemy asks the server for its version by the first connection of an engine, and
+        another pool would not wait for the answer.
+        """
+        consumers = [each for queue in self._queues.values() for each in queue.consumers]
+        return next((engine for engine, consumer, _ in consumers if consumer.waits and consumer.has_polled), None)
+
+    def _watch(self, engine: sa.Engine) -> None:
+        with self._connection(engine) as cursor:
+            looks, pause = 0, LOOK
+            while not self._ended.wait(pause):
+                began, looks = time.monotonic(), looks + 1
+                for queue in self._queues.values():
+                    queue.look(cursor)
+                self._failures, pause = 0, max(LOOK, _SHARE * (time.monotonic() - began))
+                if looks % _FILE_CHECK == 0:
+                    self._check_file()
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[Any]:
+    def _connection(self, engine: sa.Engine) -> Iterator[Any]:
         if isinstance(self._database, str):
             # SQLite would create another file.
             self._inode = Path(self._database).stat().st_ino
         # Another pool, which has the listeners of the engine's pool.
-        pool: Any = self._engine.pool.recreate()
+        pool: Any = engine.pool.recreate()
         connection = pool.connect()
         try:
-            self._engine.dialect.set_isolation_level(connection.dbapi_connection, "AUTOCOMMIT")
+            engine.dialect.set_isolation_level(connection.dbapi_connection, "AUTOCOMMIT")
             driver = connection.driver_connection
             if hasattr(driver, "_read_timeout"):
                 # PyMySQL and asyncmy have no other access.

@@ -85,7 +85,8 @@ class OtherEngine(Protocol):
         """Call ``deliver(channel, text)`` for notifications that are sent in this process; return what ends this.
 
         :param watched: the queue and the Consumer, if idle Consumers are also to be notified of what other processes
-            commit: a pair of :class:`~sqlaqueue.queue.spec.QueueSpec` and an object with ``waits`` and ``found``.
+            commit: a :class:`~sqlaqueue.queue.spec.QueueSpec`, and an object with ``waits``, ``found`` and
+            ``has_polled`` of a :class:`~sqlaqueue.consumer.notifications.polls.PollSchedule`.
         :return: a function that ends it, and returns what has a ``thread`` that is ending; None if there is none.
         """
         ...

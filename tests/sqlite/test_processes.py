@@ -460,11 +460,12 @@ def test_one_thread_watches_for_all_consumers_of_a_file(bench: SQLiteBench, othe
 class Idle:
     """A Consumer with capacity that never claims, and what it hears."""
 
-    waits, found = 1, False
+    waits, found, has_polled = 1, False, False
 
     def __init__(self, bench: SQLiteBench, engine: sa.Engine | None = None) -> None:
         self.heard: list[tuple[str, str]] = []
         self.queue = spec_of(bench.Job)
+        self.has_polled = engine is None
         self.end = subscribe(engine or bench.engine, lambda *what: self.heard.append(what), (self.queue, self))
 
     def wait(self) -> None:
@@ -496,6 +497,22 @@ def test_a_file_that_is_removed_is_not_created_again(bench: SQLiteBench, caplog:
 
 
 @pytest.mark.parametrize("api", ["sync"])
+def test_the_first_connection_is_that_of_the_consumer(bench: SQLiteBench) -> None:
+    """Another one at the same time would find a dialect that does not know the version of its server yet."""
+    engine, connected = prepared(sa.create_engine(bench.file.url())), list[int]()
+    event.listen(engine, "connect", lambda *_: connected.append(1))
+    idle = Idle(bench, engine)
+    try:
+        time.sleep(6 * notifications.LOOK)
+        assert connected == []
+        idle.has_polled = True
+        wait_until(lambda: connected == [1], "the connection of the watcher")
+    finally:
+        idle.end()
+        engine.dispose()
+
+
+@pytest.mark.parametrize("api", ["sync"])
 def test_no_transaction_stays_open(bench: SQLiteBench) -> None:
     """A checkpoint that would wait for readers finds none, and removes the content of the log."""
     enqueue_elsewhere(bench, 1)
@@ -514,7 +531,7 @@ def test_jobs_that_nobody_claims_are_looked_for_less_often(bench: SQLiteBench) -
     enqueue_elsewhere(bench, 1)
     idle = Idle(bench)
     watched = notifications._Queue(bench.engine, idle.queue)
-    watched.consumers.append((idle, lambda *_: None))
+    watched.consumers.append((bench.engine, idle, lambda *_: None))
     with contextlib.closing(bench.engine.raw_connection()) as connection:
         pauses = []
         for found in [*[False] * 8, True, False]:

@@ -232,7 +232,7 @@ class IdleConsumer(Protocol):
     """Whether the database has answered a poll."""
 
 
-class _Queue:
+class _WatchedQueue:
     """A queue that is watched, for one Consumer or more of this process."""
 
     def __init__(self, engine: sa.Engine, spec: QueueSpec) -> None:
@@ -306,7 +306,7 @@ class Watcher:
 
     def __init__(self, database: object) -> None:
         self._database = database
-        self._queues: dict[tuple[QueueSpec, str], _Queue] = {}
+        self._queues: dict[tuple[QueueSpec, str], _WatchedQueue] = {}
         """By the statement as well, as engines may have different schemas for a table."""
         self._failures = 0
         """How many connections in a row have failed before they proved to work."""
@@ -315,7 +315,7 @@ class Watcher:
 
     def add(self, engine: sa.Engine, spec: QueueSpec, consumer: IdleConsumer, deliver: _Deliver) -> None:
         """Watch a queue for a Consumer. The caller has the lock."""
-        queue = _Queue(engine, spec)
+        queue = _WatchedQueue(engine, spec)
         key = spec, queue.statement
         queue = self._queues.get(key, queue)
         queue.consumers = [*queue.consumers, (engine, consumer, deliver)]

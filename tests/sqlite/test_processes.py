@@ -530,7 +530,7 @@ def test_jobs_that_nobody_claims_are_looked_for_less_often(bench: SQLiteBench) -
     """They belong to others, or the queue is paused. Once a poll finds some, it is as often as before."""
     enqueue_elsewhere(bench, 1)
     idle = Idle(bench)
-    watched = notifications._Queue(bench.engine, idle.queue)
+    watched = notifications._WatchedQueue(bench.engine, idle.queue)
     watched.consumers.append((bench.engine, idle, lambda *_: None))
     with contextlib.closing(bench.engine.raw_connection()) as connection:
         pauses = []
@@ -547,7 +547,7 @@ def test_jobs_that_nobody_claims_are_looked_for_less_often(bench: SQLiteBench) -
 @pytest.mark.parametrize("api", ["sync"])
 def test_a_due_job_behind_later_ones_is_found(bench: SQLiteBench) -> None:
     """Each priority has later jobs; the due one has the last priority."""
-    watched = notifications._Queue(bench.engine, spec_of(bench.Job))
+    watched = notifications._WatchedQueue(bench.engine, spec_of(bench.Job))
     with contextlib.closing(bench.engine.raw_connection()) as connection:
         assert not watched.is_due(connection.cursor())
         for key in range(1, 13):

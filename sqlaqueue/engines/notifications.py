@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -237,8 +237,17 @@ class _WatchedQueue:
 
     def __init__(self, engine: sa.Engine, spec: QueueSpec) -> None:
         self.channel = channel_of(spec)
+        self._engine, self._spec = engine, spec
         self.consumers: list[tuple[sa.Engine, IdleConsumer, _Deliver]] = []
         self.pause = self.next_look = 0.0
+
+    @cached_property
+    def _statements(self) -> tuple[Any, Any]:
+        """The statement that reads the first pending job, and the one that reads the first of the next priority.
+
+        They are compiled at the first look, as the dialect knows its default schema only once it has connected.
+        """
+        engine, spec = self._engine, self._spec
         priority, run_at = spec.columns.get("priority"), spec.columns.get("run_at")
         now: Any = sa.literal_column("UTC_TIMESTAMP(6)")
         if engine.dialect.name == "sqlite":
@@ -250,21 +259,17 @@ class _WatchedQueue:
         order = [spec.columns[role] for role in spec.order_roles]
         # By the order of the claim's index, in which the first pending job of a priority is the one due first.
         first = sa.select(is_due, level).where(spec.in_state("pending")).order_by(*order).limit(1)
-        schemas = engine.get_execution_options().get("schema_translate_map")
+        schemas = _schemas_of(engine)
         options: Any = {"schema_translate_map": schemas, "render_schema_translate": True} if schemas else {}
-        self._first = first.compile(dialect=engine.dialect, **options)
-        self._next = None
+        following = None
         if priority is not None and run_at is not None:
             above = first.where(priority > sa.bindparam("last", type_=sa.Integer()))
-            self._next = above.compile(dialect=engine.dialect, **options)
-
-    @property
-    def statement(self) -> str:
-        return str(self._first)
+            following = above.compile(dialect=engine.dialect, **options)
+        return first.compile(dialect=engine.dialect, **options), following
 
     def is_due(self, cursor: Any) -> bool:
         """Return whether a pending job is due, of one of the first priorities."""
-        statement: Any = self._first
+        statement, following = self._statements
         values: dict[str, Any] = {"now": datetime.now(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")}
         for _ in range(_MOST_PRIORITIES):
             known = statement.construct_params(values)
@@ -278,9 +283,9 @@ class _WatchedQueue:
             is_due, values["last"] = found[0]
             if is_due:
                 return True
-            statement = self._next
-            if statement is None:
+            if following is None:
                 return False
+            statement = following
         return False
 
     def look(self, cursor: Any) -> None:
@@ -298,6 +303,11 @@ class _WatchedQueue:
             deliver(self.channel, str(Signal.POLL))
 
 
+def _schemas_of(engine: sa.Engine) -> Any:
+    """Return the schemas by which an engine replaces those of tables; None if it keeps them."""
+    return engine.get_execution_options().get("schema_translate_map")
+
+
 class Watcher:
     """A thread with a connection of its own that looks for due jobs in the queues of one database.
 
@@ -307,7 +317,7 @@ class Watcher:
     def __init__(self, database: object) -> None:
         self._database = database
         self._queues: dict[tuple[QueueSpec, str], _WatchedQueue] = {}
-        """By the statement as well, as engines may have different schemas for a table."""
+        """By the schemas as well, as engines may have different ones for a table."""
         self._failures = 0
         """How many connections in a row have failed before they proved to work."""
         self._ended = threading.Event()
@@ -315,9 +325,8 @@ class Watcher:
 
     def add(self, engine: sa.Engine, spec: QueueSpec, consumer: IdleConsumer, deliver: _Deliver) -> None:
         """Watch a queue for a Consumer. The caller has the lock."""
-        queue = _WatchedQueue(engine, spec)
-        key = spec, queue.statement
-        queue = self._queues.get(key, queue)
+        key = spec, repr(_schemas_of(engine))
+        queue = self._queues.get(key) or _WatchedQueue(engine, spec)
         queue.consumers = [*queue.consumers, (engine, consumer, deliver)]
         # Another dict, as the thread iterates over this one.
         self._queues = {**self._queues, key: queue}

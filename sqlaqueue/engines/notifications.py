@@ -290,7 +290,9 @@ class _WatchedQueue:
 
     def look(self, cursor: Any) -> None:
         """Let the idle Consumers poll if a job is due."""
-        idle = [(consumer, deliver) for _, consumer, deliver in self.consumers if consumer.waits]
+        idle = [
+            (consumer, deliver) for _, consumer, deliver in self.consumers if consumer.waits and consumer.has_polled
+        ]
         now = time.monotonic()
         if not idle or now < self.next_look:
             return

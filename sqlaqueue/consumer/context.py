@@ -158,6 +158,11 @@ class ConsumerContext:
         return self.settings.spec
 
     @property
+    def watched(self) -> QueueSpec | None:
+        """The queue, if jobs that other processes enqueue are to be noticed while this consumer is idle."""
+        return self.spec if self.spec.config.notify and not self.draining else None
+
+    @property
     def serves(self) -> str:
         """What part of the queue it serves: empty for all of it, else a text of its own."""
         return "" if self.settings.serves_whole_queue else self.id

@@ -31,8 +31,7 @@ from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.maintenance.firing import GroupState, fire_schedules
 from sqlaqueue.consumer.maintenance.handlers_running import record_timeout
 from sqlaqueue.consumer.maintenance.loop import maintain
-from sqlaqueue.consumer.notifications.async_listener import async_listener_of
-from sqlaqueue.consumer.notifications.listener import woken_by
+from sqlaqueue.consumer.notifications.async_listener import async_listener_of, woken_in_loop
 from sqlaqueue.consumer.outcomes import handler_exception
 from sqlaqueue.consumer.settings import refused_result
 from sqlaqueue.consumer.threads import HURRY, LONGEST_END, SHUTDOWN, BaseRunner, shut_down
@@ -103,7 +102,7 @@ class TaskRunner(BaseRunner):
             await stack.enter_async_context(self._deadlines.watched_in_task())
             stack.enter_context(signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals))
             channel = channel_of(context.spec)
-            stack.enter_context(woken_by(context.engine, channel, context.polls, self._loop))
+            await stack.enter_async_context(woken_in_loop(context.engine, context.polls, context.watched, channel))
             try:
                 await self._wait_for(workers)
             except asyncio.CancelledError:

@@ -282,7 +282,7 @@ class ThreadRunner(BaseRunner):
         with (
             self._deadlines.watched(),
             signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals),
-            woken_by(context.engine, channel_of(context.spec), context.polls),
+            woken_by(context.engine, context.polls, context.watched, channel_of(context.spec)),
         ):
             context.fork_guard.watch(context.engine)
             self._working.update(workers)

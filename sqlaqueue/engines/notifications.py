@@ -1,25 +1,34 @@
-"""Notifications within one process, for engines whose server sends none.
+"""Notifications within one process, for engines whose server sends none, and how jobs of other processes are noticed.
 
-They reach the Consumers and callers of this process whose engine has the same database. Those of other processes find
-new jobs by polling.
+Notifications reach the Consumers and callers of this process whose engine has the same database. What other processes
+commit is found by a thread that looks for due jobs several times a second, for all idle Consumers of the process and
+database. A look is a hint, as a notification is: it starts a poll, and claims nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.names import SCHEDULE
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import OURS, OWN_WORK, notes_written_rows
 
 _PENDING = "sqlaqueue_notifications"
@@ -42,18 +51,38 @@ def database_of(engine: sa.Engine) -> object:
     return os.path.realpath(re.sub("^file:(//(localhost)?(?=/))?", "", name) if "uri" in url.query else name)
 
 
-def subscribe(engine: sa.Engine, deliver: _Deliver) -> Callable[[], None]:
-    """Call ``deliver(channel, text)`` for each notification of an engine's database; return what ends this."""
+def subscribe(
+    engine: sa.Engine, deliver: _Deliver, watched: tuple[QueueSpec, IdleConsumer] | None = None
+) -> Callable[[], Watcher | None]:
+    """Call ``deliver(channel, text)`` for each notification of an engine's database; return what ends this.
+
+    :param watched: a queue and its Consumer, if jobs of other processes are to be looked for while that is idle.
+    :return: a function that ends the subscription. It returns the watcher that ends with it, if it was the last one.
+    """
     database = database_of(engine)
+    # A database in memory has no other process, and the file that creator= opens is not known.
+    is_watched = watched is not None and not isinstance(database, int)
     with _lock:
         _subscribers.setdefault(database, []).append(deliver)
+        if watched is not None and is_watched:
+            watcher = _watchers.get(database) or Watcher(database)
+            watcher.add(engine, *watched, deliver)
+            if database not in _watchers:
+                _watchers[database] = watcher
+                watcher.thread.start()
 
-    def end() -> None:
+    def end() -> Watcher | None:
         with _lock:
             delivers = _subscribers.get(database, [])
             # A forked child has none of its parent's.
             if deliver in delivers:
                 delivers.remove(deliver)
+            watcher = _watchers.get(database) if is_watched else None
+            if watcher is None or watcher.remove(deliver):
+                return None
+            del _watchers[database]
+            watcher.stop()
+            return watcher
 
     return end
 
@@ -121,6 +150,7 @@ def _after_fork_in_child() -> None:
     global _lock  # noqa: PLW0603 - nothing else replaces it
     _lock = threading.Lock()
     _subscribers.clear()
+    _watchers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -159,3 +189,239 @@ def note_before_inserts(engine: sa.Engine, key: str, read: Callable[[sa.Connecti
         # A connection that was lost has its info no more.
         if not connection.invalidated:
             connection.connection.info.pop(key, None)
+
+
+# -- jobs of other processes -------------------------------------------------------------------------------------------
+# The server tells nothing of what others commit, so a thread looks for due jobs. One read of the first entry of the
+# claim's index is cheaper than anything by which a program could announce its jobs: a counter that each transaction
+# changes would let them wait for each other, and plain SQL would not change it. ``PRAGMA data_version`` would cost as
+# much as that read, and says neither which queue has changed nor that a job has become due.
+
+LOOK = 0.05
+"""Seconds between two looks."""
+
+_LONGEST_PAUSE = 1.0
+"""The most seconds between two looks at a queue whose due jobs no idle Consumer of this process claims.
+
+They belong to other Consumers, or the queue is paused.
+"""
+
+_SHARE = 10
+"""The pause after looks is at least so many times as long as they took, as after many jobs of a later time."""
+
+_MOST_PRIORITIES = 20
+"""How many priorities one look reads; the others are left to polls. Some programs give each job one of its own."""
+
+_REPLY_TIMEOUT = 10
+"""Seconds for the reply to a look: a connection without one may be half open."""
+
+_FILE_CHECK = 20
+"""Looks between two checks of whether the file is still the same one."""
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.2, 30.0
+"""Seconds before a lost connection is replaced, and at most."""
+
+
+class IdleConsumer(Protocol):
+    """What the watcher asks a Consumer."""
+
+    waits: int
+    """How many of its workers wait for the next poll."""
+    found: bool
+    """Whether its last poll has found jobs."""
+    has_polled: bool
+    """Whether the database has answered a poll."""
+
+
+class _WatchedQueue:
+    """A queue that is watched, for one Consumer or more of this process."""
+
+    def __init__(self, engine: sa.Engine, spec: QueueSpec) -> None:
+        self.channel = channel_of(spec)
+        self._engine, self._spec = engine, spec
+        self.consumers: list[tuple[sa.Engine, IdleConsumer, _Deliver]] = []
+        self.pause = self.next_look = 0.0
+
+    @cached_property
+    def _statements(self) -> tuple[Any, Any]:
+        """The statement that reads the first pending job, and the one that reads the first of the next priority.
+
+        They are compiled at the first look, as the dialect knows its default schema only once it has connected.
+        """
+        engine, spec = self._engine, self._spec
+        priority, run_at = spec.columns.get("priority"), spec.columns.get("run_at")
+        now: Any = sa.literal_column("UTC_TIMESTAMP(6)")
+        if engine.dialect.name == "sqlite":
+            now = sa.bindparam("now", type_=sa.String())
+        is_due: Any = sa.literal_column("1") if run_at is None else run_at <= now
+        if run_at is not None and run_at.nullable:
+            is_due = sa.or_(is_due, run_at.is_(None))
+        level: Any = sa.literal_column("0") if priority is None else priority
+        order = [spec.columns[role] for role in spec.order_roles]
+        # By the order of the claim's index, in which the first pending job of a priority is the one due first.
+        first = sa.select(is_due, level).where(spec.in_state("pending")).order_by(*order).limit(1)
+        schemas = _schemas_of(engine)
+        options: Any = {"schema_translate_map": schemas, "render_schema_translate": True} if schemas else {}
+        following = None
+        if priority is not None and run_at is not None:
+            above = first.where(priority > sa.bindparam("last", type_=sa.Integer()))
+            following = above.compile(dialect=engine.dialect, **options)
+        return first.compile(dialect=engine.dialect, **options), following
+
+    def is_due(self, cursor: Any) -> bool:
+        """Return whether a pending job is due, of one of the first priorities."""
+        statement, following = self._statements
+        values: dict[str, Any] = {"now": datetime.now(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")}
+        for _ in range(_MOST_PRIORITIES):
+            known = statement.construct_params(values)
+            cursor.execute(
+                str(statement), [known[name] for name in statement.positiontup] if statement.positional else known
+            )
+            # All rows, as a statement of SQLite that is not finished keeps its snapshot.
+            found = cursor.fetchall()
+            if not found:
+                return False
+            is_due, values["last"] = found[0]
+            if is_due:
+                return True
+            if following is None:
+                return False
+            statement = following
+        return False
+
+    def look(self, cursor: Any) -> None:
+        """Let the idle Consumers poll if a job is due."""
+        idle = [
+            (consumer, deliver) for _, consumer, deliver in self.consumers if consumer.waits and consumer.has_polled
+        ]
+        now = time.monotonic()
+        if not idle or now < self.next_look:
+            return
+        if not self.is_due(cursor):
+            self.pause = 0.0
+            return
+        self.pause = 0.0 if any(consumer.found for consumer, _ in idle) else min(2 * self.pause + LOOK, _LONGEST_PAUSE)
+        self.next_look = now + self.pause
+        for _, deliver in idle:
+            deliver(self.channel, str(Signal.POLL))
+
+
+def _schemas_of(engine: sa.Engine) -> Any:
+    """Return the schemas by which an engine replaces those of tables; None if it keeps them."""
+    return engine.get_execution_options().get("schema_translate_map")
+
+
+class Watcher:
+    """A thread with a connection of its own that looks for due jobs in the queues of one database.
+
+    It ends when the last Consumer has ended. The connection is not one of the pool.
+    """
+
+    def __init__(self, database: object) -> None:
+        self._database = database
+        self._queues: dict[tuple[QueueSpec, str], _WatchedQueue] = {}
+        """By the schemas as well, as engines may have different ones for a table."""
+        self._failures = 0
+        """How many connections in a row have failed before they proved to work."""
+        self._ended = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="sqlaqueue-watcher", daemon=True)
+
+    def add(self, engine: sa.Engine, spec: QueueSpec, consumer: IdleConsumer, deliver: _Deliver) -> None:
+        """Watch a queue for a Consumer. The caller has the lock."""
+        key = spec, repr(_schemas_of(engine))
+        queue = self._queues.get(key) or _WatchedQueue(engine, spec)
+        queue.consumers = [*queue.consumers, (engine, consumer, deliver)]
+        # Another dict, as the thread iterates over this one.
+        self._queues = {**self._queues, key: queue}
+
+    def remove(self, deliver: _Deliver) -> bool:
+        """Watch no more for a subscriber; return whether others are left. The caller has the lock."""
+        for queue in self._queues.values():
+            queue.consumers = [each for each in queue.consumers if each[-1] is not deliver]
+        self._queues = {key: queue for key, queue in self._queues.items() if queue.consumers}
+        return bool(self._queues)
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        pause = LOOK
+        while not self._ended.wait(pause):
+            engine, pause = self._engine(), LOOK
+            if engine is None:
+                continue
+            try:
+                if engine.dialect.is_async:
+                    # In a loop of its own, as the one of the Consumer may be busy.
+                    asyncio.run(_in_greenlet(partial(self._watch, engine)))
+                else:
+                    self._watch(engine)
+            except Exception as error:  # noqa: BLE001 - Consumers poll meanwhile, and the next try may succeed
+                self._failures += 1
+                pause = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(self._failures, 10))
+                if self._failures == 1:
+                    kind = type(error).__name__
+                    text = "cannot look for jobs of other processes, polling: %s: %s"
+                    logger.warning(text, kind, error, extra=fields("listener_lost", error_kind=kind))
+
+    def _engine(self) -> sa.Engine | None:
+        """Return the engine of an idle Consumer; None while there is none.
+
+        It has connected before. SQLAlchemy asks the server for its version by the first connection of an engine, and
+        another pool would not wait for the answer.
+        """
+        consumers = [each for queue in self._queues.values() for each in queue.consumers]
+        return next((engine for engine, consumer, _ in consumers if consumer.waits and consumer.has_polled), None)
+
+    def _watch(self, engine: sa.Engine) -> None:
+        with self._connection(engine) as cursor:
+            looks, pause = 0, LOOK
+            while not self._ended.wait(pause):
+                began, looks = time.monotonic(), looks + 1
+                for queue in self._queues.values():
+                    queue.look(cursor)
+                self._failures, pause = 0, max(LOOK, _SHARE * (time.monotonic() - began))
+                if looks % _FILE_CHECK == 0:
+                    self._check_file()
+
+    @contextlib.contextmanager
+    def _connection(self, engine: sa.Engine) -> Iterator[Any]:
+        if isinstance(self._database, str):
+            # SQLite would create another file.
+            self._inode = Path(self._database).stat().st_ino
+        # Another pool, which has the listeners of the engine's pool.
+        pool: Any = engine.pool.recreate()
+        connection = pool.connect()
+        try:
+            engine.dialect.set_isolation_level(connection.dbapi_connection, "AUTOCOMMIT")
+            driver = connection.driver_connection
+            if hasattr(driver, "_read_timeout"):
+                # PyMySQL and asyncmy have no other access.
+                driver._read_timeout = _REPLY_TIMEOUT  # noqa: SLF001 - see above
+            cursor = connection.cursor()
+            yield cursor
+            cursor.close()
+        except BaseException:
+            connection.invalidate()
+            raise
+        else:
+            connection.detach()
+            connection.close()
+        finally:
+            pool.dispose()
+
+    def _check_file(self) -> None:
+        """Raise an error if the file was removed or replaced, so that the connection is closed."""
+        if isinstance(self._database, str) and Path(self._database).stat().st_ino != self._inode:
+            msg = f"{self._database} has been replaced by another file"
+            raise FileNotFoundError(msg)
+
+
+async def _in_greenlet(function: Callable[[], object]) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415 - needs greenlet, which sync code does not
+
+    async with AsyncSession() as session:
+        await session.run_sync(lambda _: function())
+
+
+_watchers: dict[object, Watcher] = {}

@@ -142,7 +142,8 @@ class QueueConfig:
         :class:`~sqlaqueue.ConcurrencyLimit` limits how many jobs run at the same time, :class:`~sqlaqueue.RateLimit`
         how many start within a period; with :class:`~sqlaqueue.InOrder` the jobs of a key run strictly one after the
         other, with :class:`~sqlaqueue.FairShare` keys take turns.
-    :param notify: whether enqueueing wakes idle Consumers by NOTIFY.
+    :param notify: whether enqueueing wakes idle Consumers by NOTIFY; on SQLite and MariaDB, whether a thread of each
+        process looks for jobs of other processes.
     :param name: the name of the queue in logs and side tables; the name of the table by default.
     :raises ConfigurationError: for invalid values.
     """

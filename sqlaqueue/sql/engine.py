@@ -86,8 +86,16 @@ class OtherEngine(Protocol):
         """Raise ConfigurationError for an engine whose connections a Consumer cannot use."""
         ...
 
-    def subscribe(self, engine: sa.Engine, deliver: Callable[[str, str], None]) -> Callable[[], None]:
-        """Call ``deliver(channel, text)`` for notifications that are sent in this process; return what ends this."""
+    def subscribe(
+        self, engine: sa.Engine, deliver: Callable[[str, str], None], watched: Any = None
+    ) -> Callable[[], Any]:
+        """Call ``deliver(channel, text)`` for notifications that are sent in this process; return what ends this.
+
+        :param watched: the queue and the Consumer, if idle Consumers are also to be notified of what other processes
+            commit: a :class:`~sqlaqueue.queue.spec.QueueSpec`, and an object with ``waits``, ``found`` and
+            ``has_polled`` of a :class:`~sqlaqueue.consumer.notifications.polls.PollSchedule`.
+        :return: a function that ends it, and returns what has a ``thread`` that is ending; None if there is none.
+        """
         ...
 
     def locked(self, spec: Any, rows: Any) -> Any:

@@ -147,8 +147,8 @@ def refuse_files_of_parent(engine: sa.Engine) -> None:
         for file in files & _refused.keys():
             msg = (
                 f"process {os.getpid()} was forked while process {_refused[file]} had connections to {file}, whose "
-                "locks SQLite keeps by process; start it by multiprocessing's spawn or by subprocess, or call "
-                "engine.dispose() before the fork"
+                "locks SQLite keeps by process; start it by multiprocessing's spawn or by subprocess, or end "
+                "the Consumers and call engine.dispose() before the fork"
             )
             raise ConfigurationError(msg)
 

@@ -141,10 +141,10 @@ async def test_an_idle_async_consumer_of_the_process_is_woken(async_engine: Asyn
     await asyncio.wait_for(running, DEADLINE)
 
 
-def run_worker(actor: Actor, *, url: str) -> None:
+def run_worker(actor: Actor, *, url: str, poll_interval: float = 0.05) -> None:
     pace.RESCUE = 0.2
     # A handler that loses its connection has failed, and would be tried again after 15 s or more.
-    options = {"concurrency": 4, "poll_interval": 0.05, "lease": 1, "retry": Constant(0.1)}
+    options = {"concurrency": 4, "poll_interval": poll_interval, "lease": 1, "retry": Constant(0.1)}
     recorder = actor.recorder
 
     async def handle(io: Any, job: Job) -> None:
@@ -192,8 +192,8 @@ class Workers(Processes):
         for key in keys:
             self.recorder.record("enqueued", key)
 
-    def start_workers(self, *drivers: str) -> list[Process]:
-        started = [self.start(run_worker, "worker", url=self.url(driver)) for driver in drivers]
+    def start_workers(self, *drivers: str, **options: float) -> list[Process]:
+        started = [self.start(run_worker, "worker", url=self.url(driver), **options) for driver in drivers]
         self.wait_for(len(started), "ready")
         return started
 
@@ -228,6 +228,45 @@ def test_of_several_processes_one_is_killed(
         assert not workers.finish()
         assert workers.count("completed") >= 60
         assert not any("ProgrammingError" in process.output for process in workers.processes)
+
+
+@pytest.mark.parametrize("driver", ["mariadb+pymysql", "mariadb+asyncmy"])
+def test_an_idle_consumer_of_another_process_is_woken(
+    mariadb: MariaDBServer, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, driver: str
+) -> None:
+    """Its next poll would be long after the deadline of the test. The thread that looks survives the server's end."""
+    with MariaDBServer(tmp_path_factory.mktemp("woken"), mariadb.template) as server, server.database() as name:
+        engine = sqlaqueue.prepare(sa.create_engine(server.url(name)))
+        Base.metadata.create_all(engine)
+        with Workers(tmp_path, engine, lambda driver: server.url(name, driver)) as workers:
+            workers.start_workers(driver, poll_interval=10 * DEADLINE)
+            for key in range(1, 9):
+                workers.enqueue(range(key, key + 1))
+                workers.wait_for(key, "completed")
+                if key == 4:
+                    server.kill()
+                    server.start()
+                    engine.dispose()
+            assert not workers.finish()
+        engine.dispose()
+
+
+def test_the_thread_that_looks_for_jobs_has_one_connection(
+    mariadb: MariaDBServer, engine: sa.Engine, sessions: sessionmaker[Session]
+) -> None:
+    """It is outside of the pool, has no open transaction, and is closed when the last Consumer has ended."""
+    connections = "SELECT count(*) FROM information_schema.processlist WHERE db LIKE 'test%'"
+    open_transactions = (
+        "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_started < NOW() - INTERVAL 1 SECOND"
+    )
+    engine.dispose()
+    with Consumer(Job, lambda *_: None, sessions, poll_interval=10 * DEADLINE):
+        time.sleep(2)
+        pool: Any = engine.pool
+        assert pool.checkedout() == 0
+        assert mariadb.scalar(connections) == pool.checkedin() + 1
+        assert mariadb.scalar(open_transactions) == 0
+    wait_until(lambda: mariadb.scalar(connections) == pool.checkedin(), "the end of the connection")
 
 
 def test_the_server_is_killed_under_load(

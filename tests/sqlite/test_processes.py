@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.engines import notifications
 from sqlaqueue.engines.notifications import subscribe
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import CLAIM_OPTION
+from sqlaqueue.sqlite import transactions
 from tests.consumer.models import models, prepared
 from tests.consumer.test_crashes import ENDS, children_are_ended, test_children_that_exit_in_the_handler_are_left_alone
 from tests.faults.history import with_event
@@ -324,7 +327,7 @@ def test_an_enqueue_without_space_adds_nothing(bench: SQLiteBench) -> None:
     assert len(bench.enqueue(10, payload="x" * 6000)) == 10
 
 
-# -- idle workers begin at once for jobs of this process; for others they poll -----------------------------------------
+# -- idle workers begin at once, whichever process has committed the job ---------------------------------------------
 
 
 HOUR = 3600
@@ -407,3 +410,149 @@ def test_an_idle_consumer_polls_at_its_interval_only(bench: SQLiteBench) -> None
         wait_until(lambda: claims.number >= 1, "the first poll")
         # A claim that is refused the lock is repeated, so that there may be more than one for each worker.
         wait_until(is_idle, "no more claims")
+
+
+def enqueue_elsewhere(
+    bench: SQLiteBench, key: int, run_at: str = "2020-01-01 00:00:00.000000", priority: int = 0
+) -> None:
+    """Insert a job by plain SQL on a connection of no engine, as another process may."""
+    with contextlib.closing(sqlite3.connect(bench.file.path, timeout=30)) as connection, connection:
+        values = (key, "quiet", run_at, priority)
+        connection.execute("INSERT INTO job (id, payload, run_at, priority) VALUES (?, ?, ?, ?)", values)
+
+
+def test_idle_workers_of_another_process_begin_at_once(make_harness: MakeHarness, bench: SQLiteBench) -> None:
+    """They would poll again after an hour: for jobs of a session, of plain SQL, and for one that becomes due."""
+    with make_harness() as harness:
+        worker = harness.start_worker(poll_interval=HOUR)
+
+        def wait_for_run(key: int) -> None:
+            done = lambda: [each for each in worker.records("completed") if each.key == key]  # noqa: E731
+            harness.wait_until(done, f"job {key} is completed")
+
+        for _ in range(3):
+            (key,) = harness.enqueue("quiet")
+            wait_for_run(key)
+        enqueue_elsewhere(bench, 1000)
+        wait_for_run(1000)
+        enqueue_elsewhere(bench, 1001, (datetime.now(UTC) + timedelta(seconds=1)).isoformat(" ")[:26])
+        wait_for_run(1001)
+        harness.stop()
+
+
+def watchers() -> int:
+    return sum(thread.name == "sqlaqueue-watcher" for thread in threading.enumerate())
+
+
+def test_one_thread_watches_for_all_consumers_of_a_file(bench: SQLiteBench, other_engine: sa.Engine) -> None:
+    """It ends with the last one, whose end waits until the connection is closed."""
+    path = str(bench.file.path)
+    with bench.consumer().running():
+        with Consumer(bench.Job, lambda *_: None, sessionmaker(other_engine)):
+            # A connection of its own, beside those of the pools.
+            wait_until(lambda: watchers() == 1, "the watcher")
+        assert watchers() == 1
+    assert watchers() == 0
+    bench.engine.dispose()
+    other_engine.dispose()
+    assert transactions._open[path] == 0
+
+
+class Idle:
+    """A Consumer with capacity that never claims, and what it hears."""
+
+    waits, found, has_polled = 1, False, False
+
+    def __init__(self, bench: SQLiteBench, engine: sa.Engine | None = None) -> None:
+        self.heard: list[tuple[str, str]] = []
+        self.queue = spec_of(bench.Job)
+        self.has_polled = engine is None
+        self.end = subscribe(engine or bench.engine, lambda *what: self.heard.append(what), (self.queue, self))
+
+    def wait(self) -> None:
+        before = len(self.heard)
+        wait_until(lambda: len(self.heard) > before, "a notification")
+
+
+@pytest.mark.parametrize("api", ["sync"])
+def test_a_file_that_is_removed_is_not_created_again(bench: SQLiteBench, caplog: pytest.LogCaptureFixture) -> None:
+    """It is watched again when there is one."""
+    path = bench.file.path
+    enqueue_elsewhere(bench, 1)
+    idle = Idle(bench)
+    try:
+        idle.wait()
+        bench.engine.dispose()
+        for each in path.parent.glob("jobs.db*"):
+            each.rename(path.parent / f"moved-{each.name}")
+        wait_until(lambda: "cannot look for jobs of other processes, polling" in caplog.text, "the loss is logged")
+        time.sleep(0.5)
+        assert not path.exists()
+        for each in path.parent.glob("moved-jobs.db*"):
+            each.rename(path.parent / each.name.removeprefix("moved-"))
+        idle.wait()
+    finally:
+        watcher = idle.end()
+        assert watcher is not None
+        watcher.thread.join()
+
+
+@pytest.mark.parametrize("api", ["sync"])
+def test_the_first_connection_is_that_of_the_consumer(bench: SQLiteBench) -> None:
+    """Another one at the same time would find a dialect that does not know the version of its server yet."""
+    engine, connected = prepared(sa.create_engine(bench.file.url())), list[int]()
+    event.listen(engine, "connect", lambda *_: connected.append(1))
+    idle = Idle(bench, engine)
+    try:
+        time.sleep(6 * notifications.LOOK)
+        assert connected == []
+        idle.has_polled = True
+        wait_until(lambda: connected == [1], "the connection of the watcher")
+    finally:
+        idle.end()
+        engine.dispose()
+
+
+@pytest.mark.parametrize("api", ["sync"])
+def test_no_transaction_stays_open(bench: SQLiteBench) -> None:
+    """A checkpoint that would wait for readers finds none, and removes the content of the log."""
+    enqueue_elsewhere(bench, 1)
+    idle = Idle(bench)
+    try:
+        idle.wait()
+        bench.enqueue(3)
+        assert bench.engine.raw_connection().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[:2] == (0, 0)
+    finally:
+        idle.end()
+
+
+@pytest.mark.parametrize("api", ["sync"])
+def test_jobs_that_nobody_claims_are_looked_for_less_often(bench: SQLiteBench) -> None:
+    """They belong to others, or the queue is paused. Once a poll finds some, it is as often as before."""
+    enqueue_elsewhere(bench, 1)
+    idle = Idle(bench)
+    watched = notifications._WatchedQueue(bench.engine, idle.queue)
+    watched.consumers.append((bench.engine, idle, lambda *_: None))
+    with contextlib.closing(bench.engine.raw_connection()) as connection:
+        pauses = []
+        for found in [*[False] * 8, True, False]:
+            idle.found, watched.next_look = found, 0
+            watched.look(connection.cursor())
+            pauses.append(watched.pause)
+    assert pauses[0] == notifications.LOOK
+    assert pauses == [*sorted(pauses[:8]), 0, notifications.LOOK]
+    assert pauses[7] == 1
+    idle.end()
+
+
+@pytest.mark.parametrize("api", ["sync"])
+def test_a_due_job_behind_later_ones_is_found(bench: SQLiteBench) -> None:
+    """Each priority has later jobs; the due one has the last priority."""
+    watched = notifications._WatchedQueue(bench.engine, spec_of(bench.Job))
+    with contextlib.closing(bench.engine.raw_connection()) as connection:
+        assert not watched.is_due(connection.cursor())
+        for key in range(1, 13):
+            enqueue_elsewhere(bench, key, "2999-01-01 00:00:00.000000", priority=key % 4)
+        assert not watched.is_due(connection.cursor())
+        enqueue_elsewhere(bench, 20, priority=3)
+        assert watched.is_due(connection.cursor())

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlaqueue.consumer.core.waker import limit_connects
 from sqlaqueue.consumer.notifications.listener import (
     CHECK_INTERVAL,
+    LONGEST_END,
     REPLY_TIMEOUT,
     BaseListener,
     Subscriber,
@@ -23,9 +24,8 @@ from sqlaqueue.consumer.notifications.listener import (
     subscribe,
     unsubscribe,
 )
-
-_LONGEST_END = 2.0
-"""Seconds for a connection to be closed."""
+from sqlaqueue.consumer.notifications.polls import PollSchedule
+from sqlaqueue.queue.spec import QueueSpec
 
 
 class AsyncListener(BaseListener):
@@ -59,11 +59,11 @@ class AsyncListener(BaseListener):
         if task is None or self.subscriptions.channels:
             return
         # The caller may dispose of the engine next, and close the loop.
-        await asyncio.wait([task], timeout=_LONGEST_END)
+        await asyncio.wait([task], timeout=LONGEST_END)
         if not task.done():
             # The database does not answer.
             task.cancel()
-            await asyncio.wait([task], timeout=_LONGEST_END)
+            await asyncio.wait([task], timeout=LONGEST_END)
 
     def deliver(self, channel: str, text: str) -> None:
         self._failures = 0
@@ -155,6 +155,24 @@ class AsyncListener(BaseListener):
             return False
         self._woken.clear()
         return True
+
+
+@contextlib.asynccontextmanager
+async def woken_in_loop(
+    engine: sa.Engine, polls: PollSchedule, watched: QueueSpec | None, channel: str
+) -> AsyncIterator[None]:
+    """Do as :func:`~sqlaqueue.consumer.notifications.listener.woken_by`, for a Consumer of this event loop."""
+    subscribe(engine, channel, polls, asyncio.get_running_loop(), watched)
+    try:
+        yield
+    finally:
+        thread = unsubscribe(polls)
+        until = time.monotonic() + LONGEST_END
+        while thread is not None and thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110 - a thread knows no event of the loop
+            await asyncio.sleep(_MOMENT)
+
+
+_MOMENT = 0.005
 
 
 class _Asyncpg:

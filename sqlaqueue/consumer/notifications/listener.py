@@ -18,6 +18,7 @@ from sqlaqueue.consumer.notifications.polls import PollSchedule
 from sqlaqueue.consumer.notifications.watch import Watch
 from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Payload, parse
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of
 
 CHECK_INTERVAL = 60.0
@@ -142,7 +143,7 @@ class Subscriptions:
             return [subscriber for subscriber, channel in self._channels.items() if channel in channels]
 
 
-_ends: dict[Subscriber, Callable[[], None]] = {}
+_ends: dict[Subscriber, Callable[[], Any]] = {}
 
 
 def sends_in_process(engine: sa.Engine) -> bool:
@@ -151,9 +152,16 @@ def sends_in_process(engine: sa.Engine) -> bool:
 
 
 def subscribe(
-    engine: sa.Engine, channel: str, subscriber: Subscriber, loop: asyncio.AbstractEventLoop | None = None
+    engine: sa.Engine,
+    channel: str,
+    subscriber: Subscriber,
+    loop: asyncio.AbstractEventLoop | None = None,
+    watched: QueueSpec | None = None,
 ) -> None:
-    """Deliver what transactions of this process send on ``channel``; in ``loop``, unless any thread may do it."""
+    """Deliver what transactions of this process send on ``channel``; in ``loop``, unless any thread may do it.
+
+    :param watched: for the poll schedule of a Consumer, the queue in which jobs of other processes are looked for.
+    """
     other = engine_of(engine.dialect)
     if other is None:
         return
@@ -169,26 +177,35 @@ def subscribe(
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(subscriber.receive, payload)
 
-    _ends[subscriber] = other.subscribe(engine, deliver)
+    _ends[subscriber] = other.subscribe(engine, deliver, None if watched is None else (watched, subscriber))
 
 
-def unsubscribe(subscriber: Subscriber) -> None:
+def unsubscribe(subscriber: Subscriber) -> threading.Thread | None:
+    """Deliver nothing more; return the thread that watched for the subscriber and is ending, if it was the last one."""
     end = _ends.pop(subscriber, None)
-    if end is not None:
-        end()
+    watcher = None if end is None else end()
+    thread: threading.Thread | None = getattr(watcher, "thread", None)
+    return thread
 
 
 @contextlib.contextmanager
-def woken_by(
-    engine: sa.Engine, channel: str, subscriber: Subscriber, loop: asyncio.AbstractEventLoop | None = None
-) -> Iterator[None]:
-    """Deliver them in a block, if the engine is one that sends them in its process."""
-    subscribe(engine, channel, subscriber, loop)
+def woken_by(engine: sa.Engine, polls: PollSchedule, watched: QueueSpec | None, channel: str) -> Iterator[None]:
+    """Deliver them to a Consumer in a block, if the engine is one that sends them in its process.
+
+    :param watched: its queue, if jobs of other processes are to be noticed.
+    """
+    subscribe(engine, channel, polls, watched=watched)
     try:
         yield
     finally:
-        unsubscribe(subscriber)
+        thread = unsubscribe(polls)
+        if thread is not None:
+            # Until its connection is closed, as the caller may fork, or remove the database, next.
+            thread.join(LONGEST_END)
 
+
+LONGEST_END = 2.0
+"""Seconds for a connection to be closed."""
 
 _LONGEST_SLEEP = 1.0
 """Seconds of a pause that cannot be interrupted."""
@@ -376,7 +393,7 @@ def unlisten(engine: sa.Engine, subscriber: Subscriber) -> None:
             listener.wake()
     if listener is not None and not listener.subscriptions.channels:
         # Until its connection is closed, as the caller may drop the database next; it may not answer.
-        listener.thread.join(timeout=2)
+        listener.thread.join(timeout=LONGEST_END)
 
 
 def reconnect(engine: sa.Engine) -> None:

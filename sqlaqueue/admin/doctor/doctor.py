@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.doctor import objects, server, service, vacuum
+from sqlaqueue.admin.doctor import server, service, vacuum
 from sqlaqueue.admin.doctor.examination import SEVERITIES, Check, Examination, Finding, Thresholds
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.waker import Deadlines
@@ -24,7 +24,7 @@ from sqlaqueue.sessions import check_session, routing_to_primary
 from sqlaqueue.sql.engine import refuse_other_engines, sqlstate
 from sqlaqueue.statements.selection import select_jobs
 
-COMPLETE: tuple[Check, ...] = (objects.check_schemas, objects.check_tables)
+COMPLETE: tuple[Check, ...] = (server.check_schemas, server.check_tables)
 """The checks without which no other makes sense; a queue for which they find something is not examined further."""
 
 CHEAP: tuple[Check, ...] = (
@@ -34,27 +34,27 @@ CHEAP: tuple[Check, ...] = (
     vacuum.check_table_statistics,
     vacuum.check_keys,
     vacuum.check_notification_queue,
-    objects.check_defaults,
-    objects.check_refused_states,
-    objects.check_indexes,
-    objects.check_triggers,
-    objects.check_functions,
+    server.check_defaults,
+    server.check_refused_states,
+    server.check_indexes,
+    server.check_triggers,
+    server.check_functions,
 )
 """The checks that take next to no time, and do not depend on the role."""
 
 CHECKS: tuple[Check, ...] = (
-    objects.check_blocked_tables,
+    server.check_blocked_tables,
     *CHEAP,
-    objects.check_altered_objects,
+    server.check_altered_objects,
     server.check_durability,
     server.check_lock_table,
     server.check_clock,
     server.check_server_connections,
     server.check_pool,
     server.check_pooler,
-    objects.check_claim_indexes,
+    server.check_claim_indexes,
     vacuum.check_status_statistics,
-    objects.check_privileges,
+    server.check_privileges,
     service.check_claim_plan,
     service.check_leases,
     service.check_consumers,

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, get_args
 from urllib.parse import quote
 
 import sqlalchemy as sa
+from sqlalchemy.sql.ddl import DDLElement
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.catalog_text import quoted
+from sqlaqueue.postgresql.catalog_text import quoted, sql_text
 from sqlaqueue.postgresql.facts import ServerState, Severity
 from sqlaqueue.queue.names import CONSUMERS
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.sql.engine import OtherEngine, engine_of
 from sqlaqueue.statements.verbs import consumers
 
 
@@ -205,6 +207,39 @@ class Examination:
     deep: bool
     """Whether checks may read rows of jobs, not only catalogs, statistics and a few pages."""
 
+    @property
+    def other(self) -> OtherEngine | None:
+        """The engine of the database; None for PostgreSQL."""
+        return engine_of(self.connection.dialect)
+
+    def ago(self, age: timedelta) -> sa.ColumnElement[Any]:
+        """Return the moment that is so long ago, for a condition that a fix may repeat."""
+        if self.other is None:
+            return clock() - age
+        # A fix is executed by a client that does not know the functions of a prepared engine.
+        now: datetime = self.connection.execute(sa.select(clock())).scalar_one()
+        return sa.literal(now - age, sa.DateTime(timezone=True))
+
+    def moment(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        """Return a moment as one with a time zone, which its column may lack, that Python can load."""
+        if self.other is None:
+            return within_calendar(sa.cast(moment, sa.DateTime(timezone=True)))
+        # The others store moments in UTC, and none that Python does not know.
+        return sa.type_coerce(moment, sa.DateTime(timezone=True))
+
+    def text(self, statement: Any) -> str:
+        """Return a statement with its values, as an operator executes it."""
+        if self.other is None:
+            return sql_text(self.connection, statement)
+        names = self.connection.get_execution_options().get("schema_translate_map")
+        options: dict[str, Any] = {} if names is None else {"schema_translate_map": names}
+        if not isinstance(statement, DDLElement):
+            options["compile_kwargs"] = {"literal_binds": True}
+        if names is not None:
+            options["render_schema_translate"] = True
+        compiled = statement.compile(dialect=self.connection.dialect, **options)
+        return f"{str(compiled).strip()};"
+
 
 Check = Callable[[Examination], Iterator[Finding]]
 """A check yields what it finds. It executes each statement by ``examination.connection``; if one fails, the examination
@@ -248,9 +283,7 @@ def alive_text(consumers: int) -> str:
 
 
 def live_consumers(examination: Examination, spec: QueueSpec) -> Sequence[Any]:
-    """Return the Consumers of a queue that are alive, as ``consumers()`` does, with the seconds since they started."""
+    """Return the Consumers of a queue that are alive, as ``consumers()`` does, and what time it is, as ``now``."""
     if CONSUMERS not in spec.side_tables:
         return []
-    age = sa.extract("epoch", clock() - spec.side_tables[CONSUMERS].c.created_at)
-    query = consumers(spec.model).add_columns(sa.cast(age, sa.Double()).label("age"))
-    return examination.connection.execute(query).all()
+    return examination.connection.execute(consumers(spec.model).add_columns(clock().label("now"))).all()

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.doctor.doctor import COMPLETE, DEFAULTS, examine
 from sqlaqueue.admin.doctor.examination import Finding
-from sqlaqueue.admin.doctor.objects import check_indexes
+from sqlaqueue.admin.doctor.server import check_indexes
 from sqlaqueue.admin.doctor.service import claim_of
 from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.admin.schedules import ScheduleInfo

@@ -118,6 +118,12 @@ class Thresholds:
 
     transaction_open: timedelta = timedelta(minutes=5)
     """For how long a transaction, prepared or not, may keep dead rows."""
+    history_length: int = field(default=1_000_000, metadata={"unit": "transactions"})
+    """Of how many transactions a server of MariaDB may keep old versions of rows (history list length)."""
+    wal_size: int = field(default=64 * 1024 * 1024, metadata={"unit": "bytes"})
+    """How large the write-ahead log of a file of SQLite may be."""
+    busy_timeout: timedelta = timedelta(seconds=1)
+    """How long connections to a file of SQLite must wait for the write lock, at least."""
     horizon_age: int = field(default=100_000, metadata={"unit": "transactions"})
     """For how many later transactions a session, a slot or a standby may keep dead rows."""
     slot_inactive: timedelta = timedelta(hours=1)
@@ -212,13 +218,19 @@ class Examination:
         """The engine of the database; None for PostgreSQL."""
         return engine_of(self.connection.dialect)
 
+    def now(self) -> datetime:
+        """Return what time it is for the statements of the library."""
+        now: datetime = self.connection.execute(sa.select(clock())).scalar_one()
+        return now
+
     def ago(self, age: timedelta) -> sa.ColumnElement[Any]:
         """Return the moment that is so long ago, for a condition that a fix may repeat."""
-        if self.other is None:
-            return clock() - age
         # A fix is executed by a client that does not know the functions of a prepared engine.
-        now: datetime = self.connection.execute(sa.select(clock())).scalar_one()
-        return sa.literal(now - age, sa.DateTime(timezone=True))
+        return clock() - age if self.other is None else sa.literal(self.now() - age, sa.DateTime(timezone=True))
+
+    def later(self, wait: timedelta) -> sa.ColumnElement[Any]:
+        """Return the moment that comes after so long a time, for a condition that a fix may repeat."""
+        return clock() + wait if self.other is None else self.ago(-wait)
 
     def moment(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         """Return a moment as one with a time zone, which its column may lack, that Python can load."""

@@ -349,7 +349,8 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
     first = at_most(old.order_by(expires), "sqlaqueue_expired")
     expired_at = examination.moment(sa.func.min(first.c[expires.key]))
     found: AnySelect = sa.select(sa.func.count(), expired_at, clock()).select_from(first)
-    number, since, now = examination.connection.execute(found).one()
+    row: Any = examination.connection.execute(found).one()
+    number, since, now = row
     if not number:
         return
     age = (now - since).total_seconds()
@@ -372,8 +373,8 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
 
 def _too_long(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
     expires, lease = spec.columns["lease_expires_at"], timedelta(seconds=seconds(spec.config.lease))
-    latest = lease + examination.thresholds.lease_beyond
-    late = sa.and_(spec.in_state("processing"), expires > examination.ago(-latest))
+    latest = examination.later(lease + examination.thresholds.lease_beyond)
+    late = sa.and_(spec.in_state("processing"), expires > latest)
     rows = at_most(sa.select(expires).where(late).order_by(expires.desc()), "sqlaqueue_late")
     last = examination.moment(sa.func.max(rows.c[expires.key]))
     number, until = examination.connection.execute(sa.select(sa.func.count(), last).select_from(rows)).one()
@@ -473,8 +474,8 @@ def check_status_values(examination: Examination) -> Iterator[Finding]:
         unknown: sa.ColumnElement[bool] = sa.or_(~spec.in_state(*known), status.is_(None))
         first = at_most(sa.select(sa.cast(status, sa.Text()).label("status")).where(unknown))
         found = sa.select(first.c.status, sa.func.count()).group_by(first.c.status).order_by(first.c.status)
-        counts: dict[str | None, int] = dict(map(tuple, examination.connection.execute(found)))
-        number, values = sum(counts.values()), [*counts]
+        rows: Any = examination.connection.execute(found).all()
+        number, values = sum(count for _, count in rows), [value for value, _ in rows]
         if not number:
             continue
         end = next((state for state in ("failed", "cancelled", "completed") if state in known), "pending")

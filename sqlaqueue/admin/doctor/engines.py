@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,28 +144,38 @@ def _missing_column(examination: Examination, spec: QueueSpec, column: sa.Column
 
 
 def check_missing_indexes(examination: Examination) -> Iterator[Finding]:
-    """Find indexes of claims, of rescues and of unique jobs that the database lacks."""
+    """Find indexes that the database lacks."""
     connection = examination.connection
+    checks = checks_of(connection)
     for spec in examination.specs:
-        for index in checks_of(connection).missing_indexes(connection, spec):
-            # Statements on MariaDB name the indexes.
-            refused = getattr(_other(examination), "needs_indexes", False)
-            if index.unique:
+        needed = checks.missing_indexes(connection, spec)
+        others = {index for table in tables_of(spec) for index in table.indexes if index not in needed}
+        for index in (*needed, *sorted(others, key=lambda each: str(each.name))):
+            table = cast("sa.Table", index.table)
+            # The column of the index of unique jobs may be there on MariaDB, which knows IF NOT EXISTS for both.
+            creation = sa.schema.CreateIndex(index, if_not_exists=connection.dialect.name != "sqlite")
+            if index in others and (index.name is None or checks.has_index(connection, table, index.name)):
+                continue
+            # Statements on MariaDB name the indexes of claims and rescues.
+            refused = index in spec.claim_indexes and getattr(_other(examination), "needs_indexes", False)
+            if index in needed and index.unique:
                 consequence = (
                     "Jobs are not unique, and enqueue() fails. If the fix reports a duplicate key, cancel or delete "
                     "one of the jobs that have this key, and repeat it."
                 )
             elif refused:
                 consequence = "Statements that name it fail with error 1176, and no Consumer starts."
-            else:
+            elif index in needed:
                 consequence = "Claims or rescues read the whole table."
+            else:
+                consequence = "Statements that it is for read the whole table."
             yield Finding(
-                severity="critical" if index.unique or refused else "warning",
+                severity="critical" if refused or (index in needed and index.unique) else "warning",
                 code="missing_index",
                 queue=spec.name,
-                summary=f"The index {index.name} of {_name(connection, spec.table)} is missing.",
+                summary=f"The index {index.name} of {_name(connection, table)} is missing.",
                 consequence=consequence,
-                fixes=(examination.text(sa.schema.CreateIndex(index)), *_migration(examination)),
+                fixes=(examination.text(creation), *_migration(examination)),
                 facts={"index": str(index.name)},
             )
 
@@ -184,18 +195,18 @@ def check_claim_search(examination: Examination) -> Iterator[Finding]:
         index = next((each for each in spec.claim_indexes if str(each.name) == name), None)
         if index is None or not _is_larger(connection, spec.table, small):
             continue
-        creation = examination.text(sa.schema.CreateIndex(index))
+        creation, table = examination.text(sa.schema.CreateIndex(index)), _name(connection, spec.table)
         missing = {each.name for each in checks_of(connection).missing_indexes(connection, spec)}
         if index.name in missing:
             reason, fixes = f"the index {name} is missing", [creation]
         elif _is_found_by(examination, spec, name):
             continue
         else:
-            table = _name(connection, spec.table)
-            drop = examination.text(sa.schema.DropIndex(index))
-            analyze = f"ANALYZE {'TABLE ' if on_mariadb else ''}{table};"
-            reason = f"it does not use the index {name}, or has to sort what it finds there"
-            fixes = [f"-- If it has other columns than the model's.\n{drop}\n{creation}", analyze]
+            fixes = [f"-- Restart the workers then: connections keep the statistics.\nANALYZE {table};"]
+            reason = f"the planner does not use the index {name}"
+            if _is_altered(connection, name, creation):
+                reason = f"the index {name} has another definition than the model's"
+                fixes = [f"{examination.text(sa.schema.DropIndex(index))}\n{creation}"]
         yield Finding(
             severity="critical" if on_mariadb else "warning",
             code="claim_reads_table",
@@ -234,9 +245,34 @@ def _is_found_by(examination: Examination, spec: QueueSpec, index: str) -> bool:
     if connection.dialect.name == "sqlite":
         found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", execution_options=options)
         steps = [str(row[3]) for row in found]
-        return any(index in step.split() for step in steps) and not any("TEMP B-TREE" in step for step in steps)
+        if any("TEMP B-TREE" in step for step in steps):
+            return False
+        return any(index in step.split() for step in steps) or _are_first_pending(examination, spec)
     rows = connection.exec_driver_sql(f"EXPLAIN {text}", execution_options=options).mappings().all()
     return all(row["key"] == index and "filesort" not in (row["Extra"] or "") for row in rows)
+
+
+def _are_first_pending(examination: Examination, spec: QueueSpec) -> bool:
+    """Return whether the first rows, as a claim reads them without an index, have a pending job.
+
+    SQLite rightly reads the table if its own order is that of claims, and most jobs are pending.
+    """
+    first: AnySelect = sa.select(spec.columns["status"].label("status")).order_by(*spec.claim_order)
+    rows = first.limit(examination.thresholds.small_table).subquery("sqlaqueue_first")
+    pending: AnySelect = (
+        sa.select(sa.literal_column("1")).select_from(rows).where(rows.c.status == spec.literal("pending"))
+    )
+    return examination.connection.execute(pending.limit(1)).scalar() is not None
+
+
+def _is_altered(connection: sa.Connection, name: str, creation: str) -> bool:
+    """Return whether an index that the planner does not use has another definition than that of its creation."""
+    if connection.dialect.name != "sqlite":
+        # The statement of a claim names the index.
+        return True
+    found = _value(connection, "SELECT sql FROM sqlite_master WHERE type = 'index' AND name = ?", name)
+    existing, wanted = (re.sub(r'[\s";]', "", str(each)).lower() for each in (found, creation))
+    return existing != wanted
 
 
 # -- the file of SQLite ------------------------------------------------------------------------------------------------

@@ -126,7 +126,9 @@ def _due(examination: Examination, spec: QueueSpec) -> AnySelect:
     else:
         waiting, order = messages.of_pending_jobs(spec), messages.order
     moments = [spec.columns[role] for role in ("run_at", "created_at") if spec.has(role)]
-    since = (sa.func.coalesce(*moments) if moments else sa.null()).label("since")
+    # SQLite has no coalesce() of one argument.
+    known = sa.func.coalesce(*moments) if len(moments) > 1 else moments[0] if moments else sa.null()
+    since = known.label("since")
     jobs = sa.select(since).where(*waiting, *spec.due(spec.columns.get("run_at"))).order_by(*order)
     first = jobs.limit(_FIRST_JOBS).subquery("sqlaqueue_first")
     oldest = examination.moment(sa.func.min(first.c.since))

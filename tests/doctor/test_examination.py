@@ -198,6 +198,8 @@ COMPUTED = {
     "fsync_off": {"critical"},
     "full_page_writes_off": {"critical"},
     "synchronous_commit_off": {"notice"},
+    "synchronous_off": {"critical"},
+    "synchronous_normal": {"notice"},
     "missing_index": {"warning", "critical"},
     "invalid_index": {"warning", "critical"},
     "altered_index": {"warning", "critical"},

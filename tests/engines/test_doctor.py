@@ -115,7 +115,7 @@ class Patient:
 
     def update(self, model: Any, **values: Any) -> None:
         with self.engine.begin() as connection:
-            connection.execute(sa.update(model.__table__).values(values))
+            connection.execute(sa.update(model).values(values))
 
     def add_consumer(self, queue: str, **values: Any) -> None:
         now = datetime.now(UTC)
@@ -228,10 +228,10 @@ def test_the_session_is_left_as_it_was(patient: Patient) -> None:
 
 def test_nothing_can_be_written_on_sqlite(file: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     def check_that_writes(examination: Examination) -> Iterator[Finding]:
-        examination.connection.execute(sa.insert(Plain.__table__))
+        examination.connection.execute(sa.insert(Plain))
         yield from ()
 
-    monkeypatch.setitem(CHECKS_OF_OTHERS, "sqlite", (check_that_writes,))  # type: ignore[arg-type] # it is a dict
+    monkeypatch.setitem(CHECKS_OF_OTHERS, "sqlite", (check_that_writes,))
     finding = file.find("check_failed", Plain)
     assert finding.summary == "The check of that writes could not be made: attempt to write a readonly database."
 
@@ -242,7 +242,7 @@ def test_a_statement_that_takes_too_long(server: Patient, monkeypatch: pytest.Mo
         yield from ()
 
     others = CHECKS_OF_OTHERS["mariadb"]
-    monkeypatch.setitem(CHECKS_OF_OTHERS, "mariadb", (check_that_sleeps, *others))  # type: ignore[arg-type] # it is a dict
+    monkeypatch.setitem(CHECKS_OF_OTHERS, "mariadb", (check_that_sleeps, *others))
     server.drop_index("ix_plain_queue_lease", "plain")
     found = server.findings(Plain, statement_timeout=timedelta(milliseconds=500))
     assert [each.code for each in found] == ["missing_index", "check_failed"]
@@ -335,7 +335,7 @@ def test_a_missing_index(patient: Patient, purpose: str) -> None:
 
 def many(patient: Patient) -> None:
     with patient.engine.begin() as connection:
-        connection.execute(sa.insert(Plain.__table__), [{"run_at": datetime.now(UTC)} for _ in range(1500)])
+        connection.execute(sa.insert(Plain), [{"run_at": datetime.now(UTC)} for _ in range(1500)])
 
 
 def test_a_claim_that_finds_no_index(patient: Patient) -> None:
@@ -359,7 +359,7 @@ def test_a_table_that_a_claim_reads_in_its_own_order(patient: Patient) -> None:
     """SQLite reads the table if it knows that most jobs are pending, and goes on to do so when they have ended."""
     analyze = "ANALYZE" if patient.is_sqlite else "ANALYZE TABLE short"
     with patient.engine.begin() as connection:
-        connection.execute(sa.insert(Short.__table__), [{"status": "pending"} for _ in range(1500)])
+        connection.execute(sa.insert(Short), [{"status": "pending"} for _ in range(1500)])
     patient.execute(analyze)
     assert patient.codes(Short, unserved_for=timedelta(hours=1)) == []
     patient.update(Short, status="completed")

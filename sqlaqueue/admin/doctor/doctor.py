@@ -91,7 +91,7 @@ CHEAP_OF_OTHERS: Mapping[str, tuple[Check, ...]] = {
 }
 """What :data:`CHEAP` is for PostgreSQL, by the name of the dialect."""
 
-CHECKS_OF_OTHERS: Mapping[str, tuple[Check, ...]] = {
+CHECKS_OF_OTHERS: dict[str, tuple[Check, ...]] = {
     "sqlite": (*CHEAP_OF_OTHERS["sqlite"], server.check_pool, engines.check_claim_search, *_OF_SERVICE),
     "mariadb": (
         *CHEAP_OF_OTHERS["mariadb"],

@@ -284,7 +284,7 @@ def _file(connection: sa.Connection) -> str:
     return str(names.get("main") or "")
 
 
-_NO_SETTING = 'Remove the PRAGMA from the program\'s listeners to "connect": prepare() sets what is needed.'
+_REMOVE_PRAGMA = 'Remove the PRAGMA from the program\'s listeners to "connect": prepare() sets what is needed.'
 
 
 def check_journal_mode(examination: Examination) -> Iterator[Finding]:
@@ -303,9 +303,9 @@ def check_journal_mode(examination: Examination) -> Iterator[Finding]:
             code="journal_mode",
             summary=f"The file {path} has the journal mode {mode.upper()} instead of WAL.",
             consequence=(
-                'Workers and programs wait for each other\'s transactions, and fail with "database is locked". If it '
-                f"is not changed for good by the fix, the program changes it when it connects. {_NO_SETTING} A file on "
-                "a network drive cannot have WAL; move it to a local disk."
+                'Workers and programs wait for each other\'s transactions, and fail with "database is locked". If the '
+                f"mode changes back after the fix, the program sets it when it connects. {_REMOVE_PRAGMA} A file on a "
+                "network drive cannot have WAL; move it to a local disk."
             ),
             fixes=("PRAGMA journal_mode = WAL;",),
             facts={"journal_mode": mode},
@@ -322,7 +322,7 @@ def check_journal_mode(examination: Examination) -> Iterator[Finding]:
             summary=f"Another connection of this engine to {path} fails: {error}.",
             consequence=(
                 "Workers need several. Most likely the program sets another journal mode when it connects, which "
-                f"prepare() sets back to WAL. {_NO_SETTING}"
+                f"prepare() sets back to WAL. {_REMOVE_PRAGMA}"
             ),
             facts={"error": str(error)},
         )
@@ -358,7 +358,7 @@ def check_write_ahead_log(examination: Examination) -> Iterator[Finding]:
             severity="warning",
             code="autocheckpoint_off",
             summary="Connections of this engine never write the write-ahead log back: wal_autocheckpoint is 0.",
-            consequence=f"The log grows, and reads become slower, unless another program does. {_NO_SETTING}",
+            consequence=f"The log grows, and reads become slower, unless another program does. {_REMOVE_PRAGMA}",
             fixes=("PRAGMA wal_checkpoint(TRUNCATE);",),
             facts={"wal_autocheckpoint": 0},
         )

@@ -357,6 +357,15 @@ def test_an_index_of_other_columns(patient: Patient) -> None:
     assert finding.summary.endswith("the index ix_plain_queue_claim has another definition than the model's.")
 
 
+def test_an_index_that_mariadb_would_prefer(server: Patient) -> None:
+    """A claim names its index, whatever else the planner would choose."""
+    with server.engine.begin() as connection:
+        later = datetime.now(UTC) + timedelta(days=9)
+        connection.execute(sa.insert(Plain), [{"run_at": later} for _ in range(1500)])
+    server.execute("CREATE INDEX own ON plain (run_at)", "ANALYZE TABLE plain")
+    assert server.codes(Plain) == []
+
+
 def test_a_table_that_a_claim_reads_in_its_own_order(patient: Patient) -> None:
     """SQLite reads the table if it knows that most jobs are pending, and goes on to do so when they have ended."""
     analyze = "ANALYZE" if patient.is_sqlite else "ANALYZE TABLE short"

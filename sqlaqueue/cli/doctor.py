@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.doctor.doctor import CHEAP, COMPLETE, examine
+from sqlaqueue.admin.doctor.doctor import cheap_checks, examine
 from sqlaqueue.admin.doctor.examination import SEVERITIES, target_of
 from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, parse_url, shown_url
 from sqlaqueue.cli.output import (
@@ -90,10 +90,12 @@ def doctor(
         limits = admin.Thresholds(**dict(map(_threshold, threshold)))
     loaded = load_targets(targets)
     found: list[admin.Finding] = []
+    clients: set[str] = set()
     for group in _by_database(loaded, url):
         models = [target.model for target in group]
         with TargetDatabase.of(group[0], url) as database, command_errors(group[0].spec):
             found += database.run(admin.doctor, *models, deep=deep, thresholds=limits)
+            clients.update(database.run(_client, model) for model in models)
     given = url if context.get_parameter_source("url") is ParameterSource.COMMANDLINE else None
     found = [_concrete(finding, loaded, given) for finding in found]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
@@ -102,7 +104,7 @@ def doctor(
     else:
         printed: set[str] = set()
         for number, finding in enumerate(found):
-            echo(*([""] if number else []), *_lines(finding, printed))
+            echo(*([""] if number else []), *_lines(finding, printed, " or ".join(sorted(clients))))
         if not found:
             names = ", ".join(dict.fromkeys(target.spec.name for target in loaded))
             more = "" if deep else " With --deep all jobs and messages are read as well."
@@ -142,8 +144,17 @@ def _command(fix: str, named: Mapping[str, str], url: str | None) -> str:
 _HANDLER = "MODULE:HANDLER"
 
 
-def _lines(finding: admin.Finding, printed: set[str]) -> Iterator[str]:
-    """Yield the lines of a finding; several may have one cause, whose fix is ``printed`` once."""
+def _client(session: Session, model: type[Any]) -> str:
+    """Return the program that executes SQL in the database of a queue."""
+    name = session.get_bind(spec_of(model).mapper).dialect.name
+    return {"sqlite": "sqlite3", "mariadb": "mariadb", "mysql": "mariadb"}.get(name, "psql")
+
+
+def _lines(finding: admin.Finding, printed: set[str], client: str) -> Iterator[str]:
+    """Yield the lines of a finding; several may have one cause, whose fix is ``printed`` once.
+
+    :param client: the program that executes SQL.
+    """
     yield f"{finding.severity}: {finding.queue or 'the server'}"
     yield f"  {finding.summary}"
     if finding.consequence:
@@ -153,7 +164,7 @@ def _lines(finding: admin.Finding, printed: set[str]) -> Iterator[str]:
         return
     for number, fix in enumerate(finding.fixes):
         printed.add(fix)
-        where = "psql" if fix.endswith(";") else "a shell"
+        where = client if fix.endswith(";") else "a shell"
         yield f"  {'Or' if number else 'Fix'}, in {where}:"
         yield from (f"    {line}" for line in fix.splitlines())
         if _HANDLER in fix:
@@ -182,7 +193,7 @@ _HURRIED = admin.Thresholds(statement_timeout=timedelta(seconds=0.25), lock_time
 def worst_finding(session: Session, model: type[Any]) -> admin.Finding | None:
     """Return the worst finding, no notice, of checks that take next to no time; None if they fail."""
     try:
-        found = examine(session, [model], (*COMPLETE, *CHEAP), thresholds=_HURRIED)
+        found = examine(session, [model], cheap_checks, thresholds=_HURRIED)
     except Exception:
         extra = log_fields("doctor_failed", queue=spec_of(model).name)
         logger.debug("doctor: the queue could not be examined", exc_info=True, extra=extra)

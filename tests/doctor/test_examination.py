@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import ConcurrencyLimit, Consumer
 from sqlaqueue.admin import Finding, Thresholds, doctor
-from sqlaqueue.admin.doctor.doctor import CHECKS, COMPLETE
+from sqlaqueue.admin.doctor.doctor import CHECKS, CHECKS_OF_OTHERS, COMPLETE, COMPLETE_OF_OTHERS
 from sqlaqueue.admin.doctor.examination import Examination
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from tests.doctor.conftest import Patient, examining, plain_engine
@@ -198,6 +198,8 @@ COMPUTED = {
     "fsync_off": {"critical"},
     "full_page_writes_off": {"critical"},
     "synchronous_commit_off": {"notice"},
+    "synchronous_off": {"critical"},
+    "synchronous_normal": {"notice"},
     "missing_index": {"warning", "critical"},
     "invalid_index": {"warning", "critical"},
     "altered_index": {"warning", "critical"},
@@ -255,7 +257,9 @@ def test_the_page_lists_every_threshold() -> None:
 def test_every_check_is_made() -> None:
     made = r"^(?:def )?(check_\w+)(?:\(\s*examination\b| = _check_of\()"
     defined = set(re.findall(made, sources(), re.MULTILINE))
-    assert defined == {check.__name__ for check in (*COMPLETE, *CHECKS)} | {"check_durability"}
+    others = [check for checks in CHECKS_OF_OTHERS.values() for check in checks]
+    listed = {check.__name__ for check in (*COMPLETE, *CHECKS, *COMPLETE_OF_OTHERS, *others)}
+    assert defined == listed | {"check_durability"}
 
 
 # -- a healthy queue has no finding --------------------------------------------------------------------------------

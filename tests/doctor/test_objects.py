@@ -14,7 +14,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.admin import Finding, QueueAdmin, doctor
-from sqlaqueue.admin.doctor.objects import check_altered_objects, check_functions, check_indexes, check_triggers
+from sqlaqueue.admin.doctor.server import check_altered_objects, check_functions, check_indexes, check_triggers
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
 from tests.doctor.conftest import Patient, apply, mended, new_role, plain_engine

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
-from sqlaqueue.admin.doctor.objects import check_claim_indexes
+from sqlaqueue.admin.doctor.server import check_claim_indexes
 from sqlaqueue.admin.doctor.vacuum import check_autovacuum, check_keys, check_status_statistics, check_table_statistics
 from tests.doctor.conftest import apply, codes, examine, find, plain_engine, restart_with
 from tests.models import KINDS, make_job, new_base

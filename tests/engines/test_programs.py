@@ -385,12 +385,15 @@ def both(database: Database, file: sa.Engine, request: pytest.FixtureRequest) ->
     postgresql.dispose()
 
 
-def test_a_doctor_examines_the_queue_on_postgresql(both: sessionmaker[Session]) -> None:
+def test_a_doctor_examines_the_queues_on_both(both: sessionmaker[Session], file: sa.Engine) -> None:
     with both() as session:
         # The server itself is one for tests.
-        assert [found for found in doctor(session, Email) if found.queue is not None] == []
-        with pytest.raises(ConfigurationError, match=r"doctor\(\) reads .* not available on SQLite"):
-            doctor(session, Email, Thumbnail)
+        assert [found for found in doctor(session, Email, Thumbnail) if found.queue is not None] == []
+    with file.begin() as connection:
+        connection.execute(sa.text("DROP INDEX ix_thumbnail_queue_claim"))
+    with both() as session:
+        found = [each for each in doctor(session, Email, Thumbnail) if each.queue is not None]
+        assert [(each.code, each.queue) for each in found] == [("missing_index", "thumbnail")]
 
 
 def test_a_dashboard_shows_the_queue_on_postgresql(both: sessionmaker[Session]) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, reconcile
-from sqlaqueue.admin.doctor.objects import check_privileges
+from sqlaqueue.admin.doctor.server import check_privileges
 from sqlaqueue.exc import ConfigurationError
 from tests.doctor.conftest import codes
 from tests.privileges.conftest import Base, Letter, Note, Roles, count, enqueue

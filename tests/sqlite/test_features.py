@@ -13,7 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import ConcurrencyLimit, Fail, QueueConfig, QueueMixin, cancel, claim, complete, prepare, rescue
-from sqlaqueue.admin import QueueAdmin, doctor
+from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.maintenance.handlers_running import _take
@@ -31,8 +31,6 @@ pytestmark = pytest.mark.once
 
 
 def test_what_reads_the_catalogs_of_postgresql_is_refused(sessions: sessionmaker[Session]) -> None:
-    with sessions() as session, pytest.raises(ConfigurationError, match=r"doctor\(\) reads .* not available on SQLite"):
-        doctor(session, Email)
     with pytest.raises(ConfigurationError, match="Dashboard reads .* not available on SQLite"):
         Dashboard([Email], sessions, access=lambda _: Access(read=True))
 
@@ -322,10 +320,9 @@ def test_workers_run_jobs_and_operators_look_at_them(url: str) -> None:
 
 
 def test_commands_of_postgresql_are_refused(url: str) -> None:
-    for command in ("doctor", "web"):
-        result = run(command, EMAIL, "--url", url)
-        assert result.exit_code != 0
-        assert "not available on SQLite" in result.stderr
+    result = run("web", EMAIL, "--url", url)
+    assert result.exit_code != 0
+    assert "not available on SQLite" in result.stderr
 
 
 def test_workers_refuse_an_option_before_they_ask_for_its_table(url: str) -> None:

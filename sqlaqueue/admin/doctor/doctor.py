@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.doctor import objects, server, service, vacuum
+from sqlaqueue.admin.doctor import engines, server, service, vacuum
 from sqlaqueue.admin.doctor.examination import SEVERITIES, Check, Examination, Finding, Thresholds
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.waker import Deadlines
@@ -21,10 +21,11 @@ from sqlaqueue.log import fields, logger
 from sqlaqueue.postgresql.server import read_only
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import check_session, routing_to_primary
-from sqlaqueue.sql.engine import refuse_other_engines, sqlstate
+from sqlaqueue.sql.engine import OtherEngine, sqlstate
+from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.statements.selection import select_jobs
 
-COMPLETE: tuple[Check, ...] = (objects.check_schemas, objects.check_tables)
+COMPLETE: tuple[Check, ...] = (server.check_schemas, server.check_tables)
 """The checks without which no other makes sense; a queue for which they find something is not examined further."""
 
 CHEAP: tuple[Check, ...] = (
@@ -34,27 +35,27 @@ CHEAP: tuple[Check, ...] = (
     vacuum.check_table_statistics,
     vacuum.check_keys,
     vacuum.check_notification_queue,
-    objects.check_defaults,
-    objects.check_refused_states,
-    objects.check_indexes,
-    objects.check_triggers,
-    objects.check_functions,
+    server.check_defaults,
+    server.check_refused_states,
+    server.check_indexes,
+    server.check_triggers,
+    server.check_functions,
 )
 """The checks that take next to no time, and do not depend on the role."""
 
 CHECKS: tuple[Check, ...] = (
-    objects.check_blocked_tables,
+    server.check_blocked_tables,
     *CHEAP,
-    objects.check_altered_objects,
+    server.check_altered_objects,
     server.check_durability,
     server.check_lock_table,
     server.check_clock,
     server.check_server_connections,
     server.check_pool,
     server.check_pooler,
-    objects.check_claim_indexes,
+    server.check_claim_indexes,
     vacuum.check_status_statistics,
-    objects.check_privileges,
+    server.check_privileges,
     service.check_claim_plan,
     service.check_leases,
     service.check_consumers,
@@ -65,6 +66,66 @@ CHECKS: tuple[Check, ...] = (
     service.check_schedules,
 )
 """All others, in the order in which they run."""
+
+_OF_SERVICE: tuple[Check, ...] = (
+    service.check_leases,
+    service.check_consumers,
+    service.check_due_jobs,
+    service.check_leftovers,
+    service.check_status_values,
+    service.check_schedules,
+)
+_OF_SQLITE: tuple[Check, ...] = (
+    engines.check_journal_mode,
+    engines.check_write_ahead_log,
+    engines.check_file_settings,
+)
+_OF_MARIADB: tuple[Check, ...] = (engines.check_storage, engines.check_server_settings)
+
+COMPLETE_OF_OTHERS: tuple[Check, ...] = (engines.check_missing_tables,)
+"""What :data:`COMPLETE` is for PostgreSQL."""
+
+CHEAP_OF_OTHERS: Mapping[str, tuple[Check, ...]] = {
+    "sqlite": (engines.check_missing_indexes, *_OF_SQLITE),
+    "mariadb": (engines.check_missing_indexes, *_OF_MARIADB),
+}
+"""What :data:`CHEAP` is for PostgreSQL, by the name of the dialect."""
+
+CHECKS_OF_OTHERS: dict[str, tuple[Check, ...]] = {
+    "sqlite": (*CHEAP_OF_OTHERS["sqlite"], server.check_pool, engines.check_claim_search, *_OF_SERVICE),
+    "mariadb": (
+        *CHEAP_OF_OTHERS["mariadb"],
+        engines.check_history,
+        engines.check_connections,
+        server.check_clock,
+        server.check_pool,
+        engines.check_claim_search,
+        *_OF_SERVICE,
+    ),
+}
+"""What :data:`CHECKS` is for PostgreSQL, by the name of the dialect."""
+
+ChecksOf = Callable[[OtherEngine | None], Sequence[Check]]
+"""Returns the checks of an examination for an engine, None for PostgreSQL; the complete ones come first."""
+
+
+def all_checks(other: OtherEngine | None) -> Sequence[Check]:
+    if other is None:
+        return (*COMPLETE, *CHECKS)
+    return (*COMPLETE_OF_OTHERS, *CHECKS_OF_OTHERS[_kind(other)])
+
+
+def cheap_checks(other: OtherEngine | None) -> Sequence[Check]:
+    """Return the checks that take next to no time."""
+    if other is None:
+        return (*COMPLETE, *CHEAP)
+    return (*COMPLETE_OF_OTHERS, *CHEAP_OF_OTHERS[_kind(other)])
+
+
+def _kind(other: OtherEngine) -> str:
+    # The dialect of MariaDB may be named mysql as well.
+    return "sqlite" if other.name == "sqlite" else "mariadb"
+
 
 DEFAULTS = Thresholds()
 _STATEMENTS = 10
@@ -85,32 +146,31 @@ def doctor(
 
     With an AsyncSession: ``await session.run_sync(doctor, Email, Invoice)``. It changes nothing: each statement is
     executed in a read-only transaction with a timeout, and what it has set is reset at the end. A transaction of the
-    session stays open, as after a SELECT.
+    session stays open, as after a SELECT. On SQLite and MariaDB it makes the checks that mean something there.
 
     :param models: the queue classes.
     :param deep: whether to read all jobs and messages as well, which takes long for a large table.
     :param thresholds: from which values on something is a finding.
     :raises NotAQueueError: if a class is not a queue.
-    :raises ConfigurationError: if the database is not PostgreSQL, and for anything but a Session.
+    :raises ConfigurationError: if an engine is not prepared, and for anything but a Session.
     :raises StatementError: if no class is given, or the session's connection is in autocommit mode.
     """
     check_session(session, "doctor", is_async=False)
-    return examine(session, models, (*COMPLETE, *CHECKS), deep=deep, thresholds=thresholds)
+    return examine(session, models, all_checks, deep=deep, thresholds=thresholds)
 
 
 def examine(
     session: Session,
     models: Sequence[type[Any]],
-    checks: Sequence[Check],
+    checks: ChecksOf,
     *,
     deep: bool = False,
     thresholds: Thresholds = DEFAULTS,
 ) -> list[Finding]:
-    """Return what some checks find, the worst first; the checks begin with those in :data:`COMPLETE`."""
+    """Return what some checks find, the worst first."""
     specs = list(dict.fromkeys(select_jobs(model, "doctor").spec for model in models))
     if not specs:
         raise StatementError("doctor(): name at least one queue class, as in doctor(session, Email)")
-    refuse_other_engines(session, "doctor()", *(spec.mapper for spec in specs))
     found: list[Finding] = []
     # The server cancels what takes too long; without any reply the connection is silent, and is given up.
     longest = max(pace.LONGEST_WAIT, _STATEMENTS * thresholds.statement_timeout.total_seconds())
@@ -125,24 +185,19 @@ def examine(
             groups.setdefault(session.get_bind(spec.mapper), []).append(spec)
         for group in groups.values():
             connection = session.connection(bind_arguments={"mapper": group[0].mapper})
-            found += _examine(Examination(connection, group, thresholds, deep), checks, wait.restart)
+            check_dialect(connection.dialect, "doctor()")
+            examination = Examination(connection, group, thresholds, deep)
+            found += _examine(examination, checks(examination.other), wait.restart)
     return sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), finding.queue or ""))
 
 
 def _examine(examination: Examination, checks: Iterable[Check], progressed: Callable[[], object]) -> list[Finding]:
-    connection, limits = examination.connection, examination.thresholds
     found: list[Finding] = []
-    # Rolling the savepoint back resets the settings as well.
-    with _savepoint(connection):
-        read_only(
-            connection,
-            statement_timeout=_milliseconds(limits.statement_timeout),
-            lock_timeout=_milliseconds(limits.lock_timeout),
-        )
+    with _limited(examination):
         for check in checks:
             progressed()
             found += _run(check, examination)
-            if check in COMPLETE:
+            if check in COMPLETE or check in COMPLETE_OF_OTHERS:
                 incomplete = {finding.queue for finding in found}
                 rest = [spec for spec in examination.specs if spec.name not in incomplete]
                 examination = replace(examination, specs=rest)
@@ -150,10 +205,29 @@ def _examine(examination: Examination, checks: Iterable[Check], progressed: Call
     return list({(each.code, each.queue, each.summary): each for each in found}.values())
 
 
+@contextmanager
+def _limited(examination: Examination) -> Iterator[None]:
+    """Limit what the statements of the block may do, and how long they may take."""
+    if examination.other is not None:
+        with engines.careful(examination):
+            yield
+        return
+    connection, limits = examination.connection, examination.thresholds
+    # Rolling the savepoint back resets the settings as well.
+    with _savepoint(connection):
+        read_only(
+            connection,
+            statement_timeout=_milliseconds(limits.statement_timeout),
+            lock_timeout=_milliseconds(limits.lock_timeout),
+        )
+        yield
+
+
 def _run(check: Check, examination: Examination) -> list[Finding]:
     """Return what a check finds; if it fails, what it finds for each queue by itself."""
     try:
-        with _savepoint(examination.connection):
+        # The others go on with the transaction after an error; and a savepoint could lock a file of SQLite.
+        with _savepoint(examination.connection) if examination.other is None else nullcontext():
             return list(check(examination))
     except Exception as error:
         connection = examination.connection
@@ -173,7 +247,9 @@ def _run(check: Check, examination: Examination) -> list[Finding]:
 def _failed(check: Check, examination: Examination, error: Exception) -> Finding:
     name = check.__name__.removeprefix("check_").replace("_", " ")
     if isinstance(error, DBAPIError):
-        reason, state = str(error.orig).strip().partition("\n")[0], sqlstate(error)
+        # Drivers whose errors have a number give it before the text.
+        text = error.orig if examination.other is None or error.orig is None else error.orig.args[-1]
+        reason, state = str(text).strip().partition("\n")[0], sqlstate(error)
     else:
         reason, state = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": "), None
     return Finding(

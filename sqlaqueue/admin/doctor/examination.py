@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, get_args
 from urllib.parse import quote
 
 import sqlalchemy as sa
+from sqlalchemy.sql.ddl import DDLElement
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.catalog_text import quoted
+from sqlaqueue.postgresql.catalog_text import quoted, sql_text
 from sqlaqueue.postgresql.facts import ServerState, Severity
 from sqlaqueue.queue.names import CONSUMERS
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.sql.engine import OtherEngine, engine_of
 from sqlaqueue.statements.verbs import consumers
 
 
@@ -116,6 +118,12 @@ class Thresholds:
 
     transaction_open: timedelta = timedelta(minutes=5)
     """For how long a transaction, prepared or not, may keep dead rows."""
+    history_length: int = field(default=1_000_000, metadata={"unit": "transactions"})
+    """Of how many transactions a server of MariaDB may keep old versions of rows (history list length)."""
+    wal_size: int = field(default=64 * 1024 * 1024, metadata={"unit": "bytes"})
+    """How large the write-ahead log of a file of SQLite may be."""
+    busy_timeout: timedelta = timedelta(seconds=1)
+    """How long connections to a file of SQLite must wait for the write lock, at least."""
     horizon_age: int = field(default=100_000, metadata={"unit": "transactions"})
     """For how many later transactions a session, a slot or a standby may keep dead rows."""
     slot_inactive: timedelta = timedelta(hours=1)
@@ -205,6 +213,45 @@ class Examination:
     deep: bool
     """Whether checks may read rows of jobs, not only catalogs, statistics and a few pages."""
 
+    @property
+    def other(self) -> OtherEngine | None:
+        """The engine of the database; None for PostgreSQL."""
+        return engine_of(self.connection.dialect)
+
+    def now(self) -> datetime:
+        """Return what time it is for the statements of the library."""
+        now: datetime = self.connection.execute(sa.select(clock())).scalar_one()
+        return now
+
+    def ago(self, age: timedelta) -> sa.ColumnElement[Any]:
+        """Return the moment that is so long ago, for a condition that a fix may repeat."""
+        # A fix is executed by a client that does not know the functions of a prepared engine.
+        return clock() - age if self.other is None else sa.literal(self.now() - age, sa.DateTime(timezone=True))
+
+    def later(self, wait: timedelta) -> sa.ColumnElement[Any]:
+        """Return the moment that comes after so long a time, for a condition that a fix may repeat."""
+        return clock() + wait if self.other is None else self.ago(-wait)
+
+    def moment(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        """Return a moment as one with a time zone, which its column may lack, that Python can load."""
+        if self.other is None:
+            return within_calendar(sa.cast(moment, sa.DateTime(timezone=True)))
+        # The others store moments in UTC, and none that Python does not know.
+        return sa.type_coerce(moment, sa.DateTime(timezone=True))
+
+    def text(self, statement: Any) -> str:
+        """Return a statement with its values, as an operator executes it."""
+        if self.other is None:
+            return sql_text(self.connection, statement)
+        names = self.connection.get_execution_options().get("schema_translate_map")
+        options: dict[str, Any] = {} if names is None else {"schema_translate_map": names}
+        if not isinstance(statement, DDLElement):
+            options["compile_kwargs"] = {"literal_binds": True}
+        if names is not None:
+            options["render_schema_translate"] = True
+        compiled = statement.compile(dialect=self.connection.dialect, **options)
+        return f"{str(compiled).strip()};"
+
 
 Check = Callable[[Examination], Iterator[Finding]]
 """A check yields what it finds. It executes each statement by ``examination.connection``; if one fails, the examination
@@ -248,9 +295,7 @@ def alive_text(consumers: int) -> str:
 
 
 def live_consumers(examination: Examination, spec: QueueSpec) -> Sequence[Any]:
-    """Return the Consumers of a queue that are alive, as ``consumers()`` does, with the seconds since they started."""
+    """Return the Consumers of a queue that are alive, as ``consumers()`` does, and what time it is, as ``now``."""
     if CONSUMERS not in spec.side_tables:
         return []
-    age = sa.extract("epoch", clock() - spec.side_tables[CONSUMERS].c.created_at)
-    query = consumers(spec.model).add_columns(sa.cast(age, sa.Double()).label("age"))
-    return examination.connection.execute(query).all()
+    return examination.connection.execute(consumers(spec.model).add_columns(clock().label("now"))).all()

@@ -33,7 +33,6 @@ from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.catalog import missing_tables, sees_all
-from sqlaqueue.postgresql.catalog_text import sql_text
 from sqlaqueue.postgresql.facts import TableRead
 from sqlaqueue.postgresql.faults_of_indexes import index_faults
 from sqlaqueue.postgresql.plans import disabled_plans, on_shards, whole_reads
@@ -43,8 +42,9 @@ from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.run import key_text
-from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.schedules.recurrence import ScheduleTables
+from sqlaqueue.sql.engine import schema_of
 from sqlaqueue.strategies.columns import same
 from sqlaqueue.strategies.delete_returning import MessageTable
 from sqlaqueue.strategies.update_status import waits_for_duplicate
@@ -58,8 +58,8 @@ def check_due_jobs(examination: Examination) -> Iterator[Finding]:
     """Find due jobs of queues that are paused or have no Consumer, and those that have waited for long."""
     limits = examination.thresholds
     for spec in examination.specs:
-        row: Any = examination.connection.execute(_due(spec)).one()
-        due, oldest = row.due, None if row.oldest is None else float(row.oldest)
+        row: Any = examination.connection.execute(_due(examination, spec)).one()
+        due, oldest = row.due, None if row.since is None else (row.now - row.since).total_seconds()
         if not due:
             continue
         jobs = "1 job is" if due == 1 else f"{number_text(due, 'job')} are"
@@ -117,8 +117,8 @@ def _backlog(spec: QueueSpec, waits: str, facts: dict[str, Any]) -> Finding:
     )
 
 
-def _due(spec: QueueSpec) -> AnySelect:
-    """Return a SELECT of the number of due jobs, up to a limit, and the seconds since the oldest of them was due."""
+def _due(examination: Examination, spec: QueueSpec) -> AnySelect:
+    """Return a SELECT of the number of due jobs, up to a limit, since when the oldest is due, and what time it is."""
     messages = messages_of(spec)
     if messages is None:
         waiting = [spec.in_state("pending")] if spec.has("status") else []
@@ -126,12 +126,13 @@ def _due(spec: QueueSpec) -> AnySelect:
     else:
         waiting, order = messages.of_pending_jobs(spec), messages.order
     moments = [spec.columns[role] for role in ("run_at", "created_at") if spec.has(role)]
-    # The columns may have no time zone.
-    since = sa.cast(sa.func.coalesce(*moments) if moments else sa.null(), sa.DateTime(timezone=True)).label("since")
+    # SQLite has no coalesce() of one argument.
+    known = sa.func.coalesce(*moments) if len(moments) > 1 else moments[0] if moments else sa.null()
+    since = known.label("since")
     jobs = sa.select(since).where(*waiting, *spec.due(spec.columns.get("run_at"))).order_by(*order)
     first = jobs.limit(_FIRST_JOBS).subquery("sqlaqueue_first")
-    oldest = sa.extract("epoch", clock() - within_calendar(sa.func.min(first.c.since)))
-    columns: list[sa.ColumnElement[Any]] = [sa.func.count().label("due"), oldest.label("oldest")]
+    oldest = examination.moment(sa.func.min(first.c.since))
+    columns: list[sa.ColumnElement[Any]] = [sa.func.count().label("due"), oldest.label("since"), clock().label("now")]
     return sa.select(*columns).select_from(first)
 
 
@@ -140,8 +141,10 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
     for spec in examination.specs:
         alive = live_consumers(examination, spec)
         # One that has just started has not received its own heartbeat yet.
-        old = examination.thresholds.not_listening_for.total_seconds()
-        silent = [each for each in alive if not each.listening and each.age >= old] if wakes(spec) else []
+        old = examination.thresholds.not_listening_for
+        # Only PostgreSQL notifies other processes.
+        notifies = examination.other is None and wakes(spec)
+        silent = [each for each in alive if notifies and not each.listening and each.now - each.created_at >= old]
         if silent:
             names = ", ".join(str(each.name) for each in silent)
             yield Finding(
@@ -198,7 +201,7 @@ def _unclaimable_jobs(spec: QueueSpec, alive: Sequence[Any]) -> Iterator[Finding
 def check_leftovers(examination: Examination) -> Iterator[Finding]:
     """Find entries of the crash journal and requests to cancel that Consumers should have deleted."""
     for spec in examination.specs:
-        old = clock() - examination.thresholds.leftover_age
+        old = examination.ago(examination.thresholds.leftover_age)
         journal, control = spec.side_tables.get(CRASH_JOURNAL), spec.side_tables.get(CONTROL)
         if journal is not None:
             consumers = spec.side_tables[CONSUMERS]
@@ -235,7 +238,7 @@ def _left_over(
         queue=spec.name,
         summary=f"{what} older than {age} remain.",
         consequence=f"{cause} Consumers delete them after a day; so none has run for long, or its maintenance fails.",
-        fixes=(sql_text(examination.connection, sa.delete(table).where(rows)),),
+        fixes=(examination.text(sa.delete(table).where(rows)),),
         facts={"entries" if in_journal else "requests": number},
     )
 
@@ -342,16 +345,17 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
     expires = spec.columns["lease_expires_at"]
     old = sa.select(expires).where(
         spec.in_state("processing"),
-        expires <= clock() - examination.thresholds.lease_expired_for,
+        expires <= examination.ago(examination.thresholds.lease_expired_for),
         ~waits_for_duplicate(spec),
     )
     first = at_most(old.order_by(expires), "sqlaqueue_expired")
-    age = sa.extract(
-        "epoch", clock() - within_calendar(sa.cast(sa.func.min(first.c[expires.key]), sa.DateTime(timezone=True)))
-    )
-    number, since = examination.connection.execute(sa.select(sa.func.count(), age).select_from(first)).one()
+    expired_at = examination.moment(sa.func.min(first.c[expires.key]))
+    found: AnySelect = sa.select(sa.func.count(), expired_at, clock()).select_from(first)
+    row: Any = examination.connection.execute(found).one()
+    number, since, now = row
     if not number:
         return
+    age = (now - since).total_seconds()
     alive = len(live_consumers(examination, spec))
     target = target_of(spec)
     whose = f"though {alive_text(alive)}" if alive else "and no Consumer is alive"
@@ -361,20 +365,20 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
         code="expired_leases",
         queue=spec.name,
         summary=(
-            f"The leases of {number_text(number, 'job')} have expired, the first {duration_text(float(since))} ago, "
-            f"{whose}."
+            f"The leases of {number_text(number, 'job')} have expired, the first {duration_text(age)} ago, {whose}."
         ),
         consequence=f"Their workers died, and the jobs do not run until they are rescued. {then}",
         fixes=(f"sqlaqueue rescue {target}", *(() if alive else (f"sqlaqueue worker {target}=MODULE:HANDLER",))),
-        facts={"jobs": number, "seconds": float(since), "consumers": alive},
+        facts={"jobs": number, "seconds": age, "consumers": alive},
     )
 
 
 def _too_long(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
     expires, lease = spec.columns["lease_expires_at"], timedelta(seconds=seconds(spec.config.lease))
-    late = sa.and_(spec.in_state("processing"), expires > clock() + (lease + examination.thresholds.lease_beyond))
+    latest = examination.later(lease + examination.thresholds.lease_beyond)
+    late = sa.and_(spec.in_state("processing"), expires > latest)
     rows = at_most(sa.select(expires).where(late).order_by(expires.desc()), "sqlaqueue_late")
-    last = within_calendar(sa.cast(sa.func.max(rows.c[expires.key]), sa.DateTime(timezone=True)))
+    last = examination.moment(sa.func.max(rows.c[expires.key]))
     number, until = examination.connection.execute(sa.select(sa.func.count(), last).select_from(rows)).one()
     if number:
         update = sa.update(spec.table).where(late).values({expires: clock()})
@@ -392,7 +396,7 @@ def _too_long(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
                 "nothing rescues them before, and they occupy places of limits. The fix has them rescued soon; if a "
                 "worker does run them, raise the threshold lease_beyond instead."
             ),
-            fixes=(sql_text(examination.connection, update),),
+            fixes=(examination.text(update),),
             facts={"jobs": number, "until": until.isoformat()},
         )
 
@@ -408,7 +412,7 @@ def _without_lease(examination: Examination, spec: QueueSpec) -> Iterator[Findin
             queue=spec.name,
             summary=f"{number_text(number, 'job')} in the state processing, without a lease: plain SQL has set it.",
             consequence="No worker runs them, and no Consumer rescues them.",
-            fixes=(sql_text(examination.connection, update),),
+            fixes=(examination.text(update),),
             facts={"jobs": number},
         )
 
@@ -433,7 +437,7 @@ def _jobs_without(examination: Examination, spec: QueueSpec, messages: MessageTa
         # The application inserts its own messages, and reconcile() only deletes some.
         names = [*(column.key for column in messages.jobs), *messages.waiting]
         insert = sa.insert(messages.table).from_select(names, rows.add_columns(*messages.waiting.values()))
-        fix = sql_text(examination.connection, insert)
+        fix = examination.text(insert)
     yield Finding(
         severity="critical",
         code="jobs_without_message",
@@ -471,8 +475,9 @@ def check_status_values(examination: Examination) -> Iterator[Finding]:
         known = [state for state in STATES if getattr(spec.config.states, state) is not None]
         unknown: sa.ColumnElement[bool] = sa.or_(~spec.in_state(*known), status.is_(None))
         first = at_most(sa.select(sa.cast(status, sa.Text()).label("status")).where(unknown))
-        found = sa.select(sa.func.count(), sa.func.array_agg(first.c.status.distinct())).select_from(first)
-        number, values = examination.connection.execute(found).one()
+        found = sa.select(first.c.status, sa.func.count()).group_by(first.c.status).order_by(first.c.status)
+        rows: Any = examination.connection.execute(found).all()
+        number, values = sum(count for _, count in rows), [value for value, _ in rows]
         if not number:
             continue
         end = next((state for state in ("failed", "cancelled", "completed") if state in known), "pending")
@@ -487,7 +492,7 @@ def check_status_values(examination: Examination) -> Iterator[Finding]:
                 "They never run and are never deleted. Correct them, or name the value in QueueConfig(states=...). The "
                 f"fix makes them {end}."
             ),
-            fixes=(sql_text(examination.connection, update),),
+            fixes=(examination.text(update),),
             facts={"jobs": number, "values": values},
         )
 
@@ -497,10 +502,10 @@ def check_schedules(examination: Examination) -> Iterator[Finding]:
     connection = examination.connection
     for spec in examination.specs:
         tables = ScheduleTables.look_up(spec)
-        if missing_tables(connection, [tables.schedules, tables.ticks]):
+        if _lacks(examination, [tables.schedules, tables.ticks]):
             continue
-        # A savepoint of its own: closing the session must not end the caller's transaction.
-        with Session(connection, autoflush=False, join_transaction_mode="create_savepoint") as session:
+        # Closing the session does not end the caller's transaction.
+        with Session(connection, autoflush=False) as session:
             stored = [each for each in read_schedules(session, spec.model) if each.queue == spec.name]
         active = [each for each in stored if each.paused_at is None or each.run_requested_at is not None]
         for each in active:
@@ -516,6 +521,14 @@ def check_schedules(examination: Examination) -> Iterator[Finding]:
                 fixes=(f"sqlaqueue worker {target_of(spec)}=MODULE:HANDLER",),
                 facts={"schedules": [each.name for each in active]},
             )
+
+
+def _lacks(examination: Examination, tables: Sequence[sa.Table]) -> bool:
+    connection = examination.connection
+    if examination.other is None:
+        return bool(missing_tables(connection, tables))
+    inspector = sa.inspect(connection)
+    return not all(inspector.has_table(table.name, schema_of(connection, table)) for table in tables)
 
 
 def _of_schedule(schedule: ScheduleInfo, target: str) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.doctor.doctor import COMPLETE, DEFAULTS, examine
 from sqlaqueue.admin.doctor.examination import Finding
-from sqlaqueue.admin.doctor.objects import check_indexes
+from sqlaqueue.admin.doctor.server import check_indexes
 from sqlaqueue.admin.doctor.service import claim_of
 from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.admin.schedules import ScheduleInfo
@@ -49,7 +49,7 @@ class ClaimPlan:
 
 def read_index_findings(session: Session, spec: QueueSpec) -> list[Finding]:
     names = {str(index.name) for index in spec.claim_indexes}
-    found = examine(session, [spec.model], (*COMPLETE, check_indexes))
+    found = examine(session, [spec.model], lambda _: (*COMPLETE, check_indexes))
     return [each for each in found if each.code == "check_failed" or each.facts.get("index") in names]
 
 

@@ -58,7 +58,7 @@ def test_other_drivers_are_refused() -> None:
 def test_an_engine_that_is_not_prepared_is_refused(url: str) -> None:
     engine = sa.create_engine(url)
     statement = claim(Job, 1)
-    said = r"is not prepared; call sqlaqueue.prepare\(engine\)"
+    said = r"is not prepared; use engine = sqlaqueue\.prepare\(create_engine\("
     with pytest.raises(ConfigurationError, match=said):
         Consumer(Job, lambda *_: None, sessionmaker(engine)).drain()
     assert "FOR UPDATE" in str(statement)

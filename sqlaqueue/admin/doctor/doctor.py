@@ -22,6 +22,7 @@ from sqlaqueue.postgresql.server import read_only
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import check_session, routing_to_primary
 from sqlaqueue.sql.engine import refuse_other_engines, sqlstate
+from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.statements.selection import select_jobs
 
 COMPLETE: tuple[Check, ...] = (objects.check_schemas, objects.check_tables)
@@ -110,6 +111,8 @@ def examine(
     specs = list(dict.fromkeys(select_jobs(model, "doctor").spec for model in models))
     if not specs:
         raise StatementError("doctor(): name at least one queue class, as in doctor(session, Email)")
+    for spec in specs:
+        check_dialect(session.get_bind(spec.mapper).dialect, "doctor()", "the engine of the session")
     refuse_other_engines(session, "doctor()", *(spec.mapper for spec in specs))
     found: list[Finding] = []
     # The server cancels what takes too long; without any reply the connection is silent, and is given up.

@@ -97,6 +97,10 @@ class MariaDB(SharedEngine):
                 )
                 raise DatabaseNotReadyError(msg)
 
+    def check_connection(self, connection: sa.Connection, who: str) -> str | None:
+        """Accept each connection: what the library needs, it sets by statements of its own."""
+        return None
+
     def check_pool(self, engine: sa.Engine, who: str) -> None:
         if isinstance(engine.pool, SingletonThreadPool | StaticPool | AssertionPool):
             msg = (

@@ -43,11 +43,6 @@ class MariaDB(SharedEngine):
 
     title = "MariaDB"
     no_strategy = "where there are no triggers for messages, and held claims have not been tested"
-    migrating = (
-        "add what an existing table lacks by ALTER TABLE, as sqlalchemy.schema.CreateTable(Model.__table__)"
-        ".compile(engine) prints it, and its indexes by index.create(engine, checkfirst=True) for those of "
-        "Model.__table__.indexes"
-    )
     needs_indexes = True
     no_flow_control: ClassVar[Mapping[str, str]] = {
         "ConcurrencyLimit": "where a claim cannot count the running jobs of a key",

@@ -33,12 +33,8 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
         index = create.element
         if is_unique_index(index):
             return create_index(index, self, if_not_exists=create.if_not_exists)
-        where = index.dialect_options["postgresql"]["where"]
-        if where is None:
-            return str(super().visit_create_index(create, **options))
-        expressions, known = index.expressions, {getattr(each, "key", None) for each in index.expressions}
-        leading = [column for column in dict.fromkeys(_columns_of(where)) if column.key not in known]
-        index.expressions = [*leading, *expressions]
+        expressions = index.expressions
+        index.expressions = [*leading_columns(index), *expressions]
         try:
             return str(super().visit_create_index(create, **options))
         finally:
@@ -132,6 +128,13 @@ def _columns_of(where: Any) -> Iterator[Any]:
         for part in parts:
             if isinstance(part, BinaryExpression) and part.operator in _COMPARED and isinstance(part.left, sa.Column):
                 yield part.left
+
+
+def leading_columns(index: sa.Index) -> list[Any]:
+    """Return the columns of the predicate of a partial index, with which the index begins here."""
+    where = index.dialect_options["postgresql"]["where"]
+    known = {getattr(each, "key", None) for each in index.expressions}
+    return [] if where is None else [each for each in dict.fromkeys(_columns_of(where)) if each.key not in known]
 
 
 _COMPARED = {operators.eq, operators.in_op, operators.is_not}

@@ -459,7 +459,7 @@ class SqlTemplate(DDLElement):
         self.tables = tables
 
 
-@compiles(SqlTemplate, "postgresql")
+@compiles(SqlTemplate, "postgresql", "sqlite", "mariadb", "mysql")
 def _render_template(element: SqlTemplate, compiler: DDLCompiler, **_: Any) -> str:
     def replacement(match: re.Match[str]) -> str:
         table = element.tables.get(match[1])

@@ -128,7 +128,7 @@ class SQLite(SharedEngine):
         """
         if begins_otherwise(connection):
             msg = (
-                f"{who}: a listener to `begin` begins the transactions of this engine. With BEGIN, one that reads first "
+                f"{who}: a listener to `begin` begins this engine's transactions. With BEGIN, one that reads first "
                 'may fail with "database is locked"; with BEGIN IMMEDIATE, one that only reads keeps others from '
                 "writing. Remove the listener: a prepared engine begins each transaction as its first statement needs"
             )

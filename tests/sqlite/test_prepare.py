@@ -545,5 +545,5 @@ def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Pa
 @pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
 def test_an_engine_that_is_not_prepared_is_refused(project: Config, *, several: bool) -> None:
     project.attributes |= {"prepared": False, "several": several}
-    with pytest.raises(ConfigurationError, match=r"env.py: .* call sqlaqueue.prepare\(engine\)"):
+    with pytest.raises(ConfigurationError, match=r"env.py: .* use engine = sqlaqueue\.prepare\("):
         revise(project, "create")

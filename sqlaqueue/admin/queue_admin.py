@@ -29,6 +29,7 @@ from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.schedule import Schedule
 from sqlaqueue.sessions import check_session, session_in_scope
+from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.statements.selection import key_of, select_jobs
 
 if TYPE_CHECKING:
@@ -55,11 +56,12 @@ class _Admin:
         check_session(self.session, name, is_async=is_async, has_async_version=True)
         mapper = spec_of(self.model).mapper
         try:
-            self.session.get_bind(mapper)
+            bind = self.session.get_bind(mapper)
         except UnboundExecutionError:
             kind = "AsyncSession" if is_async else "Session"
             msg = f"{name}(): this session has no engine for {self.model.__name__}; give {kind}(engine)"
             raise ConfigurationError(msg) from None
+        check_dialect(bind.dialect, f"{name}({self.model.__name__})", "the engine of the session")
 
     @property
     def _spec(self) -> QueueSpec:

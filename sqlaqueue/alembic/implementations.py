@@ -6,19 +6,24 @@ The loops are part of the SQL, in DO blocks, so that a script (``--sql``) contai
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from alembic.operations import Operations
 from alembic.util import CommandError
+from sqlalchemy.dialects import mysql  # noqa: TID251 - the types of MariaDB, which a migration names
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import DDLElement
+from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
+from sqlalchemy.sql.elements import ColumnElement, conv
 
-from sqlaqueue.postgresql.ddl import SqlTemplate
-from sqlaqueue.sql.engine import INSUFFICIENT_PRIVILEGE, sqlstate
+from sqlaqueue.engines.shared import plain_index, translated_check
+from sqlaqueue.postgresql.catalog_schemas import PREFIX
+from sqlaqueue.postgresql.ddl import SqlTemplate, queue_of
+from sqlaqueue.sql.engine import INSUFFICIENT_PRIVILEGE, PLAIN, sqlstate
 
 LOCK_TIMEOUT = 0.5
 """How long one attempt to lock a table waits, in seconds."""
@@ -185,3 +190,111 @@ def connection_of(op: Operations) -> sa.Connection | None:
 
 def drop_concurrently(op: Operations, index: str, table: sa.Table) -> None:
     op.drop_index(index, table.name, schema=table.schema, if_exists=True, postgresql_concurrently=True)
+
+
+# -- tables of SQLite and MariaDB --------------------------------------------------------------------------------------
+# What a prepared engine makes of the library's columns and indexes, as a table that needs no translation.
+
+
+class VerbatimSql(ColumnElement[Any]):
+    """SQL text that Alembic renders as an ``sa.text()`` with the same meaning.
+
+    In ``sa.text("status = ...")``, which Alembic writes for a predicate or a default, ``:name`` would be a parameter,
+    and a percent sign that was doubled for a driver would be doubled again.
+    """
+
+    inherit_cache = False
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+@compiles(VerbatimSql)
+def _render_verbatim(element: VerbatimSql, *_: Any, **__: Any) -> str:
+    return element.text.replace(":", "\\:")
+
+
+def stored_table(table: sa.Table, metadata: sa.MetaData, dialect: Any) -> sa.Table:
+    """Return a copy of a table with the types, defaults, conditions and indexes that a prepared engine gives it.
+
+    :param metadata: gets the copy.
+    """
+    copy, is_ours = table.to_metadata(metadata), table.name.startswith(PREFIX)
+    if not is_ours and queue_of(table) is None:
+        return copy
+    compiler: Any = dialect.ddl_compiler(dialect, CreateTable(table))
+    for column in table.columns:
+        if is_ours or "sqlaqueue" in column.info:
+            copy.c[column.name].type = _stored_type(column, dialect)
+            copy.c[column.name].server_default = _stored_default(column, compiler)
+    for check in [each for each in copy.constraints if isinstance(each, sa.CheckConstraint)]:
+        if is_ours:
+            copy.constraints.discard(check)
+            text = VerbatimSql(translated_check(str(check.sqltext), dialect.identifier_preparer.quote))
+            copy.append_constraint(sa.CheckConstraint(text, name=check.name))
+    for index in table.indexes:
+        _store_index(index, copy, dialect)
+    return copy
+
+
+def ddl_text(element: DDLElement, dialect: Any) -> str:
+    """Return a statement as the server gets it."""
+    text = str(element.compile(dialect=dialect))
+    # The compiler doubles percent signs for a driver to which they announce parameters.
+    return text.replace("%%", "%") if dialect.paramstyle in {"format", "pyformat"} else text
+
+
+_TEXT_TYPE = re.compile(r"(VARCHAR|LONGTEXT)(?:\((\d+)\))? CHARACTER SET (\w+) COLLATE (\w+)$")
+
+
+def _stored_type(column: sa.Column[Any], dialect: Any) -> Any:
+    rendered = dialect.type_compiler_instance.process(column.type, type_expression=column)
+    found = _TEXT_TYPE.match(rendered)
+    if found is not None:
+        kind, length, charset, collation = found.groups()
+        if kind == "LONGTEXT":
+            return mysql.LONGTEXT(charset=charset, collation=collation)
+        return mysql.VARCHAR(int(length), charset=charset, collation=collation)
+    if rendered == "DOUBLE":
+        return sa.Double()
+    if rendered == "JSON":
+        return sa.JSON(none_as_null=getattr(column.type, "none_as_null", True))
+    if rendered.startswith("DATETIME("):
+        return mysql.DATETIME(fsp=int(rendered[len("DATETIME(") : -1]))
+    return column.type
+
+
+def _stored_default(column: sa.Column[Any], compiler: Any) -> Any:
+    if isinstance(column.server_default, sa.Identity):
+        # Both generate the key of such a column without it.
+        return None
+    if not isinstance(column.server_default, sa.DefaultClause):
+        return column.server_default
+    text = compiler.get_column_default_string(column)
+    return None if text in {None, "NULL"} else sa.DefaultClause(VerbatimSql(text))
+
+
+def _store_index(index: sa.Index, copy: sa.Table, dialect: Any) -> None:
+    """Replace the index of a copied table by the one that the engine creates; MariaDB has unique ones elsewhere."""
+    (copied,) = (each for each in copy.indexes if each.name == index.name)
+    (columns, where), options = plain_index(index), dict(copied.dialect_kwargs)
+    options.pop("postgresql_where", None)
+    leading: list[Any] = []
+    if dialect.name == "sqlite":
+        if where is not None:
+            compiler: Any = dialect.ddl_compiler(dialect, CreateIndex(index))
+            text = compiler.sql_compiler.process(where, include_table=False, literal_binds=True)
+            options["sqlite_where"] = VerbatimSql(text)
+    else:
+        from sqlaqueue.mariadb.tables import leading_columns  # noqa: PLC0415 - other databases do not need it
+        from sqlaqueue.mariadb.unique import is_unique_index  # noqa: PLC0415 - other databases do not need it
+
+        if is_unique_index(index):
+            copy.indexes.discard(copied)
+            return
+        leading = [copy.c[column.name] for column in leading_columns(index)]
+    copy.indexes.discard(copied)
+    plain = index.info.get(PLAIN, ())
+    if plain is not None:
+        expressions = [copy.c[column.name] for column in columns] if plain else [*copied.expressions]
+        sa.Index(conv(str(index.name)), *leading, *expressions, unique=index.unique, **options)

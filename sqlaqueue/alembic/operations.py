@@ -337,6 +337,11 @@ class DropColumns(_WithUndo, name="drop_queue_columns"):
     live: bool = False
 
     def implement(self, op: Operations) -> None:
+        if op.get_context().dialect.name != "postgresql":
+            with op.batch_alter_table(self.table, schema=self.schema) as batch:
+                for name in self.columns:
+                    batch.drop_column(name)
+            return
         table, quote = ddl.bare_table(self.table, self.schema), NEUTRAL.identifier_preparer.quote
         drops = ", ".join(f"DROP COLUMN IF EXISTS {quote(name)}" for name in self.columns)
         drop = RetryingTransaction(table, [ddl.SqlTemplate(f"ALTER TABLE {{table}} {drops}", table=table)])

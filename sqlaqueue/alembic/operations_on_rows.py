@@ -59,6 +59,9 @@ class AddColumns(QueueOp, name="add_queue_columns"):
     live: bool = False
 
     def implement(self, op: Operations) -> None:
+        if op.get_context().dialect.name != "postgresql":
+            _add_columns_elsewhere(op, self)
+            return
         statements, backfill = _add_columns(self)
         table = bare_table(self.table, self.schema)
         add = RetryingTransaction(table, statements)
@@ -133,6 +136,21 @@ def _add_columns(operation: AddColumns) -> tuple[list[DDLElement], _Backfill]:
         if isinstance(operation.existing_rows, sa.TextClause):
             backfill = _backfill(table, status, operation.existing_rows.text)
     return statements, backfill
+
+
+def _add_columns_elsewhere(op: Operations, operation: AddColumns) -> None:
+    """Add the columns on SQLite or MariaDB; a table of SQLite is copied if a default is an expression."""
+    _check_existing_rows(operation)
+    with op.batch_alter_table(operation.table, schema=operation.schema) as batch:
+        for column in operation.columns:
+            batch.add_column(column._copy())  # noqa: SLF001 - the public copy() was removed; a column belongs to one table
+    for column in operation.columns:
+        if column.name == operation.status:
+            rows = operation.existing_rows
+            is_text = isinstance(rows, sa.TextClause)
+            value = sa.literal_column(f"({rows.text})") if is_text else _literal(operation, column)
+            table = sa.table(operation.table, sa.column(column.name), schema=operation.schema)
+            op.execute(sa.update(table).values({column.name: value}))
 
 
 def _check_existing_rows(operation: AddColumns) -> None:

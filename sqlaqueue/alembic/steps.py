@@ -12,11 +12,10 @@ import sqlalchemy as sa
 from alembic.operations import MigrateOperation
 from alembic.operations import ops as alembic_ops
 from alembic.util import CommandError
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.elements import ColumnElement
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare import ComparedTable, DiffContext, is_queue_column
+from sqlaqueue.alembic.implementations import VerbatimSql
 from sqlaqueue.alembic.operations_on_rows import AddColumns, CreateUniqueIndex
 from sqlaqueue.postgresql.catalog_schemas import PREFIX
 from sqlaqueue.postgresql.ddl import bare_table, literal_sql
@@ -26,24 +25,6 @@ from sqlaqueue.sql.types import object_name
 
 _WHERE = "postgresql_where"
 _NEEDS_ESCAPE = re.compile(r"%|(?<!:):(?!:)")
-
-
-class VerbatimSql(ColumnElement[Any]):
-    """SQL text that Alembic renders as an ``sa.text()`` with the same meaning.
-
-    In ``sa.text("status = ...")``, which Alembic writes for a predicate or a default, ``:name`` would be a parameter,
-    and a percent sign that was doubled for a driver would be doubled again.
-    """
-
-    inherit_cache = False
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-@compiles(VerbatimSql)
-def _render(element: VerbatimSql, *_: Any, **__: Any) -> str:
-    return element.text.replace(":", "\\:")
 
 
 def escape_status_values(diff: DiffContext) -> None:

@@ -293,6 +293,9 @@ def check(context: ConsumerContext) -> Routine:
     if context.has_claimed:
         return
     try:
+        if engine_of(context.engine.dialect) is not None:
+            # First, as a listener of the program may lock the database whenever a transaction begins.
+            yield ExecuteInOwnSession(_check_listeners, (context,))
         yield WithSession(_check_connections(context))
         yield ExecuteInOwnSession(check_transactions, (context.spec, context.isolation))
     except Exception as error:
@@ -304,6 +307,16 @@ def check(context: ConsumerContext) -> Routine:
     log_started(context, notified=notified)
     if notified and not context.draining and not context.polls.peers.subscribed:
         context.runner.listen()
+
+
+def _check_listeners(session: Session, context: ConsumerContext) -> None:
+    """Refuse what a listener of the program does to connections, or log it."""
+    connection = session.connection(bind_arguments=context.settings.bind_arguments)
+    other = engine_of(connection.dialect)
+    text = None if other is None else other.check_connection(connection, context.spec.model.__name__)
+    session.rollback()
+    if text is not None:
+        logger.warning("%s", text, extra=context.log_fields("connection_changed"))
 
 
 def _check_connections(context: ConsumerContext) -> Routine:

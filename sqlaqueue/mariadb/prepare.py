@@ -43,11 +43,6 @@ class MariaDB(SharedEngine):
 
     title = "MariaDB"
     no_strategy = "where there are no triggers for messages, and held claims have not been tested"
-    migrating = (
-        "add what an existing table lacks by ALTER TABLE, as sqlalchemy.schema.CreateTable(Model.__table__)"
-        ".compile(engine) prints it, and its indexes by index.create(engine, checkfirst=True) for those of "
-        "Model.__table__.indexes"
-    )
     needs_indexes = True
 
     def __init__(self, name: str) -> None:
@@ -106,6 +101,10 @@ class MariaDB(SharedEngine):
                     f"{spec.table.name} CONVERT TO CHARACTER SET utf8mb4`"
                 )
                 raise DatabaseNotReadyError(msg)
+
+    def check_connection(self, connection: sa.Connection, who: str) -> str | None:
+        """Accept each connection: what the library needs, it sets by statements of its own."""
+        return None
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
         if isinstance(engine.pool, SingletonThreadPool | StaticPool | AssertionPool):

@@ -34,10 +34,7 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
         if is_unique_index(index):
             return create_index(index, self, if_not_exists=create.if_not_exists)
         before = index.expressions
-        expressions, where = plain_index(index)
-        known = {getattr(each, "key", None) for each in expressions}
-        leading = [] if where is None else [each for each in dict.fromkeys(_columns_of(where)) if each.key not in known]
-        index.expressions = [*leading, *expressions]
+        index.expressions = [*leading_columns(index), *plain_index(index)[0]]
         try:
             return str(super().visit_create_index(create, **options))
         finally:
@@ -131,6 +128,13 @@ def _columns_of(where: Any) -> Iterator[Any]:
         for part in parts:
             if isinstance(part, BinaryExpression) and part.operator in _COMPARED and isinstance(part.left, sa.Column):
                 yield part.left
+
+
+def leading_columns(index: sa.Index) -> list[Any]:
+    """Return the columns of the predicate of a partial index, with which the index begins here."""
+    columns, where = plain_index(index)
+    known = {getattr(each, "key", None) for each in columns}
+    return [] if where is None else [each for each in dict.fromkeys(_columns_of(where)) if each.key not in known]
 
 
 _COMPARED = {operators.eq, operators.in_op, operators.is_not}

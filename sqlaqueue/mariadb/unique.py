@@ -39,8 +39,8 @@ def is_unique_index(index: sa.Index) -> bool:
     if queue_of(index.table) is None:
         msg = (
             f"the index {index.name} on MariaDB is one of a generated column, which depends on the types of the "
-            "attributes in Unique(...); create it by op.execute() with the text of "
-            "sqlalchemy.schema.CreateIndex(index).compile(engine), where the index is that of Model.__table__.indexes"
+            "attributes in Unique(...); let `alembic revision --autogenerate` write it, with `import "
+            "sqlaqueue.alembic` in env.py"
         )
         raise ConfigurationError(msg)
     return True
@@ -111,6 +111,38 @@ def create_index(index: sa.Index, compiler: Any, *, if_not_exists: bool) -> str:
         f"ALTER TABLE {table} ADD COLUMN {unless}{COLUMN} {_TYPE} GENERATED ALWAYS AS ({value}) VIRTUAL INVISIBLE, "
         f"ADD UNIQUE INDEX {unless}{name} ({COLUMN})"
     )
+
+
+def definition(connection: sa.Connection, table: str) -> list[str]:
+    """Return the lines of the column and its index in the definition of a table, as the server prints it.
+
+    :param table: the name of the table, quoted.
+    """
+    (text,) = connection.exec_driver_sql(f"SHOW CREATE TABLE {table}").scalars("Create Table")
+    return [line.strip().rstrip(",") for line in text.splitlines() if f"`{COLUMN}`" in line]
+
+
+_COMPARED = "sqlaqueue_compared"
+
+
+def same_definition(connection: sa.Connection, table: str, drop: str, create: str) -> bool:
+    """Return whether column and index are as the text of ``create_index()`` makes them.
+
+    The server prints an expression in another way than it was written, so the wanted one is created on an empty
+    temporary copy of the table, and read back.
+
+    :param table: the name of the table, quoted.
+    :param drop: the statement that drops both.
+    :param create: the statement that creates both.
+    """
+    statements = [f"CREATE TEMPORARY TABLE {_COMPARED} LIKE {table}", drop, create]
+    try:
+        for statement in statements:
+            copied = statement.replace(f"ALTER TABLE {table} ", f"ALTER TABLE {_COMPARED} ", 1)
+            connection.execute(sa.text(copied.replace(":", "\\:")))
+        return definition(connection, _COMPARED) == definition(connection, table)
+    finally:
+        connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {_COMPARED}")
 
 
 def drop_index(index: sa.Index, compiler: Any, *, if_exists: bool) -> str:

@@ -29,6 +29,7 @@ from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimRequest, ScanRange
 from sqlaqueue.sql.engine import with_plain_form
+from sqlaqueue.sql.types import refused_elsewhere
 
 CURSOR = "sqlaqueue_cursor"
 """The prefix of the parameters of a claim from a cursor, one for each column of the claim order."""
@@ -322,7 +323,8 @@ def pages(table: sa.Table) -> AnySelect:
 def _goes_through(rows: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     just_one = sa.bindparam("sqlaqueue_just_one", 1, sa.Integer(), unique=False)
     each, once = _numbers(rows, "sqlaqueue_each_row"), _numbers(just_one, "sqlaqueue_once")
-    counted = sa.select(sa.func.count()).select_from(each.join(once, sa.true()))
+    # Refused here as well: for MariaDB, SQLAlchemy executes a SELECT with the conditions of an UPDATE before it.
+    counted = refused_elsewhere(sa.select(sa.func.count()).select_from(each.join(once, sa.true())))
     # Not "> 0": the planner would assume that it is true in one case of three.
     return with_plain_form(counted.scalar_subquery().is_not(None), sa.true)
 

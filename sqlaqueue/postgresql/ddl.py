@@ -19,11 +19,11 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeEngine
 
-from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
+from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import PREPARED, engine_of
-from sqlaqueue.sql.types import NEUTRAL
+from sqlaqueue.sql.types import NEUTRAL, check_dialect
 
 UPDATE_COMMAND: str = "`alembic revision --autogenerate -m sqlaqueue && alembic upgrade head`"
 """The command that migrates a database, in a project whose ``env.py`` imports the plug-in."""
@@ -187,8 +187,8 @@ _NO_TRIGGERS = "triggers are not supported on distributed tables"
 _OBJECTS = "_sqlaqueue_objects"
 _SPEC = "_sqlaqueue_spec"
 
-_WITH_INDEXES = ("unique", "flow_control")
-"""The options of a queue whose indexes are written for PostgreSQL."""
+_OURS = "sqlaqueue_"
+"""The prefix of the tables that the library adds."""
 
 
 class _Queue:
@@ -241,21 +241,14 @@ def functions_of(spec: QueueSpec) -> Sequence[Function]:
 @event.listens_for(sa.Table, "before_create")
 def _check_supported(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
     other, spec = engine_of(connection.dialect), queue_of(table)
-    if spec is None:
-        return
     if other is not None:
-        other.check_supported(spec)
-        return
-    used = [option for option in _WITH_INDEXES if getattr(spec.config, option)]
-    if used and connection.dialect.name in PREPARED:
-        # Their indexes have expressions and conditions, which another compiler refuses or leaves out: a unique index
-        # without its condition would forbid a job for ever, once it has had a duplicate.
-        msg = (
-            f"{spec.model.__name__}: the indexes of QueueConfig({used[0]}=...) cannot be created by an engine for "
-            f"{connection.dialect.name} that is not prepared; call sqlaqueue.prepare(engine) right after "
-            "create_engine()"
-        )
-        raise ConfigurationError(msg)
+        if spec is not None:
+            other.check_supported(spec)
+    elif connection.dialect.name in PREPARED and (spec is not None or table.name.startswith(_OURS)):
+        # Another compiler leaves out the conditions of indexes: a unique index without its condition would forbid a
+        # job for ever, once it has had a duplicate. The table of schedules would have no trigger.
+        who = table.name if spec is None else spec.model.__name__
+        check_dialect(connection.dialect, who, "the engine that creates the table")
 
 
 @event.listens_for(sa.Table, "after_create")
@@ -466,7 +459,7 @@ class SqlTemplate(DDLElement):
         self.tables = tables
 
 
-@compiles(SqlTemplate, "postgresql")
+@compiles(SqlTemplate, "postgresql", "sqlite", "mariadb", "mysql")
 def _render_template(element: SqlTemplate, compiler: DDLCompiler, **_: Any) -> str:
     def replacement(match: re.Match[str]) -> str:
         table = element.tables.get(match[1])

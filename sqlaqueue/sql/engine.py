@@ -78,6 +78,13 @@ class OtherEngine(Protocol):
         """Raise DatabaseNotReadyError if the tables of a queue, which exist, are stored so that claims cannot work."""
         ...
 
+    def check_connection(self, connection: sa.Connection, who: str) -> str | None:
+        """Return what a program has changed on a connection that has begun a transaction and executed nothing.
+
+        :raises ConfigurationError: for a change with which claims would not be safe.
+        """
+        ...
+
     def created(self, table: sa.Table, connection: sa.Connection) -> None:
         """Create what belongs to a table of the library that has just been created."""
         ...

@@ -82,26 +82,36 @@ def as_library_statement(statement: Statement) -> Statement:
     Prepared engines carry out only marked statements. The marker refuses the execution on any other database while the
     statement is compiled, before anything is sent; it can be printed for any.
     """
-    # A prefix is compiled first, before any part for which the other compiler may raise an error of its own.
-    marked: Any = statement.prefix_with(_Marker())
+    marked: Any = refused_elsewhere(statement)
     marked_as_ours: Statement = marked.execution_options(**{OURS: True})
     return marked_as_ours
+
+
+def refused_elsewhere(statement: Statement) -> Statement:
+    """Return ``statement`` refused by databases that the library does not support, and by unprepared engines.
+
+    Unlike one of :func:`as_library_statement`, it needs no steps, so a prepared engine executes it as it is.
+    """
+    # A prefix is compiled first, before any part for which the other compiler may raise an error of its own.
+    return statement.prefix_with(_Marker())
 
 
 def _fix(dialect: sa.Dialect) -> str:
     if dialect.name not in PREPARED:
         return 'which sqlaqueue does not support; use create_engine("postgresql+psycopg://...")'
-    return "and is not prepared; call sqlaqueue.prepare(engine) before its first use"
+    create = "create_async_engine" if dialect.is_async else "create_engine"
+    return f"and is not prepared; use engine = sqlaqueue.prepare({create}(...))"
 
 
-def check_dialect(dialect: sa.Dialect, what: str) -> None:
-    """Raise an error for an engine of another database.
+def check_dialect(dialect: sa.Dialect, what: str, engine: str = "its sessions' engine") -> None:
+    """Raise an error for an engine of another database, and for one that is not prepared.
 
     :param what: the user of the engine, for the error's text.
-    :raises ConfigurationError: naming the engine's dialect.
+    :param engine: how the error names the engine.
+    :raises ConfigurationError: naming the engine's dialect, and the line that is missing.
     """
     if dialect.name != "postgresql" and engine_of(dialect) is None:
-        msg = f"{what}: its sessions' engine is for {dialect.name}, {_fix(dialect)}"
+        msg = f"{what}: {engine} is for {dialect.name}, {_fix(dialect)}"
         raise ConfigurationError(msg)
 
 

@@ -22,7 +22,13 @@ from sqlaqueue.engines.steps import carry_out_statements, keys_in
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler, create_trigger
-from sqlaqueue.sqlite.transactions import begin_when_needed, refuse_autocommit, refuse_files_of_parent, release_lock
+from sqlaqueue.sqlite.transactions import (
+    begin_when_needed,
+    begins_otherwise,
+    refuse_autocommit,
+    refuse_files_of_parent,
+    release_lock,
+)
 
 _CODES = {
     2067: "23505",  # SQLITE_CONSTRAINT_UNIQUE
@@ -52,6 +58,13 @@ _TEXTS = {
 }
 _UNIQUE = re.compile(r"UNIQUE constraint failed: (?:index '(?P<index>.*)'|(?P<columns>.*))$")
 _NOT_NULL = re.compile(r"NOT NULL constraint failed: (?P<table>.*)\.(?P<column>.*)$")
+
+
+_NO_JOURNAL = {
+    "off": "with which a transaction cannot be rolled back",
+    "memory": "with which the file is damaged if a process is killed while it writes",
+}
+"""The journal modes that a Consumer refuses, and why."""
 
 
 class SQLite(SharedEngine):
@@ -118,6 +131,33 @@ class SQLite(SharedEngine):
                 "tell NULLs apart; leave it out and give the columns values"
             )
             raise ConfigurationError(msg)
+
+    def check_connection(self, connection: sa.Connection, who: str) -> str | None:
+        """Find a journal other than the write-ahead log, and transactions that a listener begins.
+
+        The driver's ``isolation_level`` has no effect, as a transaction has begun before each statement that writes.
+        """
+        if begins_otherwise(connection):
+            msg = (
+                f"{who}: a listener to `begin` begins this engine's transactions. With BEGIN, one that reads first "
+                'may fail with "database is locked"; with BEGIN IMMEDIATE, one that only reads keeps others from '
+                "writing. Remove the listener: a prepared engine begins each transaction as its first statement needs"
+            )
+            raise ConfigurationError(msg)
+        mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()
+        if mode in _NO_JOURNAL:
+            msg = (
+                f"{who}: the connections have journal_mode={mode}, {_NO_JOURNAL[mode]}; leave out PRAGMA journal_mode "
+                "in listeners to `connect`: a prepared engine sets it to WAL"
+            )
+            raise ConfigurationError(msg)
+        if mode == "wal":
+            return None
+        return (
+            f'{who}: the connections have journal_mode={mode}, so a claim may fail with "database is locked" while '
+            "others read; leave out PRAGMA journal_mode in listeners to `connect`: a prepared engine sets it to WAL, "
+            "which the file system has to support"
+        )
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
         """Refuse an engine with one connection, and one of a database in memory.

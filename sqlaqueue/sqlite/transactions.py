@@ -73,6 +73,12 @@ def begin_when_needed(engine: sa.Engine) -> None:
         return statement, parameters
 
 
+def begins_otherwise(connection: sa.Connection) -> bool:
+    """Return whether a listener of the program has begun the transaction of a connection."""
+    driver: Any = connection.connection.driver_connection
+    return bool(driver.in_transaction) and _ONLY_READS not in connection.connection.info
+
+
 def release_lock(connection: Any, *_: Any) -> None:
     """Roll back the transaction of a connection that is being closed.
 

@@ -23,6 +23,7 @@ from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.types import refused_elsewhere
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.statements.selection import (
     claimed_jobs,
@@ -52,7 +53,7 @@ def pause(model: type[Any], /) -> Any:
     :param model: a queue class.
     :raises NotAQueueError: if ``model`` is not a queue.
     """
-    return pause_row(_queue(model, "pause", CONTROL)[0])
+    return refused_elsewhere(pause_row(_queue(model, "pause", CONTROL)[0]))
 
 
 def resume(model: type[Any], /) -> Any:
@@ -67,7 +68,7 @@ def resume(model: type[Any], /) -> Any:
     :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, table = _queue(model, "resume", CONTROL)
-    deleted = sa.delete(table).where(sa.and_(table.c.queue == spec.name, table.c.key == PAUSE))
+    deleted = refused_elsewhere(sa.delete(table).where(sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)))
     return deleted.returning(notification(spec, Signal.POLL)) if wakes(spec) else deleted
 
 
@@ -82,7 +83,7 @@ def is_paused(model: type[Any], /) -> Any:
     :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, _ = _queue(model, "is_paused", CONTROL)
-    return sa.select(queue_paused(spec).label("paused"))
+    return refused_elsewhere(sa.select(queue_paused(spec).label("paused")))
 
 
 def consumers(model: type[Any], /) -> Any:
@@ -117,7 +118,8 @@ def consumers(model: type[Any], /) -> Any:
         "unclaimable",
     )
     alive = sa.and_(table.c.queue == spec.name, table.c.expires_at > clock())
-    return sa.select(*(table.c[name] for name in shown)).where(alive).order_by(table.c.created_at, table.c.id)
+    columns = refused_elsewhere(sa.select(*(table.c[name] for name in shown)))
+    return columns.where(alive).order_by(table.c.created_at, table.c.id)
 
 
 def _queue(model: Any, verb: str, needed: str) -> tuple[QueueSpec, sa.Table]:

@@ -38,6 +38,7 @@ from sqlaqueue.testing.in_transaction import (
     resolve_session,
 )
 from sqlaqueue.testing.rows import (
+    check_prepared,
     flushed_key,
     not_claimable,
     queue_is_paused,
@@ -142,9 +143,12 @@ def fire_schedules(session: AnySession, schedules: Sequence[Schedule[Any] | type
 
 
 def fire_in(session: Session, schedules: Sequence[Any], function: str) -> list[Any]:
+    groups = schedule_groups(schedules, f"{function}()")
+    for group in groups:
+        check_prepared(session, group.spec, function)
     session.flush()
     jobs: list[tuple[Any, type[Any], Any]] = []
-    for group in schedule_groups(schedules, f"{function}()"):
+    for group in groups:
         with TransactionGuard() as guard, joined_session(session, guard) as own:
             jobs += execute(own, _fire, (group,))
     return [session.get(model, key, populate_existing=True) for _, model, key in sorted(jobs, key=lambda job: job[0])]
@@ -285,8 +289,9 @@ async def async_drain(
 
 
 def _begin(session: Session, model: Any, handler: Any, function: str, limit: int) -> WorkerInTest:
-    session.flush()
     worker = WorkerInTest(function, model, handler, limit=limit)
+    check_prepared(session, worker.spec, function)
+    session.flush()
     worker.begin(session, is_async=function.startswith("async_"))
     return worker
 

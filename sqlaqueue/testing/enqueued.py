@@ -19,9 +19,10 @@ from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import execute
 from sqlaqueue.sql.engine import engine_of, schema_of
+from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.testing.in_transaction import AnySession, Jobs, resolve_session
-from sqlaqueue.testing.rows import enqueued_keys, refresh_or_detach, remember_earlier_jobs
+from sqlaqueue.testing.rows import check_prepared, enqueued_keys, refresh_or_detach, remember_earlier_jobs
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class _NoJobs(list[T]):
 
 
 def _jobs(session: Session, selection: JobSelection) -> list[Any]:
+    check_prepared(session, selection.spec, "enqueued")
     session.flush()
     spec, keys = selection.spec, enqueued_keys(session, selection)
     jobs = sa.select(selection.entity).where(spec.key_in(spec.keys, keys)).order_by(*spec.keys)
@@ -185,6 +187,7 @@ def _tables(session: Session) -> Iterator[tuple[QueueSpec, sa.Table, list[sa.Col
             continue  # its session has no engine for this class
         if not _exists(connection, spec.table):
             continue
+        check_dialect(connection.dialect, "travel()", "the engine of the session")
         yield spec, spec.table, [spec.columns[role] for role in _TIMES if spec.has(role)]
         for name, table in spec.side_tables.items():
             if name in _SIDE_TABLES:

@@ -19,8 +19,17 @@ from sqlaqueue.postgresql.due_times import written_here
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.statements.selection import JobSelection, instances, key_of
 from sqlaqueue.waiting.wait import read_state
+
+
+def check_prepared(session: Session, spec: QueueSpec, function: str) -> None:
+    """Raise an error for a session whose engine is for another database, or is not prepared.
+
+    :raises ConfigurationError: naming the function and the line that is missing.
+    """
+    check_dialect(session.get_bind(spec.mapper).dialect, f"{function}()", "the engine of the session")
 
 
 def flushed_key(session: Session, job: Any, function: str) -> Key:
@@ -33,6 +42,7 @@ def flushed_key(session: Session, job: Any, function: str) -> Key:
             f"{function}(): this {type(job).__name__} belongs to another session, whose transaction this one may not "
             "see; give the session to which the job was added"
         )
+    check_prepared(session, spec_of(type(job)), function)
     session.flush()
     return key_of(job, function)
 

@@ -17,6 +17,7 @@ from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import check_session, execute, session_in_scope
 from sqlaqueue.sql.engine import engine_of, own_work, violated_constraint
+from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.statements.selection import instances, without_criteria
 from sqlaqueue.strategies.unique_key import UniqueKey, names_unique_index, unique_key
 from sqlaqueue.texts import did_you_mean
@@ -426,6 +427,7 @@ def enqueue_in(session: Session, jobs: Any, on_duplicate: OnDuplicate) -> list[E
         return []
     spec = spec_of(type(listed[0]))
     _check_new(session, listed)
+    check_dialect(session.get_bind(spec.mapper).dialect, f"enqueue({spec.model.__name__})", "the engine of the session")
     key = unique_key(spec)
     if on_duplicate.startswith("replace"):
         _check_can_replace(spec, key, on_duplicate)

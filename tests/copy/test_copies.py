@@ -576,7 +576,7 @@ def test_a_session_of_the_wrong_kind_is_refused(engine: sa.Engine) -> None:
 @pytest.mark.once
 def test_other_databases_and_drivers_are_refused() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"is for sqlite, and is not prepared; call sqlaqueue.prepare\(engine\)"
+        ConfigurationError, match=r"is for sqlite, and is not prepared; use engine = sqlaqueue\.prepare\("
     ):
         copy_in(Session(sa.create_engine("sqlite://")), Email, [{"id": 1}])
     # The engine does not connect.

@@ -105,7 +105,7 @@ def test_a_claim_in_an_aborted_transaction_raises_the_usual_error(filled: sa.Eng
 @pytest.mark.parametrize("verb", [lambda model: claim(model, 1), rescue, cancel, purge])
 def test_another_database_is_refused(sqlite: sa.Engine, model: Any, verb: Any) -> None:
     """No statement is sent: without SKIP LOCKED two workers could claim the same job."""
-    said = r"engine is for sqlite, and is not prepared; call sqlaqueue.prepare\(engine\) before its first use"
+    said = r"engine is for sqlite, and is not prepared; use engine = sqlaqueue\.prepare\(create_engine\("
     with Session(sqlite) as session, pytest.raises(ConfigurationError, match=said):
         session.execute(verb(model))
 

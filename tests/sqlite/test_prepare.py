@@ -1,6 +1,8 @@
 """What prepare() sets and refuses, in one line that says what to do; how moments, errors and tables are translated."""
 
+import asyncio
 import io
+import re
 import sqlite3
 import sys
 import warnings
@@ -29,10 +31,7 @@ from sqlaqueue import (
     QueueMixin,
     RateLimit,
     Unique,
-    cancel,
     claim,
-    purge,
-    rescue,
 )
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.spec import clock
@@ -114,35 +113,15 @@ async def test_an_option_is_refused_by_async_code(tmp_path: Path) -> None:
 # -- engines ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", [lambda job: claim(job, 1), cancel, rescue, purge])
-def test_an_engine_that_is_not_prepared_is_refused_with_the_line(tmp_path: Path, verb: Any) -> None:
-    engine, Job = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}"), make()  # noqa: N806 - a class
-    with Session(engine) as session, pytest.raises(ConfigurationError, match=r"sqlaqueue\.prepare\(engine\)"):
-        session.execute(verb(Job))
-    with pytest.raises(ConfigurationError, match=r"sqlaqueue\.prepare\(engine\)"):
-        Consumer(Job, lambda session, job: None, sessionmaker(engine)).run()
-    engine.dispose()
-
-
-@pytest.mark.parametrize("option", ["ConcurrencyLimit", "RateLimit", "InOrder", "FairShare", "unique"])
-def test_an_engine_that_is_not_prepared_creates_no_index_that_needs_it(option: str) -> None:
-    config = {"unique": ({"unique": Unique("customer")}, ""), **REFUSED}[option][0]
-    [name] = config
-    engine = sa.create_engine("sqlite://")
-    with pytest.raises(ConfigurationError, match=rf"Job: .*{name}=.*call sqlaqueue\.prepare\(engine\)"):
-        make(**config).metadata.create_all(engine)
-    assert sa.inspect(engine).get_table_names() == []
-    engine.dispose()
-
-
-def test_an_engine_that_is_not_prepared_creates_plain_tables() -> None:
-    """An application that tests with SQLite what has nothing to do with its queues."""
-    engine = sa.create_engine("sqlite://")
-    for strategy in ("update_status", "batch_select", "delete_returning"):
-        table = make(strategy=strategy).__table__
-        table.create(engine)
-        assert "job" in sa.inspect(engine).get_table_names()
-        table.drop(engine)
+def test_an_engine_that_is_not_prepared_creates_tables_that_are_no_queues() -> None:
+    """An application that tests with SQLite what has nothing to do with its queues names its tables."""
+    engine, metadata = sa.create_engine("sqlite://"), make().metadata
+    other = sa.Table("other", metadata, sa.Column("id", sa.Integer, primary_key=True))
+    with pytest.raises(ConfigurationError, match=r"Job: the engine that creates .* sqlaqueue\.prepare\("):
+        metadata.create_all(engine)
+    metadata.drop_all(engine)
+    metadata.create_all(engine, tables=[other])
+    assert sa.inspect(engine).get_table_names() == ["other"]
     engine.dispose()
 
 
@@ -202,6 +181,98 @@ async def test_an_async_consumer_refuses_a_database_in_memory() -> None:
         assert await async_drain(session, Job, handle) == 1
     assert ran == [7]
     await engine.dispose()
+
+
+# -- listeners of the program --------------------------------------------------------------------------------------
+
+
+def listen(engine: sa.Engine, kind: str) -> None:
+    """Add a listener that a program for SQLite has: ``journal_mode=..``, ``isolation_level=..``, or a statement."""
+    name, _, value = kind.partition("=")
+
+    def connected(connection: Any, record: Any) -> None:
+        if name == "isolation_level":
+            connection.isolation_level = value
+        else:
+            cursor = connection.cursor()
+            cursor.execute(f"PRAGMA {kind}")
+            cursor.close()
+
+    if kind.startswith("BEGIN"):
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(kind))
+    else:
+        sa.event.listen(engine, "connect", connected)
+
+
+def run_consumer(engine: Any, job: Any) -> None:
+    if isinstance(engine, sa.Engine):
+        Consumer(job, lambda *_: None, sessionmaker(engine)).drain()
+        engine.dispose()
+        return
+
+    async def handle(session: AsyncSession, job: Any) -> None:
+        pass
+
+    async def run() -> None:
+        await AsyncConsumer(job, handle, async_sessionmaker(engine)).drain()
+        await engine.dispose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("journal_mode=delete", r"Job: the connections have journal_mode=delete, .*leave out PRAGMA"),
+        ("journal_mode=truncate", "the connections have journal_mode=truncate, "),
+        # What has no effect is not mentioned.
+        ("isolation_level=EXCLUSIVE", None),
+        ("isolation_level=", None),
+        ("journal_mode=wal", None),
+        ("foreign_keys=on", None),
+    ],
+)
+def test_a_consumer_warns_of_a_listener_that_works_against_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, said: str | None, driver: str
+) -> None:
+    Job, url = make(), f"{driver}:///{tmp_path / 'jobs.db'}"  # noqa: N806 - a class
+    engine: Any = sqlaqueue.prepare(sa.create_engine(url) if driver == "sqlite" else create_async_engine(url))
+    listen(getattr(engine, "sync_engine", engine), kind)
+    made = sqlaqueue.prepare(sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}"))
+    Job.metadata.create_all(made)
+    made.dispose()
+    with caplog.at_level("WARNING"):
+        run_consumer(engine, Job)
+    found = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "connection_changed"]
+    if said is None:
+        assert found == []
+    else:
+        # It is repeated when what it warns of has happened before the first claim.
+        assert found
+        assert all(re.search(said, text) for text in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("journal_mode=off", "Job: the connections have journal_mode=off, .*leave out PRAGMA journal_mode"),
+        ("journal_mode=memory", "Job: the connections have journal_mode=memory, .*killed"),
+        ("BEGIN", "Job: a listener to `begin` .*Remove the listener"),
+        ("BEGIN IMMEDIATE", "Job: a listener to `begin` .*Remove the listener"),
+    ],
+)
+@pytest.mark.parametrize("method", ["run", "drain"])
+def test_a_consumer_refuses_a_listener_that_endangers_jobs(
+    engine: sa.Engine, kind: str, said: str, method: str
+) -> None:
+    Job = make()  # noqa: N806 - a class
+    Job.metadata.create_all(engine)
+    engine.dispose()
+    listen(engine, kind)
+    with pytest.raises(ConfigurationError, match=said):
+        getattr(Consumer(Job, lambda *_: None, sessionmaker(engine)), method)()
 
 
 # -- what prepare() sets ------------------------------------------------------------------------------------------
@@ -474,5 +545,5 @@ def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Pa
 @pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
 def test_an_engine_that_is_not_prepared_is_refused(project: Config, *, several: bool) -> None:
     project.attributes |= {"prepared": False, "several": several}
-    with pytest.raises(ConfigurationError, match=r"env.py: .* call sqlaqueue.prepare\(engine\)"):
+    with pytest.raises(ConfigurationError, match=r"env.py: .* use engine = sqlaqueue\.prepare\("):
         revise(project, "create")

@@ -171,6 +171,8 @@ def examine(
     specs = list(dict.fromkeys(select_jobs(model, "doctor").spec for model in models))
     if not specs:
         raise StatementError("doctor(): name at least one queue class, as in doctor(session, Email)")
+    for spec in specs:
+        check_dialect(session.get_bind(spec.mapper).dialect, "doctor()", "the engine of the session")
     found: list[Finding] = []
     # The server cancels what takes too long; without any reply the connection is silent, and is given up.
     longest = max(pace.LONGEST_WAIT, _STATEMENTS * thresholds.statement_timeout.total_seconds())
@@ -185,7 +187,6 @@ def examine(
             groups.setdefault(session.get_bind(spec.mapper), []).append(spec)
         for group in groups.values():
             connection = session.connection(bind_arguments={"mapper": group[0].mapper})
-            check_dialect(connection.dialect, "doctor()")
             examination = Examination(connection, group, thresholds, deep)
             found += _examine(examination, checks(examination.other), wait.restart)
     return sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), finding.queue or ""))

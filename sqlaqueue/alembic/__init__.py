@@ -266,7 +266,7 @@ def _unique_index_of_mariadb(
     connection: sa.Connection, table: ComparedTable, model: sa.Table | None
 ) -> tuple[list[MigrateOperation], list[MigrateOperation]]:
     """Return the operations that drop the index of unique jobs with its column, and those that create it."""
-    from sqlaqueue.mariadb import unique  # noqa: PLC0415 - a migration of another database does not need it
+    from sqlaqueue.mariadb import tables as unique  # noqa: PLC0415 - a migration of another database does not need it
 
     def is_of_column(op: Any) -> bool:
         name = getattr(op, "index_name", getattr(op, "constraint_name", None))

@@ -286,8 +286,10 @@ def _store_index(index: sa.Index, copy: sa.Table, dialect: Any) -> None:
             text = compiler.sql_compiler.process(where, include_table=False, literal_binds=True)
             options["sqlite_where"] = VerbatimSql(text)
     else:
-        from sqlaqueue.mariadb.tables import leading_columns  # noqa: PLC0415 - other databases do not need it
-        from sqlaqueue.mariadb.unique import is_unique_index  # noqa: PLC0415 - other databases do not need it
+        from sqlaqueue.mariadb.tables import (
+            is_unique_index,
+            leading_columns,
+        )
 
         if is_unique_index(index):
             copy.indexes.discard(copied)

@@ -83,7 +83,7 @@ class Admission:
 
     def keys(self, connection: sa.Connection, given: Given) -> list[Key]:
         """Return the keys of the jobs that are admitted, in the order of their beginnings; they are locked."""
-        return _Claim(self, connection, given).run()
+        return _Admitting(self, connection, given).run()
 
     def in_order(self, rows: AnySelect, keys: Sequence[Key]) -> AnySelect:
         """Return the claimed rows in the order in which they were admitted, where keys take turns."""
@@ -156,7 +156,7 @@ class _Candidate(NamedTuple):
     """How many jobs one turn of its key has, where keys take turns."""
 
 
-class _Claim:
+class _Admitting:
     """One claim: what it has counted, and what it has admitted."""
 
     def __init__(self, statements: Admission, connection: sa.Connection, given: Given) -> None:

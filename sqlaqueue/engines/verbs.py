@@ -44,7 +44,7 @@ def carry_out(
     return None
 
 
-class _Claim:
+class _ClaimStatements:
     """The statements of one claim, built once."""
 
     def __init__(self, engine: OtherEngine, steps: ClaimSteps) -> None:
@@ -60,7 +60,7 @@ class _Claim:
         self.admission = None if request.admits_all or not spec.flow_rules else Admission(engine, request, waiting)
 
 
-_claims: WeakKeyDictionary[OtherEngine, WeakKeyDictionary[ClaimSteps, _Claim]] = WeakKeyDictionary()
+_claims: WeakKeyDictionary[OtherEngine, WeakKeyDictionary[ClaimSteps, _ClaimStatements]] = WeakKeyDictionary()
 """The statements of claims. A program may execute one statement on several engines."""
 
 
@@ -71,7 +71,7 @@ def claim(
     known = _claims.setdefault(engine, WeakKeyDictionary())
     parts = known.get(steps)
     if parts is None:
-        parts = known[steps] = _Claim(engine, steps)
+        parts = known[steps] = _ClaimStatements(engine, steps)
     spec = parts.spec
     engine.begin_steps(connection, parts.rows)
     if parts.admission is None:

@@ -26,9 +26,8 @@ from sqlaqueue.mariadb.base import (
     is_ignoring,
     json_type,
 )
-from sqlaqueue.mariadb.changes import as_rendered, divided, hint_of, index_to_lock_by, step_and_numbers
-from sqlaqueue.mariadb.execution import NEW, keys_place
-from sqlaqueue.mariadb.unique import UniqueStatements, duplicates_table, index_name
+from sqlaqueue.mariadb.changes import NEW, as_rendered, divided, hint_of, index_to_lock_by, keys_place, step_and_numbers
+from sqlaqueue.mariadb.tables import UniqueStatements, duplicates_table, index_name
 from sqlaqueue.postgresql.due_times import WRITTEN_ROWS
 from sqlaqueue.sql.engine import plain_form
 
@@ -53,7 +52,7 @@ _Compiler: Any = MySQLCompiler
 class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
     settings: ClassVar[Mapping[str, str]] = {
         "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
-        CONTENDED: "@sqlaqueue_contended",
+        CONTENDED: "CONVERT(@sqlaqueue_contended USING utf8mb4)",
         "transaction_read_only": "IF(@@tx_read_only OR @@read_only, 'on', 'off')",
     }
 

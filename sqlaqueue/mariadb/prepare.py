@@ -15,11 +15,9 @@ from sqlaqueue.engines.steps import carry_out_statements
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb import base
 from sqlaqueue.mariadb.base import Moment, limit_lock_waits, release_keys_at_end
-from sqlaqueue.mariadb.changes import BY_KEY
+from sqlaqueue.mariadb.changes import BY_KEY, EARLIER, execute, execute_each, forget_rows, run_step
 from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
-from sqlaqueue.mariadb.execution import EARLIER, execute, execute_each, forget_rows, run_step
-from sqlaqueue.mariadb.tables import TableCompiler, TypeCompiler, create_trigger
-from sqlaqueue.mariadb.unique import check_comparable
+from sqlaqueue.mariadb.tables import TableCompiler, TypeCompiler, check_comparable, create_trigger
 from sqlaqueue.sql.engine import schema_of
 
 _DIALECT = mysql.dialect()

@@ -1,8 +1,8 @@
-"""Tables, indexes and types of MariaDB, and the trigger of the table of schedules."""
+"""Tables, indexes and types of MariaDB, the column of unique jobs, and the trigger of the table of schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,13 +10,211 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
+from sqlalchemy.sql.visitors import iterate
 
 from sqlaqueue.engines.compiler import TranslatingTableCompiler, TranslatingTypeCompiler, has_spans, is_moment_of_insert
 from sqlaqueue.engines.shared import TIMING, plain_index, translated_check
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.base import MICROSECONDS, binary_collation
 from sqlaqueue.mariadb.changes import conjuncts
-from sqlaqueue.mariadb.unique import create_index, drop_index, is_unique_index
+from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.queue.names import SCHEDULE
+from sqlaqueue.sql.engine import plain_form
+from sqlaqueue.sql.types import object_name
+from sqlaqueue.strategies.unique_key import SameUniqueValues, UniqueValues
+
+# -- unique jobs -------------------------------------------------------------------------------------------------------
+# Unique jobs: a generated column where PostgreSQL has a partial index.
+#
+# The column has a digest of the unique values of a job that counts, and is NULL for any other job, which a unique index
+# passes over. Texts are compared in it byte by byte, and may be of any length.
+
+
+COLUMN = "sqlaqueue_unique"
+"""The generated column. It is invisible, so that ``SELECT *`` does not return it."""
+_TYPE = "BINARY(32)"
+_TEXT = "CHAR CHARACTER SET utf8mb4"
+_NULL = f"X'{'00' * 32}'"
+"""What stands for NULL: as long as a digest, since BINARY is compared with all its bytes."""
+
+Process = Callable[..., str]
+
+
+def index_name(table: sa.Table) -> str:
+    return object_name("ix", table.name, "queue", "unique")
+
+
+def is_unique_index(index: sa.Index) -> bool:
+    """Return whether an index makes the jobs of a queue unique; refuse one of a migration, which tells no types."""
+    if index.table is None or index.name != index_name(index.table):
+        return False
+    if queue_of(index.table) is None:
+        msg = (
+            f"the index {index.name} on MariaDB is one of a generated column, which depends on the types of the "
+            "attributes in Unique(...); let `alembic revision --autogenerate` write it, with `import "
+            "sqlaqueue.alembic` in env.py"
+        )
+        raise ConfigurationError(msg)
+    return True
+
+
+def digest(values: Sequence[Any], process: Process, dialect: sa.Dialect, *, nulls_distinct: bool) -> str:
+    """Return the SQL of the digest of some values; NULL if one of them is, unless two NULLs are equal.
+
+    :param process: returns the SQL of an expression.
+    """
+    parts = []
+    for value in values:
+        text = process(value)
+        # A text that is the same for values of a column that are equal, and for no others. A period is a number here.
+        written = None if plain_form(value) is not None else comparable_text(value.type, text, dialect)
+        parts.append(f"UNHEX(SHA2({f'CAST({text} AS {_TEXT})' if written is None else written}, 256))")
+    if not nulls_distinct:
+        parts = [f"COALESCE({part}, {_NULL})" for part in parts]
+    return parts[0] if len(parts) == 1 else f"UNHEX(SHA2(CONCAT({', '.join(parts)}), 256))"
+
+
+def comparable_text(type_: Any, text: str, dialect: sa.Dialect) -> str | None:
+    """Return the SQL of a text for a value of a type; None for a type by which jobs cannot be unique."""
+    kind = type_.dialect_impl(dialect)
+    while hasattr(kind, "impl_instance") and kind.impl_instance is not kind:
+        kind = kind.impl_instance.dialect_impl(dialect)
+    if isinstance(type_, sa.Interval) or isinstance(kind, sa.Float):
+        return None
+    if isinstance(type_, sa.Uuid) or isinstance(kind, sa.Uuid):
+        return f"LOWER(REPLACE(CAST(RTRIM({text}) AS {_TEXT}), '-', ''))"
+    if isinstance(kind, sa.String):
+        # A setting of the session says whether spaces follow a CHAR, so the server requires RTRIM.
+        return f"CONVERT({f'RTRIM({text})' if isinstance(kind, sa.CHAR) else text} USING utf8mb4)"
+    # A given value may have more digits than the column.
+    if isinstance(kind, sa.DateTime):
+        text = f"CAST({text} AS DATETIME({getattr(kind, 'fsp', None) or 0}))"
+    elif isinstance(kind, sa.Numeric):
+        text = f"CAST({text} AS DECIMAL({kind.precision or 10}, {kind.scale or 0}))"
+    elif not isinstance(kind, sa.Integer | sa.Boolean | sa.Date):
+        return None
+    return f"CAST({text} AS {_TEXT})"
+
+
+def check_comparable(spec: Any, dialect: sa.Dialect) -> None:
+    """Refuse attributes by which jobs cannot be unique here."""
+    for name in spec.config.unique.attributes:
+        type_ = spec.mapper.columns[name].type
+        if comparable_text(type_, "", dialect) is None:
+            msg = (
+                f"{spec.model.__name__}: Unique({name!r}) is not available on MariaDB, where values of type "
+                f"{type_!r} that are equal may be stored in several ways; use a text, a whole number, a Numeric, a "
+                f"moment, a date or a UUID for {spec.model.__name__}.{name}"
+            )
+            raise ConfigurationError(msg)
+
+
+def create_index(index: sa.Index, compiler: Any, *, if_not_exists: bool) -> str:
+    def process(value: Any) -> str:
+        return str(compiler.sql_compiler.process(value, include_table=False, literal_binds=True))
+
+    options = index.dialect_options["postgresql"]
+    nulls_distinct = not options["nulls_not_distinct"]
+    value = digest([*index.expressions], process, compiler.dialect, nulls_distinct=nulls_distinct)
+    value = f"CASE WHEN {process(options['where'])} THEN {value} END"
+    table, name = compiler.preparer.format_table(index.table), compiler.preparer.format_index(index)
+    unless = "IF NOT EXISTS " if if_not_exists else ""
+    return (
+        f"ALTER TABLE {table} ADD COLUMN {unless}{COLUMN} {_TYPE} GENERATED ALWAYS AS ({value}) VIRTUAL INVISIBLE, "
+        f"ADD UNIQUE INDEX {unless}{name} ({COLUMN})"
+    )
+
+
+def definition(connection: sa.Connection, table: str) -> list[str]:
+    """Return the lines of the column and its index in the definition of a table, as the server prints it.
+
+    :param table: the name of the table, quoted.
+    """
+    (text,) = connection.exec_driver_sql(f"SHOW CREATE TABLE {table}").scalars("Create Table")
+    return [line.strip().rstrip(",") for line in text.splitlines() if f"`{COLUMN}`" in line]
+
+
+_COMPARED = "sqlaqueue_compared"
+
+
+def same_definition(connection: sa.Connection, table: str, drop: str, create: str) -> bool:
+    """Return whether column and index are as the text of ``create_index()`` makes them.
+
+    The server prints an expression in another way than it was written, so the wanted one is created on an empty
+    temporary copy of the table, and read back.
+
+    :param table: the name of the table, quoted.
+    :param drop: the statement that drops both.
+    :param create: the statement that creates both.
+    """
+    statements = [f"CREATE TEMPORARY TABLE {_COMPARED} LIKE {table}", drop, create]
+    try:
+        for statement in statements:
+            copied = statement.replace(f"ALTER TABLE {table} ", f"ALTER TABLE {_COMPARED} ", 1)
+            connection.execute(sa.text(copied.replace(":", "\\:")))
+        return definition(connection, _COMPARED) == definition(connection, table)
+    finally:
+        connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {_COMPARED}")
+
+
+def drop_index(index: sa.Index, compiler: Any, *, if_exists: bool) -> str:
+    table, name = compiler.preparer.format_table(index.table), compiler.preparer.format_index(index)
+    only = "IF EXISTS " if if_exists else ""
+    return f"ALTER TABLE {table} DROP INDEX {only}{name}, DROP COLUMN {only}{COLUMN}"
+
+
+class UniqueStatements:
+    """What the compiler of statements does about unique jobs."""
+
+    dialect: Any
+    process: Any
+
+    def visit_sqlaqueue_same_unique_values(self, element: SameUniqueValues, **options: Any) -> str:
+        """Compare the digest of a row with that of other values."""
+        _, key, *others = element.clauses
+        mine: Any = sa.column(COLUMN)
+        mine.table = key.table
+        return f"{self.process(mine, **options)} = {self._digest(element, others, **options)}"
+
+    def visit_sqlaqueue_unique_values(self, element: UniqueValues, **options: Any) -> str:
+        """Order and group by the digest: of a long text, only the beginning would count."""
+        return self._digest(element, [*element.clauses], **options)
+
+    def _digest(self, element: Any, values: Sequence[Any], **options: Any) -> str:
+        def process(value: Any) -> str:
+            return str(self.process(value, **options))
+
+        return digest(values, process, self.dialect, nulls_distinct=element.nulls_distinct)
+
+    def visit_sqlaqueue_period_func(self, function: Any, **options: Any) -> str:
+        """Render the number of a period: one before the origin is negative, and DIV would cut it off upwards."""
+        moment, milliseconds, origin = (self.process(argument, **options) for argument in function.clauses)
+        since = f"(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {moment}) - {origin} * 1000)"
+        length = f"({milliseconds} * 1000)"
+        return f"({since} DIV {length} - ({since} MOD {length} < 0))"
+
+
+def duplicates_table(select: Any) -> Any:
+    """Return the table of a SELECT in which duplicates are looked for; None for any other SELECT."""
+    joined = (each.onclause for each in _joins(select._from_obj))  # noqa: SLF001 - not public
+    for condition in [*select._where_criteria, *joined]:  # noqa: SLF001 - SQLAlchemy has no public name for it
+        for part in iterate(condition):
+            if isinstance(part, SameUniqueValues):
+                _, key, *_ = part.clauses
+                return key.table
+    return None
+
+
+def _joins(froms: Iterable[Any]) -> Iterator[sa.Join]:
+    for each in froms:
+        if isinstance(each, sa.Join):
+            yield each
+            yield from _joins([each.left, each.right])
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+# Tables, indexes and types of MariaDB, and the trigger of the table of schedules.
+
 
 _NOW = "(UTC_TIMESTAMP(6))"
 _OURS = "sqlaqueue_"
@@ -126,7 +324,7 @@ def _columns_of(where: Any) -> Iterator[Any]:
     for each in conjuncts([where]):
         parts = each.clauses if isinstance(each, BooleanClauseList) else [each]
         for part in parts:
-            if isinstance(part, BinaryExpression) and part.operator in _COMPARED and isinstance(part.left, sa.Column):
+            if isinstance(part, BinaryExpression) and part.operator in _EQUALITIES and isinstance(part.left, sa.Column):
                 yield part.left
 
 
@@ -137,7 +335,7 @@ def leading_columns(index: sa.Index) -> list[Any]:
     return [] if where is None else [each for each in dict.fromkeys(_columns_of(where)) if each.key not in known]
 
 
-_COMPARED = {operators.eq, operators.in_op, operators.is_not}
+_EQUALITIES = {operators.eq, operators.in_op, operators.is_not}
 
 _CHANGED = " OR ".join(f"NOT (OLD.{name} <=> NEW.{name})" for name in TIMING)
 

@@ -19,6 +19,8 @@ from tests.shared_database import shared
 __all__ = ["of_postgresql", "shared"]
 
 OTHERS = ["sqlite", "mariadb"]
+ON_ALL = {"test_limits", "test_order", "test_pairs", "test_held_back", "test_consumers"}
+"""The modules of tests that run on all engines."""
 
 
 ENQUEUED = importlib.import_module("sqlaqueue.testing.enqueued")
@@ -29,7 +31,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test on each engine; by default half of them run on one other engine than PostgreSQL."""
     if "engine" not in metafunc.fixturenames:
         return
-    others = [] if "held" in metafunc.fixturenames else OTHERS
+    others = (
+        OTHERS if metafunc.module.__name__.rpartition(".")[2] in ON_ALL and "held" not in metafunc.fixturenames else []
+    )
     number = crc32(metafunc.definition.name.encode()) % (2 * len(OTHERS))
     marks = [[] if place == number else [pytest.mark.thorough] for place in range(len(OTHERS))]
     kinds = [pytest.param(other, marks=marks[place]) for place, other in enumerate(others)]
@@ -49,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
+def engine(request: pytest.FixtureRequest, shared: Database, tmp_path: Path) -> Iterator[sa.Engine]:
     if request.param == "postgresql":
         yield request.getfixturevalue("of_postgresql")
         return

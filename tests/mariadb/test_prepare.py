@@ -21,13 +21,9 @@ from sqlalchemy.pool import StaticPool
 import sqlaqueue
 import sqlaqueue.alembic
 from sqlaqueue import (
-    ConcurrencyLimit,
     Consumer,
-    FairShare,
-    InOrder,
     QueueConfig,
     QueueMixin,
-    RateLimit,
     Unique,
     claim,
     complete,
@@ -67,10 +63,6 @@ def test_an_engine_that_is_not_prepared_is_refused(url: str) -> None:
 CONFIGS: dict[str, dict[str, Any]] = {
     'strategy "batch_select"': {"strategy": "batch_select"},
     'strategy "delete_returning"': {"strategy": "delete_returning"},
-    "ConcurrencyLimit": {"flow_control": [ConcurrencyLimit(2, per="customer")]},
-    "RateLimit": {"flow_control": [RateLimit(10, every=timedelta(seconds=1))]},
-    "InOrder": {"flow_control": [InOrder("customer")]},
-    "FairShare": {"flow_control": [FairShare("customer")]},
 }
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import ConcurrencyLimit, Fail, QueueConfig, QueueMixin, cancel, claim, complete, prepare, rescue
+from sqlaqueue import Fail, QueueConfig, QueueMixin, cancel, claim, complete, prepare, rescue
 from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
@@ -285,9 +285,9 @@ class Base(DeclarativeBase):
     pass
 
 
-class Limited(QueueMixin, Base):
-    __tablename__ = "limited"
-    __queue__ = QueueConfig(flow_control=[ConcurrencyLimit(2)])
+class Held(QueueMixin, Base):
+    __tablename__ = "held"
+    __queue__ = QueueConfig(strategy="batch_select")
 
     id: Mapped[int] = mapped_column(primary_key=True)
 
@@ -326,10 +326,10 @@ def test_commands_of_postgresql_are_refused(url: str) -> None:
 
 
 def test_workers_refuse_an_option_before_they_ask_for_its_table(url: str) -> None:
-    names = [f"tests.sqlite.test_features:{name}" for name in ("Limited", "refuse")]
+    names = [f"tests.sqlite.test_features:{name}" for name in ("Held", "refuse")]
     result = run("worker", "=".join(names), "--url", url, "--drain")
     assert result.exit_code != 0
-    assert "Limited: QueueConfig(flow_control=[ConcurrencyLimit(...)]) is not available on SQLite" in result.stderr
+    assert 'Held: strategy "batch_select" is not available on SQLite' in result.stderr
 
 
 @pytest.mark.parametrize("path", ["nothing.db", ":memory:"])

@@ -24,12 +24,8 @@ import sqlaqueue
 import sqlaqueue.alembic
 from sqlaqueue import (
     AsyncConsumer,
-    ConcurrencyLimit,
     Consumer,
-    FairShare,
-    InOrder,
     QueueMixin,
-    RateLimit,
     Unique,
     claim,
 )
@@ -43,18 +39,6 @@ from tests.sqlite.models import Base, SQLiteBench
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batch_select": ({"strategy": "batch_select"}, r'Job: strategy "batch_select".*SQLite.*update_status'),
     "delete_returning": ({"strategy": "delete_returning"}, r'Job: strategy "delete_returning".*update_status'),
-    **{
-        type(rule).__name__: (
-            {"flow_control": [rule]},
-            rf"Job: QueueConfig\(flow_control=\[{type(rule).__name__}\(...\)\]\) is not available on SQLite",
-        )
-        for rule in (
-            ConcurrencyLimit(2),
-            RateLimit(1, every=timedelta(seconds=1)),
-            InOrder("customer"),
-            FairShare("customer"),
-        )
-    },
     "nulls": ({"unique": Unique("customer", nulls_distinct=False)}, r"Job: Unique\(nulls_distinct=False\).*SQLite"),
 }
 
@@ -90,7 +74,7 @@ def test_an_option_is_refused_wherever_it_is_used(engine: sa.Engine, option: str
 
 
 async def test_an_option_is_refused_by_async_code(tmp_path: Path) -> None:
-    config, message = REFUSED["ConcurrencyLimit"]
+    config, message = REFUSED["batch_select"]
     engine, Job = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"), make(**config)  # noqa: N806 - a class
     sqlaqueue.prepare(engine)
 

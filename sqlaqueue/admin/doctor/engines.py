@@ -94,7 +94,7 @@ def check_missing_tables(examination: Examination) -> Iterator[Finding]:
                     f"{spec.model.__name__} cannot be used: jobs are not enqueued, or no Consumer starts. "
                     "Base.metadata.create_all(engine) creates what is missing."
                 ),
-                fixes=(*_migration(examination), *_creation(examination, missing if everything else [table])),
+                fixes=(MIGRATION, *_creation(examination, missing if everything else [table])),
                 facts={"tables": [_name(connection, each) for each in missing]},
             )
         for table in tables if not missing else ():
@@ -102,11 +102,6 @@ def check_missing_tables(examination: Examination) -> Iterator[Finding]:
             for column in table.c:
                 if column.name not in known:
                     yield _missing_column(examination, spec, column)
-
-
-def _migration(examination: Examination) -> tuple[str, ...]:
-    """Return the command that migrates, if autogenerate knows what is missing on this engine."""
-    return (MIGRATION,) if "alembic" in _other(examination).migrating else ()
 
 
 def _creation(examination: Examination, tables: list[sa.Table]) -> tuple[str, ...]:
@@ -138,7 +133,7 @@ def _missing_column(examination: Examination, spec: QueueSpec, column: sa.Column
         queue=spec.name,
         summary=f"The column {name} is missing.",
         consequence=f"Statements of {spec.model.__name__} fail, and no Consumer starts.",
-        fixes=(*_migration(examination), *(() if refused else (add,))),
+        fixes=(MIGRATION, *(() if refused else (add,))),
         facts={"column": name},
     )
 
@@ -175,7 +170,7 @@ def check_missing_indexes(examination: Examination) -> Iterator[Finding]:
                 queue=spec.name,
                 summary=f"The index {index.name} of {_name(connection, table)} is missing.",
                 consequence=consequence,
-                fixes=(examination.text(creation), *_migration(examination)),
+                fixes=(examination.text(creation), MIGRATION),
                 facts={"index": str(index.name)},
             )
 

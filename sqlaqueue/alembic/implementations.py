@@ -286,15 +286,12 @@ def _store_index(index: sa.Index, copy: sa.Table, dialect: Any) -> None:
             text = compiler.sql_compiler.process(where, include_table=False, literal_binds=True)
             options["sqlite_where"] = VerbatimSql(text)
     else:
-        from sqlaqueue.mariadb.tables import (
-            is_unique_index,
-            leading_columns,
-        )
+        from sqlaqueue.mariadb import tables  # noqa: PLC0415 - other databases do not need it
 
-        if is_unique_index(index):
+        if tables.is_unique_index(index):
             copy.indexes.discard(copied)
             return
-        leading = [copy.c[column.name] for column in leading_columns(index)]
+        leading = [copy.c[column.name] for column in tables.leading_columns(index)]
     copy.indexes.discard(copied)
     plain = index.info.get(PLAIN, ())
     if plain is not None:

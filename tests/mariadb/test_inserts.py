@@ -187,7 +187,7 @@ def test_a_missing_claim_index(engine: sa.Engine) -> None:
         with Session(engine) as session, pytest.raises(DBAPIError) as raised:
             session.execute(claim(Job, 1))
         assert sqlstate(raised.value) == "42P10"
-        with pytest.raises(DatabaseNotReadyError, match=r"the index ix_job_queue_claim; .* alembic revision"):
+        with pytest.raises(DatabaseNotReadyError, match="the index ix_job_queue_claim; .*`alembic revision"):
             Consumer(Job, lambda *_: None, sessionmaker(engine)).drain()
     finally:
         index.create(engine, checkfirst=True)

@@ -166,6 +166,10 @@ class _Admitting:
         self.limit = int(given.get(limit.key, limit.value))
         self.admitted: list[Key] = []
         self.examined: set[Key] = set()
+        self.tried: set[Key] = set()
+        """The jobs that have been chosen, whether they could be locked or not."""
+        self.contended: set[str] = set()
+        """The names of keys that other claims have locked."""
         self.taken: Counter[tuple[int, int]] = Counter()
         """How many jobs of a key this claim has admitted, by the number of the check and the hash of the key."""
         self.full: dict[int, set[int]] = {check.number: set() for check in self.checks}
@@ -197,13 +201,15 @@ class _Admitting:
             if taken is not None and jobs:
                 left = max(max(jobs[0].weight or 1, 1) - taken, 0)
                 target, taken = min(len(self.admitted) + left, self.limit), None
-            self._admit([job for job in jobs if job.key not in self.examined], target)
+            if self._admit([job for job in jobs if job.key not in self.examined], target):
+                continue
             if len(jobs) < size:
                 break
             size *= 4
         return left
 
-    def _admit(self, jobs: Sequence[_Candidate], target: int) -> None:
+    def _admit(self, jobs: Sequence[_Candidate], target: int) -> bool:
+        """Admit jobs; return whether to read again, as others than those that were chosen may have their places."""
         left = iter(jobs)
         while len(self.admitted) < target:
             before: Counter[tuple[int, int]] = Counter(self.taken)
@@ -216,17 +222,26 @@ class _Admitting:
                     if len(self.admitted) + len(chosen) == target:
                         break
             if not chosen:
-                return
+                return False
+            kept = chosen
             if not self.statements.engine.has_one_writer:
                 self.taken = before
-                chosen = self._locked(chosen)
-            self.admitted += [job.key for job in chosen]
+                kept = self._locked(chosen)
+            self.admitted += [job.key for job in kept]
+            self.tried.update(job.key for job in chosen)
+            if len(kept) < len(chosen):
+                self.examined = set(self.tried)
+                for full in self.full.values():
+                    full.clear()
+                return True
+        return False
 
     def _locked(self, chosen: Sequence[_Candidate]) -> list[_Candidate]:
         """Lock the keys of some jobs and their rows; return those that may still begin."""
         names = {job.key: self._lock_names(job) for job in chosen}
         wanted = [*dict.fromkeys(name for each in names.values() for name in each)]
         locked = self.statements.engine.lock_keys(self.connection, wanted)
+        self.contended.update(name for name in wanted if name not in locked)
         keys = [key for key, needed in names.items() if locked.issuperset(needed)]
         if not keys:
             return []
@@ -286,6 +301,8 @@ class _Admitting:
         return found
 
     def _allows(self, job: _Candidate) -> bool:
+        if self.contended and not self.contended.isdisjoint(self._lock_names(job)):
+            return False
         for check, hashed, most in job.concerned:
             if most is None:
                 continue

@@ -21,7 +21,7 @@ from sqlalchemy.sql.selectable import CTE
 
 from sqlaqueue.engines.verbs import carry_out
 from sqlaqueue.exc import StatementError
-from sqlaqueue.sql.engine import STEPS, OtherEngine, mark_of, own_work, plain_form
+from sqlaqueue.sql.engine import OtherEngine, mark_of, own_work, plain_form, steps_for
 
 _PREFIX = "sqlaqueue_rows_"
 _SHARED = "_sqlaqueue_shared"
@@ -242,7 +242,7 @@ def carry_out_statements(
         if mark is None or _IN_STEP.get():
             return statement, multiparams, params
         _check_supported(other, mark, supported)
-        carried_out = _carry_out(other, connection, execution_options.get(STEPS), statement, params)
+        carried_out = _carry_out(other, connection, steps_for(statement, execution_options), statement, params)
         if carried_out is not None:
             return carried_out[0], (), carried_out[1]
         if steps_of(statement, locks_apart=locks_apart):

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
+from sqlalchemy.orm import FromStatement
 
 from sqlaqueue.engines.admission import Admission
 from sqlaqueue.engines.notifications import send
@@ -91,8 +92,9 @@ def claim(
 
 def _returning(statement: Any, rows: Any) -> Any:
     """Return the statement of a claim with the rows that were claimed, and with the options of the program."""
-    clone = statement.options()
-    clone.element = rows
+    clone, inner = statement.options(), statement.element
+    # As often as the program has wrapped the claim by from_statement().
+    clone.element = _returning(inner, rows) if isinstance(inner, FromStatement) else rows
     return clone
 
 

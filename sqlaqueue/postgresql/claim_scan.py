@@ -134,14 +134,10 @@ def take_first(request: ClaimRequest, waiting: AnySelect, scanned: sa.FromClause
     def lock(rows: AnySelect) -> AnySelect:
         return spec.strategy.lock(spec, rows, *others)
 
-    def plain() -> AnySelect:
-        return spec.strategy.first_due(spec, waiting, scanned, limit, scan_range)
-
     if scan_range is by_priority and spec.has("priority"):
-        picked = _first_by_priority(spec, waiting, scanned, limit, lock).cte("sqlaqueue_picked")
-    else:
-        picked = _first_of(spec, plain(), scanned, limit, lock).cte("sqlaqueue_picked")
-    return with_plain_form(picked, lambda: lock(plain()).cte("sqlaqueue_picked"))
+        return _first_by_priority(spec, waiting, scanned, limit, lock).cte("sqlaqueue_picked")
+    first = spec.strategy.first_due(spec, waiting, scanned, limit, scan_range)
+    return _first_of(spec, first, scanned, limit, lock).cte("sqlaqueue_picked")
 
 
 def _first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:

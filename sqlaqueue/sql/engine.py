@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.elements import ClauseElement
 
 from sqlaqueue.exc import ConfigurationError
@@ -240,11 +241,20 @@ def mark_of(statement: Any, options: Mapping[str, Any]) -> Any:
 
     None for a statement of the program.
     """
-    mark, inner = options.get(OURS), getattr(statement, "element", None)
+    return _option(OURS, statement, options) or OWN_WORK.get() or None
+
+
+def steps_for(statement: Any, options: Mapping[str, Any]) -> Any:
+    """Return what a statement is in steps, see :data:`STEPS`; None for a statement without."""
+    return _option(STEPS, statement, options)
+
+
+def _option(name: str, statement: Any, options: Mapping[str, Any]) -> Any:
+    value, inner = options.get(name), getattr(statement, "element", None)
     # As often as a program has wrapped a claim by from_statement().
-    while mark is None and inner is not None:
-        mark, inner = getattr(inner, "_execution_options", {}).get(OURS), getattr(inner, "element", None)
-    return mark or OWN_WORK.get() or None
+    while value is None and isinstance(inner, Executable):
+        value, inner = inner.get_execution_options().get(name), getattr(inner, "element", None)
+    return value
 
 
 # -- portable ----------------------------------------------------------------------------------------------------------

@@ -367,9 +367,10 @@ class _Admitting:
         self.connection.execute(insert_or_replace(self.spec.side_tables[RATE], row, replaced=["next_at"]))
 
     def _moment(self) -> datetime:
-        if self.now is None:
-            self.now = self.connection.execute(_NOW).scalar_one()
-        return self.now
+        now = self.now
+        if now is None:
+            now = self.now = self.connection.execute(_NOW).scalar_one()
+        return now
 
     def _begin_rates(self) -> None:
         """Move the times of the keys whose jobs begin."""

@@ -26,7 +26,7 @@ from sqlaqueue.queue.strategy_protocol import ClaimRequest
 from sqlaqueue.sql.engine import OtherEngine
 from sqlaqueue.sql.types import insert_or_replace, numbered_rows
 
-_MOST_EXCLUDED = 1_000
+_MOST_EXCLUDED = 10_000
 """How many keys that are full a query leaves out; the jobs of others are left out when they have been read."""
 
 _WINDOW, _CHOSEN, _FULL = "sqlaqueue_window", "sqlaqueue_chosen", "sqlaqueue_full"
@@ -71,7 +71,7 @@ class Admission:
             ]
             self.window_of_turn = self.window.where(*priority, *of_turn)
             keys = waiting.with_only_columns(*flow.turn.columns, maintain_column_froms=True).distinct()
-            self.turns = keys.where(*priority, *spec.due(run_at))
+            self.turns = keys.where(*priority, *spec.due(run_at), *excluded)
             if spec.has("priority"):
                 first = waiting.with_only_columns(spec.columns["priority"], maintain_column_froms=True).distinct()
                 self.levels = first.where(*spec.due(run_at)).order_by(spec.columns["priority"])
@@ -120,16 +120,22 @@ def _is_head(order: KeyOrder) -> sa.ColumnElement[bool]:
     status = other.c[spec.columns["status"].key]
     started, run_at = other.c[spec.columns["started_at"].key], spec.columns.get("run_at")
     waits = [started.is_not(None), *spec.due(None if run_at is None else other.c[run_at.key])]
-    unfinished = [sa.and_(status == spec.literal("pending"), sa.or_(*waits) if run_at is not None else sa.true())]
-    if order.config.on_failure == "block":
-        unfinished.append(status == spec.literal("failed"))
     mine, theirs = (sa.tuple_(*(rows.c[column.key] for column in order.by)) for rows in (table, other))
-    runs = status == spec.literal("processing")
+    # One condition for each state: of one with OR, MariaDB looks for an index anew for each row.
+    holds_back = [
+        [status == spec.literal("processing")],
+        [status == spec.literal("pending"), theirs < mine, *([sa.or_(*waits)] if run_at is not None else [])],
+    ]
+    if order.config.on_failure == "block":
+        holds_back.append([status == spec.literal("failed"), theirs < mine])
     same = [other.c[column.key] == column for column in order.columns]
-    before: AnySelect = sa.select(sa.literal_column("1"))
-    before = before.where(*same, sa.or_(runs, sa.and_(sa.or_(*unfinished), theirs < mine)))
+    if any(isinstance(column.type, sa.String) for column in order.columns):
+        # By the collation of a column, texts may be equal that are different keys.
+        same.append(order.hashed(other) == order.hashed(table))
+    one: AnySelect = sa.select(sa.literal_column("1"))
+    nothing = [~one.where(*same, *each).correlate(table).exists() for each in holds_back]
     missing = [column.is_(None) for column in order.columns if column.nullable]
-    return sa.or_(*missing, ~before.correlate(table).exists())
+    return sa.or_(*missing, sa.and_(*nothing))
 
 
 def _running(check: Check) -> AnySelect:
@@ -176,6 +182,10 @@ class _Admitting:
         self.runs: dict[int, dict[int, int]] = {}
         self.begins: dict[int, dict[int, tuple[datetime, bool]]] = {}
         self.now: datetime | None = None
+        self.begun_in_turn = False
+        """Whether the last turn has admitted a job."""
+        self.read = 0
+        """How many rows the last query has returned."""
 
     def run(self) -> list[Key]:
         turn = self.statements.flow.turn
@@ -196,14 +206,14 @@ class _Admitting:
         """
         target, size, left = self.limit, 4 * self.limit + 64, 0
         while len(self.admitted) < target:
-            full = {f"{_FULL}_{number}": [*hashes][:_MOST_EXCLUDED] for number, hashes in self.full.items()}
-            jobs = self._candidates(window, {**of_turn, **full, _WINDOW: size})
+            jobs = self._candidates(window, {**of_turn, **self._known_full(), _WINDOW: size})
+            is_last = self.read < size
             if taken is not None and jobs:
                 left = max(max(jobs[0].weight or 1, 1) - taken, 0)
                 target, taken = min(len(self.admitted) + left, self.limit), None
             if self._admit([job for job in jobs if job.key not in self.examined], target):
                 continue
-            if len(jobs) < size:
+            if is_last:
                 break
             size *= 4
         return left
@@ -233,6 +243,7 @@ class _Admitting:
                 self.examined = set(self.tried)
                 for full in self.full.values():
                     full.clear()
+                self._find_full()
                 return True
         return False
 
@@ -240,7 +251,7 @@ class _Admitting:
         """Lock the keys of some jobs and their rows; return those that may still begin."""
         names = {job.key: self._lock_names(job) for job in chosen}
         wanted = [*dict.fromkeys(name for each in names.values() for name in each)]
-        locked = self.statements.engine.lock_keys(self.connection, wanted)
+        locked = set(self.statements.engine.lock_keys(self.connection, self.spec.table, wanted))
         self.contended.update(name for name in wanted if name not in locked)
         keys = [key for key, needed in names.items() if locked.issuperset(needed)]
         if not keys:
@@ -264,8 +275,9 @@ class _Admitting:
             levels = [*self.connection.execute(statements.levels, self.given).scalars()]
             levels.sort(key=lambda level: (level is None, level))
         for level in levels:
-            at_level = {**self.given, _LEVEL: level}
-            found = self.connection.execute(statements.turns, at_level)
+            if len(self.admitted) >= self.limit:
+                return
+            found = self.connection.execute(statements.turns, {**self.given, **self._known_full(), _LEVEL: level})
             keys = sorted((tuple(row) for row in found), key=repr)
             last, taken = memory.last(level)
             start = next((number for number, key in enumerate(keys) if last is not None and repr(key) >= repr(last)), 0)
@@ -276,29 +288,42 @@ class _Admitting:
                 is_over = not self._take_turn(level, keys[0], taken)
                 order = [*keys[1:], keys[0]]
                 keys = order if is_over else keys
-            for key in order:
-                self._take_turn(level, key, 0)
+            begun = {key for key in order if self._take_turn(level, key, 0) and self.begun_in_turn}
             for key in keys:
-                self._take_turn(level, key, None)
+                if key in begun or key == last:
+                    self._take_turn(level, key, None)
 
     def _take_turn(self, level: Any, key: tuple[Any, ...], taken: int | None) -> int:
+        """Admit jobs of a key; return whether its turn had jobs left, and note whether any was admitted."""
+        before = len(self.admitted)
+        if before >= self.limit:
+            return 0
         of_turn = {_LEVEL: level, **{f"{_TURN}_{number}": part for number, part in enumerate(key)}}
-        return self._take(self.statements.window_of_turn, of_turn, taken=taken)
+        left = self._take(self.statements.window_of_turn, of_turn, taken=taken)
+        self.begun_in_turn = len(self.admitted) > before
+        return left
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def _candidates(self, statement: AnySelect, parameters: Given) -> list[_Candidate]:
         width, number = len(self.spec.keys), len(self.checks)
-        found = []
-        for row in self.connection.execute(statement, {**self.given, **parameters}):
+        found: dict[Key, _Candidate] = {}
+        rows = self.connection.execute(statement, {**self.given, **parameters}).all()
+        self.read = len(rows)
+        for row in rows:
             pairs = row[width : width + 2 * number]
             concerned = [
                 (check, pairs[2 * place], pairs[2 * place + 1])
                 for place, check in enumerate(self.checks)
                 if pairs[2 * place] is not None
             ]
-            found.append(_Candidate(tuple(row[:width]), concerned, row[-1]))
-        return found
+            # A second table in the filter may match a job several times.
+            key = tuple(row[:width])
+            found.setdefault(key, _Candidate(key, concerned, row[-1]))
+        return [*found.values()]
+
+    def _known_full(self) -> Given:
+        return {f"{_FULL}_{number}": [*hashes][:_MOST_EXCLUDED] for number, hashes in self.full.items()}
 
     def _allows(self, job: _Candidate) -> bool:
         if self.contended and not self.contended.isdisjoint(self._lock_names(job)):
@@ -326,13 +351,23 @@ class _Admitting:
         return [self._lock_name(check, hashed) for check, hashed, most in job.concerned if most is not None]
 
     def _lock_name(self, check: Check, hashed: int) -> str:
-        return f"{self.spec.table.fullname} {type(check).__name__} {check.job_key.text} {hashed}"
+        # By the columns: programs of two versions may have other attributes for them.
+        columns = ",".join(column.name for column in check.job_key.columns)
+        return f"{type(check).__name__} {columns} {hashed}"
 
     def _count(self) -> None:
         for number, running in self.statements.running.items():
             rows: list[Any] = [*self.connection.execute(running)]
             self.runs[number] = {hashed: count for hashed, count in rows}  # noqa: C416 - of rows, which dict() does not take
+        self._find_full()
         self.begins, self.now = {}, None
+
+    def _find_full(self) -> None:
+        """Note the keys whose limit is reached, so that queries leave out their jobs."""
+        for check in self.checks:
+            most: Any = check.job_key.config.most if isinstance(check, LimitCheck) else None
+            if isinstance(most, int):
+                self.full[check.number].update(key for key, runs in self.runs[check.number].items() if runs >= most)
 
     # -- rates ---------------------------------------------------------------------------------------------------------
 
@@ -356,7 +391,7 @@ class _Admitting:
                 # The clock was set back. It must not hold the key back for longer than a whole burst.
                 next_at = most
                 name = self._lock_name(check, hashed)
-                if name in self.statements.engine.lock_keys(self.connection, [name]):
+                if name in self.statements.engine.lock_keys(self.connection, self.spec.table, [name]):
                     self._write_rate(check, hashed, next_at)
             until = None if found is None else found.throttled_until
             known[hashed] = next_at, until is not None and until > now

@@ -104,11 +104,17 @@ def cancel_behind(engine: OtherEngine, connection: sa.Connection, steps: FailSte
     order = KeyOrder(spec, spec.config.order.per, spec.config.order)
     columns = [*order.columns, *order.by]
     engine.begin_steps(connection, sa.select(*columns))
-    failing = sa.select(*columns).where(steps.failing).order_by(*spec.keys)
+    has_place = [column.is_not(None) for column in order.columns]
+    failing = sa.select(*columns, order.hashed(spec.table)).where(steps.failing, *has_place).order_by(*spec.keys)
     roles = {"status": spec.status_value("cancelled"), "finished_at": clock(), "lease_token": None}
     values = {spec.columns[role]: value for role, value in roles.items() if spec.has(role)}
-    for row in connection.execute(engine.locked(spec, failing)).all():
+    for *row, hashed in connection.execute(engine.locked(spec, failing, waits=steps.waits)).all():
         same = [column == value for column, value in zip(order.columns, row, strict=False)]
         place = [sa.literal(value, by.type) for by, value in zip(order.by, row[len(same) :], strict=True)]
-        behind = spec.in_state("pending"), *same, sa.tuple_(*order.by) > sa.tuple_(*place)
-        connection.execute(sa.update(spec.table).where(*behind).values(values))
+        pending = [spec.in_state("pending"), *same, order.hashed(spec.table) == hashed]
+        behind = sa.select(*spec.keys).where(*pending, sa.tuple_(*order.by) > sa.tuple_(*place)).order_by(*spec.keys)
+        # By their keys and in their order, as claims lock them: two transactions must not wait for each other.
+        keys = [tuple(key) for key in connection.execute(behind)]
+        cancelled = sa.update(spec.table).where(spec.key_in(spec.keys, keys), spec.in_state("pending")).values(values)
+        if keys:
+            connection.execute(engine.by_key(cancelled))

@@ -18,6 +18,7 @@ from sqlalchemy.sql.visitors import iterate
 
 from sqlaqueue.engines.shared import moment_text, undecorated
 from sqlaqueue.exc import StatementError
+from sqlaqueue.sql.engine import schema_of
 
 
 def refuse_autocommit(connection: sa.Connection, statement: Any) -> None:
@@ -310,54 +311,66 @@ def limit_lock_waits(engine: sa.Engine) -> None:
 
 _LOCKED = "sqlaqueue_locked_keys"
 """The entry in the ``info`` of a connection with the names that its transaction has locked."""
-_USER_LOCK = "LEFT(SHA2(CONCAT_WS(' ', 'sqlaqueue', DATABASE(), %s), 256), 60)"
+_NAME = "LEFT(SHA2(CONCAT_WS(' ', 'sqlaqueue', COALESCE(%s, DATABASE()), %s), 256), 60)"
 
 
-def lock_keys(connection: sa.Connection, names: Sequence[str]) -> set[str]:
-    """Lock what has these names until the end of the transaction; return those that no other one has locked."""
-    locked: set[str] = connection.connection.info.setdefault(_LOCKED, set())
-    wanted = [name for name in names if name not in locked]
-    if not wanted:
+def lock_keys(connection: sa.Connection, table: sa.Table, names: Sequence[str]) -> Mapping[str, str]:
+    """Lock what has these names, of a table, until the end of the transaction.
+
+    :return: all names that the transaction has locked so far, with the names by which the server knows them.
+    """
+    locked: dict[str, str] = connection.connection.info.setdefault(_LOCKED, {})
+    texts = {f"{table.name} {name}": name for name in names if name not in locked}
+    if not texts:
         return locked
-    asked = ", ".join(f"GET_LOCK({_USER_LOCK}, 0)" for _ in wanted)
-    level, *found = connection.exec_driver_sql(f"SELECT @@tx_isolation, {asked}", tuple(wanted)).one()
-    locked.update(name for name, is_locked in zip(wanted, found, strict=True) if is_locked)
-    if level != "READ-COMMITTED":
+    schema = schema_of(connection, table)
+    each = " UNION ALL ".join(f"SELECT %s AS text, {_NAME} AS name" for _ in texts)
+    given = tuple(part for text in texts for part in (text, schema, text))
+    asked = f"SELECT text, name, GET_LOCK(name, 0), @@tx_isolation FROM ({each}) AS sqlaqueue_names"  # noqa: S608 - the names are parameters
+    level = _LEVEL
+    for text, name, is_locked, level in connection.exec_driver_sql(asked, given).all():  # noqa: B007 - each row has it
+        if is_locked:
+            locked[texts[text]] = name
+    if level != _LEVEL:
         msg = (
             "a claim of a queue with limits, rates or an order needs READ COMMITTED; this transaction is "
             f"{level.replace('-', ' ')}: make the engine without isolation_level="
         )
         raise StatementError(msg)
-    if len(locked.intersection(wanted)) < len(wanted):
+    if not locked.keys() >= set(texts.values()):
         connection.exec_driver_sql("SET @sqlaqueue_contended = 'on'")
     return locked
 
 
+_LEVEL = "READ-COMMITTED"
+
+
 def release_keys_at_end(engine: sa.Engine) -> None:
     """Release the keys when the transaction has ended: the next claim of a key must see what it has committed."""
-    dialect = engine.dialect
+    dialect: Any = engine.dialect
 
-    def then_release(end: Callable[[Any], None]) -> Callable[[Any], None]:
-        def ended(connection: Any) -> None:
-            names: set[str] = set()
-            # A connection that the pool has never given out has none.
+    def then_release(end: Callable[..., None]) -> Callable[..., None]:
+        def ended(connection: Any, *arguments: Any, **options: Any) -> None:
+            pooled = connection.connection if isinstance(connection, sa.Connection) else connection
+            names: dict[str, str] | None = None
+            # A connection that the pool has never given out has no info.
             with contextlib.suppress(NotImplementedError):
-                names = connection.info.pop(_LOCKED, names)
+                names = pooled.info.pop(_LOCKED, None)
             try:
-                end(connection)
+                end(connection, *arguments, **options)
             finally:
                 # The server releases the locks of a connection that is lost.
                 with contextlib.suppress(Exception):
-                    if names:
-                        released = ", ".join(f"RELEASE_LOCK({_USER_LOCK})" for _ in names)
-                        own = connection.cursor()
-                        own.execute(f"SELECT @sqlaqueue_contended := NULL, {released}", tuple(names))
+                    if names is not None:
+                        released = ", ".join(["@sqlaqueue_contended := NULL", *["RELEASE_LOCK(%s)"] * len(names)])
+                        own = pooled.cursor()
+                        own.execute(f"SELECT {released}", tuple(names.values()))
                         own.close()
 
         return ended
 
-    dialect.do_commit = then_release(dialect.do_commit)  # type: ignore[method-assign, assignment] # of this engine only
-    dialect.do_rollback = then_release(dialect.do_rollback)  # type: ignore[method-assign, assignment] # of this engine only
+    for name in ("do_commit", "do_rollback", "do_commit_twophase", "do_rollback_twophase"):
+        setattr(dialect, name, then_release(getattr(dialect, name)))
 
 
 MICROSECONDS = 6

@@ -48,9 +48,9 @@ class MariaDB(SharedEngine):
 
     begin_steps = staticmethod(base.refuse_autocommit)
 
-    def locked(self, spec: Any, rows: Any) -> Any:
+    def locked(self, spec: Any, rows: Any, *, waits: bool = False) -> Any:
         """Return the rows with their locks."""
-        return rows.with_for_update(skip_locked=True)
+        return rows.with_for_update(skip_locked=not waits)
 
     has_one_writer = False
     lock_keys = staticmethod(base.lock_keys)

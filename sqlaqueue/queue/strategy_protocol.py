@@ -75,6 +75,8 @@ class FailSteps:
     spec: Spec
     failing: sa.ColumnElement[bool]
     """The condition on the jobs that the statement is about to fail."""
+    waits: bool
+    """Whether the statement waits for jobs that others have locked; otherwise it passes over them."""
 
 
 class ClaimedJobs(NamedTuple):

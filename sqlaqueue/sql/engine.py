@@ -106,16 +106,19 @@ class OtherEngine(Protocol):
         """
         ...
 
-    def locked(self, spec: Any, rows: Any) -> Any:
-        """Return a SELECT of rows of a queue that locks them, and passes over those that others have locked."""
+    def locked(self, spec: Any, rows: Any, *, waits: bool = False) -> Any:
+        """Return a SELECT of rows of a queue that locks them.
+
+        :param waits: whether it waits for those that others have locked; otherwise it passes over them.
+        """
         ...
 
     has_one_writer: bool
     """Whether only one transaction writes at a time, so that none can change what another one has read for its write.
     """
 
-    def lock_keys(self, connection: sa.Connection, names: Any) -> set[str]:
-        """Lock what has these names until the end of the transaction; return those that no other one has locked."""
+    def lock_keys(self, connection: sa.Connection, table: sa.Table, names: Any) -> Any:
+        """Lock what has these names, of a table, until the end of the transaction; return those that it has locked."""
         ...
 
     def by_key(self, statement: Any) -> Any:

@@ -77,13 +77,13 @@ class SQLite(SharedEngine):
         self.busy_timeout = busy_timeout
         """How many seconds a transaction waits for that of another connection."""
 
-    def locked(self, spec: Any, rows: Any) -> Any:
+    def locked(self, spec: Any, rows: Any, *, waits: bool = False) -> Any:
         """Return the rows as they are: the transaction has the write lock of the database."""
         return rows
 
     has_one_writer = True
 
-    def lock_keys(self, connection: sa.Connection, names: Any) -> set[str]:
+    def lock_keys(self, connection: sa.Connection, table: sa.Table, names: Any) -> Any:
         """Return all of them: the transaction has the write lock."""
         return set(names)
 

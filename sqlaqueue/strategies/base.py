@@ -305,15 +305,15 @@ class ClaimStrategy(StatementParts):
         if settlement.state == "completed" and spec.config.on_complete == "delete":
             return sa.delete(spec.model).where(mine)
         settled = sa.update(spec.model).where(mine).values(self.settled_values(spec, settlement))
-        return self.failing(spec, settled, mine) if settlement.state == "failed" else settled
+        return self.failing(spec, settled, mine, waits=True) if settlement.state == "failed" else settled
 
     @staticmethod
-    def failing(spec: QueueSpec, verb: Verb, failing: sa.ColumnElement[bool]) -> Verb:
+    def failing(spec: QueueSpec, verb: Verb, failing: sa.ColumnElement[bool], *, waits: bool) -> Verb:
         """Return a statement that fails jobs, marked if those behind a failed head are to be cancelled.
 
         A trigger of PostgreSQL does that; other engines do it before they execute the statement.
         """
-        return verb.execution_options(**{STEPS: FailSteps(spec, failing)}) if cancels_behind(spec) else verb
+        return verb.execution_options(**{STEPS: FailSteps(spec, failing, waits)}) if cancels_behind(spec) else verb
 
     def settled_values(self, spec: QueueSpec, settlement: Settlement) -> dict[sa.Column[Any], Any]:
         """Return the values that a settlement writes into the row."""

@@ -264,7 +264,7 @@ class UpdateStatus(ClaimStrategy):
         expired = [spec.in_state("processing"), spec.column("lease_expires_at", "rescue()") <= clock()]
         among = [] if keys is None else [spec.key_in(spec.keys, keys)]
         spent = sa.and_(*expired, *among, ~waits_for_duplicate(spec), self._is_spent(spec, self._ran_alone(spec)))
-        return self.failing(spec, rescue, spent)
+        return self.failing(spec, rescue, spent, waits=False)
 
     def _rescue(self, spec: QueueSpec, keys: Sequence[Key] | None) -> Verb:
         status, expires = spec.columns["status"], spec.column("lease_expires_at", "rescue()")

@@ -541,4 +541,6 @@ END
     function = TriggerFunction(table, name, body, {"table": table}, _COMMENT)
     attach(table, function)
     failed = f"{in_state(spec, 'NEW.', 'failed')} AND ({in_state(spec, 'OLD.', 'failed')}) IS NOT TRUE"
+    # A job without a value of the key is in no order.
+    failed += "".join(f" AND NEW.{quoted(column)} IS NOT NULL" for column in order.columns if column.nullable)
     attach(table, Trigger(table, f"{CANCEL_PREFIX}{_digest(failed)}", "UPDATE", function, when=failed))

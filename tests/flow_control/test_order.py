@@ -120,6 +120,13 @@ def test_a_failed_head_may_cancel_the_rest(engine: sa.Engine) -> None:
     assert ids(claim_and_commit(engine, job)) == [6]
 
 
+def test_a_failed_job_without_a_key_cancels_no_other(engine: sa.Engine) -> None:
+    job = ordered(engine, None, None, on_failure="cancel")
+    with Session(engine) as session, session.begin():
+        session.execute(fail(claimed(session, job, 1), error="no"))
+    assert ids(claim_and_commit(engine, job)) == [2]
+
+
 @pytest.mark.postgresql("elsewhere no trigger cancels them")
 def test_jobs_that_fail_by_plain_sql_cancel_the_rest_as_well(engine: sa.Engine) -> None:
     job = ordered(engine, 1, 1, on_failure="cancel")

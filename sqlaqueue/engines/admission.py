@@ -141,8 +141,9 @@ def _is_head(order: KeyOrder) -> sa.ColumnElement[bool]:
 def _running(check: Check) -> AnySelect:
     """Return a SELECT of how many jobs of each key run."""
     spec, key = check.spec, check.job_key.of(check.spec.table).label("key")
-    grouped = [key] if check.job_key.names else []
-    return sa.select(key, sa.func.count()).where(spec.in_state("processing")).group_by(*grouped)
+    running: AnySelect = sa.select(key, sa.func.count()).where(spec.in_state("processing"))
+    # A job without a key holds none back, and a NULL among the keys that a query leaves out would leave out all.
+    return running.where(check.job_key.of(spec.table).is_not(None)).group_by(key) if check.job_key.names else running
 
 
 def _rate_rows(check: RateCheck) -> AnySelect:

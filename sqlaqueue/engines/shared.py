@@ -30,7 +30,6 @@ class SharedEngine:
 
     title: str
     """The name for people."""
-    """Whether an INSERT of several jobs, one of which is a duplicate, inserts none of them."""
     no_strategy: ClassVar[str]
     """Why no other strategy is available, as it follows the name of the database."""
     needs_indexes: ClassVar[bool] = False

@@ -97,6 +97,13 @@ def test_a_job_without_a_value_of_the_key_has_no_limit(engine: sa.Engine) -> Non
     assert ids(claim_and_commit(engine, job)) == [1, 2, 3, 5]
 
 
+def test_running_jobs_without_a_value_of_the_key_hold_no_other_back(engine: sa.Engine) -> None:
+    job = make_queue(engine, of_customers(None, None), flow_control=[ConcurrencyLimit(1, per="customer_id")])
+    assert len(claim_and_commit(engine, job)) == 2
+    insert(engine, job, of_customers(1, None))
+    assert customers(claim_and_commit(engine, job)) == [1, None]
+
+
 def test_each_job_may_have_its_own_limit_and_null_is_none(engine: sa.Engine) -> None:
     job = make_queue(engine, of_customers(1, 1, 1, most=2), flow_control=[ConcurrencyLimit("most", per="customer_id")])
     insert(engine, job, of_customers(2, 2, 2, most=None))

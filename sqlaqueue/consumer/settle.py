@@ -430,12 +430,16 @@ class Settler:
         else:
             bound |= {KEYS: self._spec.bind_keys(keys), EXPECTED: len(keys)}
         kept = self._pages >= (LARGE_FOR_ONE if one else LARGE_FOR_MANY)
-        statement = self._statements.complete(one=one, kept=kept, limited=limited)
+        connection = session.connection(bind_arguments=self._bind)
+        plain = engine_of(connection.dialect) is not None
+        statement = self._statements.complete(one=one, kept=kept, limited=limited, plain=plain)
         # Without the ORM, which would do nothing for this statement.
-        found = session.connection(bind_arguments=self._bind).execute(statement, bound)
+        found = connection.execute(statement, bound)
         if one:
             return keys if found.rowcount else []
         rows = found.all()
+        if plain:
+            return [tuple(row) for row in rows]
         number = rows[0][0]
         return keys if number == len(keys) else [tuple(row[1:]) for row in rows if number]
 

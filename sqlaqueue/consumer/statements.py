@@ -56,7 +56,7 @@ class ConsumerStatements:
         self._quarantined = self._spec.strategy.quarantined(self._spec)
         self._limit, self._one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
         self._token = alone_token if settings.concurrency == 1 else shared_token
-        self._completions: dict[tuple[bool, bool, bool], Any] = {}
+        self._completions: dict[tuple[bool, bool, bool, bool], Any] = {}
         scans = self._spec.strategy.supports_scan_range
         self._head = by_priority if scans and self._flow is None else None
         # With a distribution, its position is that of another value. Turns have an order of their own.
@@ -250,7 +250,7 @@ class ConsumerStatements:
         """
         return _load_rest(self._settings, self._is_among(KEYS))
 
-    def complete(self, *, one: bool, kept: bool = False, limited: bool = False) -> Any:
+    def complete(self, *, one: bool, kept: bool = False, limited: bool = False, plain: bool = False) -> Any:
         """Return what completes the runs of the jobs bound as ``KEYS``, if the claim's token is that of ``RUN_TOKEN``.
 
         It returns one row with the number of completed runs if this is ``EXPECTED``; otherwise a row for each run, with
@@ -260,10 +260,12 @@ class ConsumerStatements:
             rows then.
         :param kept: whether the server may keep the plan.
         :param limited: whether the transaction waits for locks for a moment only, from this statement on.
+        :param plain: whether it returns a row for each run in any case, with the key: an engine other than PostgreSQL
+            cannot select from what an UPDATE returns.
         """
-        asked = one, kept, limited
+        asked = one, kept, limited, plain
         if asked not in self._completions:
-            self._completions[asked] = _complete(self._spec, one=one, kept=kept, limited=limited)
+            self._completions[asked] = _complete(self._spec, one=one, kept=kept, limited=limited, plain=plain)
         return self._completions[asked]
 
     @cached_property
@@ -309,7 +311,7 @@ def _two_waiting(spec: QueueSpec, quarantined: AnySelect) -> AnySelect:
     return waiting.where(*spec.due(spec.columns.get("run_at"))).limit(2)
 
 
-def _complete(spec: QueueSpec, *, one: bool, kept: bool, limited: bool) -> Any:
+def _complete(spec: QueueSpec, *, one: bool, kept: bool, limited: bool, plain: bool) -> Any:
     records_run = spec.strategy.holds_transaction and (spec.has("started_at") or spec.has("claimed_by"))
     # A statement that is built once cannot hold values that differ for each batch.
     if records_run or not spec.strategy.keeps_rows:
@@ -325,8 +327,8 @@ def _complete(spec: QueueSpec, *, one: bool, kept: bool, limited: bool) -> Any:
         # Not by a statement of its own, which would be one more for each settlement.
         limit = sa.func.set_config("lock_timeout", LOCK_TIMEOUT, sa.true())
         verb = verb.where(with_plain_form(sa.select(limit).scalar_subquery().is_not(None), sa.true))
-    if one:
-        return as_library_statement(verb)
+    if one or plain:
+        return as_library_statement(verb if one else verb.returning(*spec.keys))
     completed = verb.returning(*named(spec.keys)).cte("sqlaqueue_ended")
     number = sa.select(sa.func.count()).select_from(completed).scalar_subquery()
     some_are_missing = number != sa.bindparam(EXPECTED, 0, sa.BigInteger())

@@ -25,6 +25,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimRequest
 from sqlaqueue.sql.engine import OtherEngine
 from sqlaqueue.sql.types import insert_or_replace, numbered_rows
+from sqlaqueue.strategies.columns import by_index
 
 _MOST_EXCLUDED = 10_000
 """How many keys that are full a query leaves out; the jobs of others are left out when they have been read."""
@@ -60,7 +61,7 @@ class Admission:
         excluded = [self._excluded(check) for check in self.checks if _is_full_for_all(check)]
         self.window = ordered.where(*excluded).limit(sa.bindparam(_WINDOW, type_=sa.Integer()))
         chosen = spec.key_in(spec.keys, sa.bindparam(_CHOSEN, (), expanding=len(spec.keys) > 1))
-        self.again = engine.locked(spec, ordered.where(chosen))
+        self.again = engine.locked(by_index(ordered.where(chosen), spec.table, "PRIMARY"))
         self.running = {check.number: _running(check) for check in self.checks if isinstance(check, LimitCheck)}
         self.rates = {check.number: _rate_rows(check) for check in self.checks if isinstance(check, RateCheck)}
         if flow.turn is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -13,9 +13,25 @@ from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.util import memoized_property
 
 from sqlaqueue.engines.shared import SpanInSeconds, undecorated
-from sqlaqueue.engines.steps import elements
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import plain_form
+
+
+def elements(statement: Any) -> Iterator[Any]:
+    """Yield a statement and all elements in it."""
+    seen, stack = set(), [statement]
+    while stack:
+        element = stack.pop()
+        if id(element) in seen:
+            continue
+        seen.add(id(element))
+        yield element
+        stack.extend(element.get_children())
+        # The tables of an UPDATE are known by its columns only.
+        table = getattr(element, "table", None)
+        if isinstance(table, CTE):
+            stack.append(table)
+
 
 # Only the library's statements, functions and tables are translated. A program uses a prepared engine for its own
 # tables as well, and what it writes for these keeps its meaning.
@@ -116,26 +132,6 @@ class TranslatingCompiler(_Compiler):
     def each_value(self, array: str) -> str:
         """Return a SELECT of the values of a JSON array."""
         raise NotImplementedError
-
-    # -- statements in several steps -----------------------------------------------------------------------
-
-    def visit_cte(self, cte: CTE, **options: Any) -> Any:
-        """Render the rows of a CTE that was executed before in its place."""
-        substitutes: dict[CTE, CTE] = self.__dict__.setdefault("_sqlaqueue_substitutes", {})
-        if cte not in substitutes:
-            substitutes[cte] = self._substitute(cte)
-        substitute, linter = substitutes[cte], options.get("from_linter")
-        if substitute is cte or linter is None:
-            return super().visit_cte(substitute, **options)
-        rendered = super().visit_cte(substitute, **{**options, "from_linter": None})
-        # The columns are those of the CTE that is replaced, and the linter looks for joins between their tables.
-        linter.froms[cte._de_clone()] = cte.name  # noqa: SLF001 - the linter's key, as in SQLAlchemy's method
-        return rendered
-
-    def _substitute(self, cte: CTE) -> Any:
-        """Return what is rendered in the place of a CTE; an engine gives the rows of a step that has been executed."""
-        plain = plain_form(cte) if self.translates else None
-        return cte if plain is None else plain
 
     def _plain_or(self, visit: Callable[..., Any], element: Any, *positional: Any, **options: Any) -> str:
         """Render the plain form of an element that has one; otherwise the element by ``visit``."""

@@ -1,29 +1,49 @@
 """The verbs in steps, for engines that cannot carry one out as one statement.
 
-Each verb is a plain function: candidates, locks, changes, rows. The statement that a program executes tells by an
-execution option which verb it is (:data:`~sqlaqueue.sql.engine.STEPS`); the steps are executed in its place, in the
-same transaction, and what the last one returns is its result.
+Each verb is a plain function: candidates, locks, changes, rows. A statement tells by an execution option which verb it
+is (:func:`~sqlaqueue.sql.engine.in_steps`). The steps are executed before it, in the same transaction, and a verb
+returns what is executed in its place: the rows that were changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.orm import FromStatement
+from sqlalchemy.orm.util import LoaderCriteriaOption
+from sqlalchemy.sql.base import Executable
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.engines.admission import Admission
 from sqlaqueue.engines.notifications import send
 from sqlaqueue.flow_control.keys import KeyOrder
 from sqlaqueue.notify_payloads import CLAIMED
+from sqlaqueue.postgresql.side_tables import request_cancellation
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import clock
-from sqlaqueue.queue.strategy_protocol import ClaimSteps, FailSteps
-from sqlaqueue.sql.engine import OtherEngine
+from sqlaqueue.queue.strategy_protocol import (
+    CancelSteps,
+    ClaimSteps,
+    FailSteps,
+    JudgeSteps,
+    LockSteps,
+    RescueSteps,
+)
+from sqlaqueue.sql.engine import OtherEngine, Steps, mark_of, own_work, steps_for
 from sqlaqueue.sql.types import as_library_statement
+from sqlaqueue.strategies.columns import by_index, by_key, index_for
+from sqlaqueue.strategies.listing import has_history, record_rescued
+from sqlaqueue.strategies.unique_key import DUPLICATE, judge, unique_key
+from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 
 KEYS = "sqlaqueue_step_keys"
 """The name of the parameter with the keys that a step before has returned."""
@@ -33,31 +53,96 @@ Given = Mapping[str, Any]
 
 
 def carry_out(
-    engine: OtherEngine, connection: sa.Connection, steps: Any, statement: Any, given: Given
-) -> tuple[Any, Given] | None:
-    """Execute the steps of a verb; return the statement of the last one with its parameters, None for the verb's own.
+    engine: OtherEngine, connection: sa.Connection, steps: Steps, statement: Any, given: Given
+) -> tuple[Any, Given]:
+    """Execute the steps of a statement; return what is executed at the end, with its parameters."""
+    criteria = [*_criteria_of(statement)]
+    for each in steps.each:
+        work = _Work(engine, connection, steps.shown, given, criteria)
+        statement, given = _VERBS[type(each)](work, each, statement)
+    return statement, given
 
-    :param steps: what its execution option says.
-    """
-    if isinstance(steps, ClaimSteps):
-        return claim(engine, connection, steps, statement, given)
-    cancel_behind(engine, connection, steps)
-    return None
+
+def _criteria_of(statement: Any) -> Iterator[Any]:
+    while isinstance(statement, Executable):
+        options = statement._with_options  # noqa: SLF001 - SQLAlchemy 2.0 and 2.1 have no public access to the options
+        yield from (option for option in options if isinstance(option, LoaderCriteriaOption))
+        statement = getattr(statement, "element", None)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What the functions of the verbs have in common."""
+
+    engine: OtherEngine
+    connection: sa.Connection
+    shown: Callable[[AnySelect], Any] | None
+    """Makes the statement that is executed at the end, where a verb is executed in steps as a whole."""
+    given: Given
+    criteria: Sequence[Any]
+    """What a listener of the program has added to the statement by ``with_loader_criteria()``."""
+
+    def lock(self, keys: Sequence[Any], rows: AnySelect, *, waits: bool) -> list[Key]:
+        """Lock the rows that a SELECT finds; return the keys of those that are locked, and are still found.
+
+        :param keys: the key of the table. The SELECT begins with it.
+        """
+        rows = self.limited(rows)
+        self.engine.begin_steps(self.connection, rows)
+        found = self.found(keys, rows)
+        if self.engine.has_one_writer or not found:
+            return found
+        # By their keys: a scan would lock each row that it looks at.
+        columns: list[Any] = [*rows.selected_columns][: len(keys)]
+        # A label has no table; an alias of it is that of the columns.
+        table = keys[0].table if columns[0].table is None else columns[0].table
+        mine = by_index(rows.where(_among(columns, found)), table, "PRIMARY")
+        return self.found(keys, self.engine.locked(mine, waits=waits))
+
+    def limited(self, rows: AnySelect) -> AnySelect:
+        """Return a SELECT of jobs with the criteria of the program."""
+        return rows.options(*self.criteria) if self.criteria else rows
+
+    def found(self, keys: Sequence[Any], rows: AnySelect) -> list[Key]:
+        """Return the keys with which the rows of a SELECT begin."""
+        # A second table in the filter may match a job several times.
+        return [*dict.fromkeys(tuple(row[: len(keys)]) for row in self.connection.execute(rows, self.given))]
+
+    @contextlib.contextmanager
+    def all_or_none(self, rows: AnySelect) -> Iterator[None]:
+        """Undo the changes of the block if one of them fails, as it is with those of one statement.
+
+        :param rows: what is changed, for errors.
+        """
+        self.engine.begin_steps(self.connection, rows)
+        with self.connection.begin_nested():
+            yield
+
+    def returned(self, spec: Any, keys: Sequence[Key], *columns: Any) -> tuple[Any, Given]:
+        """Return the statement that shows the keys of some rows, with further columns."""
+        shown: Any = self.shown
+        return shown(sa.select(*spec.keys, *columns).where(spec.key_in(spec.keys, keys))), {}
+
+
+# -- claim -------------------------------------------------------------------------------------------------------------
 
 
 class _ClaimStatements:
     """The statements of one claim, built once."""
 
-    def __init__(self, engine: OtherEngine, steps: ClaimSteps) -> None:
-        request, spec = steps.request, steps.request.spec
+    def __init__(self, work: _Work, steps: ClaimSteps) -> None:
+        request, spec, engine = steps.request, steps.request.spec, work.engine
         waiting, change = spec.strategy.claim_in_steps(request)
+        waiting = work.limited(waiting)
         among = spec.key_in(spec.keys, sa.bindparam(KEYS, (), expanding=len(spec.keys) > 1))
         self.spec, self.request, self.announcements = spec, request, steps.announcements
         first = spec.strategy.first_due(spec, waiting, spec.table, request.limit, request.scan_range)
-        self.waiting, self.candidates = waiting, engine.locked(spec, first)
-        self.change = None if change is None or not steps.columns else engine.by_key(change.where(among))
-        shown = steps.columns or spec.keys
-        self.rows = as_library_statement(engine.by_key(sa.select(*shown).where(among)).order_by(*spec.claim_order))
+        self.waiting, self.candidates = waiting, first
+        if not request.few:
+            self.candidates = engine.locked(by_index(first, spec.table, index_for(spec, "claim")))
+        self.change = None if change is None or not steps.columns else by_key(change.where(among))
+        shown = by_index(sa.select(*(steps.columns or spec.keys)).where(among), spec.table, "PRIMARY")
+        self.rows = as_library_statement(shown.order_by(*spec.claim_order))
         self.admission = None if request.admits_all or not spec.flow_rules else Admission(engine, request, waiting)
 
 
@@ -65,21 +150,21 @@ _claims: WeakKeyDictionary[OtherEngine, WeakKeyDictionary[ClaimSteps, _ClaimStat
 """The statements of claims. A program may execute one statement on several engines."""
 
 
-def claim(
-    engine: OtherEngine, connection: sa.Connection, steps: ClaimSteps, statement: Any, given: Given
-) -> tuple[Any, Given]:
+def _claim(work: _Work, steps: ClaimSteps, statement: Any) -> tuple[Any, Given]:
     """Lock the first due rows, change them, and return them in claim order."""
-    known = _claims.setdefault(engine, WeakKeyDictionary())
+    connection, given = work.connection, work.given
+    known = {} if work.criteria else _claims.setdefault(work.engine, WeakKeyDictionary())
     parts = known.get(steps)
     if parts is None:
-        parts = known[steps] = _ClaimStatements(engine, steps)
+        parts = known[steps] = _ClaimStatements(work, steps)
     spec = parts.spec
-    engine.begin_steps(connection, parts.rows)
-    if parts.admission is None:
-        # A second table in the filter may match a job several times.
-        keys: list[Key] = [*dict.fromkeys(tuple(row) for row in connection.execute(parts.candidates, given))]
-    else:
+    work.engine.begin_steps(connection, parts.rows)
+    if parts.admission is not None:
         keys = parts.admission.keys(connection, given)
+    elif parts.request.few:
+        keys = work.lock(spec.keys, parts.candidates, waits=False)
+    else:
+        keys = work.found(spec.keys, parts.candidates)
     bound = {KEYS: spec.bind_keys(keys)}
     if parts.change is not None and keys:
         connection.execute(parts.change, bound)
@@ -98,17 +183,36 @@ def _returning(statement: Any, rows: Any) -> Any:
     return clone
 
 
-def cancel_behind(engine: OtherEngine, connection: sa.Connection, steps: FailSteps) -> None:
+# -- settle, extend, purge ---------------------------------------------------------------------------------------------
+
+
+def _lock(work: _Work, steps: LockSteps, statement: Any) -> tuple[Any, Given]:
+    """Lock the rows of a change, which finds them by their keys."""
+    if work.engine.has_one_writer:
+        return statement, work.given
+    keys = work.lock(steps.keys, steps.rows, waits=steps.waits)
+    if steps.joins:
+        statement = statement.where(among_step(steps.keys))
+    return statement, {**work.given, KEYS: keys if len(steps.keys) > 1 else [key[0] for key in keys]}
+
+
+def among_step(keys: Sequence[Any]) -> sa.ColumnElement[bool]:
+    """Return the condition that a key is one of those that a step has returned."""
+    return (keys[0] if len(keys) == 1 else sa.tuple_(*keys)).in_(sa.bindparam(KEYS, expanding=True))
+
+
+def _cancel_behind(work: _Work, steps: FailSteps, statement: Any) -> tuple[Any, Given]:
     """Cancel the pending jobs behind heads of an order that are about to fail."""
-    spec = steps.spec
+    spec, connection = steps.spec, work.connection
     order = KeyOrder(spec, spec.config.order.per, spec.config.order)
     columns = [*order.columns, *order.by]
-    engine.begin_steps(connection, sa.select(*columns))
     has_place = [column.is_not(None) for column in order.columns]
-    failing = sa.select(*columns, order.hashed(spec.table)).where(steps.failing, *has_place).order_by(*spec.keys)
+    heads = sa.select(*spec.keys).where(steps.failing, *has_place).order_by(*spec.keys)
+    failing = work.lock(spec.keys, heads, waits=steps.waits)
+    rows = sa.select(*columns, order.hashed(spec.table)).where(spec.key_in(spec.keys, failing)).order_by(*spec.keys)
     roles = {"status": spec.status_value("cancelled"), "finished_at": clock(), "lease_token": None}
     values = {spec.columns[role]: value for role, value in roles.items() if spec.has(role)}
-    for *row, hashed in connection.execute(engine.locked(spec, failing, waits=steps.waits)).all():
+    for *row, hashed in connection.execute(rows).all() if failing else ():
         same = [column == value for column, value in zip(order.columns, row, strict=False)]
         place = [sa.literal(value, by.type) for by, value in zip(order.by, row[len(same) :], strict=True)]
         pending = [spec.in_state("pending"), *same, order.hashed(spec.table) == hashed]
@@ -117,4 +221,138 @@ def cancel_behind(engine: OtherEngine, connection: sa.Connection, steps: FailSte
         keys = [tuple(key) for key in connection.execute(behind)]
         cancelled = sa.update(spec.table).where(spec.key_in(spec.keys, keys), spec.in_state("pending")).values(values)
         if keys:
-            connection.execute(engine.by_key(cancelled))
+            connection.execute(by_key(cancelled))
+    return statement, work.given
+
+
+# -- cancel, rescue, requeue -------------------------------------------------------------------------------------------
+
+
+def _cancel(work: _Work, steps: CancelSteps, _: Any) -> tuple[Any, Given]:
+    """Cancel the jobs that are not running and not locked, and request the cancellation of the others."""
+    spec = steps.spec
+    with work.all_or_none(steps.waiting):
+        free = work.lock(spec.keys, steps.waiting, waits=False)
+        if free:
+            work.connection.execute(by_key(steps.cancelled.where(spec.key_in(spec.keys, free))))
+        running = work.limited(steps.unfinished).subquery("sqlaqueue_running")
+        work.connection.execute(request_cancellation(spec, running), work.given)
+    return work.returned(spec, free)
+
+
+def _rescue(work: _Work, steps: RescueSteps, _: Any) -> tuple[Any, Given]:
+    """Insert the attempts of jobs whose lease has expired, and rescue these jobs."""
+    spec = steps.spec
+    with work.all_or_none(steps.expired):
+        keys = work.lock(spec.keys, steps.expired, waits=False)
+        if keys:
+            _record(work, steps.spec, steps.expired, keys)
+            changed = work.connection.execute(
+                steps.rescued.where(spec.key_in(spec.keys, keys)).returning(*spec.keys), work.given
+            )
+            keys = [tuple(row) for row in changed]
+    return work.returned(spec, keys)
+
+
+def _record(work: _Work, spec: Any, runs: AnySelect, keys: Sequence[Key]) -> None:
+    """Insert the attempts that a rescue ends.
+
+    :param runs: a SELECT of the keys of jobs, and of what the history has of their runs.
+    """
+    mine = runs.where(spec.key_in([*runs.selected_columns][: len(spec.keys)], keys)).subquery("sqlaqueue_expired")
+    work.connection.execute(record_rescued(spec, mine, LEASE_EXPIRED), work.given)
+
+
+def _change_if_unique(work: _Work, steps: JudgeSteps, _: Any) -> tuple[Any, Given]:
+    """Look for duplicates of the jobs, and change those with and those without one."""
+    spec, number, changed = steps.spec, len(steps.spec.keys), list[Key]()
+    duplicates: dict[Key, Any] = {}
+    unique: Any = unique_key(spec)
+    with work.all_or_none(steps.rows):
+        locked = work.lock(spec.keys, steps.rows, waits=steps.waits)
+        mine = steps.rows.where(spec.key_in(spec.keys, locked))
+        judged: AnySelect = sa.select(*judge(spec, unique, mine, *steps.more).c)
+        names = [*steps.more, DUPLICATE]
+        types = [judged.selected_columns[name].type for name in names]
+        alike: dict[tuple[Any, ...], list[Key]] = {}
+        for row in work.connection.execute(judged, work.given).all() if locked else ():
+            key = tuple(row[:number])
+            duplicates[key] = row[-1]
+            alike.setdefault(tuple(row[number:]), []).append(key)
+        if steps.rescues and has_history(spec):
+            # A job that has waited for its duplicate had no run.
+            ran = [key for (waited, *_), keys in alike.items() if not waited for key in keys]
+            if ran:
+                _record(work, spec, steps.rows, ran)
+        for values, keys in alike.items():
+            given = {name: sa.literal(*each) for name, *each in zip(names, values, types, strict=True)}
+            back, instead, where = steps.change(SimpleNamespace(c=given))
+            written = back if values[-1] is None else instead
+            if written:
+                # By one statement for each set of values: a job is told which is its duplicate.
+                update = sa.update(spec.table).where(spec.key_in(spec.keys, keys), *where).values(written)
+                found = work.connection.execute(update.returning(*spec.keys), work.given)
+                changed += [tuple(row) for row in found]
+    shown = changed if steps.rescues else [*duplicates]
+    taken = [(_is(spec, key), sa.literal(duplicates[key], sa.Text())) for key in shown if duplicates[key] is not None]
+    duplicate = sa.case(*taken, else_=sa.null()) if taken else sa.literal(None, sa.Text())
+    return work.returned(spec, shown, duplicate.label(DUPLICATE))
+
+
+def _is(spec: Any, key: Key) -> sa.ColumnElement[bool]:
+    return sa.and_(*(column == part for column, part in zip(spec.keys, key, strict=True)))
+
+
+def _among(columns: Sequence[Any], keys: Sequence[Key]) -> sa.ColumnElement[bool]:
+    if len(columns) > 1:
+        return sa.tuple_(*columns).in_(keys)
+    return columns[0].in_([key[0] for key in keys])  # type: ignore[no-any-return] # a column of any type
+
+
+_VERBS: Mapping[type[Any], Callable[[_Work, Any, Any], tuple[Any, Given]]] = {
+    ClaimSteps: _claim,
+    LockSteps: _lock,
+    FailSteps: _cancel_behind,
+    CancelSteps: _cancel,
+    RescueSteps: _rescue,
+    JudgeSteps: _change_if_unique,
+}
+
+
+# -- where statements are executed -------------------------------------------------------------------------------------
+
+_IN_STEP: ContextVar[bool] = ContextVar("sqlaqueue_in_step", default=False)
+"""Whether a step is being executed, which has no steps of its own."""
+
+
+def carry_out_statements(engine: sa.Engine, other: OtherEngine) -> None:
+    """Execute the steps of each statement of the library before the statement itself.
+
+    :param other: refuses the claims of queues that its database cannot carry.
+    """
+    supported: WeakSet[Any] = WeakSet()
+
+    @event.listens_for(engine, "before_execute", retval=True)
+    def execute(
+        connection: sa.Connection,
+        statement: Any,
+        multiparams: Any,
+        params: Mapping[str, Any],
+        execution_options: Mapping[str, Any],
+    ) -> tuple[Any, Any, Any]:
+        mark = mark_of(statement, execution_options)
+        if mark is None or _IN_STEP.get():
+            return statement, multiparams, params
+        if mark is not True and mark not in supported:
+            other.check_supported(mark)
+            supported.add(mark)
+        steps = steps_for(statement, execution_options)
+        if steps is None:
+            return statement, multiparams, params
+        token = _IN_STEP.set(True)
+        try:
+            with own_work():
+                at_end, given = carry_out(other, connection, steps, statement, params)
+        finally:
+            _IN_STEP.reset(token)
+        return at_end, (), given

@@ -17,7 +17,8 @@ from sqlaqueue.postgresql.catalog import TableId
 from sqlaqueue.queue.names import BEGUN, RATE
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.engine import OURS, with_plain_form
+from sqlaqueue.queue.strategy_protocol import LockSteps
+from sqlaqueue.sql.engine import OURS, in_steps, with_plain_form
 from sqlaqueue.sql.types import insert_or_replace, key_array
 
 # -- rate rows ---------------------------------------------------------------------------------------------------------
@@ -133,7 +134,8 @@ def delete_idle(spec: QueueSpec) -> sa.Delete:
     """Return the statement that deletes the rows of rates whose time has passed, unless a claim has locked them."""
     table = spec.side_tables[RATE]
     passed = sa.and_(table.c.next_at < clock(), sa.func.coalesce(table.c.throttled_until < clock(), sa.true()))
-    idle = sa.select(*table.primary_key).where(table.c.queue == spec.name, passed).with_for_update(skip_locked=True)
-    chosen = idle.cte("sqlaqueue_idle")
-    same = [column == chosen.c[column.key] for column in table.primary_key]
-    return sa.delete(table).where(*same).execution_options(**{OURS: True})
+    keys = [*table.primary_key]
+    idle = sa.select(*keys).where(table.c.queue == spec.name, passed).order_by(*keys)
+    chosen = idle.with_for_update(skip_locked=True).cte("sqlaqueue_idle")
+    deleted = sa.delete(table).where(sa.tuple_(*keys).in_(sa.select(*chosen.c)))
+    return in_steps(deleted.execution_options(**{OURS: True}), LockSteps(keys, idle, joins=True))

@@ -6,21 +6,16 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, CollectionAggregate, Grouping, True_, Tuple
-from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.selectable import CTE, ScalarSelect, SelectBase
+from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, Grouping, True_, Tuple
+from sqlalchemy.sql.selectable import CTE, SelectBase
 from sqlalchemy.sql.visitors import iterate
 
-from sqlaqueue.engines.shared import plain
-from sqlaqueue.engines.steps import is_step, refuse_without_step
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mariadb.base import errors_of_ignored_rows, refuse_autocommit
-from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import plain_form
 
 # -- how its parts are executed ----------------------------------------------------------------------------------------
@@ -33,22 +28,17 @@ from sqlaqueue.sql.engine import plain_form
 
 MARK = "/*sqlaqueue"
 """The beginning of every text below."""
-NEW = "!"
-"""The beginning of the name of a table, in the place of a step: for the rows that were not there before."""
 EARLIER = "sqlaqueue_earlier_rows"
 """The entry in the ``info`` of a connection with the keys that were there before, by the name of their table."""
-ROWS = "sqlaqueue_rows"
-"""The entry in the ``info`` of a connection with the rows of steps, by the name of their CTE."""
-
 _THEN = f"\n{MARK} then*/\n"
 _PLACE = re.compile(
-    rf"{re.escape(MARK)} (?:keys(?: of (?P<step>[^|]*):(?P<numbers>[\d,]+))?\|(?P<columns>.*?)|value (?P<value>\d+))\*/"
+    rf"{re.escape(MARK)} (?:keys(?: not of (?P<table>[^|]*))?\|(?P<columns>.*?)|value (?P<value>\d+))\*/"
     r"|%%|%(?:\((?P<name>.*?)\))?s",
     re.DOTALL,
 )
 _HEAD = re.compile(
     rf"{re.escape(MARK)} parts (?P<kinds>[a-z,]+) returns (?P<returns>keys|rest|read) names (?P<names>.*?)"
-    r" at (?P<places>[\d,]+)(?: given (?P<step>.*?):(?P<numbers>[\d,]+))?\*/ ",
+    r" at (?P<places>[\d,]+)\*/ ",
     re.DOTALL,
 )
 _NO_ROWS = "1 = 0"
@@ -57,15 +47,13 @@ _SAVEPOINT = "sqlaqueue_change"
 Row = Sequence[Any]
 
 
-def keys_place(columns: Sequence[str], step: str | None = None, numbers: Sequence[int] = ()) -> str:
-    """Return the text of a condition on keys that are known when it is executed.
+def keys_place(columns: Sequence[str], *, not_of: str | None = None) -> str:
+    """Return the text of a condition on keys that are known when it is executed: those of the part before.
 
     :param columns: the SQL of the columns of the key.
-    :param step: the name of a CTE that was executed before; None for the rows of the part before.
-    :param numbers: the columns of that CTE with the key.
+    :param not_of: a table; the condition is then that a row was not there before the transaction has inserted one.
     """
-    of = "" if step is None else f" of {step}:{','.join(map(str, numbers))}"
-    return f"{MARK} keys{of}|{'|'.join(columns)}*/"
+    return f"{MARK} keys{'' if not_of is None else f' not of {not_of}'}|{'|'.join(columns)}*/"
 
 
 def value_place(number: int) -> str:
@@ -78,7 +66,7 @@ def value_place(number: int) -> str:
 
 class Divided(NamedTuple):
     parts: list[tuple[str, str]]
-    """Kinds and texts. ``lock`` and ``select`` return rows that begin with the key, ``change`` changes the rows with
+    """Kinds and texts. ``select`` locks rows, and returns them with the key first; ``change`` changes the rows with
     these keys, and ``read`` selects what is returned."""
     returns: str
     """What is returned: the ``keys``, the ``rest`` of the rows that the last select has returned, or what was
@@ -87,14 +75,10 @@ class Divided(NamedTuple):
     """The names of the columns of the key."""
     places: list[int]
     """Where the key after the change is in a row of the last select."""
-    given: tuple[str, Sequence[int]] | None = None
-    """The name of a CTE that was executed before, and its columns with the key, if the keys come from there."""
 
     def text(self) -> str:
-        kinds = ",".join(kind for kind, _ in self.parts)
-        given = "" if self.given is None else f" given {self.given[0]}:{','.join(map(str, self.given[1]))}"
-        places = ",".join(map(str, self.places))
-        head = f"{MARK} parts {kinds} returns {self.returns} names {'|'.join(self.names)} at {places}{given}*/ "
+        kinds, places = ",".join(kind for kind, _ in self.parts), ",".join(map(str, self.places))
+        head = f"{MARK} parts {kinds} returns {self.returns} names {'|'.join(self.names)} at {places}*/ "
         return head + _THEN.join(text for _, text in self.parts)
 
 
@@ -131,7 +115,6 @@ class _Execution:
         self.cursor, self.context = cursor, context
         self.named: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
         self.positional = iter(() if self.named else parameters)
-        self.steps: dict[str, list[Row]] = context.root_connection.connection.info.get(ROWS, {})
 
     def run(self, statement: str) -> None:
         head = _HEAD.match(statement)
@@ -142,12 +125,12 @@ class _Execution:
         kinds, texts = head["kinds"].split(","), statement[head.end() :].split(_THEN)
         names = head["names"].split("|")
         width, places = len(names), [int(place) for place in head["places"].split(",")]
-        rows: list[Row] | None = None if head["step"] is None else self.rows_of(head["step"], head["numbers"])
-        returned: list[Row] = rows or []
+        rows: list[Row] = []
+        returned: list[Row] = []
         description: Any = [(name, *[None] * 6) for name in names]
         for kind, text in zip(kinds, texts, strict=True):
             if kind == "change":
-                self.change(text, rows or [], width)
+                self.change(text, rows, width)
                 if rows and places != [*range(width)]:
                     rows = [tuple(row[place] for place in places) for row in rows]
                     returned = rows if head["returns"] == "keys" else returned
@@ -163,14 +146,6 @@ class _Execution:
             else:
                 returned = [row[:width] for row in rows]
         self.context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(self.cursor, description, returned)
-
-    def rows_of(self, step: str, numbers: str) -> list[Row]:
-        """Return the keys among the rows of a step."""
-        if step not in self.steps:
-            # With no rows the statement would do nothing, and say so.
-            raise refuse_without_step(step, "MariaDB")
-        places = [int(number) for number in numbers.split(",")]
-        return [tuple(row[place] for place in places) for row in self.steps[step]]
 
     def is_new(self, table: str, columns: list[str], sent: list[Any]) -> str:
         """Return the condition that a row was not there before the transaction has inserted the first one."""
@@ -216,11 +191,10 @@ class _Execution:
             elif place["value"] is not None:
                 sent.append(rows[0][int(place["value"])] if rows else None)
                 return "%s"
+            elif place["table"] is not None:
+                return self.is_new(place["table"], place["columns"].split("|"), sent)
             elif place["columns"] is not None:
-                if (place["step"] or "").startswith(NEW):
-                    return self.is_new(place["step"][len(NEW) :], place["columns"].split("|"), sent)
-                keys = (rows or []) if place["step"] is None else self.rows_of(place["step"], place["numbers"])
-                return _among(place["columns"].split("|"), keys, sent)
+                return _among(place["columns"].split("|"), rows or [], sent)
             return place[0]
 
         filled = _PLACE.sub(fill, text)
@@ -253,50 +227,6 @@ def _among(columns: list[str], keys: list[Row], sent: list[Any]) -> str:
     return f"({' OR '.join([f'({same})'] * len(keys))})"
 
 
-_statements: WeakKeyDictionary[CTE, Any] = WeakKeyDictionary()
-
-
-def run_step(connection: sa.Connection, cte: CTE, parameters: Mapping[str, Any]) -> list[list[Any]]:
-    """Execute a step and return its rows, each value as JSON can represent it."""
-    refuse_autocommit(connection, cte.element)
-    statement = _statements.get(cte)
-    if statement is None:
-        inner = plain_form(cte)
-        statement = _statements[cte] = _with_keys_only(cte if inner is None else inner)
-    result = connection.execute(statement, parameters)
-    rows: list[Any] = []
-    if result.returns_rows:
-        # As the driver has them: the following statements give them back to it.
-        cursor: Any = result.cursor
-        rows = [*result.cursor_strategy.fetchall(result, cursor)]
-        result.close()
-    connection.connection.info.setdefault(ROWS, {})[str(cte.name)] = rows
-    return [[plain(value) for value in row] for row in rows]
-
-
-def forget_rows(connection: sa.Connection) -> None:
-    """Drop the rows of the steps of a statement that has ended."""
-    # A connection that was lost has its info no more, and one that is closed has none.
-    if not (connection.invalidated or connection.closed):
-        connection.connection.info.pop(ROWS, None)
-
-
-def _with_keys_only(cte: Any) -> Any:
-    """Return the statement of a step; an UPDATE returns keys only, by which the rows are read again."""
-    statement: Any = cte.element
-    if not (statement.is_dml and statement.is_update):
-        return statement
-    keys = [*statement.table.primary_key]
-    if not statement._returning:  # noqa: SLF001 - not public
-        # So that it is divided: an UPDATE of joined tables might lock every row, and computes one value after another.
-        return statement.returning(*keys)
-    if len(keys) >= len(cte.c) or not all(any(column.shares_lineage(key) for column in cte.c) for key in keys):
-        return statement
-    reduced = statement._clone()  # noqa: SLF001 - returning() only adds columns
-    reduced._returning = ()  # noqa: SLF001 - SQLAlchemy has no public name for it
-    return reduced.returning(*keys)
-
-
 # -- how it is divided -------------------------------------------------------------------------------------------------
 # Divides an UPDATE or DELETE that returns something, and chooses the index by which rows are locked.
 #
@@ -325,7 +255,7 @@ def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str
         )
         raise StatementError(msg)
     names = [compiler.process(key) for key in keys]
-    locking, given, rest = _sources(statement, keys)
+    where = [] if statement.whereclause is None else [statement.whereclause]
     values: dict[Any, Any] = _values_of(compiler, statement) if statement.is_update else {}
     # What a key gets is selected as well: by it the row is found after the change.
     computed = {
@@ -334,20 +264,12 @@ def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str
         if column.primary_key or not _is_in_place(value, column, table)
     }
     limit = _limit_of(compiler, statement)
-    parts: list[tuple[str, str]] = []
-    if locking is not None:
-        parts.append(("lock", compiler.process(locking.correlate(None))))
-    if locking is not None or given is not None:
-        rest = [as_rendered(keys_place(names)), *rest]
-    rest += [as_rendered(keys_place(names, *step)) for step in _joined_steps(rest, keys)]
     returns_keys = [getattr(column, "key", None) for column in columns] == [key.key for key in keys]
-    reads_first = statement.is_delete and (given is not None or not returns_keys)
-    if reads_first:
-        parts.append(("select", _select(compiler, table, keys, rest, returned, limit=limit)))
-    elif computed or (given is None and locking is None) or len(rest) > 1 or limit is not None:
-        computed_values = [_as_expression(compiler, value, column) for column, value in computed.items()]
-        shown = [Grouping(value).label(f"sqlaqueue_value_{number}") for number, value in enumerate(computed_values)]
-        parts.append(("select", _select(compiler, table, keys, rest, None, shown, limit=limit)))
+    reads_first = statement.is_delete and not returns_keys
+    computed_values = [_as_expression(compiler, value, column) for column, value in computed.items()]
+    shown = [Grouping(value).label(f"sqlaqueue_value_{number}") for number, value in enumerate(computed_values)]
+    selected = _select(compiler, table, keys, where, returned if reads_first else None, shown, limit=limit)
+    parts = [("select", selected)]
     for number, column in enumerate(computed):
         values[column] = sa.literal_column(value_place(len(keys) + number), column.type)
     changed = keys_place(names)
@@ -367,7 +289,7 @@ def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str
         parts.append(("read", f"{read} FOR UPDATE SKIP LOCKED"))
         returns = "read"
     places = [len(keys) + [*computed].index(key) if key in computed else number for number, key in enumerate(keys)]
-    return Divided(parts, returns, [key.name for key in keys], places, given).text()
+    return Divided(parts, returns, [key.name for key in keys], places).text()
 
 
 def as_rendered(text: str, type_: Any = None) -> Any:
@@ -393,7 +315,7 @@ def _select(
     found = found.select_from(*others, table) if others else found.select_from(table)
     if others:
         found = found.prefix_with("STRAIGHT_JOIN")
-    if any(_is_about_key(each, keys) for each in where):
+    if any(_is_about_key(each, keys) for each in conjuncts(where)):
         found = found.with_hint(table, BY_KEY)
         if not others:
             found = found.order_by(*keys)
@@ -412,22 +334,6 @@ def _limit_of(compiler: Any, statement: Any) -> str | None:
     return rendered.removeprefix("LIMIT ") if rendered.startswith("LIMIT ") else None
 
 
-def _sources(statement: Any, keys: Sequence[Any]) -> tuple[Any, tuple[str, Sequence[int]] | None, list[Any]]:
-    """Return the SELECT that locks the rows of a statement, or the step that has, and the other conditions."""
-    locking, given, rest = None, None, []
-    for each in conjuncts(statement._where_criteria):  # noqa: SLF001 - not public
-        rows = _locked_rows(each, keys) if locking is None and given is None else None
-        if rows is None:
-            rest.append(each)
-        elif step_and_numbers(rows) is not None:
-            given = step_and_numbers(rows)
-        elif getattr(rows.element, "_for_update_arg", None) is not None:
-            locking = rows.element
-        else:
-            rest.append(each)
-    return locking, given, rest
-
-
 def conjuncts(criteria: Sequence[Any]) -> Iterator[Any]:
     """Return the conditions that are all to be met, without those that are always true."""
     for each in criteria:
@@ -439,53 +345,6 @@ def conjuncts(criteria: Sequence[Any]) -> Iterator[Any]:
             yield from conjuncts([condition.element])
         elif not isinstance(condition, True_):
             yield condition
-
-
-def _locked_rows(condition: Any, keys: Sequence[Any]) -> ScalarSelect[Any] | None:
-    """Return the subquery among whose rows a key has to be."""
-    if (
-        len(keys) > 1
-        or not isinstance(condition, BinaryExpression)
-        or not isinstance(condition.right, CollectionAggregate)
-    ):
-        return None
-    array: Any = condition.right.element
-    array = array.element if isinstance(array, Grouping) else array
-    if not (isinstance(array, FunctionElement) and array.name == "array") or not _is_one_of(condition.left, keys):
-        return None
-    rows: Any = array.clauses.clauses[0]
-    rows = rows.element if isinstance(rows, Grouping) else rows
-    return rows if isinstance(rows, ScalarSelect) else None
-
-
-def step_and_numbers(rows: Any) -> tuple[str, Sequence[int]] | None:
-    """Return the name of the step whose rows a subquery selects, and the columns; None for another subquery."""
-    select: Any = getattr(rows, "element", None)
-    select = getattr(select, "element", select) if isinstance(rows, Grouping) else select
-    if not isinstance(select, sa.Select) or select.whereclause is not None:
-        return None
-    froms = select.get_final_froms()
-    if len(froms) != 1 or not isinstance(froms[0], CTE) or not is_step(froms[0], locks_apart=True):
-        return None
-    columns, chosen = [*froms[0].c], [str(each.key) for each in select.selected_columns]
-    return str(froms[0].name), [columns.index(froms[0].c[key]) for key in chosen]
-
-
-def _joined_steps(conditions: Sequence[Any], keys: Sequence[Any]) -> Iterator[tuple[str, Sequence[int]]]:
-    """Return the steps to which a table is joined by its key, with the columns of the key in their order.
-
-    The rows of a step are JSON, whose texts have a collation of their own, by which no index can be used.
-    """
-    joined: dict[CTE, dict[str, int]] = {}
-    for each in conditions:
-        if not (isinstance(each, BinaryExpression) and each.operator is operators.eq):
-            continue
-        rows, left = getattr(each.right, "table", None), str(each.left.key)
-        if isinstance(rows, CTE) and _is_one_of(each.left, keys) and is_step(rows, locks_apart=True):
-            joined.setdefault(rows, {})[left] = [*rows.c].index(rows.c[str(each.right.key)])
-    for rows, numbers in joined.items():
-        if len(numbers) == len(keys):
-            yield str(rows.name), [numbers[key.key] for key in keys]
 
 
 def _values_of(compiler: Any, statement: Any) -> dict[Any, Any]:
@@ -555,47 +414,3 @@ def _is_about_key(condition: Any, keys: Sequence[Any]) -> bool:
     left = condition.left.element if isinstance(condition.left, Grouping) else condition.left
     sides = [*(left.clauses if isinstance(left, Tuple) else [left]), condition.right]
     return any(isinstance(side, sa.ColumnClause) and _is_one_of(side, keys[:1]) for side in sides)
-
-
-def hint_of(compiler: Any, name: Any) -> str:
-    """Return the hint of an index. SQLAlchemy fills the name of the table in by the operator for texts."""
-    return f"FORCE INDEX ({compiler.preparer.quote(str(name))})".replace("%", "%%")
-
-
-def index_to_lock_by(compiler: Any, select: Any) -> tuple[Any, str] | None:
-    """Return the table of a SELECT that locks rows of a queue, and the hint of the index that finds them."""
-    for table in _tables(select.get_final_froms()):
-        spec = queue_of(getattr(table, "element", table))
-        if spec is None:
-            continue
-        where = [*conjuncts(select._where_criteria)]  # noqa: SLF001 - not public
-        if any(_is_about_key(each, spec.keys) for each in where):
-            return table, BY_KEY
-        order = [getattr(each, "key", None) for each in select._order_by_clauses]  # noqa: SLF001 - SQLAlchemy has no public name for it
-        purpose = None
-        if order == [column.key for column in spec.claim_order] and select._limit_clause is not None:  # noqa: SLF001 - SQLAlchemy has no public name for it
-            quarantined = spec.strategy.quarantined(spec)
-            is_quarantined = quarantined is not None and any(each.compare(quarantined) for each in where)
-            purpose = "quarantined" if is_quarantined else "claim"
-        elif any(
-            "lease_expires_at" in spec.columns and _names(each, spec.columns["lease_expires_at"]) for each in where
-        ):
-            purpose = "lease"
-        for index in spec.claim_indexes:
-            if purpose is not None and str(index.name).endswith(f"_{purpose}"):
-                return table, hint_of(compiler, index.name)
-    return None
-
-
-def _names(condition: Any, column: Any) -> bool:
-    return any(isinstance(part, sa.ColumnClause) and part.key == column.key for part in iterate(condition))
-
-
-def _tables(froms: Sequence[Any]) -> Iterator[Any]:
-    for each in froms:
-        if isinstance(each, sa.Table):
-            yield each
-        elif isinstance(each, sa.Join):
-            yield from _tables([each.left, each.right])
-        elif isinstance(each, sa.Alias) and isinstance(each.element, sa.Table):
-            yield each

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql.base import MySQLCompiler
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue.engines.compiler import TranslatingCompiler
 from sqlaqueue.engines.shared import undecorated
-from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
+from sqlaqueue.engines.verbs import among_step
 from sqlaqueue.exc import StatementError
 from sqlaqueue.flow_control.functions import CONTENDED
 from sqlaqueue.mariadb.base import (
@@ -26,10 +26,10 @@ from sqlaqueue.mariadb.base import (
     is_ignoring,
     json_type,
 )
-from sqlaqueue.mariadb.changes import NEW, as_rendered, divided, hint_of, index_to_lock_by, keys_place, step_and_numbers
-from sqlaqueue.mariadb.tables import UniqueStatements, duplicates_table, index_name
+from sqlaqueue.mariadb.changes import as_rendered, divided, keys_place
+from sqlaqueue.mariadb.tables import UniqueStatements
 from sqlaqueue.postgresql.due_times import WRITTEN_ROWS
-from sqlaqueue.sql.engine import plain_form
+from sqlaqueue.strategies.columns import AmongLocked
 
 NOW = "UTC_TIMESTAMP(6)"
 _ALL = 2**64 - 1
@@ -37,13 +37,6 @@ _LEFT = "/*left*/"
 """Stands for the SQL of a value that is searched for, until the condition around it is rendered."""
 NOTIFICATIONS = "sqlaqueue_notifications"
 """The attribute of a compiled statement with the names of the parameters of what it sends when it is executed."""
-
-
-class _RowsOfStep(FunctionElement[Any]):
-    """The rows of a CTE that was executed before, from the JSON in a parameter."""
-
-    name = "sqlaqueue_rows"
-    inherit_cache = True
 
 
 _Compiler: Any = MySQLCompiler
@@ -78,19 +71,15 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         """Return the moment some seconds after the epoch."""
         return self.moved("TIMESTAMP '1970-01-01 00:00:00.000000'", self._arguments(function, **options)[0])
 
-    # -- rows of steps -----------------------------------------------------------------------------------------
+    # -- rows that are given to a change -----------------------------------------------------------------------
 
     def visit_cte(self, cte: CTE, asfrom: bool = False, **options: Any) -> Any:  # noqa: FBT002 - SQLAlchemy's signature
-        """Render a CTE in the place where it is read: an UPDATE or DELETE cannot begin with WITH."""
-        divides = self.statement.is_dml and self.statement.is_update and self.statement._returning  # noqa: SLF001 - not public
-        if cte.recursive and divides:
-            msg = (
-                f"the recursive CTE {cte.name}: MariaDB has no UPDATE .. RETURNING, and none with a CTE; select the "
-                "keys first, and give them to the UPDATE"
-            )
-            raise StatementError(msg)
-        if cte.recursive or not (self.translates or divides):
+        """Render a CTE of an UPDATE or DELETE in the place where it is read: these cannot begin with WITH."""
+        if not self.statement.is_dml or self.statement.is_insert:
             return super().visit_cte(cte, asfrom=asfrom, **options)
+        if cte.recursive:
+            msg = f"the recursive CTE {cte.name}: MariaDB has no UPDATE and no DELETE with a CTE; select the keys first"
+            raise StatementError(msg)
         name = self.preparer.quote(str(cte.name))
         if not asfrom:
             return name
@@ -99,40 +88,25 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             linter.froms[cte._de_clone()] = cte.name  # noqa: SLF001 - the linter's key, as in SQLAlchemy's method
         for option in ("ashint", "fromhints", "cte_opts", "visiting_cte", "lateral", "iscrud"):
             options.pop(option, None)
-        rows: Any = self._substitute(cte)
-        return f"({self.process(getattr(rows, 'element', rows), asfrom=True, **options)}) AS {name}"
+        outer, self._cte = self._cte, cte
+        rendered = self.process(cte.element, asfrom=True, **options)
+        self._cte = outer
+        return f"({rendered}) AS {name}"
 
-    def _substitute(self, cte: CTE) -> Any:
-        if not self.translates or not is_step(cte, locks_apart=True):
-            return super()._substitute(cte)
-        element: Any = cte.element
-        if element.is_dml and element.is_update and len(keys_in(cte)) < len(cte.c):
-            return self._read_again(cte, element.table)
-        columns = [sa.column(f"c{number}", column.type) for number, column in enumerate(cte.c)]
-        rows = _RowsOfStep(rows_parameter(cte)).table_valued(*(columns or [sa.column("c0")]), name=f"{cte.name}_rows")
-        values = [self._value(rows.c[number], column) for number, column in enumerate(cte.c)]
-        return sa.select(*(values or [sa.literal_column("1")])).select_from(rows)
+    _cte: CTE | None = None
+    """The CTE that is being rendered in its place."""
 
-    def _read_again(self, cte: CTE, table: sa.Table) -> Any:
-        """Return a SELECT of the rows that an UPDATE has changed: not by way of JSON, which rounds numbers."""
-        columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.name) for column in cte.c]
-        names = [self.process(key) for key in table.primary_key]
-        changed = keys_place(names, str(cte.name), range(len(names)))
-        read = sa.select(*columns).select_from(table).where(as_rendered(changed))
-        return read.with_hint(table, "FORCE INDEX (PRIMARY)")
-
-    def _value(self, value: Any, column: Any) -> Any:
-        type_ = undecorated(column.type)
-        if isinstance(type_, sa.LargeBinary):
-            return sa.func.unhex(value, type_=column.type).label(column.name)
-        if isinstance(type_, sa.String) and not isinstance(type_, sa.Enum):
-            return sa.collate(value, binary_collation(self.dialect)).label(column.name)
-        return value.label(column.name)
-
-    def among_rows(self, left: str, rows: Any, **options: Any) -> str:
-        """Return the condition on keys of a step, which are written into the statement when it is executed."""
-        step = step_and_numbers(rows)
-        return super().among_rows(left, rows, **options) if step is None else keys_place([left], *step)
+    def for_update_clause(self, select: Any, **options: Any) -> str:
+        """Leave out the locks of a step that was executed before; refuse those of a program, as no row is locked."""
+        if self._cte is None:
+            return str(super().for_update_clause(select, **options))
+        if not self._cte.name.startswith("sqlaqueue_"):
+            msg = (
+                f"the CTE {self._cte.name} locks rows, which MariaDB cannot do within another statement; execute it "
+                "first, by itself, and give the keys to the statement"
+            )
+            raise StatementError(msg)
+        return ""
 
     def among_values(self, left: str, array: Any, **options: Any) -> str:
         """Return the condition with each value, since the server would not look up those in a JSON array by index."""
@@ -151,18 +125,12 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         return f"SELECT value FROM {values}"  # noqa: S608 - the array is a parameter
 
     def visit_table_valued_alias(self, element: Any, **options: Any) -> str:
-        """Translate the rows of a step, and ``unnest()`` of several arrays with the number of each row."""
+        """Translate ``unnest()`` of several arrays, with the number of each row."""
         function = element.element
-        name = getattr(function, "name", None)
-        if name not in {"unnest", _RowsOfStep.name} or not options.get("asfrom"):
+        if getattr(function, "name", None) != "unnest" or not options.get("asfrom"):
             return str(super().visit_table_valued_alias(element, **options))
         arguments = [self.process(argument) for argument in function.clause_expr.element.clauses]
         table = self.alias_of(element)
-        if name == _RowsOfStep.name:
-            columns = ", ".join(
-                f"{column.name} {json_type(column.type)} PATH '$[{number}]'" for number, column in enumerate(element.c)
-            )
-            return f"JSON_TABLE({arguments[0]}, '$[*]' COLUMNS ({columns})) AS {table}"
         names = [self.preparer.quote(column.name) for column in element.c]
         types = [json_type(column.type) for column in element.c]
         numbered = "number FOR ORDINALITY, value"
@@ -185,19 +153,6 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         return f"(SELECT {', '.join(shown)} FROM {arrays[0]} AS array_0{joins}) AS {table}"  # noqa: S608 - the names are quoted
 
     # -- locks and changes ---------------------------------------------------------------------------------------
-
-    def visit_select(self, select: Any, *positional: Any, **options: Any) -> str:
-        """Lock rows by the index that finds them, as a scan locks every row that it looks at."""
-        if getattr(select, "_for_update_arg", None) is not None and plain_form(select) is None:
-            hint = index_to_lock_by(self, select)
-            if hint is not None:
-                select = select.with_hint(*hint)
-        searched = None if plain_form(select) is not None else duplicates_table(select)
-        if searched is not None:
-            # A search without this index raises an error, as jobs are not unique then.
-            index = index_name(getattr(searched, "element", searched))
-            select = select.with_hint(searched, hint_of(self, index))
-        return str(super().visit_select(select, *positional, **options))
 
     def visit_update(self, update_stmt: Any, visiting_cte: Any = None, **options: Any) -> str:
         return self._divided(super().visit_update, update_stmt, visiting_cte, **options)
@@ -358,7 +313,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         rows = function.__dict__[WRITTEN_ROWS]
         table = getattr(rows, "element", rows)
         names = [self.process(rows.c[key.key]) for key in table.primary_key]
-        return keys_place(names, f"{NEW}{table.fullname}", range(len(names)))
+        return keys_place(names, not_of=table.fullname)
 
     def visit_sqlaqueue_digest_func(self, function: Any, **options: Any) -> str:
         """Render a text that differs for rows that differ."""
@@ -373,3 +328,10 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             names = tuple(self.bind_names[argument] for argument in sent)
             self.__dict__.setdefault(NOTIFICATIONS, []).append(names)
         return "NULL"
+
+
+@compiles(AmongLocked, "mariadb", "mysql")
+def _render_among_locked(element: AmongLocked, compiler: Any, **options: Any) -> str:
+    """Render the keys of the rows that have been locked before."""
+    key, _ = element.clauses
+    return str(compiler.process(among_step([key]), **options))

@@ -11,11 +11,11 @@ from sqlalchemy.pool import AssertionPool, SingletonThreadPool, StaticPool
 
 from sqlaqueue.engines.notifications import note_before_inserts, notify_within_process, send
 from sqlaqueue.engines.shared import SharedEngine, is_prepared, replace_compilers
-from sqlaqueue.engines.steps import carry_out_statements
+from sqlaqueue.engines.verbs import carry_out_statements
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb import base
 from sqlaqueue.mariadb.base import Moment, limit_lock_waits, release_keys_at_end
-from sqlaqueue.mariadb.changes import BY_KEY, EARLIER, execute, execute_each, forget_rows, run_step
+from sqlaqueue.mariadb.changes import EARLIER, execute, execute_each
 from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.tables import TableCompiler, TypeCompiler, check_comparable, create_trigger
 from sqlaqueue.sql.engine import schema_of
@@ -48,19 +48,12 @@ class MariaDB(SharedEngine):
 
     begin_steps = staticmethod(base.refuse_autocommit)
 
-    def locked(self, spec: Any, rows: Any, *, waits: bool = False) -> Any:
+    def locked(self, rows: Any, *, waits: bool = False) -> Any:
         """Return the rows with their locks."""
         return rows.with_for_update(skip_locked=not waits)
 
     has_one_writer = False
     lock_keys = staticmethod(base.lock_keys)
-
-    def by_key(self, statement: Any) -> Any:
-        """Return the statement with the primary key as its index: in a small table the server would lock each row."""
-        if isinstance(statement, sa.Select):
-            (table,) = statement.get_final_froms()
-            return statement.with_hint(table, BY_KEY)
-        return statement.with_hint(BY_KEY) if isinstance(statement, sa.Update) else statement
 
     sqlstate = staticmethod(base.sqlstate)
     violated_constraint = staticmethod(base.violated_constraint)
@@ -181,7 +174,7 @@ def prepare_mariadb(engine: sa.Engine) -> None:
     release_keys_at_end(engine)
     note_before_inserts(engine, EARLIER, _keys)
     notify_within_process(engine)
-    carry_out_statements(engine, other, run_step, locks_apart=True, forget=forget_rows)
+    carry_out_statements(engine, other)
 
 
 def _notify(

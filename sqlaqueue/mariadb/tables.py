@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
-from sqlalchemy.sql.visitors import iterate
 
 from sqlaqueue.engines.compiler import TranslatingTableCompiler, TranslatingTypeCompiler, has_spans, is_moment_of_insert
 from sqlaqueue.engines.shared import TIMING, plain_index, translated_check
@@ -192,24 +191,6 @@ class UniqueStatements:
         since = f"(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {moment}) - {origin} * 1000)"
         length = f"({milliseconds} * 1000)"
         return f"({since} DIV {length} - ({since} MOD {length} < 0))"
-
-
-def duplicates_table(select: Any) -> Any:
-    """Return the table of a SELECT in which duplicates are looked for; None for any other SELECT."""
-    joined = (each.onclause for each in _joins(select._from_obj))  # noqa: SLF001 - not public
-    for condition in [*select._where_criteria, *joined]:  # noqa: SLF001 - SQLAlchemy has no public name for it
-        for part in iterate(condition):
-            if isinstance(part, SameUniqueValues):
-                _, key, *_ = part.clauses
-                return key.table
-    return None
-
-
-def _joins(froms: Iterable[Any]) -> Iterator[sa.Join]:
-    for each in froms:
-        if isinstance(each, sa.Join):
-            yield each
-            yield from _joins([each.left, each.right])
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -69,6 +69,75 @@ class ClaimSteps:
 
 
 @dataclass(frozen=True, eq=False)
+class LockSteps:
+    """An UPDATE or DELETE of rows that its condition locks: the locks first, then the change of the rows by their keys.
+
+    An engine that can lock rows within another statement executes it as it is.
+    """
+
+    keys: Sequence[sa.Column[Any]]
+    """The key of the table."""
+    rows: AnySelect
+    """A SELECT of the keys, without a lock."""
+    waits: bool = False
+    """Whether it waits for rows that others have locked; otherwise it passes over them."""
+    joins: bool = False
+    """Whether the statement joins the SELECT; otherwise it has an ``AmongLocked`` of
+    :mod:`sqlaqueue.strategies.columns`."""
+
+
+@dataclass(frozen=True, eq=False)
+class CancelSteps:
+    """The cancellation of jobs: pending ones at once, running ones by a request."""
+
+    spec: Spec
+    waiting: AnySelect
+    """A SELECT of the keys of the jobs without a run."""
+    unfinished: AnySelect
+    """A SELECT of the keys of all jobs that have not ended."""
+    cancelled: sa.Update
+    """The change, without a condition."""
+
+
+@dataclass(frozen=True, eq=False)
+class RescueSteps:
+    """A rescue that inserts the attempts that it ends."""
+
+    spec: Spec
+    expired: AnySelect
+    """A SELECT of the keys of the jobs whose lease has expired, and of what the history has of their runs."""
+    rescued: sa.Update
+    """The change, without the keys."""
+
+
+class ChangeIfUnique(NamedTuple):
+    """What is written into jobs that come back, and into those whose place a duplicate has taken."""
+
+    back: Mapping[sa.Column[Any], Any]
+    instead: Mapping[sa.Column[Any], Any]
+    """Empty to leave the jobs that have a duplicate as they are."""
+    where: Sequence[sa.ColumnElement[bool]] = ()
+    """Conditions on the jobs to change."""
+
+
+@dataclass(frozen=True, eq=False)
+class JudgeSteps:
+    """A statement that brings jobs back unless they have a duplicate."""
+
+    spec: Spec
+    rows: AnySelect
+    """A SELECT of the keys and of what duplicates are found by."""
+    waits: bool
+    """Whether it waits for rows that others have locked; otherwise it passes over them."""
+    more: Sequence[str]
+    """The names of further columns of ``rows`` that ``change`` reads."""
+    change: Callable[[Any], ChangeIfUnique]
+    """Makes the values from an object whose ``c`` has the columns ``more``, and that of the duplicate."""
+    rescues: bool = False
+    """Whether only jobs that were changed are returned, and their attempts are inserted into the history."""
+
+
+@dataclass(frozen=True, eq=False)
 class FailSteps:
     """A statement by which heads of an order fail, for engines on which no trigger cancels the jobs behind them."""
 

@@ -208,9 +208,8 @@ def delete_old_ticks(session: Session, group: ScheduleGroup) -> int:
     surplus = sa.select(sa.literal(1)).where(*beyond).exists()
     old = ticks.c.fired_at < clock() - sa.literal(KEPT_FOR, sa.Interval())
     found = sa.select(ticks.c.schedule, ticks.c.tick).where(old, sa.or_(~exists, surplus)).limit(DELETED)
-    batch = found.cte("sqlaqueue_old")
-    same = (ticks.c.schedule == batch.c.schedule, ticks.c.tick == batch.c.tick)
-    deleted = session.execute(sa.delete(ticks).where(*same), bind_arguments=group.bind)
+    chosen = sa.tuple_(ticks.c.schedule, ticks.c.tick).in_(sa.select(*found.subquery("sqlaqueue_old").c))
+    deleted = session.execute(sa.delete(ticks).where(chosen), bind_arguments=group.bind)
     session.commit()
     count: int = deleted.rowcount  # type: ignore[attr-defined] # of a DELETE
     return count

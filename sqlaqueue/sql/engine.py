@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
@@ -18,7 +18,7 @@ OURS = "sqlaqueue_statement"
 """The execution option of statements of the library."""
 
 STEPS = "sqlaqueue_steps"
-"""The execution option of a statement that engines other than PostgreSQL carry out in several steps: what they need."""
+"""The execution option of a statement that engines other than PostgreSQL carry out in several steps: :class:`Steps`."""
 
 PLAIN = "sqlaqueue_plain"
 """The entry in the ``info`` of an index with its columns and its condition on databases other than PostgreSQL; None for
@@ -106,7 +106,7 @@ class OtherEngine(Protocol):
         """
         ...
 
-    def locked(self, spec: Any, rows: Any, *, waits: bool = False) -> Any:
+    def locked(self, rows: Any, *, waits: bool = False) -> Any:
         """Return a SELECT of rows of a queue that locks them.
 
         :param waits: whether it waits for those that others have locked; otherwise it passes over them.
@@ -119,10 +119,6 @@ class OtherEngine(Protocol):
 
     def lock_keys(self, connection: sa.Connection, table: sa.Table, names: Any) -> Any:
         """Lock what has these names, of a table, until the end of the transaction; return those that it has locked."""
-        ...
-
-    def by_key(self, statement: Any) -> Any:
-        """Return an UPDATE or a SELECT of one table that finds its rows by their primary key."""
         ...
 
     def begin_steps(self, connection: sa.Connection, statement: Any) -> None:
@@ -247,9 +243,34 @@ def mark_of(statement: Any, options: Mapping[str, Any]) -> Any:
     return _option(OURS, statement, options) or OWN_WORK.get() or None
 
 
-def steps_for(statement: Any, options: Mapping[str, Any]) -> Any:
-    """Return what a statement is in steps, see :data:`STEPS`; None for a statement without."""
-    return _option(STEPS, statement, options)
+class Steps(NamedTuple):
+    """What engines other than PostgreSQL do before a statement, or in its place."""
+
+    each: tuple[Any, ...]
+    """One of the classes ``..Steps`` of :mod:`sqlaqueue.queue.strategy_protocol` for each of them."""
+    shown: Callable[[Any], Any] | None = None
+    """Makes the statement that is executed at the end from a SELECT of what is returned."""
+
+
+_Executable = TypeVar("_Executable", bound=Executable)
+
+
+def in_steps(statement: _Executable, *steps: Any) -> _Executable:
+    """Return a statement with what other engines do before it, or in its place."""
+    before = steps_of(statement)
+    return statement.execution_options(**{STEPS: Steps((*steps, *(before.each if before else ())))})
+
+
+def steps_of(statement: Executable) -> Steps | None:
+    """Return what :func:`in_steps` has added to a statement."""
+    found: Steps | None = statement.get_execution_options().get(STEPS)
+    return found
+
+
+def steps_for(statement: Any, options: Mapping[str, Any]) -> Steps | None:
+    """Return what other engines do before a statement that is executed; None for a statement without."""
+    found: Steps | None = _option(STEPS, statement, options)
+    return found
 
 
 def _option(name: str, statement: Any, options: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDDLCompiler, SQLiteTypeCompiler
-from sqlalchemy.sql.selectable import CTE
+from sqlalchemy.ext.compiler import compiles
 
 from sqlaqueue.engines.compiler import (
     TranslatingCompiler,
@@ -18,9 +18,9 @@ from sqlaqueue.engines.compiler import (
     is_moment_of_insert,
 )
 from sqlaqueue.engines.shared import TIMING, moment_text, plain_index, translated_check, undecorated
-from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.sql.engine import plain_form
+from sqlaqueue.strategies.columns import AmongLocked
 
 _CHANGED = " OR ".join(f"OLD.{name} IS NOT NEW.{name}" for name in TIMING)
 
@@ -72,25 +72,6 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
 
     def key_hash(self, values: list[str]) -> str:
         return f"sqlaqueue_key_hash({', '.join(values)})"
-
-    def _substitute(self, cte: CTE) -> Any:
-        found = super()._substitute(cte)
-        if found is not cte or not self.translates or not is_step(cte):
-            return found
-        given = sa.func.json_each(rows_parameter(cte))
-        document = given.table_valued(sa.column("value"), sa.column("key"), name=f"{cte.name}_rows")
-        columns = []
-        for number, column in enumerate(cte.c):
-            value: Any = sa.func.json_extract(document.c.value, sa.literal_column(f"'$[{number}]'"), type_=column.type)
-            if isinstance(undecorated(column.type), sa.LargeBinary):
-                value = sa.func.sqlaqueue_bytes(value, type_=column.type)
-            columns.append(value.label(column.name))
-        rows: Any = sa.select(*(columns or [sa.literal_column("1")])).select_from(document)
-        element: Any = cte.element
-        if element.is_update and len(keys_in(cte)) < len(cte.c):
-            # Not by way of JSON: a number would be rounded, and a large value copied.
-            rows = _read_again(cte, rows)
-        return rows.cte(cte.name)
 
     def each_value(self, array: str) -> str:
         return f"SELECT value FROM json_each({array})"  # noqa: S608 - the array is a parameter
@@ -178,13 +159,11 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         return f"(SELECT {', '.join(columns)} FROM {rows}{end}) AS {self.alias_of(element)}"  # noqa: S608 - the names are quoted
 
 
-def _read_again(cte: CTE, returned: Any) -> Any:
-    """Return a SELECT of the rows that an UPDATE has changed."""
-    table = cte.element.table  # type: ignore[attr-defined] # the element of such a CTE has a table
-    columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.name) for column in cte.c]
-    rows = returned.subquery(f"{cte.name}_keys")
-    same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.name] for key in keys_in(cte)]
-    return sa.select(*columns).select_from(table.join(rows, sa.and_(*same)))
+@compiles(AmongLocked, "sqlite")
+def _render_among_locked(element: AmongLocked, compiler: Any, **options: Any) -> str:
+    """Render a subquery: the transaction has the write lock of the database."""
+    key, rows = element.clauses
+    return str(compiler.process(key.in_(rows.element), **options))
 
 
 _TableCompiler: Any = SQLiteDDLCompiler

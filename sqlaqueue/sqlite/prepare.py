@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 from uuid import UUID
@@ -18,7 +18,7 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from sqlaqueue.engines.notifications import note_before_inserts, notify_within_process, send
 from sqlaqueue.engines.shared import SharedEngine, is_prepared, moment_text, replace_compilers
-from sqlaqueue.engines.steps import carry_out_statements, keys_in
+from sqlaqueue.engines.verbs import carry_out_statements
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler, create_trigger
@@ -77,7 +77,7 @@ class SQLite(SharedEngine):
         self.busy_timeout = busy_timeout
         """How many seconds a transaction waits for that of another connection."""
 
-    def locked(self, spec: Any, rows: Any, *, waits: bool = False) -> Any:
+    def locked(self, rows: Any, *, waits: bool = False) -> Any:
         """Return the rows as they are: the transaction has the write lock of the database."""
         return rows
 
@@ -86,10 +86,6 @@ class SQLite(SharedEngine):
     def lock_keys(self, connection: sa.Connection, table: sa.Table, names: Any) -> Any:
         """Return all of them: the transaction has the write lock."""
         return set(names)
-
-    def by_key(self, statement: Any) -> Any:
-        """Return the statement as it is: it locks nothing but what it changes."""
-        return statement
 
     def begin_steps(self, connection: sa.Connection, statement: Any) -> None:
         """Do nothing: a transaction begins with the write lock."""
@@ -249,7 +245,6 @@ def _key_hash(*values: Any) -> int:
 _FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "sqlaqueue_moved": (2, _moved),
     "sqlaqueue_epoch": (1, _epoch),
-    "sqlaqueue_bytes": (1, lambda text: None if text is None else bytes.fromhex(text)),
     "sqlaqueue_uuid_text": (1, lambda text: None if text is None else str(UUID(text))),
     "regexp_replace": (3, lambda text, pattern, by: None if text is None else re.sub(pattern, by, text, count=1)),
     "regexp_substr": (2, _regexp_substr),
@@ -367,20 +362,4 @@ def prepare_sqlite(engine: sa.Engine, busy_timeout: float | None) -> None:
     begin_when_needed(engine)
     note_before_inserts(engine, _EARLIER, _rowids)
     notify_within_process(engine)
-    carry_out_statements(engine, other, _run_step)
-
-
-def _run_step(connection: sa.Connection, cte: Any, parameters: Mapping[str, Any]) -> list[list[Any]]:
-    result = connection.execute(cte.element, parameters)
-    if not result.returns_rows:
-        return []
-    # As the driver has them: the following statements give them back to it.
-    cursor: Any = result.cursor
-    rows = [list(row) for row in cursor.fetchall()]
-    result.close()
-    keys = keys_in(cte) if cte.element.is_update else []
-    if len(keys) < len(cte.c) and keys:
-        # The other columns are read again. JSON would be larger, and has no infinite numbers.
-        places = {number for number, column in enumerate(cte.c) if any(column is key for key in keys)}
-        rows = [[value if number in places else None for number, value in enumerate(row)] for row in rows]
-    return rows
+    carry_out_statements(engine, other)

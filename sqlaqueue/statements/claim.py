@@ -23,7 +23,7 @@ from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimSteps
 from sqlaqueue.sessions import WRITES_OPTION
-from sqlaqueue.sql.engine import OURS, STEPS
+from sqlaqueue.sql.engine import OURS, STEPS, Steps
 from sqlaqueue.sql.types import as_library_statement
 from sqlaqueue.statements.selection import JobSelection, returning_detached, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
@@ -127,7 +127,7 @@ def claim_statement(
     if announcements is not None:
         payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", announcements, type_=sa.Text())
         claimed = claimed.add_columns(notification(spec, payload).label("sqlaqueue_notification"))
-    steps = {STEPS: ClaimSteps(request, columns, announcements)}
+    steps = {STEPS: Steps((ClaimSteps(request, columns, announcements),))}
     rows = as_library_statement(claimed).execution_options(**{OURS: spec})
     if not spec.strategy.keeps_rows:
         if options:
@@ -169,7 +169,7 @@ def candidates_statement(selection: JobSelection, limit: Any) -> sa.sql.expressi
     request = _request(selection, limit)
     picked = spec.strategy.picked(_planned_anew(request))
     keys = sa.select(*(column_of(picked, key) for key in spec.keys)).distinct()
-    options = {OURS: spec, WRITES_OPTION: True, STEPS: ClaimSteps(request, [])}
+    options = {OURS: spec, WRITES_OPTION: True, STEPS: Steps((ClaimSteps(request, []),))}
     return as_library_statement(keys).execution_options(**options)
 
 

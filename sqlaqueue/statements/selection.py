@@ -30,7 +30,7 @@ from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.run import CopiedTransaction, Key, Run, key_text, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import WRITES_OPTION
-from sqlaqueue.sql.engine import STEPS, sqlstate
+from sqlaqueue.sql.engine import STEPS, Steps, sqlstate, steps_of
 from sqlaqueue.sql.types import NEUTRAL, as_library_statement
 from sqlaqueue.strategies import ClaimedJobs, Verb
 from sqlaqueue.strategies.base import TOKEN
@@ -345,32 +345,35 @@ def returning_keys(
     :param came_back: whether the second column is ``came_back`` instead, for every queue: False for a job that has a
         duplicate.
     """
-    options: dict[str, Any] = {WRITES_OPTION: True}
-    if (steps := verb.get_execution_options().get(STEPS)) is not None:
-        options[STEPS] = steps
+    steps, options = steps_of(verb), dict[str, Any]({WRITES_OPTION: True})
     second = [sa.true().label(CAME_BACK)] if came_back else []
     if isinstance(verb, sa.Update | sa.Delete):
         # Columns of the table: SQLAlchemy does not expect a with_loader_criteria() where attributes are in a Bundle.
         statement: Any = as_library_statement(verb.where(planned_anew())).returning(_Key("key", *spec.keys), *second)
-        options["synchronize_session"] = "fetch"
-    else:
-        if isinstance(verb, sa.Insert):
-            inserted = verb.returning(*named(spec.keys)).cte("sqlaqueue_inserted")
-            verb = sa.select(*inserted.c)
-        elif any(described["expr"] is spec.model for described in verb.column_descriptions):
-            attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
-            verb = verb.with_only_columns(*attributes)
-        changed = verb.subquery("sqlaqueue_changed_keys").c
+        options |= {"synchronize_session": "fetch", **({STEPS: steps} if steps else {})}
+        statement = statement.execution_options(**options)
+        return statement if chosen else without_criteria(statement)
+
+    def shown(rows: AnySelect) -> Any:
+        changed, more = rows.subquery("sqlaqueue_changed_keys").c, second
         for column in changed:
             if column.key == DUPLICATE:
-                second = [column.is_(None).label(CAME_BACK) if came_back else column.label("duplicate")]
+                more = [column.is_(None).label(CAME_BACK) if came_back else column.label("duplicate")]
         # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
         keys = _Key("key", *(column for column in changed if column.key != DUPLICATE))
-        statement = as_library_statement(sa.select(keys, *second).where(planned_anew()))
-        if jobs:
-            options[JOBS_OPTION] = tuple(jobs)
-    statement = statement.execution_options(**options)
-    return statement if chosen else without_criteria(statement)
+        found: Any = as_library_statement(sa.select(keys, *more).where(planned_anew())).execution_options(**options)
+        return found if chosen else without_criteria(found)
+
+    if isinstance(verb, sa.Insert):
+        inserted = verb.returning(*named(spec.keys)).cte("sqlaqueue_inserted")
+        verb = sa.select(*inserted.c)
+    elif any(described["expr"] is spec.model for described in verb.column_descriptions):
+        attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
+        verb = verb.with_only_columns(*attributes)
+    if jobs:
+        options[JOBS_OPTION] = tuple(jobs)
+    statement = shown(verb)
+    return statement if steps is None else statement.execution_options(**{STEPS: Steps(steps.each, shown)})
 
 
 def returning_nothing() -> AnySelect:

@@ -11,7 +11,7 @@ under the entry point group ``sqlaqueue.strategies``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute
@@ -27,21 +27,26 @@ from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import (
+    CancelSteps,
+    ChangeIfUnique,
     ClaimedJobs,
     ClaimRequest,
     FailSteps,
+    JudgeSteps,
     KeyRange,
+    LockSteps,
     RequiredPrivilege,
     ScanRange,
     Settlement,
     Verb,
 )
-from sqlaqueue.sql.engine import STEPS
+from sqlaqueue.sql.engine import in_steps
 from sqlaqueue.strategies.attach import attach_retention, consumer_privileges, oldest_first
-from sqlaqueue.strategies.columns import ListedKeys, column_of, holds_none_back, named, named_in
+from sqlaqueue.strategies.columns import AmongLocked, ListedKeys, column_of, holds_none_back, named, named_in
 from sqlaqueue.strategies.listing import job_listing
 from sqlaqueue.strategies.unique_key import (
     DUPLICATE,
+    UniqueKey,
     attach_unique,
     columns_to_judge,
     judge,
@@ -49,6 +54,8 @@ from sqlaqueue.strategies.unique_key import (
     unique_key,
     update_judged,
 )
+
+Change = TypeVar("Change", sa.Update, sa.Delete)
 
 # -- statement parts ---------------------------------------------------------------------------------------------------
 # The parts of which claim strategies make their statements: to pick, lock, compare and order rows.
@@ -130,6 +137,25 @@ class StatementParts:
     ) -> sa.ColumnElement[bool]:
         """Return the condition that the key in ``columns`` is that of a row in ``rows``."""
         return sa.and_(*(column == column_of(rows, key) for column, key in zip(columns, spec.keys, strict=True)))
+
+    @classmethod
+    def change_locked(
+        cls, spec: QueueSpec, verb: Change, rows: AnySelect, *, waits: bool = False, of: AnySelect | None = None
+    ) -> Change:
+        """Return an UPDATE or DELETE of the rows that a SELECT of keys finds and locks.
+
+        :param waits: whether it waits for rows that others have locked; otherwise it passes over them.
+        :param of: the SELECT with its lock, where that is another one than that of :meth:`lock`.
+        """
+        locked, joins = cls.lock(spec, rows, skip_locked=not waits) if of is None else of, len(spec.keys) > 1
+        if not joins:
+            verb = verb.where(AmongLocked(spec.keys[0], locked.correlate(None).scalar_subquery()))
+        elif isinstance(verb, sa.Update):
+            verb = verb.where(cls.among(spec, spec.keys, locked))
+        else:
+            picked = locked.cte("sqlaqueue_picked")
+            verb = verb.where(sa.tuple_(*spec.keys).in_(sa.select(*named_in(picked, spec.keys))))
+        return in_steps(verb, LockSteps(spec.keys, rows, waits, joins))
 
     @staticmethod
     def with_insert(spec: QueueSpec, verb: sa.Update | sa.Delete | sa.Insert, other: sa.Insert) -> AnySelect:
@@ -313,7 +339,7 @@ class ClaimStrategy(StatementParts):
 
         A trigger of PostgreSQL does that; other engines do it before they execute the statement.
         """
-        return verb.execution_options(**{STEPS: FailSteps(spec, failing, waits)}) if cancels_behind(spec) else verb
+        return in_steps(verb, FailSteps(spec, failing, waits)) if cancels_behind(spec) else verb
 
     def settled_values(self, spec: QueueSpec, settlement: Settlement) -> dict[sa.Column[Any], Any]:
         """Return the values that a settlement writes into the row."""
@@ -388,22 +414,21 @@ class ClaimStrategy(StatementParts):
 
         :param chosen: a SELECT of the model with the conditions on the jobs.
         """
-        waiting = self.pick(spec, chosen, *spec.keys).where(self.not_running(spec))
-        free = self.lock(spec, waiting.order_by(*spec.keys)).cte("sqlaqueue_free")
-        wanted = (
-            self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending", "processing")).cte("sqlaqueue_wanted")
-        )
+        waiting = self.pick(spec, chosen, *spec.keys).where(self.not_running(spec)).order_by(*spec.keys)
+        free = self.lock(spec, waiting).cte("sqlaqueue_free")
+        unfinished = self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending", "processing"))
+        wanted = unfinished.cte("sqlaqueue_wanted")
         if not spec.config.notify:
             # Citus inlines a CTE that is read once into the INSERT, and then writes an INSERT that its shards refuse.
             wanted = wanted.prefix_with("MATERIALIZED")
         running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("sqlaqueue_running")
         values: dict[str, Any] = {"status": spec.status_value("cancelled"), "finished_at": clock(), "lease_token": None}
-        cancelled = (
-            sa.update(spec.table)
-            .where(self.same_key(spec, spec.keys, free))
-            .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
+        cancelled = sa.update(spec.table).values(
+            {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
         )
-        return self.with_insert(spec, cancelled, request_cancellation(spec, running))
+        mine = self.same_key(spec, spec.keys, free)
+        verb = self.with_insert(spec, cancelled.where(mine), request_cancellation(spec, running))
+        return in_steps(verb, CancelSteps(spec, waiting, unfinished, cancelled))
 
     def not_running(self, spec: QueueSpec) -> sa.ColumnElement[bool]:
         """Return the condition that an unfinished job has no run, so that it can be cancelled at once."""
@@ -424,22 +449,27 @@ class ClaimStrategy(StatementParts):
         back = {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
         unique = unique_key(spec)
         if unique is not None:
-            rows = self.lock(spec, finished.add_columns(*columns_to_judge(spec, unique)), skip_locked=False)
-            judged = judge(spec, unique, rows)
-            error = spec.columns.get("last_error")
-            instead = self.values_for_duplicate(spec, judged, error) if unique.config.on_return == "cancel" else {}
-            # What is completed stays completed.
-            where = [sa.or_(judged.c[DUPLICATE].is_(None), ~spec.in_state("completed"))]
             pending = {**back, spec.columns["status"]: spec.literal("pending")}
-            return update_judged(spec, judged, pending, instead, where=where)
-        return (
-            sa.update(spec.model)
-            .where(self.among(spec, spec.keys, self.lock(spec, finished, skip_locked=False)))
-            .values(back)
-        )
+            error, cancels = spec.columns.get("last_error"), unique.config.on_return == "cancel"
+
+            def change(judged: Any) -> ChangeIfUnique:
+                instead = self.values_for_duplicate(spec, judged, error) if cancels else {}
+                # What is completed stays completed.
+                where = [sa.or_(judged.c[DUPLICATE].is_(None), ~spec.in_state("completed"))]
+                return ChangeIfUnique(pending, instead, where)
+
+            rows = finished.add_columns(*columns_to_judge(spec, unique))
+            return self.change_if_unique(unique, JudgeSteps(spec, rows, waits=True, more=(), change=change))
+        return self.change_locked(spec, sa.update(spec.model), finished, waits=True).values(back)
+
+    def change_if_unique(self, unique: UniqueKey, steps: JudgeSteps) -> AnySelect:
+        """Return the statement that changes jobs unless they have a duplicate, and selects their keys."""
+        spec = steps.spec
+        judged = judge(spec, unique, self.lock(spec, steps.rows, skip_locked=not steps.waits), *steps.more)
+        return in_steps(update_judged(spec, judged, steps.change(judged)), steps)
 
     def values_for_duplicate(
-        self, spec: QueueSpec, judged: sa.CTE, error: sa.ColumnElement[Any] | None = None
+        self, spec: QueueSpec, judged: Any, error: sa.ColumnElement[Any] | None = None
     ) -> dict[sa.Column[Any], Any]:
         """Return the values that cancel jobs whose place a duplicate has taken; they count no attempt.
 
@@ -461,9 +491,8 @@ class ClaimStrategy(StatementParts):
             finished_at = spec.column("finished_at", "purge(older_than=...)")
             old = old.where(finished_at <= clock() - age).order_by(*oldest_first(spec, states, finished_at))
         # A DELETE needs the full row lock. With a weaker one here it would wait for the locks of foreign keys.
-        return sa.delete(spec.model).where(
-            self.among(spec, spec.keys, old.with_for_update(of=spec.table, skip_locked=True))
-        )
+        locked = old.with_for_update(of=spec.table, skip_locked=True)
+        return self.change_locked(spec, sa.delete(spec.model), old, of=locked)
 
     def list_jobs(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
         """Return a SELECT of jobs for operators, from whatever table stores them.

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Mapper
 from sqlalchemy.sql.elements import KeyedColumnElement, conv
+from sqlalchemy.sql.functions import FunctionElement
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.queue.roles import UNCHANGED_ROLES
@@ -42,6 +45,33 @@ def column_of(rows: sa.FromClause, column: KeyedColumnElement[Any]) -> sa.Column
         msg = f"{column} is not among the columns of {rows}"
         raise LookupError(msg)
     return found
+
+
+class AmongLocked(FunctionElement[bool]):
+    """The condition that a key is one of those that a SELECT finds and locks.
+
+    PostgreSQL executes the SELECT once, also under a generic plan. An engine that cannot lock rows within another
+    statement has locked them before, see :class:`~sqlaqueue.queue.strategy_protocol.LockSteps`.
+
+    :param key: the column.
+    :param rows: the SELECT, as a scalar subquery.
+    """
+
+    inherit_cache = True
+    type = sa.Boolean()
+
+    def __init__(self, key: sa.ColumnElement[Any], rows: sa.ScalarSelect[Any]) -> None:
+        super().__init__(key, rows)
+
+    def self_group(self, against: Any = None) -> Any:
+        """Return the condition as it is: the base class adds ``= 1`` for databases without booleans."""
+        return self
+
+
+@compiles(AmongLocked)
+def _render_among_locked(element: AmongLocked, compiler: Any, **options: Any) -> str:
+    key, rows = element.clauses
+    return str(compiler.process(key == sa.any_(sa.func.array(rows)), **options))
 
 
 def numbered(prefix: str, columns: Sequence[sa.Column[Any]]) -> list[sa.Label[Any]]:
@@ -105,7 +135,7 @@ def add_index(
     The name is final (``conv``): a naming convention would name the index after its first column, which two indexes of
     a queue may share.
     """
-    name = conv(object_name("ix", spec.table.name, "queue", purpose))
+    name = conv(index_for(spec, purpose))
     # The table of a class that is defined again still has the index of the class before.
     for known in [index for index in spec.table.indexes if index.name == name]:
         spec.table.indexes.discard(known)
@@ -117,6 +147,27 @@ def add_index(
     if purpose not in _OF_OTHERS:
         spec.claim_indexes.append(index)
     return index
+
+
+def by_index(rows: AnySelect, table: sa.FromClause, name: str) -> AnySelect:
+    """Return a SELECT that finds the rows of a table by one index on MariaDB, which locks each row that it looks at.
+
+    :param name: the name of the index, or PRIMARY.
+    """
+    # SQLAlchemy fills the name of the table in by the operator for texts, and the driver the parameters.
+    hint = f"FORCE INDEX (`{name.replace('`', '``')}`)".replace("%", "%" * 4)
+    return rows.with_hint(table, hint, "mariadb").with_hint(table, hint, "mysql")
+
+
+def by_key(verb: sa.Update) -> sa.Update:
+    """Return an UPDATE that finds its rows by their primary key on MariaDB, also in a small table."""
+    hint = "FORCE INDEX (PRIMARY)"
+    return verb.with_hint(hint, dialect_name="mariadb").with_hint(hint, dialect_name="mysql")
+
+
+def index_for(spec: QueueSpec, purpose: str) -> str:
+    """Return the name of the index that :func:`add_index` adds for a purpose."""
+    return object_name("ix", spec.table.name, "queue", purpose)
 
 
 # -- key columns -------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def run_columns(spec: QueueSpec, rows: sa.FromClause) -> list[sa.Label[Any]]:
 
 
 def record_rescued(
-    spec: QueueSpec, rescued: sa.CTE, error: str, where: sa.ColumnElement[bool] | None = None
+    spec: QueueSpec, rescued: sa.FromClause, error: str, where: sa.ColumnElement[bool] | None = None
 ) -> sa.Insert:
     """Return the INSERT of an attempt for each rescued job.
 

@@ -28,10 +28,10 @@ from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
 from sqlaqueue.queue.options import FINISHED, UNFINISHED, Unique
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, check_roles
-from sqlaqueue.queue.strategy_protocol import Strategy
+from sqlaqueue.queue.strategy_protocol import ChangeIfUnique, Strategy
 from sqlaqueue.sql.engine import engine_of_error, sqlstate
 from sqlaqueue.sql.types import object_name, period
-from sqlaqueue.strategies.columns import add_index, key_column, same
+from sqlaqueue.strategies.columns import add_index, by_index, index_for, key_column, same
 
 # -- comparison of jobs ------------------------------------------------------------------------------------------------
 # Comparisons of jobs by their unique values, which another engine may write by one column instead.
@@ -188,6 +188,13 @@ class UniqueKey:
         """Return the values of the jobs in ``rows``, to order and to group by."""
         return unique_values(self.values(rows), nulls_distinct=self.config.nulls_distinct)
 
+    def searched(self, rows: AnySelect, table: sa.FromClause) -> AnySelect:
+        """Return a SELECT that looks for duplicates in a table; MariaDB raises an error if the unique index is missing.
+
+        PostgreSQL finds that out by :func:`~sqlaqueue.unique.existing.check_index`.
+        """
+        return by_index(rows, table, index_for(self.spec, "unique"))
+
     @property
     def returns_from_runs(self) -> bool:
         """Whether a run may end in a state in which its job meets a duplicate: it does not count while it runs."""
@@ -240,7 +247,7 @@ def judge(spec: QueueSpec, key: UniqueKey, rows: AnySelect, *more: str) -> sa.CT
     duplicate = spec.table.alias("sqlaqueue_duplicate_row")
     another = sa.or_(*(duplicate.c[column.key] != back.c[column.key] for column in spec.keys))
     counting = key.are_duplicates(duplicate, back), key.counts(duplicate), another
-    first = sa.select(key_text_of(spec, duplicate)).where(*counting).limit(1)
+    first = key.searched(sa.select(key_text_of(spec, duplicate)).where(*counting).limit(1), duplicate)
     mine, values = key_text_of(spec, back), key.values(back)
     order = [back.c[_COUNTS].desc(), *(back.c[column.key].desc() for column in (*_newest(spec), *spec.keys))]
     newest = sa.func.first_value(mine).over(partition_by=[key.as_one(back), back.c[_RETURNS]], order_by=order)
@@ -253,16 +260,10 @@ def judge(spec: QueueSpec, key: UniqueKey, rows: AnySelect, *more: str) -> sa.CT
     ).cte("sqlaqueue_judged")
 
 
-def update_judged(
-    spec: QueueSpec, judged: sa.CTE, back: Values, instead: Values, *, where: Sequence[sa.ColumnElement[bool]] = ()
-) -> AnySelect:
-    """Return the statement that updates judged jobs, and selects the key of each with that of its duplicate.
-
-    :param back: the values for jobs that come back.
-    :param instead: the values for jobs that have a duplicate; empty to leave them as they are.
-    :param where: conditions on the jobs to update, by the columns of ``judged``.
-    """
+def update_judged(spec: QueueSpec, judged: sa.CTE, change: ChangeIfUnique) -> AnySelect:
+    """Return the statement that updates judged jobs, and selects the key of each with that of its duplicate."""
     duplicate = judged.c[DUPLICATE]
+    back, instead, where = change
     if not instead:
         where = [*where, duplicate.is_(None)]
     values = {

@@ -22,7 +22,17 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, Settlement, Verb
+from sqlaqueue.queue.strategy_protocol import (
+    ChangeIfUnique,
+    ClaimedJobs,
+    ClaimRequest,
+    JudgeSteps,
+    LockSteps,
+    RescueSteps,
+    Settlement,
+    Verb,
+)
+from sqlaqueue.sql.engine import in_steps
 from sqlaqueue.strategies.base import ClaimStrategy, cancels_behind
 from sqlaqueue.strategies.columns import add_index, named
 from sqlaqueue.strategies.listing import has_history, record_rescued, run_columns
@@ -210,8 +220,8 @@ class UpdateStatus(ClaimStrategy):
         """
         expires = spec.column("lease_expires_at", "extend()")
         mine = sa.select(*(getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys))
-        mine = self.lock(spec, mine.where(self.fence(spec, held)).order_by(*spec.keys))
-        return sa.update(spec.model).where(self.among(spec, spec.keys, mine)).values({expires: clock() + lease})
+        mine = mine.where(self.fence(spec, held)).order_by(*spec.keys)
+        return self.change_locked(spec, sa.update(spec.model), mine).values({expires: clock() + lease})
 
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """Settle the runs; a job that does not count while it runs comes back only if no duplicate of it counts."""
@@ -219,12 +229,17 @@ class UpdateStatus(ClaimStrategy):
         if unique is None or settlement.state != "pending" or not unique.returns_from_runs:
             return super().settle(spec, held, settlement)
         mine = sa.select(*named(spec.keys), *columns_to_judge(spec, unique)).where(self.fence(spec, held))
-        judged = judge(spec, unique, self.lock(spec, mine.order_by(*spec.keys), skip_locked=False))
         back = {**self.settled_values(spec, settlement), spec.columns["status"]: spec.literal("pending")}
-        if unique.config.on_return == "cancel":
+
+        def change(judged: Any) -> ChangeIfUnique:
+            if unique.config.on_return != "cancel":
+                return ChangeIfUnique(back, back | self._waiting_values(spec))
             instead = self.values_for_duplicate(spec, judged, settlement.error)
-            return update_judged(spec, judged, back, self._attempts_in(spec, back) | instead)
-        return update_judged(spec, judged, back, back | self._waiting_values(spec))
+            return ChangeIfUnique(back, self._attempts_in(spec, back) | instead)
+
+        return self.change_if_unique(
+            unique, JudgeSteps(spec, mine.order_by(*spec.keys), waits=True, more=(), change=change)
+        )
 
     @staticmethod
     def _attempts_in(spec: QueueSpec, values: Mapping[sa.Column[Any], Any]) -> dict[sa.Column[Any], Any]:
@@ -273,24 +288,25 @@ class UpdateStatus(ClaimStrategy):
             return self._rescue_unless_duplicate(spec, unique, None if keys is None else spec.key_in(spec.keys, keys))
         job = spec.table.alias("sqlaqueue_expired_job")
         among = [] if keys is None else [spec.key_in([job.c[key.key] for key in spec.keys], keys)]
-        expired = (
+        rows = (
             sa.select(*(job.c[key.key] for key in spec.keys), *run_columns(spec, job))
             .where(job.c[status.key] == spec.literal("processing"), job.c[expires.key] <= clock(), *spec.on_shard(job))
             .where(*among)
             .order_by(*(job.c[key.key] for key in spec.keys))
-            .with_for_update(of=job, skip_locked=True, key_share=True)
-            .cte("sqlaqueue_expired")
         )
+        expired = rows.with_for_update(of=job, skip_locked=True, key_share=True).cte("sqlaqueue_expired")
         # With an INSERT beside it, the UPDATE is a CTE, in which it can name the table only.
-        update = sa.update(spec.table if has_history(spec) else spec.model).where(
+        update = sa.update(spec.table if has_history(spec) else spec.model)
+        values = self._rescued_values(spec, expires)
+        rescued = update.where(
             sa.and_(*(key == expired.c[key.key] for key in spec.keys)),
             self._is_running(spec),
             *spec.on_shard(spec.table),
-        )
-        rescued = update.values(self._rescued_values(spec, expires))
+        ).values(values)
         if not has_history(spec):
-            return rescued
-        return self.with_insert(spec, rescued, record_rescued(spec, expired, LEASE_EXPIRED))
+            return in_steps(rescued, LockSteps(spec.keys, rows, joins=True))
+        verb = self.with_insert(spec, rescued, record_rescued(spec, expired, LEASE_EXPIRED))
+        return in_steps(verb, RescueSteps(spec, rows, update.where(self._is_running(spec)).values(values)))
 
     def _rescue_unless_duplicate(
         self, spec: QueueSpec, unique: UniqueKey, among: sa.ColumnElement[bool] | None = None
@@ -308,20 +324,23 @@ class UpdateStatus(ClaimStrategy):
             .order_by(*spec.keys)
         )
         judged = judge(spec, unique, self.lock(spec, expired), _WAITS, *(column.name for column in last_run))
-        rescued, waited = self._rescued_values(spec, expires), judged.c[_WAITS]
-        back: dict[sa.Column[Any], Any] = {
-            column: sa.case((waited, column), else_=value) for column, value in rescued.items()
-        }
-        back |= {
-            expires: None,
-            spec.columns["status"]: sa.case((waited, spec.literal("pending")), else_=rescued[spec.columns["status"]]),
-        }
-        if unique.config.on_return == "cancel":
-            instead = self._attempts_in(spec, rescued) | self.values_for_duplicate(spec, judged)
-            return self._recorded(spec, judged, update_judged(spec, judged, back, instead))
-        stays = sa.and_(waited, judged.c[DUPLICATE].is_not(None))
-        verb = update_judged(spec, judged, back, rescued | self._waiting_values(spec), where=[~stays])
-        return self._recorded(spec, judged, verb.where(~stays))
+        rescued, status = self._rescued_values(spec, expires), spec.columns["status"]
+
+        def change(judged: Any) -> ChangeIfUnique:
+            waited = judged.c[_WAITS]
+            back: dict[sa.Column[Any], Any] = {
+                column: sa.case((waited, column), else_=value) for column, value in rescued.items()
+            }
+            back |= {expires: None, status: sa.case((waited, spec.literal("pending")), else_=rescued[status])}
+            if unique.config.on_return == "cancel":
+                return ChangeIfUnique(back, self._attempts_in(spec, rescued) | self.values_for_duplicate(spec, judged))
+            stays = sa.and_(waited, judged.c[DUPLICATE].is_not(None))
+            return ChangeIfUnique(back, rescued | self._waiting_values(spec), [~stays])
+
+        changed = change(judged)
+        verb = self._recorded(spec, judged, update_judged(spec, judged, changed).where(*changed.where))
+        steps = JudgeSteps(spec, expired, waits=False, more=[_WAITS], change=change, rescues=True)
+        return in_steps(verb, steps)
 
     @staticmethod
     def _recorded(spec: QueueSpec, judged: sa.CTE, verb: AnySelect) -> AnySelect:

@@ -94,7 +94,7 @@ def _crash(session: Session, spec: QueueSpec, key: Key, refusal: Callable[[], No
     if spec.has("lease_expires_at"):
         rescue_expired(session, spec)
     one = select_jobs(sa.select(spec.model).where(spec.key_in(spec.keys, [key])), "crash")
-    claimed = session.execute(claim_statement(one, sa.literal(1))).scalars().all()
+    claimed = session.execute(claim_statement(one, sa.literal(1), few=True)).scalars().all()
     if not claimed:
         raise refusal()
     if spec.strategy.holds_transaction:

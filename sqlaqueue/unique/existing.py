@@ -18,7 +18,7 @@ from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import WRITES_LATER, engine_of, with_plain_form
 from sqlaqueue.sql.types import as_library_statement, insert_unless, numbered_rows
-from sqlaqueue.strategies.columns import same
+from sqlaqueue.strategies.columns import by_index, same
 from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index
 from sqlaqueue.unique.relationships import Relationships, set_foreign_key
 
@@ -184,7 +184,7 @@ def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[
         sa.func.row_number().over(order_by=[parts, given.c[_NUMBER]]),
         *spec.keys,
     ).select_from(given.outerjoin(spec.table, sa.and_(key.are_duplicates(spec.table, given), key.counts(spec.table))))
-    found = found.where(planned_anew()).order_by(given.c[_NUMBER])
+    found = key.searched(found.where(planned_anew()).order_by(given.c[_NUMBER]), spec.table)
     with explaining_missing_index(spec):
         # Jobs are inserted next, in a transaction that may begin here.
         rows: Any = connection.execute(as_library_statement(found), execution_options={WRITES_LATER: True})
@@ -253,7 +253,7 @@ def lock_waiting(connection: sa.Connection, key: UniqueKey, existing: Sequence[K
         waiting = with_keys(spec, sa.select(*spec.keys), keys)
     else:
         # A join might lock rows that it only looks at.
-        waiting = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys))
+        waiting = by_index(sa.select(*spec.keys).where(spec.key_in(spec.keys, keys)), spec.table, "PRIMARY")
     waiting = waiting.where(spec.in_state("pending"))
     locked = waiting.order_by(*spec.keys).with_for_update(of=spec.table, key_share=True)
     return {tuple(row) for row in connection.execute(as_library_statement(locked))}

@@ -16,7 +16,7 @@ from sqlaqueue import Fail, QueueConfig, QueueMixin, cancel, claim, complete, pr
 from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.cli import main
 from sqlaqueue.consumer import pace
-from sqlaqueue.consumer.maintenance.handlers_running import _take
+from sqlaqueue.consumer.maintenance.handlers_running import _take_in_steps
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
@@ -241,12 +241,12 @@ def test_requests_are_taken_by_keys_of_any_type(tmp_path: Path) -> None:
         session.commit()
         session.execute(cancel(sa.select(Job).where(Job.id == keys[0][1])))
         session.commit()
-        rows = session.execute(_take(spec_of(Job), keys[:2])).all()
+        rows = _take_in_steps(session, spec_of(Job), keys[:2], {})
         assert [tuple(row[:2]) for row in rows] == [keys[0]]
         assert 0 <= rows[0][2] < 60
-        assert session.execute(_take(spec_of(Job), keys[:2])).all() == []
+        assert _take_in_steps(session, spec_of(Job), keys[:2], {}) == []
         # The request for the job of another Consumer is left.
-        assert [tuple(row[:2]) for row in session.execute(_take(spec_of(Job), keys[2:]))] == [keys[2]]
+        assert [tuple(row[:2]) for row in _take_in_steps(session, spec_of(Job), keys[2:], {})] == [keys[2]]
         session.commit()
     engine.dispose()
 

@@ -26,7 +26,7 @@ from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import Key, Run, key_text, key_value, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.engine import with_plain_form
+from sqlaqueue.sql.engine import engine_of
 
 
 def cancel_requested(maintenance: Maintenance, now: float) -> Routine:
@@ -54,16 +54,17 @@ def take_requests(session: Session, context: ConsumerContext, runs: Sequence[Run
     # All runs of one claim are on one shard, and a statement locks rows on one shard only.
     one_shard = settings.distribution is None
     groups = [[run.key for run in runs]] if one_shard else [*keys_by_token(runs).values()]
-    statements = [_take(spec, keys) for keys in groups]
-    rows = [row for each in statements for row in session.execute(each, bind_arguments=settings.bind_arguments)]
+    bind = settings.bind_arguments
+    take = _take if engine_of(session.connection(bind_arguments=bind).dialect) is None else _take_in_steps
+    rows = [row for keys in groups for row in take(session, spec, keys, bind)]
     # Before the commit: a run that ended after it, and was not cancelled yet, would be tried again, and its request be
     # lost.
     context.request_cancellation(((tuple(row[:-1]), float(row[-1])) for row in rows), time.monotonic())
     session.commit()
 
 
-def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
-    """Return the statement that deletes the requests to cancel jobs, and returns their keys and ages."""
+def _take(session: Session, spec: QueueSpec, keys: Sequence[Key], bind: dict[str, Any]) -> Sequence[Any]:
+    """Delete the requests to cancel jobs, and return the keys of the jobs with the ages of the requests."""
     control = spec.side_tables[CONTROL]
     mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys)).subquery("sqlaqueue_mine")
     key = key_json([mine.c[column.key] for column in spec.keys])
@@ -81,29 +82,26 @@ def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
         .with_for_update(of=control, skip_locked=True)
         .cte("sqlaqueue_asked")
     )
-    taken = (
+    taken: Any = (
         sa.delete(control)
         .where(control.c.queue == asked.c.sqlaqueue_queue, control.c.key == asked.c.sqlaqueue_key)
         .returning(*(asked.c[column.key] for column in spec.keys), age if spec.config.notify else asked.c.sqlaqueue_age)
     )
+    return session.execute(taken, bind_arguments=bind).all()
 
-    def without_using() -> Any:
-        # RETURNING has the columns of the deleted rows only. In a CTE, as SQLAlchemy 2.0.32 does not compile a
-        # parameter of several tuples that is used more than once.
-        named = sa.select(*mine.c, key.label("sqlaqueue_key")).cte("sqlaqueue_named")
-        keys = [
-            sa.select(named.c[column.key])
-            .where(control.c.key == named.c.sqlaqueue_key)
-            .correlate(control)
-            .scalar_subquery()
-            for column in spec.keys
-        ]
-        mine_only = sa.delete(control).where(
-            control.c.queue == spec.name, control.c.key.in_(sa.select(named.c.sqlaqueue_key))
-        )
-        return mine_only.returning(*keys, age)
 
-    return with_plain_form(taken, without_using)
+def _take_in_steps(session: Session, spec: QueueSpec, keys: Sequence[Key], bind: dict[str, Any]) -> Sequence[Any]:
+    """Do what :func:`_take` does for an engine whose RETURNING has no columns of other tables."""
+    control = spec.side_tables[CONTROL]
+    age = sa.extract("epoch", sa.func.clock_timestamp() - control.c.created_at)
+    asked = sa.select(*spec.keys, control.c.key, age).where(
+        spec.key_in(spec.keys, keys), control.c.queue == spec.name, control.c.key == key_json(spec.keys)
+    )
+    rows = session.execute(asked, bind_arguments=bind).all()
+    if rows:
+        taken = sa.delete(control).where(control.c.queue == spec.name, control.c.key.in_([row[-2] for row in rows]))
+        session.execute(taken, bind_arguments=bind)
+    return [(*row[:-2], row[-1]) for row in rows]
 
 
 # -- handler timeout ---------------------------------------------------------------------------------------------------

@@ -37,10 +37,11 @@ from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
 from sqlaqueue.queue.run import Key, Run, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.engine import violated_table
+from sqlaqueue.sql.engine import engine_of, violated_table
 from sqlaqueue.sql.types import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.strategies import Verb
+from sqlaqueue.strategies.columns import by_index, index_for
 from sqlaqueue.strategies.listing import has_history, without_history
 from sqlaqueue.strategies.unique_key import unique_key
 
@@ -319,7 +320,11 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbe
         sa.func.array_agg(table.c.id), sa.cast([], sa.ARRAY(sa.Text())), type_=sa.ARRAY(sa.Text())
     )
     now = sa.extract("epoch", sa.func.clock_timestamp())
-    asked = sa.select(others, now).select_from(table).where(alive).add_cte(upsert.cte("sqlaqueue_heartbeat"))
+    asked = sa.select(others, now).select_from(table).where(alive)
+    if engine_of(session.connection(bind_arguments=settings.bind_arguments).dialect) is None:
+        asked = asked.add_cte(upsert.cte("sqlaqueue_heartbeat"))
+    else:
+        session.execute(upsert, bind_arguments=settings.bind_arguments)
     names, moment = session.execute(asked, bind_arguments=settings.bind_arguments).one()
     session.commit()
     return list(names), float(moment)
@@ -376,7 +381,7 @@ def look_for_expired(session: Session, context: ConsumerContext) -> list[Key]:
     limit_transaction(session, context, *others)
     found = list[Key]()
     for shard in _specs(context):
-        looked = expired_keys(shard, _MOST // len(spec.keys))
+        looked = by_index(expired_keys(shard, _MOST // len(spec.keys)), spec.table, index_for(spec, "lease"))
         looked = looked.with_for_update(of=spec.table, skip_locked=True, key_share=True)
         try:
             found += [tuple(row) for row in session.execute(looked, bind_arguments=settings.bind_arguments)]

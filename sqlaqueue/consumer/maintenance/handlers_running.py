@@ -94,14 +94,13 @@ def _take_in_steps(session: Session, spec: QueueSpec, keys: Sequence[Key], bind:
     """Do what :func:`_take` does for an engine whose RETURNING has no columns of other tables."""
     control = spec.side_tables[CONTROL]
     age = sa.extract("epoch", sa.func.clock_timestamp() - control.c.created_at)
-    asked = sa.select(*spec.keys, control.c.key, age).where(
-        spec.key_in(spec.keys, keys), control.c.queue == spec.name, control.c.key == key_json(spec.keys)
-    )
-    rows = session.execute(asked, bind_arguments=bind).all()
+    asked = sa.select(*spec.keys, age).where(spec.key_in(spec.keys, keys), control.c.key == key_json(spec.keys))
+    rows = session.execute(asked.where(control.c.queue == spec.name), bind_arguments=bind).all()
     if rows:
-        taken = sa.delete(control).where(control.c.queue == spec.name, control.c.key.in_([row[-2] for row in rows]))
+        mine = sa.select(key_json(spec.keys)).where(spec.key_in(spec.keys, [tuple(row[:-1]) for row in rows]))
+        taken = sa.delete(control).where(control.c.queue == spec.name, control.c.key.in_(mine))
         session.execute(taken, bind_arguments=bind)
-    return [(*row[:-2], row[-1]) for row in rows]
+    return rows
 
 
 # -- handler timeout ---------------------------------------------------------------------------------------------------

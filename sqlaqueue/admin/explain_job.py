@@ -20,6 +20,7 @@ from sqlaqueue.flow_control.held_back import held_back_by
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.postgresql.due_times import written_here
+from sqlaqueue.postgresql.side_tables import HasName
 from sqlaqueue.queue.names import CRASH_JOURNAL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
@@ -190,7 +191,9 @@ def _is_quarantined(spec: QueueSpec, key: Key) -> sa.ColumnElement[bool]:
     if CRASH_JOURNAL not in spec.side_tables:
         return sa.false()
     journal = spec.side_tables[CRASH_JOURNAL]
-    return sa.exists().where(journal.c.queue == spec.name, journal.c["keys"].has_key(key_text(key)))
+    return sa.exists().where(
+        journal.c.queue == spec.name, HasName(journal.c["keys"], sa.literal(key_text(key), sa.Text()))
+    )
 
 
 def duplicate_of(session: Session, spec: QueueSpec, key: Key) -> JobInfo | None:

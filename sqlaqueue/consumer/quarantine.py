@@ -13,7 +13,7 @@ import json
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -22,11 +22,12 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.notify_payloads import Claimed
-from sqlaqueue.postgresql.side_tables import as_json
+from sqlaqueue.postgresql.side_tables import HasName, as_json
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.names import CRASH_JOURNAL
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.sql.types import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
 
@@ -201,7 +202,10 @@ def write_entry(
         "its_worker": worker,
         **({"payload": str(Claimed(len(names), announcements))} if announcements else {}),
     }
-    rows = _execute(session, spec, _insert_and_look(spec, notifies=bool(announcements)), values).all()
+    if engine_of(session.connection(bind_arguments={"mapper": spec.mapper}).dialect) is None:
+        rows = _execute(session, spec, _insert_and_look(spec, notifies=bool(announcements)), values).all()
+    else:
+        rows = _look_and_insert(session, spec, values)
     deaths = Counter[str]()
     for found, starts in rows:
         # ``starts`` is 1 if the job ran alone; such a death counts twice.
@@ -236,6 +240,21 @@ def _insert_and_look(spec: QueueSpec, *, notifies: bool) -> AnySelect:
     return known.where(in_both).add_cte(inserted)
 
 
+def _look_and_insert(session: Session, spec: QueueSpec, values: Mapping[str, Any]) -> Sequence[Any]:
+    """Do what :func:`_insert_and_look` does, on an engine that has no INSERT within a SELECT."""
+    journal = spec.side_tables[CRASH_JOURNAL]
+    # A row for each batch that is running; the caller compares their names.
+    found = _execute(session, spec, sa.select(journal.c["keys"], journal.c.starts).where(journal.c.queue == spec.name))
+    row = {"id": values["its_id"], "starts": values["its_starts"], "worker": values["its_worker"]}
+    keys = as_json(sa.literal(values["its_keys"], sa.Text()))
+    inserted: Any = sa.insert(journal).values(queue=spec.name, keys=keys, **row)
+    if "payload" in values:
+        inserted = inserted.returning(notification(spec, sa.literal(values["payload"], sa.Text())))
+    rows = found.all()
+    _execute(session, spec, inserted)
+    return rows  # type: ignore[no-any-return] # of a SELECT by execute(), whose type is Any
+
+
 def delete_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
     """Delete the row of a batch; other rows with its jobs stay."""
     journal = spec.side_tables[CRASH_JOURNAL]
@@ -268,12 +287,26 @@ def close_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
     delete_entry(session, spec, entry)
     if len(entry.names) == 1 and entry.quarantined:
         journal, name = spec.side_tables[CRASH_JOURNAL], entry.names[0]
-        has_it = sa.and_(journal.c.queue == spec.name, journal.c["keys"].has_key(name))
+        has_it = sa.and_(journal.c.queue == spec.name, HasName(journal.c["keys"], sa.literal(name, sa.Text())))
+        if engine_of(session.connection(bind_arguments={"mapper": spec.mapper}).dialect) is not None:
+            _remove_name(session, spec, has_it, name)
+            return
         remaining = journal.c["keys"].op("-")(sa.literal(name, sa.Text()))
         _execute(session, spec, sa.update(journal).where(has_it).values(keys=remaining))
         # In a statement of its own, which sees what another worker removed from the row while the UPDATE waited for it.
         empty = sa.and_(journal.c.queue == spec.name, sa.func.jsonb_array_length(journal.c["keys"]) == 0)
         _execute(session, spec, sa.delete(journal).where(empty))
+
+
+def _remove_name(session: Session, spec: QueueSpec, has_it: sa.ColumnElement[bool], name: str) -> None:
+    """Remove a name from rows of the journal, and delete those without any, for an engine without ``-`` for JSON."""
+    journal = spec.side_tables[CRASH_JOURNAL]
+    locked = sa.select(journal.c.id, journal.c["keys"]).where(has_it).with_for_update()
+    for id_, names in _execute(session, spec, locked).all():
+        left, its = [each for each in names if each != name], journal.c.id == id_
+        text = as_json(sa.literal(json.dumps(left), sa.Text()))
+        changed = sa.update(journal).where(its).values(keys=text) if left else sa.delete(journal).where(its)
+        _execute(session, spec, changed)
 
 
 def delete_old_entries(session: Session, spec: QueueSpec) -> None:

@@ -26,12 +26,10 @@ _MOMENT = re.compile(r"to_timestamp\((\d+)\)")
 
 
 class SharedEngine:
-    """The base of an :class:`~sqlaqueue.sql.engine.OtherEngine` that carries the strategy ``update_status`` only."""
+    """The base of an :class:`~sqlaqueue.sql.engine.OtherEngine`."""
 
     title: str
     """The name for people."""
-    no_strategy: ClassVar[str]
-    """Why no other strategy is available, as it follows the name of the database."""
     needs_indexes: ClassVar[bool] = False
     """Whether a claim names its index, and so raises an error without it."""
     migrating: str = "migrate with `alembic revision --autogenerate` and `alembic upgrade head`"
@@ -43,12 +41,18 @@ class SharedEngine:
         """The tables, columns and indexes that are missing."""
         return checks
 
+    def why_no_strategy(self, strategy: Any) -> str | None:
+        """Return why a strategy is not available, as it follows the name of the database; None if it is."""
+        # A strategy of the program has no claim in steps.
+        return None if strategy.name == "update_status" else "which needs a claim in steps"
+
     def check_supported(self, spec: Any) -> None:
         """Refuse a queue with options that the database cannot carry."""
         name, config = spec.model.__name__, spec.config
-        if spec.strategy.name != "update_status":
+        why = self.why_no_strategy(spec.strategy)
+        if why is not None:
             msg = (
-                f'{name}: strategy "{config.strategy}" is not available on {self.title}, {self.no_strategy}; use '
+                f'{name}: strategy "{config.strategy}" is not available on {self.title}, {why}; use '
                 'QueueConfig(strategy="update_status")'
             )
             raise ConfigurationError(msg)

@@ -48,6 +48,9 @@ from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 KEYS = "sqlaqueue_step_keys"
 """The name of the parameter with the keys that a step before has returned."""
 
+_WINDOW = "sqlaqueue_window"
+"""The name of the parameter with the number of rows that a query of candidates reads."""
+
 Given = Mapping[str, Any]
 """The parameters with which a program executes a verb."""
 
@@ -140,6 +143,9 @@ class _ClaimStatements:
         self.waiting, self.candidates = waiting, first
         if not request.few:
             self.candidates = engine.locked(by_index(first, spec.table, index_for(spec, "claim")))
+        rows = spec.strategy.first_due(spec, waiting, spec.table, None, request.scan_range)
+        self.window = rows.limit(sa.bindparam(_WINDOW, type_=sa.Integer()))
+        self.again = engine.locked(by_index(rows.where(among), spec.table, "PRIMARY"))
         self.change = None if change is None or not steps.columns else by_key(change.where(among))
         shown = by_index(sa.select(*(steps.columns or spec.keys)).where(among), spec.table, "PRIMARY")
         self.rows = as_library_statement(shown.order_by(*spec.claim_order))
@@ -161,6 +167,8 @@ def _claim(work: _Work, steps: ClaimSteps, statement: Any) -> tuple[Any, Given]:
     work.engine.begin_steps(connection, parts.rows)
     if parts.admission is not None:
         keys = parts.admission.keys(connection, given)
+    elif spec.strategy.holds_transaction and not work.engine.has_one_writer:
+        keys = _hold(work, parts)
     elif parts.request.few:
         keys = work.lock(spec.keys, parts.candidates, waits=False)
     else:
@@ -173,6 +181,30 @@ def _claim(work: _Work, steps: ClaimSteps, statement: Any) -> tuple[Any, Given]:
         send(connection.connection.info, channel_of(spec), f"{CLAIMED} {len(keys)} {answered}")
     rows = parts.rows if parts.admission is None else parts.admission.in_order(parts.rows, keys)
     return (_returning(statement, rows) if steps.columns else rows), bound
+
+
+def _hold(work: _Work, parts: _ClaimStatements) -> list[Key]:
+    """Lock the first due rows for as long as the jobs run; return their keys.
+
+    They are found without locks, in windows, and locked by their keys. MariaDB keeps the lock of each row that a scan
+    looks at, also of those that the program's filter passes over.
+    """
+    spec, limit = parts.spec, parts.request.limit
+    wanted, keys, tried = int(work.given.get(limit.key, limit.value)), list[Key](), set[Key]()
+    size = 2 * wanted + 16
+    while len(keys) < wanted:
+        window = [tuple(row) for row in work.connection.execute(parts.window, {**work.given, _WINDOW: size})]
+        fresh = [key for key in dict.fromkeys(window) if key not in tried]
+        while fresh and len(keys) < wanted:
+            chosen = fresh[: wanted - len(keys)]
+            fresh = fresh[len(chosen) :]
+            tried.update(chosen)
+            locked = work.connection.execute(parts.again, {**work.given, KEYS: spec.bind_keys(chosen)})
+            keys += dict.fromkeys(tuple(row) for row in locked)
+        if len(window) < size:
+            break
+        size *= 4
+    return keys
 
 
 def _returning(statement: Any, rows: Any) -> Any:

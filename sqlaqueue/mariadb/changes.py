@@ -17,6 +17,7 @@ from sqlalchemy.sql.visitors import iterate
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mariadb.base import errors_of_ignored_rows, refuse_autocommit
 from sqlaqueue.sql.engine import plain_form
+from sqlaqueue.strategies.columns import AmongLocked
 
 # -- how its parts are executed ----------------------------------------------------------------------------------------
 # Executes a change of rows that returns something, in the parts of which the compiler has made it.
@@ -404,6 +405,8 @@ def _is_about_key(condition: Any, keys: Sequence[Any]) -> bool:
     """Return whether a condition, or each of its alternatives, names a value of the first column of the key."""
     if isinstance(condition, Grouping):
         return _is_about_key(condition.element, keys)
+    if isinstance(condition, AmongLocked):
+        return True
     if isinstance(condition, BooleanClauseList):
         about = [_is_about_key(each, keys) for each in condition.clauses]
         return any(about) if condition.operator is operators.and_ else all(about)

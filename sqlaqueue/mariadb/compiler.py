@@ -29,6 +29,7 @@ from sqlaqueue.mariadb.base import (
 from sqlaqueue.mariadb.changes import as_rendered, divided, keys_place
 from sqlaqueue.mariadb.tables import UniqueStatements
 from sqlaqueue.postgresql.due_times import WRITTEN_ROWS
+from sqlaqueue.postgresql.side_tables import HasName
 from sqlaqueue.strategies.columns import AmongLocked
 
 NOW = "UTC_TIMESTAMP(6)"
@@ -328,6 +329,12 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             names = tuple(self.bind_names[argument] for argument in sent)
             self.__dict__.setdefault(NOTIFICATIONS, []).append(names)
         return "NULL"
+
+
+@compiles(HasName, "mariadb", "mysql")
+def _render_has_name(element: HasName, compiler: Any, **options: Any) -> str:
+    names, name = (compiler.process(each, **options) for each in element.clauses)
+    return f"JSON_CONTAINS({names}, JSON_QUOTE({name}))"
 
 
 @compiles(AmongLocked, "mariadb", "mysql")

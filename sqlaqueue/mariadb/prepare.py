@@ -40,7 +40,6 @@ class MariaDB(SharedEngine):
     """
 
     title = "MariaDB"
-    no_strategy = "where there are no triggers for messages, and held claims have not been tested"
     needs_indexes = True
 
     def __init__(self, name: str) -> None:
@@ -61,10 +60,22 @@ class MariaDB(SharedEngine):
     violated_table = staticmethod(base.violated_table)
     created = staticmethod(create_trigger)
 
+    def why_no_strategy(self, strategy: Any) -> str | None:
+        if strategy.name == "delete_returning":
+            return "which changes a row in place, so that a table of messages would spare it nothing"
+        return None if strategy.name == "batch_select" else super().why_no_strategy(strategy)
+
     def check_supported(self, spec: Any) -> None:
         super().check_supported(spec)
         if spec.config.unique is not None:
             check_comparable(spec, _DIALECT)
+        if spec.strategy.holds_transaction and spec.config.flow_control:
+            msg = (
+                f'{spec.model.__name__}: limits, rates and orders under strategy "{spec.config.strategy}" are not '
+                "available on MariaDB, where nobody sees which rows the transactions of others have locked; use "
+                'QueueConfig(strategy="update_status")'
+            )
+            raise ConfigurationError(msg)
 
     def check_storage(self, connection: sa.Connection, spec: Any) -> None:
         """Refuse tables without transactions, and a key of texts in another character set than that of the statements.

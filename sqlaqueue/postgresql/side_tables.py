@@ -7,7 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import conv
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import NamedFromClause
 
 from sqlaqueue.notify_payloads import Signal
@@ -36,6 +38,30 @@ def as_json(text: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
     SQLAlchemy cannot write a parameter of type JSONB as a literal, which some applications do to log statements.
     """
     return sa.cast(text, JSONB())
+
+
+class HasName(FunctionElement[bool]):
+    """The condition that a text is among those of a JSON array.
+
+    :param names: the column with the array.
+    :param name: the text.
+    """
+
+    inherit_cache = True
+    type = sa.Boolean()
+
+    def __init__(self, names: sa.ColumnElement[Any], name: sa.ColumnElement[str]) -> None:
+        super().__init__(names, name)
+
+    def self_group(self, against: Any = None) -> Any:
+        """Return the condition as it is: the base class adds ``= 1`` for databases without booleans."""
+        return self
+
+
+@compiles(HasName)
+def _render_has_name(element: HasName, compiler: Any, **options: Any) -> str:
+    names, name = element.clauses
+    return str(compiler.process(names.has_key(name), **options))
 
 
 def key_json(columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:

@@ -70,7 +70,6 @@ _NO_JOURNAL = {
 class SQLite(SharedEngine):
     name = "sqlite"
     title = "SQLite"
-    no_strategy = "whose one write lock a held claim would keep until its transaction ends"
     created = staticmethod(create_trigger)
 
     def __init__(self, busy_timeout: float = 30) -> None:
@@ -117,6 +116,11 @@ class SQLite(SharedEngine):
             return found["table"]
         unique = _UNIQUE.match(str(error.orig))
         return unique["columns"].partition(".")[0] if unique is not None and unique["columns"] else None
+
+    def why_no_strategy(self, strategy: Any) -> str | None:
+        if strategy.holds_transaction:
+            return "whose one write lock a held claim keeps until its transaction ends: nothing else could be written"
+        return super().why_no_strategy(strategy)
 
     def check_supported(self, spec: Any) -> None:
         super().check_supported(spec)

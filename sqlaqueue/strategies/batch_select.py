@@ -37,6 +37,11 @@ class BatchSelect(HeldStrategy):
         """Lock the first due rows; the lock is the claim."""
         return self.in_claim_order(request.spec, self.once_each(request.spec, request.candidates, self.picked(request)))
 
+    def claim_in_steps(self, request: ClaimRequest) -> tuple[AnySelect, None]:
+        """Return a SELECT of the keys of pending rows; the lock is the claim."""
+        waiting = self.pick(request.spec, request.candidates, *request.spec.keys)
+        return waiting.where(request.spec.in_state("pending")), None
+
     def picked(self, request: ClaimRequest) -> sa.CTE:
         """Return the first due rows, locked."""
         spec = request.spec

@@ -58,12 +58,7 @@ def _do_not_sync(connection: Any, _: object) -> None:
     connection.execute("PRAGMA synchronous = OFF")
 
 
-@pytest.mark.once
-class TestUpdateStatusOnMariaDB(StrategyConformance):
-    """The strategy with leases only; ``tests/mariadb`` tests that the others are refused."""
-
-    strategy = "update_status"
-
+class OnMariaDB(StrategyConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def engine(cls, mariadb: MariaDBServer) -> Iterator[sa.Engine]:
@@ -72,6 +67,16 @@ class TestUpdateStatusOnMariaDB(StrategyConformance):
             engine = sqlaqueue.prepare(sa.create_engine(mariadb.url(name), pool_size=12))
             yield engine
             engine.dispose()
+
+
+@pytest.mark.once
+class TestUpdateStatusOnMariaDB(OnMariaDB):
+    strategy = "update_status"
+
+
+@pytest.mark.once
+class TestBatchSelectOnMariaDB(OnMariaDB):
+    strategy = "batch_select"
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,14 @@ class Job(QueueMixin, Base):
     data: Mapped[Any] = mapped_column(sa.JSON, nullable=True)
 
 
+class Held(QueueMixin, Base):
+    __tablename__ = "held"
+    __queue__ = QueueConfig(strategy="batch_select", max_attempts=3)
+
+    id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
+    payload: Mapped[str | None] = mapped_column(sa.String(100))
+
+
 class Child(Base):
     __tablename__ = "child"
 

@@ -29,7 +29,7 @@ from tests.faults.history import with_event
 from tests.faults.processes import Actor, Process, Processes
 from tests.faults.roles import record_events
 from tests.mariadb.conftest import Prepared
-from tests.mariadb.models import Base, Effect, Job
+from tests.mariadb.models import Base, Effect, Held, Job
 from tests.mariadb.server import MariaDBServer
 from tests.programs import DEADLINE, wait_until
 
@@ -141,13 +141,20 @@ async def test_an_idle_async_consumer_of_the_process_is_woken(async_engine: Asyn
     await asyncio.wait_for(running, DEADLINE)
 
 
-def run_worker(actor: Actor, *, url: str, poll_interval: float = 0.05) -> None:
+MODELS: dict[str, Any] = {"job": Job, "held": Held}
+"""The queues of the workers: one with leases, and one whose claims hold a transaction."""
+
+
+def run_worker(actor: Actor, *, url: str, model: str, poll_interval: float = 0.05) -> None:
     pace.RESCUE = 0.2
     # A handler that loses its connection has failed, and would be tried again after 15 s or more.
-    options = {"concurrency": 4, "poll_interval": poll_interval, "lease": 1, "retry": Constant(0.1)}
+    options: dict[str, Any] = {"concurrency": 4, "poll_interval": poll_interval, "retry": Constant(0.1)}
+    queue = MODELS[model]
+    if queue is Job:
+        options["lease"] = 1
     recorder = actor.recorder
 
-    async def handle(io: Any, job: Job) -> None:
+    async def handle(io: Any, job: Any) -> None:
         run = uuid.uuid4().hex[:8]
         recorder.record("start", job.id, run=run)
         if job.payload == "flaky" and job.attempts == 1:
@@ -161,7 +168,7 @@ def run_worker(actor: Actor, *, url: str, poll_interval: float = 0.05) -> None:
 
     async def run_async() -> None:
         engine = sqlaqueue.prepare(create_async_engine(url, pool_size=10))
-        consumer = AsyncConsumer(Job, for_async(handle), async_sessionmaker(engine), **options)
+        consumer = AsyncConsumer(queue, for_async(handle), async_sessionmaker(engine), **options)
         record_events(consumer, recorder, options)
         await consumer.run()
         await engine.dispose()
@@ -170,7 +177,7 @@ def run_worker(actor: Actor, *, url: str, poll_interval: float = 0.05) -> None:
         asyncio.run(run_async())
         return
     engine = sqlaqueue.prepare(sa.create_engine(url, pool_size=10))
-    consumer = Consumer(Job, for_sync(handle), sessionmaker(engine), **options)
+    consumer = Consumer(queue, for_sync(handle), sessionmaker(engine), **options)
     record_events(consumer, recorder, options)
     consumer.run()
     engine.dispose()
@@ -179,21 +186,23 @@ def run_worker(actor: Actor, *, url: str, poll_interval: float = 0.05) -> None:
 class Workers(Processes):
     """Worker processes and the history of what they do."""
 
-    def __init__(self, directory: Path, engine: sa.Engine, url: Callable[[str], str]) -> None:
+    def __init__(self, directory: Path, engine: sa.Engine, url: Callable[[str], str], model: str = "job") -> None:
         super().__init__(directory, random.Random(0))
-        self.engine, self.url = engine, url
+        self.engine, self.url, self.model, self.queue = engine, url, model, MODELS[model]
 
     def enqueue(self, keys: range, payload: str | None = None) -> None:
         with Session(self.engine) as session:
             for key in keys:
                 self.recorder.record("enqueueing", key, max_attempts=3)
-            session.add_all([Job(id=key, payload=payload, max_attempts=3) for key in keys])
+            session.add_all([self.queue(id=key, payload=payload, max_attempts=3) for key in keys])
             session.commit()
         for key in keys:
             self.recorder.record("enqueued", key)
 
     def start_workers(self, *drivers: str, **options: float) -> list[Process]:
-        started = [self.start(run_worker, "worker", url=self.url(driver), **options) for driver in drivers]
+        started = [
+            self.start(run_worker, "worker", url=self.url(driver), model=self.model, **options) for driver in drivers
+        ]
         self.wait_for(len(started), "ready")
         return started
 
@@ -205,21 +214,23 @@ class Workers(Processes):
 
     def finish(self) -> dict[str, list[str]]:
         """Wait until all jobs have ended, stop the processes and return the violations of the guarantees."""
-        unfinished = sa.select(sa.func.count()).where(Job.status.in_(["pending", "processing"]))
+        queue = self.queue
+        unfinished = sa.select(sa.func.count()).where(queue.status.in_(["pending", "processing"]))
         with Session(self.engine) as session:
             self.wait_until(lambda: (session.rollback(), session.scalar(unfinished))[1] == 0, "the end of all jobs")
             self.stop()
-            found = session.execute(sa.select(Job.id, Job.status, Job.attempts))
+            found = session.execute(sa.select(queue.id, queue.status, queue.attempts))
             rows = {key: Row(state, attempts) for key, state, attempts in found}
             effects = [(key, note) for key, note in session.execute(sa.select(Effect.job, Effect.note))]
         return violations(self.records(), Tables(rows, effects))
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("driver", ["mariadb+pymysql", "mariadb+asyncmy"])
 def test_of_several_processes_one_is_killed(
-    tmp_path: Path, engine: sa.Engine, url: Callable[[str], str], driver: str
+    tmp_path: Path, engine: sa.Engine, url: Callable[[str], str], driver: str, model: str
 ) -> None:
-    with Workers(tmp_path, engine, url) as workers:
+    with Workers(tmp_path, engine, url, model) as workers:
         first, _ = workers.start_workers(driver, driver)
         workers.enqueue(range(1, 71))
         workers.enqueue(range(71, 81), "flaky")

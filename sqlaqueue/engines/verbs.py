@@ -111,6 +111,33 @@ class _Work:
         # A second table in the filter may match a job several times.
         return [*dict.fromkeys(tuple(row[: len(keys)]) for row in self.connection.execute(rows, self.given))]
 
+    def read(
+        self, columns: Sequence[Any], values: Mapping[sa.Column[Any], Any], keys: Sequence[Key]
+    ) -> Mapping[sa.Column[Any], Any]:
+        """Return the values for some rows, which are locked, with those that other columns or rows tell already read.
+
+        An UPDATE of MariaDB assigns one column after another, and locks the rows that it reads for a value.
+        """
+        told = {
+            column: value
+            for column, value in values.items()
+            if isinstance(value, sa.ClauseElement) and not isinstance(value, sa.BindParameter)
+        }
+        if self.engine.has_one_writer or not told or not keys:
+            return values
+        shown = [
+            sa.type_coerce(value, column.type).label(f"value_{n}") for n, (column, value) in enumerate(told.items())
+        ]
+        rows = self.connection.execute(sa.select(*columns, *shown).where(_among(columns, keys)), self.given).all()
+        read = dict(values)
+        for number, column in enumerate(told, start=len(columns)):
+            alike: dict[str, tuple[Any, list[Key]]] = {}
+            for row in rows:
+                alike.setdefault(repr(row[number]), (row[number], []))[1].append(tuple(row[: len(columns)]))
+            whens = [(_among(columns, those), sa.literal(value, column.type)) for value, those in alike.values()]
+            read[column] = whens[0][1] if len(whens) == 1 else sa.case(*whens, else_=column)
+        return read
+
     @contextlib.contextmanager
     def all_or_none(self, rows: AnySelect) -> Iterator[None]:
         """Undo the changes of the block if one of them fails, as it is with those of one statement.
@@ -225,6 +252,8 @@ def _lock(work: _Work, steps: LockSteps, statement: Any) -> tuple[Any, Given]:
     keys = work.lock(steps.keys, steps.rows, waits=steps.waits)
     if steps.joins:
         statement = statement.where(among_step(steps.keys))
+    if steps.values:
+        statement = statement.values(work.read(steps.keys, steps.values, keys))
     return statement, {**work.given, KEYS: keys if len(steps.keys) > 1 else [key[0] for key in keys]}
 
 
@@ -279,9 +308,9 @@ def _rescue(work: _Work, steps: RescueSteps, _: Any) -> tuple[Any, Given]:
         keys = work.lock(spec.keys, steps.expired, waits=False)
         if keys:
             _record(work, steps.spec, steps.expired, keys)
-            changed = work.connection.execute(
-                steps.rescued.where(spec.key_in(spec.keys, keys)).returning(*spec.keys), work.given
-            )
+            values = work.read(spec.keys, steps.values, keys)
+            rescued = steps.rescued.where(spec.key_in(spec.keys, keys)).values(values)
+            changed = work.connection.execute(rescued.returning(*spec.keys), work.given)
             keys = [tuple(row) for row in changed]
     return work.returned(spec, keys)
 
@@ -322,7 +351,8 @@ def _change_if_unique(work: _Work, steps: JudgeSteps, _: Any) -> tuple[Any, Give
             written = back if values[-1] is None else instead
             if written:
                 # By one statement for each set of values: a job is told which is its duplicate.
-                update = sa.update(spec.table).where(spec.key_in(spec.keys, keys), *where).values(written)
+                update = sa.update(spec.table).where(spec.key_in(spec.keys, keys), *where)
+                update = update.values(work.read(spec.keys, written, keys))
                 found = work.connection.execute(update.returning(*spec.keys), work.given)
                 changed += [tuple(row) for row in found]
     shown = changed if steps.rescues else [*duplicates]

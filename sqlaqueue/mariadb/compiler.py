@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.mysql.base import MySQLCompiler
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.selectable import CTE
@@ -26,7 +25,7 @@ from sqlaqueue.mariadb.base import (
     is_ignoring,
     json_type,
 )
-from sqlaqueue.mariadb.changes import as_rendered, divided, keys_place
+from sqlaqueue.mariadb.changes import ReturningCompiler, as_rendered, inserted_place
 from sqlaqueue.mariadb.tables import UniqueStatements
 from sqlaqueue.postgresql.due_times import WRITTEN_ROWS
 from sqlaqueue.postgresql.side_tables import HasName
@@ -40,10 +39,7 @@ NOTIFICATIONS = "sqlaqueue_notifications"
 """The attribute of a compiled statement with the names of the parameters of what it sends when it is executed."""
 
 
-_Compiler: Any = MySQLCompiler
-
-
-class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
+class StatementCompiler(UniqueStatements, TranslatingCompiler, ReturningCompiler):
     settings: ClassVar[Mapping[str, str]] = {
         "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
         CONTENDED: "CONVERT(@sqlaqueue_contended USING utf8mb4)",
@@ -152,29 +148,6 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             for number, array in enumerate(arrays[1:], start=1)
         )
         return f"(SELECT {', '.join(shown)} FROM {arrays[0]} AS array_0{joins}) AS {table}"  # noqa: S608 - the names are quoted
-
-    # -- locks and changes ---------------------------------------------------------------------------------------
-
-    def visit_update(self, update_stmt: Any, visiting_cte: Any = None, **options: Any) -> str:
-        return self._divided(super().visit_update, update_stmt, visiting_cte, **options)
-
-    def visit_delete(self, delete_stmt: Any, visiting_cte: Any = None, **options: Any) -> str:
-        return self._divided(super().visit_delete, delete_stmt, visiting_cte, **options)
-
-    def _divided(self, visit: Any, statement: Any, visiting_cte: Any, **options: Any) -> str:
-        # The whole statement is rendered even if it is divided: that tells the result which columns it has.
-        before = self.__dict__.get("_sqlaqueue_parts")
-        self._sqlaqueue_parts: str | None = None
-        rendered: str = visit(statement, visiting_cte, **options)
-        parts, self._sqlaqueue_parts = self.__dict__["_sqlaqueue_parts"], before
-        return rendered if parts is None else str(parts)
-
-    def returning_clause(self, stmt: Any, returning_cols: Any, **options: Any) -> str:
-        """Render the parts of a change while its statement, after the ORM has translated it, is known."""
-        rendered: str = super().returning_clause(stmt, returning_cols, **options)
-        if stmt.is_update or (stmt.is_delete and (self.translates or not self.dialect.is_mariadb)):
-            self._sqlaqueue_parts = divided(self, stmt, returning_cols, rendered.removeprefix("RETURNING "))
-        return rendered
 
     # -- inserts ---------------------------------------------------------------------------------------------------
 
@@ -314,7 +287,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         rows = function.__dict__[WRITTEN_ROWS]
         table = getattr(rows, "element", rows)
         names = [self.process(rows.c[key.key]) for key in table.primary_key]
-        return keys_place(names, not_of=table.fullname)
+        return inserted_place(names, table.fullname)
 
     def visit_sqlaqueue_digest_func(self, function: Any, **options: Any) -> str:
         """Render a text that differs for rows that differ."""

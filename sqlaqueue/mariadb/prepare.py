@@ -165,7 +165,6 @@ def prepare_mariadb(engine: sa.Engine) -> None:
     )
     # An UPDATE with RETURNING is executed in several statements.
     dialect.update_returning = dialect.update_returning_multifrom = True
-    dialect.delete_returning = dialect.delete_returning_multifrom = True
 
     def connected(connection: Any, record: Any) -> None:
         _check_version(dialect)

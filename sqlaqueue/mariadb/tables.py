@@ -9,13 +9,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
+from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, Grouping, True_
 
 from sqlaqueue.engines.compiler import TranslatingTableCompiler, TranslatingTypeCompiler, has_spans, is_moment_of_insert
 from sqlaqueue.engines.shared import TIMING, plain_index, translated_check
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.base import MICROSECONDS, binary_collation
-from sqlaqueue.mariadb.changes import conjuncts
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.sql.engine import plain_form
@@ -300,9 +299,22 @@ def _is_text_of_ours(column: Any) -> bool:
     return isinstance(column, sa.Column) and (_is_ours(column.table) or "sqlaqueue" in column.info)
 
 
+def _conjuncts(criteria: Sequence[Any]) -> Iterator[Any]:
+    """Return the conditions that are all to be met, without those that are always true."""
+    for each in criteria:
+        plain: Any = plain_form(each)
+        condition = each if plain is None else plain
+        if isinstance(condition, BooleanClauseList) and condition.operator is operators.and_:
+            yield from _conjuncts([*condition.clauses])
+        elif isinstance(condition, Grouping):
+            yield from _conjuncts([condition.element])
+        elif not isinstance(condition, True_):
+            yield condition
+
+
 def _columns_of(where: Any) -> Iterator[Any]:
     """Return the columns of the predicate of a partial index: those that are equal to constants first."""
-    for each in conjuncts([where]):
+    for each in _conjuncts([where]):
         parts = each.clauses if isinstance(each, BooleanClauseList) else [each]
         for part in parts:
             if isinstance(part, BinaryExpression) and part.operator in _EQUALITIES and isinstance(part.left, sa.Column):

@@ -7,7 +7,7 @@ strategies, with the contract in its docstrings, is :class:`sqlaqueue.strategies
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
@@ -81,6 +81,8 @@ class LockSteps:
     """A SELECT of the keys, without a lock."""
     waits: bool = False
     """Whether it waits for rows that others have locked; otherwise it passes over them."""
+    values: Mapping[sa.Column[Any], Any] = field(default_factory=dict)
+    """Those of its values that read other rows or columns; they are read before the change."""
     joins: bool = False
     """Whether the statement joins the SELECT; otherwise it has an ``AmongLocked`` of
     :mod:`sqlaqueue.strategies.columns`."""
@@ -107,7 +109,9 @@ class RescueSteps:
     expired: AnySelect
     """A SELECT of the keys of the jobs whose lease has expired, and of what the history has of their runs."""
     rescued: sa.Update
-    """The change, without the keys."""
+    """The change, without its keys and values."""
+    values: Mapping[sa.Column[Any], Any]
+    """Its values."""
 
 
 class ChangeIfUnique(NamedTuple):

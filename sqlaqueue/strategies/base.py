@@ -155,7 +155,7 @@ class StatementParts:
         else:
             picked = locked.cte("sqlaqueue_picked")
             verb = verb.where(sa.tuple_(*spec.keys).in_(sa.select(*named_in(picked, spec.keys))))
-        return in_steps(verb, LockSteps(spec.keys, rows, waits, joins))
+        return in_steps(verb, LockSteps(spec.keys, rows, waits, joins=joins))
 
     @staticmethod
     def with_insert(spec: QueueSpec, verb: sa.Update | sa.Delete | sa.Insert, other: sa.Insert) -> AnySelect:

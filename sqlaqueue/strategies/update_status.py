@@ -304,9 +304,9 @@ class UpdateStatus(ClaimStrategy):
             *spec.on_shard(spec.table),
         ).values(values)
         if not has_history(spec):
-            return in_steps(rescued, LockSteps(spec.keys, rows, joins=True))
+            return in_steps(rescued, LockSteps(spec.keys, rows, values=values, joins=True))
         verb = self.with_insert(spec, rescued, record_rescued(spec, expired, LEASE_EXPIRED))
-        return in_steps(verb, RescueSteps(spec, rows, update.where(self._is_running(spec)).values(values)))
+        return in_steps(verb, RescueSteps(spec, rows, update.where(self._is_running(spec)), values))
 
     def _rescue_unless_duplicate(
         self, spec: QueueSpec, unique: UniqueKey, among: sa.ColumnElement[bool] | None = None

@@ -21,6 +21,7 @@ from sqlalchemy.pool import StaticPool
 import sqlaqueue
 import sqlaqueue.alembic
 from sqlaqueue import (
+    ConcurrencyLimit,
     Consumer,
     QueueConfig,
     QueueMixin,
@@ -61,8 +62,11 @@ def test_an_engine_that_is_not_prepared_is_refused(url: str) -> None:
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    'strategy "batch_select"': {"strategy": "batch_select"},
-    'strategy "delete_returning"': {"strategy": "delete_returning"},
+    'strategy "delete_returning" is': {"strategy": "delete_returning"},
+    'limits, rates and orders under strategy "batch_select" are': {
+        "strategy": "batch_select",
+        "flow_control": [ConcurrencyLimit(2)],
+    },
 }
 
 

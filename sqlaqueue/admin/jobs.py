@@ -341,13 +341,21 @@ class JobInfo:
     lease_expires_at: datetime | None = None
 
 
+def first_known(moments: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
+    """Return the first moment that is not NULL."""
+    if len(moments) > 1:
+        return sa.func.coalesce(*moments)
+    # SQLite has no coalesce() of one argument.
+    return moments[0] if moments else sa.null()
+
+
 def jobs(session: Session, model: type[Any], job_filter: JobFilter | None = None, *, limit: int = 20) -> list[JobInfo]:
     """Return jobs of a queue, newest first: by the time when they finished or else were enqueued."""
     spec = select_jobs(model, "jobs").spec
     found = filtered_jobs(model, job_filter or JobFilter()).subquery("sqlaqueue_jobs")
     moments = [found.c[role] for role in ("finished_at", "created_at") if role in found.c]
     keys = [found.c[name].desc() for name in key_labels(spec)]
-    newest = [sa.func.coalesce(*moments).desc().nulls_last()] if moments else []
+    newest = [first_known(moments).desc().nulls_last()] if moments else []
     listed = sa.select(*_readable(found)).order_by(*newest, *keys).limit(limit)
     rows = session.execute(listed, bind_arguments=bind_arguments(model))
     return [_info(spec, row) for row in rows]

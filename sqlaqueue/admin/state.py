@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.changes import across_shards
-from sqlaqueue.admin.jobs import JobFilter, bind_arguments, filtered_jobs
+from sqlaqueue.admin.jobs import JobFilter, bind_arguments, filtered_jobs, first_known
 from sqlaqueue.flow_control.held_back import held_slots, slot_of
 from sqlaqueue.flow_control.keys import KeyLimit, flow_control
 from sqlaqueue.mapping.mixin import spec_of
@@ -173,17 +173,16 @@ def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> 
     spec = spec_of(model)
     jobs = spec.strategy.pending_jobs(spec, limit)
     first = jobs.limit(limit).subquery("sqlaqueue_first_pending")
-    pending = sa.select(sa.func.count().label("pending")).select_from(first).subquery("sqlaqueue_counted_pending")
+    pending = sa.select(sa.func.count()).select_from(first).scalar_subquery().label("pending")
     due_times = due_since(spec, jobs.order_by(None).subquery("sqlaqueue_pending_jobs"), limit)
     since = across_shards(session, spec, due_times).subquery("sqlaqueue_due_since")
     age = sa.extract("epoch", clock() - within_calendar(sa.func.min(since.c.since))).label("age")
     due = sa.select(sa.func.count().label("due"), age).select_from(since).subquery("sqlaqueue_counted_due")
-    found = sa.select(pending.c.pending, due.c.due, due.c.age)
-    counted = pending.join(due, sa.true())
+    found = sa.select(pending, due.c.due, due.c.age)
     if has_leases(spec):
         leases = _leases(spec, limit).subquery("sqlaqueue_counted_leases")
-        found, counted = found.add_columns(*leases.c), counted.join(leases, sa.true())
-    row = session.execute(found.select_from(counted), bind_arguments=bind_arguments(model)).mappings().one()
+        found = found.add_columns(*leases.c).select_from(due.join(leases, sa.true()))
+    row = session.execute(found, bind_arguments=bind_arguments(model)).mappings().one()
     processing, waiting = row.get("processing"), row.get("waiting")
     return Depth(
         pending=row["pending"],
@@ -307,7 +306,7 @@ def _count(session: Session, model: type[Any], job_filter: JobFilter) -> list[An
         due = sa.and_(due, sa.or_(jobs.c.run_at <= clock(), jobs.c.run_at.is_(None)))
     oldest: sa.ColumnElement[Any] = sa.null()
     if moments:
-        first = sa.func.min(sa.func.coalesce(*moments)).filter(due)
+        first = sa.func.min(first_known(moments)).filter(due)
         oldest = sa.extract("epoch", clock() - within_calendar(sa.cast(first, sa.DateTime(timezone=True))))
     number = sa.func.count()
     counted = sa.select(

@@ -30,7 +30,7 @@ from sqlaqueue import (
     retry,
     wait,
 )
-from sqlaqueue.admin import JobFilter, QueueAdmin, ScheduleAdmin
+from sqlaqueue.admin import JobFilter, QueueAdmin, ScheduleAdmin, doctor
 from sqlaqueue.consumer.pace import Intervals
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from tests.engines.conftest import Sessions
@@ -477,6 +477,26 @@ def test_operators_see_and_change_jobs(sessions: Sessions) -> None:
         assert admin.requeue(sa.select(Plain).where(Plain.id == 1)) == 1
         assert admin.cancel(sa.select(Plain).where(Plain.id > 6)).cancelled == [7, 8]
         session.commit()
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [("run_at",), ("created_at",), ("finished_at",), ("run_at", "created_at", "finished_at"), ("priority", "attempts")],
+    ids=",".join,
+)
+def test_operators_see_jobs_without_some_columns(sessions: Sessions, left_out: tuple[str, ...]) -> None:
+    model = make_job(columns=dict.fromkeys(left_out))
+    with sessions(model)() as session:
+        session.add(model(payload="waits"))
+        session.commit()
+        admin = QueueAdmin(session, model)
+        stats = admin.stats()
+        assert (stats.due, stats.states["pending"]) == (1, 1)
+        assert (stats.oldest_due is None) == ({"run_at", "created_at"} <= {*left_out})
+        assert [job.state for job in admin.jobs()] == ["pending"]
+        assert (admin.stats(finished=False).due, admin.depth().due) == (1, 1)
+        assert {reason.code for reason in admin.explain(1).reasons} == {"no_consumer"}
+        assert "check_failed" not in {finding.code for finding in doctor(session, model, deep=True)}
 
 
 @pytest.mark.parametrize("model", [Plain, Pair], ids=["single-key", "composite-key"])

@@ -25,6 +25,7 @@ from sqlaqueue.admin.doctor.examination import (
     target_of,
 )
 from sqlaqueue.admin.explain_job import messages_of
+from sqlaqueue.admin.jobs import first_known
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_schedules
 from sqlaqueue.admin.state import has_leases, pause_moment, unclaimable_jobs
@@ -126,9 +127,7 @@ def _due(examination: Examination, spec: QueueSpec) -> AnySelect:
     else:
         waiting, order = messages.of_pending_jobs(spec), messages.order
     moments = [spec.columns[role] for role in ("run_at", "created_at") if spec.has(role)]
-    # SQLite has no coalesce() of one argument.
-    known = sa.func.coalesce(*moments) if len(moments) > 1 else moments[0] if moments else sa.null()
-    since = known.label("since")
+    since = first_known(moments).label("since")
     jobs = sa.select(since).where(*waiting, *spec.due(spec.columns.get("run_at"))).order_by(*order)
     first = jobs.limit(_FIRST_JOBS).subquery("sqlaqueue_first")
     oldest = examination.moment(sa.func.min(first.c.since))

@@ -479,6 +479,7 @@ def test_operators_see_and_change_jobs(sessions: Sessions) -> None:
         session.commit()
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize(
     "left_out",
     [("run_at",), ("created_at",), ("finished_at",), ("run_at", "created_at", "finished_at"), ("priority", "attempts")],

@@ -8,7 +8,7 @@ from app import Base  # your models; import every module that defines some
 from sqlalchemy import Connection, pool
 from sqlalchemy.ext.asyncio import async_engine_from_config
 
-import sqlaqueue.alembic  # noqa: F401 - adds queues to what autogenerate compares
+import sqlaqueue.alembic  # adds queues to what autogenerate compares
 
 config = context.config
 if config.config_file_name is not None:
@@ -23,7 +23,8 @@ options = {
 
 def run_on(connection: Connection) -> None:
     """Run the migrations on a connection."""
-    context.configure(connection=connection, **options)
+    # SQLite changes a column or a constraint by copying the table.
+    context.configure(connection=connection, render_as_batch=connection.dialect.name == "sqlite", **options)
     with context.begin_transaction():
         context.run_migrations()
 
@@ -31,7 +32,7 @@ def run_on(connection: Connection) -> None:
 async def run_online() -> None:
     """Connect, and run the migrations."""
     section = config.get_section(config.config_ini_section, {})
-    engine = async_engine_from_config(section, prefix="sqlalchemy.", poolclass=pool.NullPool)
+    engine = sqlaqueue.prepare(async_engine_from_config(section, prefix="sqlalchemy.", poolclass=pool.NullPool))
     async with engine.connect() as connection:
         await connection.run_sync(run_on)
     await engine.dispose()

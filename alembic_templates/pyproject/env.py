@@ -6,7 +6,7 @@ from alembic import context
 from app import Base  # your models; import every module that defines some
 from sqlalchemy import engine_from_config, pool
 
-import sqlaqueue.alembic  # noqa: F401 - adds queues to what autogenerate compares
+import sqlaqueue.alembic  # adds queues to what autogenerate compares
 
 config = context.config
 if config.config_file_name is not None:
@@ -25,8 +25,9 @@ if context.is_offline_mode():
         context.run_migrations()
 else:
     section = config.get_section(config.config_ini_section, {})
-    engine = engine_from_config(section, prefix="sqlalchemy.", poolclass=pool.NullPool)
+    engine = sqlaqueue.prepare(engine_from_config(section, prefix="sqlalchemy.", poolclass=pool.NullPool))
     with engine.connect() as connection:
-        context.configure(connection=connection, **options)
+        # SQLite changes a column or a constraint by copying the table.
+        context.configure(connection=connection, render_as_batch=connection.dialect.name == "sqlite", **options)
         with context.begin_transaction():
             context.run_migrations()

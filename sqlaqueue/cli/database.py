@@ -202,7 +202,8 @@ def parse_url(text: str) -> sa.URL:
             raise InputError(f"--url: the driver {driver!r} is not supported; write it as {_MARIADB_EXAMPLE}")
         return url
     if backend not in {"postgresql", "postgres"}:
-        raise InputError(f"--url: {backend}:// is not supported, sqlaqueue needs PostgreSQL; write it as {_EXAMPLE}")
+        needed = "sqlaqueue needs PostgreSQL, SQLite or MariaDB"
+        raise InputError(f"--url: {backend}:// is not supported, {needed}; write it as {_EXAMPLE}")
     if plus and driver not in {*_SYNC, *_ASYNC}:
         raise InputError(f"--url: the driver {driver!r} is not supported; write it as {_EXAMPLE}")
     return url.set(drivername="postgresql" + plus + driver)

@@ -1,8 +1,11 @@
 """The templates and the commands on the page about migrations work as printed, beside other plug-ins as well."""
 
+import contextlib
 import importlib.util
 import re
+import sqlite3
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import sqlalchemy as sa
@@ -18,7 +21,7 @@ def readme_example() -> str:
     """Return the model of the README's first example, with an engine for PostgreSQL and without create_all()."""
     blocks = [text for kind, text in BLOCK.findall((ROOT / "README.md").read_text()) if kind == "python"]
     example = next(text for text in blocks if "class Email(QueueMixin" in text)
-    return f"{example.partition('def send')[0]}engine = create_engine('postgresql+psycopg://localhost/app')\n"
+    return f"{example.partition('def send')[0]}engine = prepare(create_engine('postgresql+psycopg://localhost/app'))\n"
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -39,6 +42,34 @@ def test_the_readmes_example_in_a_new_project(database: Database, tmp_path: Path
     assert "CREATE TABLE email" in printed
     assert "\nto ada@example.com\n" in printed
     assert dump(database) == before
+
+
+class File(NamedTuple):
+    """A file of SQLite, in the place of a database."""
+
+    path: Path
+
+    def url(self, driver: str) -> str:
+        return f"sqlite{'+aiosqlite' if driver == 'asyncpg' else ''}:///{self.path}"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "template", ["sync", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("async", "pyproject"))]
+)
+def test_the_readmes_example_in_a_new_project_on_sqlite(tmp_path: Path, template: str) -> None:
+    shell = Shell(tmp_path / "project", File(tmp_path / "app.db"))
+    shell.write("app.py", readme_example())
+    shell.init(template)
+    shell.write("use.py", USE)
+    revise = "alembic revision --autogenerate -m change"
+    printed = shell.run_all(revise, "alembic upgrade head", "alembic check", "use.py")
+    assert "\nto ada@example.com\n" in printed
+    # Only a copy of the table can lose a column with a check.
+    shell.write("app.py", readme_example().replace("max_attempts=5", "columns={'priority': None}"))
+    shell.run_all(revise, "alembic upgrade head", "alembic check", "alembic downgrade base")
+    with contextlib.closing(sqlite3.connect(tmp_path / "app.db")) as file:
+        assert file.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [("alembic_version",)]
 
 
 USE = """

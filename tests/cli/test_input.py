@@ -124,7 +124,10 @@ def test_wrong_arguments_of_worker(arguments: list[str], said: str) -> None:
         ("hush-hush", "this is not the URL of a database; write it as postgresql+psycopg://user:password@host"),
         ("postgresql://ada:hush-hush@host:port/shop", "this is not the URL of a database"),
         ("postgresql://ada:x@hush-hush@localhost/shop", "write an @ of the password as %40"),
-        ("oracle://ada:hush-hush@localhost/shop", "oracle:// is not supported, sqlaqueue needs PostgreSQL"),
+        (
+            "oracle://ada:hush-hush@localhost/shop",
+            "oracle:// is not supported, sqlaqueue needs PostgreSQL, SQLite",
+        ),
         ("postgresql+pg8000://ada:hush-hush@localhost/shop", "the driver 'pg8000' is not supported"),
     ],
 )

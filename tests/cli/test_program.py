@@ -101,29 +101,38 @@ def plain(output: str) -> list[list[str]]:
 
 
 def test_the_commands_of_the_page(database: Database, tmp_path: Path) -> None:
-    environment = {**os.environ, "SQLAQUEUE_URL": database.url()}
+    run_commands_of_the_page(database.url(), tmp_path)
+
+
+@pytest.mark.thorough
+def test_the_commands_of_the_page_on_sqlite(tmp_path: Path) -> None:
+    run_commands_of_the_page(f"sqlite:///{tmp_path}/app.db", tmp_path)
+
+
+def run_commands_of_the_page(url: str, directory: Path) -> None:
+    environment = {**os.environ, "SQLAQUEUE_URL": url}
 
     def run(program: str | Path, *arguments: str) -> str:
-        done = run_program(program, *arguments, environment=environment, directory=tmp_path)
+        done = run_program(program, *arguments, environment=environment, directory=directory)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     ran = 0
     for kind, block in BLOCK.findall(PAGE):
-        code = block.replace("postgresql+psycopg://localhost/app", database.url())
+        code = block.replace("postgresql+psycopg://localhost/app", url)
         if kind == "console":
             for command, output in commands(block):
                 assert command[0] == "sqlaqueue"
                 assert plain(run("sqlaqueue", *command[1:])) == plain(output)
                 ran += 1
         elif code.startswith("# app.py\n"):
-            with (tmp_path / "app.py").open("a") as app:
+            with (directory / "app.py").open("a") as app:
                 app.write(code)
         else:
-            if "engine = create_engine" not in code:
-                code = f"engine = create_engine({database.url()!r})\n{code}"
-            (tmp_path / "script.py").write_text(f"from app import *\n{code}")
-            run(tmp_path / "script.py")
+            if "engine = prepare" not in code:
+                code = f"engine = prepare(create_engine({url!r}))\n{code}"
+            (directory / "script.py").write_text(f"from app import *\n{code}")
+            run(directory / "script.py")
     assert ran == 12
 
 

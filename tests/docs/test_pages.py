@@ -5,6 +5,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import itertools
 import re
 import signal
 import sqlite3
@@ -23,6 +24,7 @@ from sqlalchemy.orm import close_all_sessions
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.core.events import EventName
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.testing import StrategyConformance
 from tests.docs.pages import DOCS, LINK, PAGES, ROOT, SNIPPET, TEST_NAME, page_id
 from tests.servers import Database, Server
@@ -158,9 +160,32 @@ def engines() -> Iterator[None]:
         engine.dispose()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "testing.md"], ids=page_id)
+ON_POSTGRESQL = [ROOT / "README.md", DOCS / "tutorial.md"]
+"""Pages whose programs use files of SQLite, and run on PostgreSQL with another address."""
+
+
+def with_addresses(code: str, database: Database, directory: Path, *, on_postgresql: bool) -> str:
+    """Replace the addresses of a page by those of a test's databases."""
+    code = re.sub(r'"postgresql\+(\w+)://localhost/app"', lambda found: repr(database.url(found[1])), code)
+    if on_postgresql:
+        drivers = {"sqlite": "psycopg", "sqlite+aiosqlite": "asyncpg"}
+        return re.sub(
+            r'"(sqlite(?:\+aiosqlite)?):///\w+\.db"', lambda found: repr(database.url(drivers[found[1]])), code
+        )
+    return re.sub(r'"(sqlite[+\w]*):///(\w+\.db)"', rf'"\1:///{directory}/\2"', code)
+
+
+@pytest.mark.parametrize(
+    ("page", "on_postgresql"),
+    [
+        *(pytest.param(page, False, id=page_id(page)) for page in PAGES if page.name != "testing.md"),
+        *(pytest.param(page, True, id=f"{page_id(page)} on PostgreSQL") for page in ON_POSTGRESQL),
+    ],
+)
 @pytest.mark.usefixtures("engines")
-def test_the_snippets_run(page: Path, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_snippets_run(
+    page: Path, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, on_postgresql: bool
+) -> None:
     # drain() does the same without waiting for SIGTERM.
     monkeypatch.setattr(Consumer, "run", Consumer.drain)
     monkeypatch.setattr(AsyncConsumer, "run", AsyncConsumer.drain)
@@ -176,10 +201,10 @@ def test_the_snippets_run(page: Path, database: Database, monkeypatch: pytest.Mo
             continue
         # Padded by the lines before it, so that an error names the line of the page.
         code = "\n" * text.count("\n", 0, snippet.start(3)) + code
-        for driver in ("psycopg", "asyncpg"):
-            code = code.replace(f'"postgresql+{driver}://localhost/app"', repr(database.url(driver)))
-        code = code.replace('"sqlite:///jobs.db"', repr(f"sqlite:///{tmp_path}/jobs.db"))
-        exec(compile(code, page, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own snippets
+        code = with_addresses(code, database, tmp_path, on_postgresql=on_postgresql)
+        is_refused = page.name == "tutorial.md" and "copy_in(" in code and not on_postgresql
+        with pytest.raises(ConfigurationError, match="insert") if is_refused else contextlib.nullcontext():
+            exec(compile(code, page, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own snippets
 
 
 _LOADED = """
@@ -188,6 +213,10 @@ packages = importlib.metadata.packages_distributions()
 tops = lambda: {name.split(".")[0] for name in {*sys.modules}}
 atexit.register(lambda: print(*sorted({one for top in tops() for one in packages.get(top, [])})))
 """
+
+
+OF_THE_PACKAGE = {"SQLAlchemy", "sqlaqueue", "typing_extensions", "greenlet", "coverage"}
+"""What `pip install sqlaqueue` installs, and what is there in the process of a test."""
 
 
 def _first_example() -> str:
@@ -212,10 +241,25 @@ def test_the_first_example_of_the_readme_needs_nothing_but_the_package(tmp_path:
     """The first example is a complete program, as it stands, and imports no other package than SQLAlchemy."""
     program = tmp_path / "example.py"
     program.write_text(_LOADED + _first_example())
-    allowed = {"SQLAlchemy", "sqlaqueue", "typing_extensions", "greenlet", "coverage"}
-    assert set(_run_until_a_job_is_done(program).split()) <= allowed
+    assert set(_run_until_a_job_is_done(program).split()) <= OF_THE_PACKAGE
     with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as file:
         assert file.execute("SELECT status FROM email").fetchall() == [("completed",)]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "page", [pytest.param(ROOT / "README.md", marks=pytest.mark.thorough), DOCS / "tutorial.md"], ids=page_id
+)
+def test_the_sync_program_of_a_page_needs_nothing_but_the_package(page: Path, tmp_path: Path) -> None:
+    """The program up to the first line for which the page asks for another package, or for PostgreSQL."""
+    snippets = [found[3] for found in SNIPPET.finditer(page.read_text())]
+    sync = itertools.takewhile(lambda code: "asyncio" not in code, snippets[page.name == "README.md" :])
+    program = tmp_path / "program.py"
+    program.write_text(_LOADED + "".join(sync).replace(".run()", ".drain()"))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert set(done.stdout.splitlines()[-1].split()) <= OF_THE_PACKAGE
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as file:
+        assert file.execute("SELECT count(*) FROM invoice").fetchone() > (0,)
 
 
 @pytest.mark.once

@@ -38,7 +38,7 @@ from sqlaqueue.alembic.operations_on_rows import AddColumns
 from sqlaqueue.postgresql.catalog_schemas import PREFIX, CatalogReader
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import PREPARED
-from sqlaqueue.sql.types import check_dialect
+from sqlaqueue.sql.types import check_dialect, object_name
 
 log = logging.getLogger(__name__)
 
@@ -146,15 +146,19 @@ def complete_operations(
 ) -> PriorityDispatchResult:
     """Add what Alembic does not compare, and ask for the status of existing rows."""
     connection = context.connection
+    # Without a queue in the models, there may still be one in the database.
     models: list[sa.Table] = context.__dict__.get(_MODELS, [])
     compared: list[ComparedTable] = context.__dict__.pop(_TABLES, [])
-    if connection is None or not models:
+    if connection is None:
         return PriorityDispatchResult.CONTINUE
     originals = {table.key: table for table in models}
     before: list[MigrateOperation] = []
     after: list[MigrateOperation] = []
+    kept = steps.leave_out_schedules(connection, upgrade, compared, lambda table: table.schema)
     for table in compared:
-        model = None if table.model_table is None else originals[table.model_table.key]
+        if table in kept:
+            continue
+        model = None if table.model_table is None else originals.get(table.model_table.key)
         _remove_equal_defaults(table)
         added = None if model is None else _added_columns(table, model)
         if added is not None:
@@ -162,7 +166,7 @@ def complete_operations(
         compare_indexes = _indexes_of_sqlite if connection.dialect.name == "sqlite" else _unique_index_of_mariadb
         first, last = compare_indexes(connection, table, model)
         before += first
-        after += last
+        after += [*_dropped_status(table), *last]
     changes = [op for op in upgrade.ops if not (isinstance(op, alembic_ops.ModifyTableOps) and op.is_empty())]
     upgrade.ops[:] = [*before, *changes, *after]
     return PriorityDispatchResult.CONTINUE
@@ -181,6 +185,21 @@ def _added_columns(table: ComparedTable, model: sa.Table) -> MigrateOperation | 
     table.modify_ops.ops = [op for op in table.modify_ops.ops if op not in found]
     columns = [op.column for op in found]
     return AddColumns(table.name, columns, status=status, existing_rows=..., schema=table.schema)
+
+
+def _dropped_status(table: ComparedTable) -> list[MigrateOperation]:
+    """Take the status of a table that is no queue any more, to ask for that of its rows in the downgrade."""
+    claim = object_name("ix", table.name, "queue", "claim")
+    indexes: Any = () if table.database_table is None else table.database_table.indexes
+    index = next((each for each in indexes if each.name == claim), None)
+    if table.model_table is None or table.spec is not None or index is None:
+        return []
+    # The index has the pending jobs on SQLite, and begins with the status on MariaDB.
+    where = index.dialect_options["sqlite"]["where"]
+    steps.ask_in_downgrade(table, index.columns[0].name if where is None else str(where))
+    found: list[MigrateOperation] = [op for op in table.modify_ops.ops if isinstance(op, ops.DropColumns)]
+    table.modify_ops.ops = [op for op in table.modify_ops.ops if op not in found]
+    return found
 
 
 def _remove_equal_defaults(table: ComparedTable) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -109,7 +109,7 @@ def ask_for_status(diff: DiffContext) -> None:
     for table, *_ in diff.remaining_tables:
         spec = table.spec
         if spec is None or not spec.has("status"):
-            _ask_in_downgrade(diff, table)
+            ask_in_downgrade(table, diff.pending_condition(table))
         if spec is None:
             continue
         additions = [
@@ -144,9 +144,11 @@ def _rows_become_messages(diff: DiffContext, table: ComparedTable) -> bool:
     return not diff.was_queue(table) and any(isinstance(op, additions) for op in table.modify_ops.ops)
 
 
-def _ask_in_downgrade(diff: DiffContext, table: ComparedTable) -> None:
-    """Let the downgrade ask as well if it adds the status column again."""
-    condition = diff.pending_condition(table)
+def ask_in_downgrade(table: ComparedTable, condition: str) -> None:
+    """Let the downgrade ask as well if it adds the status column again.
+
+    :param condition: the condition under which a job is pending in the database, which names that column.
+    """
     for number, op in enumerate(table.modify_ops.ops):
         if isinstance(op, alembic_ops.DropColumnOp) and _names(condition, op.column_name):
             name, schema = op.column_name, table.schema
@@ -186,17 +188,14 @@ log = logging.getLogger("alembic.autogenerate.sqlaqueue")
 
 
 def keep_tables_with_schedules(diff: DiffContext) -> None:
-    """Keep the tables of schedules while they have rows, even if the models do not have these tables.
+    """Keep the tables of schedules while they have rows, and their functions."""
 
-    A MetaData gets them when a schedule is constructed. An ``env.py`` that imports the models, but not the module with
-    the schedules, does not have them, so Alembic would drop them, with all schedules that were added at run time.
-    """
-    removed = [table for table in diff.tables if table.model_table is None and table.name in {SCHEDULE, TICK}]
-    schemas = {diff.catalog.resolve(table.qualified_name)[0] for table in removed}
-    kept_schemas = {schema for schema in schemas if _has_schedules(diff, schema)}
-    kept = [table for table in removed if diff.catalog.resolve(table.qualified_name)[0] in kept_schemas]
-    if not kept:
-        return
+    def schema_of(table: ComparedTable) -> str | None:
+        schema: str | None = diff.catalog.resolve(table.qualified_name)[0]
+        return schema
+
+    kept = leave_out_schedules(diff.context.connection, diff.upgrade, diff.tables, schema_of)
+    kept_schemas = set(map(schema_of, kept))
     diff.tables = [table for table in diff.tables if table not in kept]
     # Named one by one: a function is kept even if its triggers were dropped by hand.
     diff.kept_functions |= {
@@ -204,7 +203,25 @@ def keep_tables_with_schedules(diff: DiffContext) -> None:
         for schema, name in diff.catalog.functions
         if schema in kept_schemas and name.startswith(f"{SCHEDULE}_")
     }
-    diff.upgrade.ops[:] = [op for op in diff.upgrade.ops if not any(table.is_dropped_by(op) for table in kept)]
+
+
+def leave_out_schedules(
+    connection: sa.Connection | None,
+    upgrade: alembic_ops.UpgradeOps,
+    tables: Sequence[ComparedTable],
+    schema_of: Callable[[ComparedTable], str | None],
+) -> list[ComparedTable]:
+    """Drop no table of schedules that has rows, even if the models do not have it; return the tables that are kept.
+
+    A MetaData gets them when a schedule is constructed. An ``env.py`` that imports the models, but not the module with
+    the schedules, does not have them, so Alembic would drop them, with all schedules that were added at run time.
+    """
+    removed = [table for table in tables if table.model_table is None and table.name in {SCHEDULE, TICK}]
+    schemas = {schema for schema in set(map(schema_of, removed)) if _has_schedules(connection, schema)}
+    kept = [table for table in removed if schema_of(table) in schemas]
+    if not kept:
+        return []
+    upgrade.ops[:] = [op for op in upgrade.ops if not any(table.is_dropped_by(op) for table in kept)]
     names = sorted(".".join(filter(None, table.qualified_name)) for table in kept)
     log.warning(
         "the tables %s are in no model, but are not dropped: there are schedules in them, and those that were added or "
@@ -213,10 +230,10 @@ def keep_tables_with_schedules(diff: DiffContext) -> None:
         ", ".join(names),
         SCHEDULE,
     )
+    return kept
 
 
-def _has_schedules(diff: DiffContext, schema: str) -> bool:
-    connection = diff.context.connection
+def _has_schedules(connection: sa.Connection | None, schema: str | None) -> bool:
     if connection is None or not sa.inspect(connection).has_table(SCHEDULE, schema=schema):
         return False
     rows = sa.exists(sa.select(sa.literal_column("1")).select_from(bare_table(SCHEDULE, schema)))

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, mapped_column
 import sqlaqueue
 import sqlaqueue.alembic
 from sqlaqueue import QueueConfig, QueueMixin, Schedule, Unique, claim, complete, enqueue
+from sqlaqueue.testing import fire_schedules
 from tests.alembic.conftest import SCRIPT
 from tests.models import new_base
 
@@ -266,6 +267,33 @@ def test_a_table_with_rows_becomes_a_queue_and_a_table_again(project: Project, a
     assert "new" in run_one(project.engine, queue)
     project.migrate(table)
     assert {column["name"] for column in sa.inspect(project.engine).get_columns("orders")} == {"id", "article"}
+    assert list(dump(project.engine)) == ["orders"]
+    with pytest.raises(CommandError, match=r"op\.add_queue_columns\('orders'\): the table may have rows"):
+        project.downgrade()
+    project.answer("existing_rows=...", "existing_rows='completed'")
+    project.downgrade()
+    assert {*statuses(project.engine).values()} == {"completed"}
+    insert(project.engine, "again")
+    assert run_one(project.engine, queue) == ["again", "book"]
+
+
+def test_tables_with_schedules_are_kept(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+    model, without = order(PLAIN), order(PLAIN)
+    schedule = Schedule("daily", model, every=timedelta(days=1), values={"article": "book"})
+    project.migrate(model)
+    with Session(project.engine) as session:
+        fire_schedules(session, [schedule])
+        session.commit()
+    project.migrate(without)
+    assert "the tables sqlaqueue_schedule, sqlaqueue_tick are in no model, but are not dropped" in caplog.text
+    assert {"sqlaqueue_schedule", "sqlaqueue_tick"} <= {*dump(project.engine)}
+    # Neither if the last queue goes as well.
+    project.migrate(order())
+    assert {*dump(project.engine)} == {"orders", "sqlaqueue_schedule", "sqlaqueue_tick"}
+    with project.engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM sqlaqueue_schedule"))
+    project.migrate(order())
+    assert {*dump(project.engine)} == {"orders"}
 
 
 def test_the_table_of_schedules_has_its_trigger(

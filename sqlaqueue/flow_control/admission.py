@@ -61,6 +61,7 @@ class Admitted:
         self._checks = checks_of(flow)
         self._groups = Groups(flow, self._limit, one=request.few, cursor=request.scan_range)
         self._record = ClaimRecord(self._spec, request.token)
+        self._is_joined = request.candidates.get_final_froms() != [self._spec.table]
         self._named = [str(name) for name, _ in waiting.subquery().c.items()]
         self._ordered = list(dict.fromkeys([*self._spec.claim_order, *(() if flow.order is None else flow.order.by)]))
 
@@ -121,7 +122,7 @@ class Admitted:
         spec, rows, flow = self._spec, self._spec.table, self._flow
         by = [column.label(order_name(column)) for column in self._ordered]
         visited = sa.or_(groups.c.cycle > sa.literal_column("1"), groups.c.turns_restarted > sa.literal_column("0"))
-        again = sa.true() if part else visited
+        again = sa.true() if part or self._is_joined else visited
         of_checks = [column for check in self._checks for column in check.columns]
         candidates = self._waiting.add_columns(*by, *of_checks, again.label(_AGAIN), *self._places())
         candidates = candidates.where(
@@ -160,15 +161,15 @@ class Admitted:
         return sa.select(*rows.c).where(*before).subquery("sqlaqueue_checked")
 
     def _not_before(self, candidates: sa.FromClause) -> list[sa.ColumnElement[bool]]:
-        """Return the conditions that a candidate has not been admitted in another group."""
+        """Return the conditions that a candidate has not been admitted before."""
         if not self._visits_twice:
             return []
         return [~sa.case((candidates.c[_AGAIN], self._record.has(candidates)), else_=sa.false())]
 
     @property
     def _visits_twice(self) -> bool:
-        """Whether a claim may find a job in two groups."""
-        return self._groups.part is not None or self._groups.turn is not None
+        """Whether a claim may find a job twice: in two groups, or by two rows of a table that its filter joins."""
+        return self._is_joined or self._groups.part is not None or self._groups.turn is not None
 
     def _locked(self, checked: sa.FromClause) -> AnySelect:
         """Return the row of a candidate, locked, if it is still what it was."""
@@ -180,6 +181,8 @@ class Admitted:
             if check.job_key.names
         ]
         rows = self._waiting.where(*same, *spec.due(spec.columns.get("run_at")))
+        if self._is_joined:
+            rows = rows.limit(sa.literal_column("1", sa.Integer()))
         return self._lock(rows).correlate(checked)
 
 

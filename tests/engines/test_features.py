@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session, aliased, mapped_column
+from sqlalchemy.orm import Session, mapped_column
 
 from sqlaqueue import (
-    ConcurrencyLimit,
     Constant,
     Consumer,
     JobExists,
@@ -34,7 +33,6 @@ from sqlaqueue.admin import JobFilter, QueueAdmin, ScheduleAdmin, doctor
 from sqlaqueue.consumer.pace import Intervals
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from tests.engines.conftest import Sessions
-from tests.flow_control.models import ids, make_queue, of_customers
 from tests.models import make_job
 from tests.programs import DEADLINE, wait_until
 
@@ -536,11 +534,3 @@ def test_jobs_run_in_the_session_of_a_test(sessions: Sessions) -> None:
         assert seen == [2, 1, 3]
         session.rollback()
         assert not session.scalars(sa.select(Order)).all()
-
-
-def test_a_job_that_a_filter_finds_twice_has_one_place(engine: sa.Engine) -> None:
-    job = make_queue(engine, of_customers(1, 1, 1, 2), flow_control=[ConcurrencyLimit(2, per="customer_id")])
-    other = aliased(job)
-    found = sa.select(job).join(other, other.customer_id == job.customer_id)
-    with Session(engine) as session, session.begin():
-        assert ids(session.scalars(claim(found, 10)).all()) == [1, 2, 4]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_column
 
 from sqlaqueue import (
     ConcurrencyLimit,
@@ -124,6 +124,13 @@ def test_a_claim_of_a_transaction_that_has_a_slot_takes_no_other(
     first.execute(complete(jobs))
     first.commit()
     assert ids(claimed(second, job, 1)) == [3]
+
+
+def test_a_job_that_a_filter_finds_twice_is_claimed_once(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
+    job = make_queue(engine, of_customers(1, 1, 1, 2), flow_control=[ConcurrencyLimit(2, per="customer_id")], **held)
+    other = aliased(job)
+    twice = sa.select(job).join(other, other.kind == job.kind)
+    assert ids(sessions[0].scalars(claim(twice, 10)).all()) == [1, 2, 3, 4]
 
 
 def test_a_savepoint_that_is_rolled_back_frees_its_slots(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:

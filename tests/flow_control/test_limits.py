@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_column, sessionmaker
 
 from sqlaqueue import (
     ConcurrencyLimit,
@@ -220,6 +220,27 @@ def test_a_claim_with_a_filter_obeys(engine: sa.Engine) -> None:
         found = session.scalars(claim(sa.select(job).where(job.kind == "b"), 10)).all()
         assert ids(found) == [201, 203]
     assert claim_and_commit(engine, job) == []
+
+
+def claimed_by_a_join(session: Session, job: Any, n: int = 10) -> list[int]:
+    """Claim jobs by a filter that finds each as often as there are jobs of its kind."""
+    other = aliased(job)
+    return ids(session.scalars(claim(sa.select(job).join(other, other.kind == job.kind), n)).all())
+
+
+def test_a_job_that_a_filter_finds_twice_has_one_place(engine: sa.Engine) -> None:
+    job = make_queue(engine, of_customers(1, 1, 1, 2), flow_control=[ConcurrencyLimit(2, per="customer_id")])
+    with Session(engine) as session, session.begin():
+        assert claimed_by_a_join(session, job) == [1, 2, 4]
+
+
+def test_a_job_that_a_filter_finds_twice_begins_once(engine: sa.Engine) -> None:
+    job = make_queue(
+        engine, of_customers(1, 1, 1, 2), flow_control=[RateLimit(2, every=3600, per="customer_id"), FairShare("kind")]
+    )
+    with Session(engine) as session, session.begin():
+        assert claimed_by_a_join(session, job, 1) == [1]
+        assert claimed_by_a_join(session, job) == [2, 4]
 
 
 @pytest.mark.postgresql("SQLite has one writer")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,17 +27,23 @@ def check_complete(session: Any, spec: Spec) -> None:
 
 
 def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> None:
-    connection = _connection(session)
+    lacking = [
+        f"the table {part.fullname}" if isinstance(part, sa.Table) else f"the column {part.table.fullname}.{part.name}"
+        for part in lacking_parts(_connection(session), tables)
+    ]
+    _refuse_lack(session, needed_by, lacking)
+
+
+def lacking_parts(connection: sa.Connection, tables: Iterable[sa.Table]) -> Iterator[sa.Table | sa.Column[Any]]:
+    """Yield the tables that the database lacks, and the columns that the others lack."""
     inspector = sa.inspect(connection)
-    lacking = []
     for table in tables:
         schema = schema_of(connection, table)
         if not inspector.has_table(table.name, schema):
-            lacking.append(f"the table {table.fullname}")
+            yield table
             continue
         known = {column["name"] for column in inspector.get_columns(table.name, schema)}
-        lacking += [f"the column {table.fullname}.{column.name}" for column in table.c if column.name not in known]
-    _refuse_lack(session, needed_by, lacking)
+        yield from (column for column in table.c if column.name not in known)
 
 
 def _refuse_lack(session: Any, needed_by: str, lacking: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.doctor.examination import Examination, Finding
+from sqlaqueue.engines.checks import lacking_parts
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.facts import Severity
 from sqlaqueue.postgresql.faults import MIGRATION, tables_of
@@ -73,10 +74,10 @@ def _name(connection: sa.Connection, table: sa.Table) -> str:
 def check_missing_tables(examination: Examination) -> Iterator[Finding]:
     """Find tables and columns that the database lacks."""
     connection = examination.connection
-    inspector = sa.inspect(connection)
     for spec in examination.specs:
         tables = tables_of(spec)
-        missing = [table for table in tables if not inspector.has_table(table.name, schema_of(connection, table))]
+        lacking = [*lacking_parts(connection, tables)]
+        missing = [part for part in lacking if isinstance(part, sa.Table)]
         everything = len(missing) == len(tables)
         for table in missing[:1] if everything else missing:
             name = _name(connection, table)
@@ -97,11 +98,8 @@ def check_missing_tables(examination: Examination) -> Iterator[Finding]:
                 fixes=(MIGRATION, *_creation(examination, missing if everything else [table])),
                 facts={"tables": [_name(connection, each) for each in missing]},
             )
-        for table in tables if not missing else ():
-            known = {column["name"] for column in inspector.get_columns(table.name, schema_of(connection, table))}
-            for column in table.c:
-                if column.name not in known:
-                    yield _missing_column(examination, spec, column)
+        if not missing:
+            yield from (_missing_column(examination, spec, part) for part in lacking if isinstance(part, sa.Column))
 
 
 def _creation(examination: Examination, tables: list[sa.Table]) -> tuple[str, ...]:
@@ -374,9 +372,11 @@ def check_file_settings(examination: Examination) -> Iterator[Finding]:
     Threshold: ``busy_timeout``.
     """
     connection = examination.connection
-    level = _value(connection, "PRAGMA synchronous")
     path = _file(connection)
-    if path and level in _SYNCHRONOUS:
+    if not path:
+        return
+    level = _value(connection, "PRAGMA synchronous")
+    if level in _SYNCHRONOUS:
         severity, name, consequence = _SYNCHRONOUS[level]
         yield Finding(
             severity=severity,
@@ -388,7 +388,7 @@ def check_file_settings(examination: Examination) -> Iterator[Finding]:
         )
     least = examination.thresholds.busy_timeout
     milliseconds = int(_value(connection, "PRAGMA busy_timeout"))
-    if path and milliseconds < least.total_seconds() * 1000:
+    if milliseconds < least.total_seconds() * 1000:
         yield Finding(
             severity="warning",
             code="short_busy_timeout",
@@ -401,7 +401,7 @@ def check_file_settings(examination: Examination) -> Iterator[Finding]:
             facts={"milliseconds": milliseconds},
         )
     # The log is a file of its own in the folder.
-    refused = [each for each in (path, str(Path(path).parent)) if path and not os.access(each, os.W_OK)]
+    refused = [each for each in (path, str(Path(path).parent)) if not os.access(each, os.W_OK)]
     if refused:
         yield Finding(
             severity="critical",
@@ -421,13 +421,7 @@ def check_storage(examination: Examination) -> Iterator[Finding]:
     connection = examination.connection
     for spec in examination.specs:
         for table in dict.fromkeys((spec.table, *spec.side_tables.values())):
-            place = (schema_of(connection, table), table.name)
-            found = _value(
-                connection,
-                "SELECT engine FROM information_schema.tables "
-                "WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s",
-                *place,
-            )
+            found = _stored(connection, "engine", "tables", table)
             # None for a view.
             if found not in {None, "InnoDB"}:
                 yield Finding(
@@ -440,12 +434,7 @@ def check_storage(examination: Examination) -> Iterator[Finding]:
                     facts={"table": table.name, "engine": found},
                 )
         for key in spec.keys:
-            found = _value(
-                connection,
-                "SELECT character_set_name FROM information_schema.columns "
-                "WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s AND column_name = %s",
-                *(schema_of(connection, spec.table), spec.table.name, key.name),
-            )
+            found = _stored(connection, "character_set_name", "columns", spec.table, column_name=key.name)
             if found not in {None, "utf8mb4"}:
                 yield Finding(
                     severity="critical",
@@ -456,6 +445,13 @@ def check_storage(examination: Examination) -> Iterator[Finding]:
                     fixes=(f"ALTER TABLE {_name(connection, spec.table)} CONVERT TO CHARACTER SET utf8mb4;",),
                     facts={"column": key.name, "character_set": found},
                 )
+
+
+def _stored(connection: sa.Connection, what: str, catalog: str, table: sa.Table, **names: str) -> Any:
+    """Return what the server has about a table, or about a column of it."""
+    given = {"table_schema": schema_of(connection, table) or sa.func.database(), "table_name": table.name, **names}
+    facts: AnySelect = sa.select(sa.column(what)).select_from(sa.table(catalog, schema="information_schema"))
+    return connection.scalar(facts.where(*(sa.column(name) == value for name, value in given.items())))
 
 
 def check_server_settings(examination: Examination) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.flow_control.checks import Check, LimitCheck, RateCheck, checks_of
+from sqlaqueue.flow_control.checks import Check, LimitCheck, OrderCheck, RateCheck, checks_of
 from sqlaqueue.flow_control.keys import KeyOrder, flow_control
 from sqlaqueue.flow_control.turns import turns_of
 from sqlaqueue.queue.names import RATE
@@ -28,7 +28,7 @@ from sqlaqueue.sql.types import insert_or_replace, numbered_rows
 from sqlaqueue.strategies.columns import by_index
 
 _MOST_EXCLUDED = 10_000
-"""How many keys that are full a query leaves out; the jobs of others are left out when they have been read."""
+"""How many full keys a query leaves out in all; the jobs of others are left out when they have been read."""
 
 _WINDOW, _CHOSEN, _FULL = "sqlaqueue_window", "sqlaqueue_chosen", "sqlaqueue_full"
 """The names of parameters: the number of jobs to read; the keys of those to read again; the prefix of full keys."""
@@ -58,7 +58,7 @@ class Admission:
         if request.scan_range is not None:
             rows = rows.where(request.scan_range([*spec.claim_order]))
         ordered = rows.order_by(*spec.claim_order)
-        excluded = [self._excluded(check) for check in self.checks if _is_full_for_all(check)]
+        excluded = [self._excluded(check) for check in self.checks if not isinstance(check, OrderCheck)]
         self.window = ordered.where(*excluded).limit(sa.bindparam(_WINDOW, type_=sa.Integer()))
         chosen = spec.key_in(spec.keys, sa.bindparam(_CHOSEN, (), expanding=len(spec.keys) > 1))
         self.again = engine.locked(by_index(ordered.where(chosen), spec.table, "PRIMARY"))
@@ -79,6 +79,9 @@ class Admission:
 
     def _excluded(self, check: Check) -> sa.ColumnElement[bool]:
         key = check.job_key.of(self.spec.table)
+        if not _is_full_for_all(check):
+            pairs: sa.BindParameter[Any] = sa.bindparam(f"{_FULL}_{check.number}", (), expanding=True)
+            return sa.or_(key.is_(None), check.most.is_(None), sa.tuple_(key, check.most).not_in(pairs))
         full = sa.bindparam(f"{_FULL}_{check.number}", (), sa.BigInteger(), expanding=True)
         return sa.func.coalesce(key, _NO_HASH).not_in(full) if check.job_key.names else key.not_in(full)
 
@@ -180,7 +183,8 @@ class _Admitting:
         """The names of keys that other claims have locked."""
         self.taken: Counter[tuple[int, int]] = Counter()
         """How many jobs of a key this claim has admitted, by the number of the check and the hash of the key."""
-        self.full: dict[int, set[int]] = {check.number: set() for check in self.checks}
+        self.full: dict[int, set[Any]] = {check.number: set() for check in self.checks}
+        """The keys without a free place, by the number of the check; each with a limit where those of jobs differ."""
         self.runs: dict[int, dict[int, int]] = {}
         self.begins: dict[int, dict[int, tuple[datetime, bool]]] = {}
         self.now: datetime | None = None
@@ -325,7 +329,8 @@ class _Admitting:
         return [*found.values()]
 
     def _known_full(self) -> Given:
-        return {f"{_FULL}_{number}": [*hashes][:_MOST_EXCLUDED] for number, hashes in self.full.items()}
+        most = _MOST_EXCLUDED // max(1, len(self.full))
+        return {f"{_FULL}_{number}": [*keys][:most] for number, keys in self.full.items()}
 
     def _allows(self, job: _Candidate) -> bool:
         if self.contended and not self.contended.isdisjoint(self._lock_names(job)):
@@ -340,8 +345,8 @@ class _Admitting:
             else:
                 room = 1
             if self.taken[check.number, hashed] >= room:
-                if _is_full_for_all(check):
-                    self.full[check.number].add(hashed)
+                if not isinstance(check, OrderCheck):
+                    self.full[check.number].add(hashed if _is_full_for_all(check) else (hashed, most))
                 return False
         return True
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, mapped_column
 
 from sqlaqueue import (
+    ConcurrencyLimit,
     Constant,
     Consumer,
     JobExists,
@@ -33,6 +34,7 @@ from sqlaqueue.admin import JobFilter, QueueAdmin, ScheduleAdmin, doctor
 from sqlaqueue.consumer.pace import Intervals
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from tests.engines.conftest import Sessions
+from tests.flow_control.models import claim_and_commit, ids, insert, make_queue, of_customers
 from tests.models import make_job
 from tests.programs import DEADLINE, wait_until
 
@@ -534,3 +536,19 @@ def test_jobs_run_in_the_session_of_a_test(sessions: Sessions) -> None:
         assert seen == [2, 1, 3]
         session.rollback()
         assert not session.scalars(sa.select(Order)).all()
+
+
+# -- flow control ------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_reads_few_jobs_of_a_key_without_room(engine: sa.Engine) -> None:
+    """Those behind them are found, with a limit of their own as well."""
+    job = make_queue(
+        engine, of_customers(*[1] * 3000, most=1), flow_control=[ConcurrencyLimit("most", per="customer_id")]
+    )
+    insert(engine, job, [{"customer_id": key, "most": most} for key, most in ((2, 1), (1, None), (None, 1), (1, 4))])
+    assert ids(claim_and_commit(engine, job, 1)) == [1]
+    windows: list[str] = []
+    sa.event.listen(engine, "before_cursor_execute", lambda *each: windows.append(each[2]))
+    assert ids(claim_and_commit(engine, job, 10)) == [3001, 3002, 3003, 3004]
+    assert len([each for each in windows if "ORDER BY" in each and "LIMIT" in each]) == 2

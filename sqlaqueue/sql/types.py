@@ -329,13 +329,29 @@ def _clock_text(length: timedelta) -> str:
 # Settings that transactions give to the statements in them, by ``SET LOCAL``.
 
 
-def session_setting(name: str) -> sa.ColumnElement[Any]:
-    """Return a setting as a text, NULL if it is not set.
+class session_setting(FunctionElement[str]):  # noqa: N801 - it is used as a function
+    """A setting as a text, NULL if it is not set; always NULL on SQLite and MariaDB, which have no such settings.
 
     After a transaction with ``SET LOCAL`` the setting of the session is an empty text, not NULL.
     """
+
+    type = sa.Text()
+    inherit_cache = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(sa.literal_column(f"'{name}'", sa.Text()))
+
+
+@compiles(session_setting)
+def _render_setting(element: Any, compiler: Any, **options: Any) -> str:
+    (name,) = element.clauses
     # As the server prints it: Alembic compares defaults as texts, as the comparison of their values would be NULL.
-    return sa.literal_column(f"NULLIF(current_setting('{name}'::text, true), ''::text)", sa.Text())
+    return f"NULLIF(current_setting({compiler.process(name, **options)}::text, true), ''::text)"
+
+
+@compiles(session_setting, "sqlite", "mariadb", "mysql")
+def _render_no_setting(*_: Any, **__: Any) -> str:
+    return "NULL"
 
 
 # -- inserts -----------------------------------------------------------------------------------------------------------

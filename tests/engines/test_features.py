@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, mapped_column
 
@@ -32,6 +33,7 @@ from sqlaqueue import (
 )
 from sqlaqueue.admin import JobFilter, QueueAdmin, ScheduleAdmin, doctor
 from sqlaqueue.consumer.pace import Intervals
+from sqlaqueue.telemetry import current_traceparent
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from tests.engines.conftest import Sessions
 from tests.flow_control.models import claim_and_commit, ids, insert, make_queue, of_customers
@@ -536,6 +538,20 @@ def test_jobs_run_in_the_session_of_a_test(sessions: Sessions) -> None:
         assert seen == [2, 1, 3]
         session.rollback()
         assert not session.scalars(sa.select(Order)).all()
+
+
+def test_a_job_has_the_trace_in_which_it_was_enqueued(sessions: Sessions) -> None:
+    model = make_job(extra_columns=("traceparent",))
+    tracer = TracerProvider().get_tracer(__name__)
+    with sessions(model)() as session:
+        session.add(model())
+        session.flush()
+        with tracer.start_as_current_span("enqueue"):
+            trace = current_traceparent()
+            session.add(model())
+            session.flush()
+            session.execute(sa.insert(model), [{"payload": "bulk"}])
+        assert session.scalars(sa.select(model.traceparent).order_by(model.id)).all() == [None, trace, trace]
 
 
 # -- flow control ------------------------------------------------------------------------------------------------------

@@ -106,8 +106,8 @@ def dump(engine: sa.Engine) -> dict[str, list[str]]:
                 found.append((table, connection.exec_driver_sql(f"SHOW CREATE TABLE `{table}`").all()[0][1]))
                 triggers = connection.exec_driver_sql(f"SHOW TRIGGERS LIKE '{table}'").all()
                 found += [(table, str(trigger[:4])) for trigger in triggers]
-    # The next number of a key is no part of the schema.
-    found = [(table, re.sub(r" AUTO_INCREMENT=\d+", "", text)) for table, text in found]
+    # The next number of a key is no part of the schema, and a default of NULL is the same as none.
+    found = [(table, re.sub(r" AUTO_INCREMENT=\d+| DEFAULT NULL", "", text)) for table, text in found]
     parts: dict[str, list[str]] = {}
     for table, text in found:
         if table != "alembic_version":
@@ -151,7 +151,9 @@ PLAIN = QueueConfig()
 CONFIGS = {
     "plain": PLAIN,
     "all_side_tables": QueueConfig(
-        attempt_history=timedelta(days=3), retention={"completed": timedelta(days=1)}, extra_columns=("started_at",)
+        attempt_history=timedelta(days=3),
+        retention={"completed": timedelta(days=1)},
+        extra_columns=("started_at", "traceparent"),
     ),
     "unique": QueueConfig(unique=Unique("article")),
     "unique_within": QueueConfig(

@@ -17,7 +17,19 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import sqlaqueue
-from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Unique, __version__, claim
+from sqlaqueue import (
+    ConcurrencyLimit,
+    Consumer,
+    FairShare,
+    InOrder,
+    QueueConfig,
+    QueueMixin,
+    RateLimit,
+    Schedule,
+    Unique,
+    __version__,
+    claim,
+)
 from sqlaqueue.admin import Finding, QueueAdmin, Thresholds, doctor
 from sqlaqueue.admin.doctor.doctor import CHECKS_OF_OTHERS, COMPLETE_OF_OTHERS
 from sqlaqueue.admin.doctor.examination import Examination
@@ -26,6 +38,7 @@ from sqlaqueue.cli import main
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from tests.doctor.conftest import split
+from tests.flow_control.models import make_queue, of_customers
 from tests.programs import wait_until
 
 pytestmark = pytest.mark.once
@@ -207,6 +220,13 @@ def settings(session: Session) -> Any:
     on_sqlite = connection.dialect.name == "sqlite"
     query = "PRAGMA query_only" if on_sqlite else "SELECT @@max_statement_time, @@lock_wait_timeout"
     return connection.exec_driver_sql(query).one()
+
+
+def test_a_healthy_queue_with_flow_control(engine: sa.Engine) -> None:
+    rules = [ConcurrencyLimit("most", per="customer_id"), RateLimit(1, every=60, per="kind"), FairShare("customer_id")]
+    model = make_queue(engine, of_customers(1), flow_control=[*rules, InOrder("document_id")])
+    with Session(engine) as session:
+        assert {finding.code for finding in doctor(session, model)} <= OF_THE_SERVER
 
 
 def test_the_session_is_left_as_it_was(patient: Patient) -> None:

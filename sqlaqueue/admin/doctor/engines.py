@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.doctor.examination import Examination, Finding
-from sqlaqueue.engines.checks import lacking_parts
+from sqlaqueue.engines.checks import is_created, lacking_parts
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.facts import Severity
 from sqlaqueue.postgresql.faults import MIGRATION, tables_of
@@ -142,7 +142,8 @@ def check_missing_indexes(examination: Examination) -> Iterator[Finding]:
     checks = checks_of(connection)
     for spec in examination.specs:
         needed = checks.missing_indexes(connection, spec)
-        others = {index for table in tables_of(spec) for index in table.indexes if index not in needed}
+        indexes = {index for table in tables_of(spec) for index in table.indexes if is_created(index)}
+        others = indexes.difference(needed)
         for index in (*needed, *sorted(others, key=lambda each: str(each.name))):
             table = cast("sa.Table", index.table)
             # The column of the index of unique jobs may be there on MariaDB, which knows IF NOT EXISTS for both.

@@ -20,8 +20,9 @@ _TIMEOUT = "busy_timeout"
 def prepare(engine: EngineT, *, busy_timeout: float | None = None) -> EngineT:
     """Prepare an engine for queues, and return it. Call it right after ``create_engine()``.
 
-    PostgreSQL needs nothing. SQLite and MariaDB get compilers that translate what the library writes, and transactions
-    and settings as queues need them; statements of the program mean the same as before. A second call does nothing.
+    PostgreSQL needs nothing. SQLite and MariaDB get a compiler that translates what the library writes, and
+    transactions and settings as queues need them; statements of the program mean the same as before. A second call does
+    nothing.
 
     ::
 

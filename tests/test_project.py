@@ -29,8 +29,6 @@ SEVERAL_MEANINGS = {
     "Attempt": "public: one that has ended, in admin; one that runs, for telemetry",
     "Moment": "the type of SQLite, and that of MariaDB",
     "StatementCompiler": "that of SQLite, and that of MariaDB",
-    "TableCompiler": "that of SQLite, and that of MariaDB",
-    "TypeCompiler": "that of SQLite, and that of MariaDB",
 }
 """The class names that are defined more than once, each with the reason."""
 

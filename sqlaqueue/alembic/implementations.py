@@ -6,24 +6,24 @@ The loops are part of the SQL, in DO blocks, so that a script (``--sql``) contai
 from __future__ import annotations
 
 import contextlib
-import re
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from alembic.ddl.base import AddColumn
 from alembic.operations import Operations
 from alembic.util import CommandError
-from sqlalchemy.dialects import mysql  # noqa: TID251 - the types of MariaDB, which a migration names
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
+from sqlalchemy.schema import DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
-from sqlalchemy.sql.elements import ColumnElement, conv
+from sqlalchemy.sql.elements import ColumnElement
 
-from sqlaqueue.engines.shared import plain_index, translated_check
+from sqlaqueue.engines.shared import is_of_library, on_prepared, stored_column, stored_index
 from sqlaqueue.postgresql.catalog_schemas import PREFIX
 from sqlaqueue.postgresql.ddl import SqlTemplate, queue_of
-from sqlaqueue.sql.engine import INSUFFICIENT_PRIVILEGE, PLAIN, sqlstate
+from sqlaqueue.sql.engine import INSUFFICIENT_PRIVILEGE, PLAIN, PREPARED, sqlstate
 
 LOCK_TIMEOUT = 0.5
 """How long one attempt to lock a table waits, in seconds."""
@@ -219,22 +219,28 @@ def stored_table(table: sa.Table, metadata: sa.MetaData, dialect: Any) -> sa.Tab
 
     :param metadata: gets the copy.
     """
-    copy, is_ours = table.to_metadata(metadata), table.name.startswith(PREFIX)
+    copied, is_ours = table.to_metadata(metadata), table.name.startswith(PREFIX)
     if not is_ours and queue_of(table) is None:
-        return copy
-    compiler: Any = dialect.ddl_compiler(dialect, CreateTable(table))
-    for column in table.columns:
-        if is_ours or "sqlaqueue" in column.info:
-            copy.c[column.name].type = _stored_type(column, dialect)
-            copy.c[column.name].server_default = _stored_default(column, compiler)
-    for check in [each for each in copy.constraints if isinstance(each, sa.CheckConstraint)]:
+        return copied
+    for column in filter(is_of_library, table.columns):
+        stored = stored_column(column, dialect)
+        copied.c[column.name].type = stored.type
+        copied.c[column.name].server_default = _stored_default(stored, dialect)
+    for check in [each for each in copied.constraints if isinstance(each, sa.CheckConstraint)]:
         if is_ours:
-            copy.constraints.discard(check)
-            text = VerbatimSql(translated_check(str(check.sqltext), dialect.identifier_preparer.quote))
-            copy.append_constraint(sa.CheckConstraint(text, name=check.name))
+            copied.constraints.discard(check)
+            copied.append_constraint(sa.CheckConstraint(_verbatim(check.sqltext, dialect), name=check.name))
     for index in table.indexes:
-        _store_index(index, copy, dialect)
-    return copy
+        _store_index(index, copied, dialect)
+    return copied
+
+
+@on_prepared(AddColumn, *PREPARED)
+def _add_column(add: AddColumn, compiler: Any, as_before: Any) -> Any:
+    """Add a column as CREATE TABLE has it."""
+    added = copy.copy(add)
+    added.column = stored_column(add.column, compiler.dialect)
+    return as_before(added)
 
 
 def ddl_text(element: DDLElement, dialect: Any) -> str:
@@ -244,56 +250,32 @@ def ddl_text(element: DDLElement, dialect: Any) -> str:
     return text.replace("%%", "%") if dialect.paramstyle in {"format", "pyformat"} else text
 
 
-_TEXT_TYPE = re.compile(r"(VARCHAR|LONGTEXT)(?:\((\d+)\))? CHARACTER SET (\w+) COLLATE (\w+)$")
+def _verbatim(expression: Any, dialect: Any) -> VerbatimSql:
+    options = {"literal_binds": True, "include_table": False}
+    return VerbatimSql(str(expression.compile(dialect=dialect, compile_kwargs=options)))
 
 
-def _stored_type(column: sa.Column[Any], dialect: Any) -> Any:
-    rendered = dialect.type_compiler_instance.process(column.type, type_expression=column)
-    found = _TEXT_TYPE.match(rendered)
-    if found is not None:
-        kind, length, charset, collation = found.groups()
-        if kind == "LONGTEXT":
-            return mysql.LONGTEXT(charset=charset, collation=collation)
-        return mysql.VARCHAR(int(length), charset=charset, collation=collation)
-    if rendered == "DOUBLE":
-        return sa.Double()
-    if rendered == "JSON":
-        return sa.JSON(none_as_null=getattr(column.type, "none_as_null", True))
-    if rendered.startswith("DATETIME("):
-        return mysql.DATETIME(fsp=int(rendered[len("DATETIME(") : -1]))
-    return column.type
-
-
-def _stored_default(column: sa.Column[Any], compiler: Any) -> Any:
-    if isinstance(column.server_default, sa.Identity):
+def _stored_default(stored: sa.Column[Any], dialect: Any) -> Any:
+    if isinstance(stored.server_default, sa.Identity):
         # Both generate the key of such a column without it.
         return None
-    if not isinstance(column.server_default, sa.DefaultClause):
-        return column.server_default
-    text = compiler.get_column_default_string(column)
-    return None if text in {None, "NULL"} else sa.DefaultClause(VerbatimSql(text))
+    if not isinstance(stored.server_default, sa.DefaultClause):
+        return stored.server_default
+    return sa.DefaultClause(VerbatimSql(dialect.ddl_compiler(dialect, None).get_column_default_string(stored)))
 
 
-def _store_index(index: sa.Index, copy: sa.Table, dialect: Any) -> None:
+def _store_index(index: sa.Index, copied: sa.Table, dialect: Any) -> None:
     """Replace the index of a copied table by the one that the engine creates; MariaDB has unique ones elsewhere."""
-    (copied,) = (each for each in copy.indexes if each.name == index.name)
-    (columns, where), options = plain_index(index), dict(copied.dialect_kwargs)
-    options.pop("postgresql_where", None)
-    leading: list[Any] = []
-    if dialect.name == "sqlite":
+    if index.info.get(PLAIN) is not None:
+        stored = stored_index(index, copied, dialect)
+        where = stored.dialect_kwargs.get("sqlite_where")
         if where is not None:
-            compiler: Any = dialect.ddl_compiler(dialect, CreateIndex(index))
-            text = compiler.sql_compiler.process(where, include_table=False, literal_binds=True)
-            options["sqlite_where"] = VerbatimSql(text)
-    else:
-        from sqlaqueue.mariadb import tables  # noqa: PLC0415 - other databases do not need it
+            stored.dialect_kwargs["sqlite_where"] = _verbatim(where, dialect)
+    if index.info.get(PLAIN, ()) is None or (dialect.name != "sqlite" and _is_of_unique_column(index)):
+        copied.indexes.discard(next(each for each in copied.indexes if each.name == index.name))
 
-        if tables.is_unique_index(index):
-            copy.indexes.discard(copied)
-            return
-        leading = [copy.c[column.name] for column in tables.leading_columns(index)]
-    copy.indexes.discard(copied)
-    plain = index.info.get(PLAIN, ())
-    if plain is not None:
-        expressions = [copy.c[column.name] for column in columns] if plain else [*copied.expressions]
-        sa.Index(conv(str(index.name)), *leading, *expressions, unique=index.unique, **options)
+
+def _is_of_unique_column(index: sa.Index) -> bool:
+    from sqlaqueue.mariadb import tables  # noqa: PLC0415 - other databases do not need it
+
+    return tables.is_unique_index(index)

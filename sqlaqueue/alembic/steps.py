@@ -21,7 +21,7 @@ from sqlaqueue.postgresql.catalog_schemas import PREFIX
 from sqlaqueue.postgresql.ddl import bare_table, literal_sql
 from sqlaqueue.queue.names import SCHEDULE, TICK
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.types import object_name
+from sqlaqueue.sql.types import Span, object_name
 
 _WHERE = "postgresql_where"
 _NEEDS_ESCAPE = re.compile(r"%|(?<!:):(?!:)")
@@ -60,10 +60,13 @@ def _escape(op: alembic_ops.MigrateOperation | None) -> None:
 
 def _escaped(column: sa.Column[Any]) -> sa.Column[Any]:
     default = _escaped_default(column.server_default)
-    if default is column.server_default:
+    if default is column.server_default and not isinstance(column.type, Span):
         return column
     escaped = column._copy()  # noqa: SLF001 - the public copy() was removed, and the column belongs to the model
     escaped.server_default = default
+    if isinstance(column.type, Span):
+        # A migration contains no type of the library.
+        escaped.type = sa.Interval()
     return escaped
 
 

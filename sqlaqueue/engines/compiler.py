@@ -12,9 +12,10 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.util import memoized_property
 
-from sqlaqueue.engines.shared import SpanInSeconds, undecorated
+from sqlaqueue.engines.shared import SpanInSeconds, has_zone, undecorated
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import plain_form
+from sqlaqueue.sql.types import Span
 
 
 def elements(statement: Any) -> Iterator[Any]:
@@ -33,8 +34,8 @@ def elements(statement: Any) -> Iterator[Any]:
             stack.append(table)
 
 
-# Only the library's statements, functions and tables are translated. A program uses a prepared engine for its own
-# tables as well, and what it writes for these keeps its meaning.
+# Only the library's statements and functions are translated. A program uses a prepared engine for its own tables as
+# well, and what it writes for these keeps its meaning.
 
 _PREFIX = "sqlaqueue_"
 _CLOCKS = frozenset({"statement_timestamp", "clock_timestamp"})
@@ -60,13 +61,9 @@ def is_translated(statement: Any) -> bool:
 def has_spans(column: Any) -> bool:
     """Return whether a column of a span is the library's own, which has a number of seconds.
 
-    Interval columns of the application keep SQLAlchemy's encoding, a datetime after 1970; only the library's store
-    seconds.
+    Interval columns of the application keep SQLAlchemy's encoding, a datetime after 1970.
     """
-    if not isinstance(undecorated(getattr(column, "type", None)), sa.Interval):
-        return False
-    tables = (getattr(base, "table", None) for base in column.base_columns)
-    return any(isinstance(table, sa.Table) and table.name.startswith(_PREFIX) for table in tables)
+    return isinstance(getattr(column, "type", None), Span)
 
 
 def uses_zones(statement: Any) -> bool:
@@ -77,23 +74,6 @@ def uses_zones(statement: Any) -> bool:
         if any(has_zone(getattr(column, "type", None)) for column in columns):
             return True
     return False
-
-
-def has_zone(type_: Any) -> bool:
-    inner = undecorated(type_)
-    return isinstance(inner, sa.DateTime) and inner.timezone
-
-
-def is_moment_of_insert(column: sa.Column[Any]) -> bool:
-    """Return whether a server default is the moment of the INSERT, and is to be the same as the library's.
-
-    The ``now()`` of a program's column without a time zone is left to the dialect.
-    """
-    default: Any = getattr(column.server_default, "arg", None)
-    name = getattr(default, "name", None)
-    if name == "now":
-        return plain_form(default) is not None or has_zone(column.type)
-    return name in _CLOCKS
 
 
 _IN_SPAN = "_sqlaqueue_in_span"
@@ -115,8 +95,8 @@ class TranslatingCompiler(_Compiler):
     @memoized_property
     def translates(self) -> bool:
         """Whether constructs that the dialect has as well are translated, see :func:`is_translated`."""
-        # Without a statement it compiles parts of a table, see TranslatingTableCompiler.
-        return self.statement is None or is_translated(self.statement)
+        # Without a statement it compiles parts of a table.
+        return self.statement is not None and is_translated(self.statement)
 
     # -- what an engine has to give ------------------------------------------------------------------------
 
@@ -316,29 +296,6 @@ class TranslatingCompiler(_Compiler):
 
     def _arguments(self, function: Any, **options: Any) -> list[str]:
         return [self.process(argument, **options) for argument in function.clauses]
-
-
-class TranslatingTableCompiler(_Compiler):
-    """Compiles tables and indexes, in which only expressions of the library's tables are translated."""
-
-    @memoized_property
-    def sql_compiler(self) -> Any:
-        compiler = super().sql_compiler
-        element = getattr(self.statement, "element", None)
-        compiler.__dict__["translates"] = is_ours(getattr(element, "table", element))
-        return compiler
-
-
-class TranslatingTypeCompiler(_Compiler):
-    """Compiles the types of columns that all engines have in the same form."""
-
-    def visit_type_decorator(self, type_: Any, **options: Any) -> str:
-        """Render the type of the library's spans, which are numbers of seconds."""
-        column = options.get("type_expression")
-        return "DOUBLE" if has_spans(column) else str(super().visit_type_decorator(type_, **options))
-
-    def visit_ARRAY(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
-        return "JSON"
 
 
 def _is_any_of_array(binary: BinaryExpression[Any]) -> bool:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateColumn, CreateIndex
+from sqlalchemy.sql.elements import conv
+from sqlalchemy.sql.functions import now
 
 from sqlaqueue.engines import checks, notifications
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.sql.engine import PLAIN, OtherEngine, engine_of, mark_prepared
-from sqlaqueue.sql.types import TextArray
+from sqlaqueue.sql.engine import PLAIN, PREPARED, OtherEngine, PlainIndex, engine_of, mark_prepared
+from sqlaqueue.sql.types import MomentOfInsert, Span, SqlText, TextArray
 
 TIMING = ("cron", "every", "timezone", "paused_at")
 """The columns of a schedule whose change is recorded: no tick before it is fired by the new definition."""
 
-_SECONDS = re.compile(r"EXTRACT\(epoch FROM (\w+)\)")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MOMENT = re.compile(r"to_timestamp\((\d+)\)")
+
+Render = TypeVar("Render", bound=Callable[[Any, Any, Callable[[Any], Any]], Any])
 
 
 class SharedEngine:
@@ -75,26 +78,16 @@ def moment_text(moment: datetime) -> str:
     return moment.replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
-def translated_check(text: str, quote: Callable[[str], str] = str) -> str:
-    """Return a condition of the table of schedules in which spans are seconds, and moments are texts.
-
-    :param quote: quotes the name of a column.
-    """
-    text = _SECONDS.sub(lambda span: quote(span[1]), text)
-    return _MOMENT.sub(lambda found: f"'{moment_text(_EPOCH + timedelta(seconds=int(found[1])))}'", text)
-
-
-def plain_index(index: sa.Index) -> tuple[list[Any], Any]:
-    """Return the columns of an index and its condition, None without one."""
-    columns, where = index.info.get(PLAIN) or (index.expressions, index.dialect_options["postgresql"]["where"])
-    return [*dict.fromkeys(columns)], where
-
-
 def undecorated(type_: Any) -> Any:
     """Return the type that a TypeDecorator, or several, stand for; an Interval is returned as it is."""
     while isinstance(type_, sa.types.TypeDecorator) and not isinstance(type_, sa.Interval):
         type_ = type_.impl_instance
     return type_
+
+
+def has_zone(type_: Any) -> bool:
+    inner = undecorated(type_)
+    return isinstance(inner, sa.DateTime) and inner.timezone
 
 
 class SpanInSeconds(sa.types.UserDefinedType[timedelta]):
@@ -189,25 +182,120 @@ def is_prepared(engine: sa.Engine) -> bool:
     return False
 
 
-def replace_compilers(
+def replace_compiler(
     engine: sa.Engine,
     other: OtherEngine,
     *,
     drivers: tuple[str, ...],
-    compilers: tuple[type[Any], type[Any], type[Any]],
+    compiler: type[Any],
     types: Mapping[type[Any], type[Any]],
 ) -> None:
-    """Let an engine compile the library's statements, tables and types.
+    """Let an engine compile the library's statements and types.
 
     :param drivers: the modules whose errors are those of this database.
-    :param compilers: of statements, of tables and of types.
+    :param compiler: of statements.
     :param types: what stands for SQLAlchemy's types.
     """
     dialect: Any = engine.dialect
     mark_prepared(dialect, other, drivers)
-    dialect.statement_compiler, dialect.ddl_compiler, type_compiler = compilers
-    dialect.type_compiler_instance = dialect.type_compiler = type_compiler(dialect)
-    shared = {TextArray: Array, sa.ARRAY: Array, postgresql.JSONB: sa.JSON}
+    dialect.statement_compiler = compiler
+    shared = {Span: SpanInSeconds, TextArray: Array, sa.ARRAY: Array, postgresql.JSONB: sa.JSON}
     dialect.colspecs = {**dialect.colspecs, **shared, **types}
     dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
     engine.clear_compiled_cache()
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+# What CREATE TABLE and CREATE INDEX of a prepared engine have in another form than those of any other engine.
+
+_PREFIX = "sqlaqueue_"
+_HOOKS = "_compiler_dispatcher"
+"""Where SQLAlchemy 2.0 and 2.1 keep the functions of ``@compiles``, by the names of dialects and by "default"."""
+
+
+def on_prepared(construct: type[Any], *names: str) -> Callable[[Render], Render]:
+    """Let a function render a construct or a type of SQLAlchemy on prepared engines.
+
+    It gets the element, the compiler and a function that renders an element as any other engine does: as SQLAlchemy, or
+    as a function that the program has registered by ``@compiles`` for these dialects before, or for all of them.
+    """
+    known = construct.__dict__.get(_HOOKS)
+    before = {} if known is None else {name: known.specs.get(name) for name in names}
+
+    def register(render: Render) -> Render:
+        def hook(element: Any, compiler: Any, **options: Any) -> Any:
+            def as_before(element: Any) -> Any:
+                found = before.get(compiler.dialect.name) or construct.__dict__[_HOOKS].specs["default"]
+                return found(element, compiler, **options)
+
+            if engine_of(compiler.dialect) is None:
+                return as_before(element)
+            return render(element, compiler, as_before)
+
+        compiles(construct, *names)(hook)
+        return render
+
+    return register
+
+
+@on_prepared(postgresql.JSONB, *PREPARED)
+@on_prepared(sa.ARRAY, *PREPARED)
+def _render_as_json(_: Any, compiler: Any, __: Any) -> Any:
+    return compiler.process(sa.JSON())
+
+
+@on_prepared(CreateColumn, *PREPARED)
+def _create_column(create: CreateColumn, compiler: Any, as_before: Any) -> Any:
+    return as_before(CreateColumn(stored_column(create.element, compiler.dialect)))
+
+
+def is_of_library(column: sa.Column[Any]) -> bool:
+    """Return whether the library has added a column: to the table of a queue, or in a table of its own."""
+    return "sqlaqueue" in column.info or column.table.name.startswith(_PREFIX)
+
+
+def stored_column(column: sa.Column[Any], dialect: sa.Dialect) -> sa.Column[Any]:
+    """Return a column as a prepared engine creates it.
+
+    The ``now()`` of a program is replaced where its column has a time zone, so that it is the moment in UTC.
+    """
+    engine: Any = engine_of(dialect)
+    type_ = engine.stored_type(column, dialect) if is_of_library(column) else column.type
+    default = column.server_default
+    value = getattr(default, "arg", None)
+    if isinstance(value, now) and has_zone(column.type):
+        default = sa.DefaultClause(MomentOfInsert())
+    elif isinstance(value, SqlText) and value.others == "NULL":
+        default = None
+    if type_ is column.type and default is column.server_default:
+        return column
+    stored = copy.copy(column)
+    stored.type, stored.server_default = type_, default
+    return stored
+
+
+@on_prepared(CreateIndex, *PREPARED)
+def _create_index(create: CreateIndex, compiler: Any, as_before: Any) -> Any:
+    index: Any = create.element
+    if index.info.get(PLAIN) is None:
+        return as_before(create)
+    stored = stored_index(index, index.table.to_metadata(sa.MetaData()), compiler.dialect)
+    return as_before(CreateIndex(stored, if_not_exists=create.if_not_exists))
+
+
+def stored_index(index: sa.Index, table: sa.Table, dialect: sa.Dialect) -> sa.Index:
+    """Replace an index in a copy of its table by the one that is created.
+
+    Without partial indexes it begins with the columns of its condition.
+    """
+    plain: PlainIndex = index.info[PLAIN]
+    (copied,) = (each for each in table.indexes if each.name == index.name)
+    table.indexes.discard(copied)
+    of_copy: Any = copied.expressions if plain.columns is None else (table.c[each.key] for each in plain.columns)
+    columns: list[Any] = [*of_copy]
+    options = {}
+    if dialect.name == "sqlite":
+        options["sqlite_where"] = plain.where
+    else:
+        columns[:0] = [table.c[each.key] for each in plain.leading]
+    return sa.Index(conv(str(index.name)), *dict.fromkeys(columns), unique=index.unique, **options)

@@ -1,4 +1,4 @@
-"""Prepares an engine for MariaDB: its compilers, its types, its transactions."""
+"""Prepares an engine for MariaDB: its compiler, its types, its transactions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.pool import AssertionPool, SingletonThreadPool, StaticPool
 
 from sqlaqueue.engines.notifications import note_before_inserts, notify_within_process, send
-from sqlaqueue.engines.shared import SharedEngine, is_prepared, replace_compilers
+from sqlaqueue.engines.shared import SharedEngine, is_prepared, replace_compiler
 from sqlaqueue.engines.verbs import carry_out_statements
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb import base
 from sqlaqueue.mariadb.base import Moment, limit_lock_waits, release_keys_at_end
 from sqlaqueue.mariadb.changes import EARLIER, execute, execute_each
 from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
-from sqlaqueue.mariadb.tables import TableCompiler, TypeCompiler, check_comparable, create_trigger
+from sqlaqueue.mariadb.tables import check_comparable, create_trigger, stored_type
 from sqlaqueue.sql.engine import schema_of
 
 _DIALECT = mysql.dialect()
@@ -59,6 +59,7 @@ class MariaDB(SharedEngine):
     violated_column = staticmethod(base.violated_column)
     violated_table = staticmethod(base.violated_table)
     created = staticmethod(create_trigger)
+    stored_type = staticmethod(stored_type)
 
     def why_no_strategy(self, strategy: Any) -> str | None:
         if strategy.name == "delete_returning":
@@ -156,11 +157,11 @@ def prepare_mariadb(engine: sa.Engine) -> None:
     if is_prepared(engine):
         return
     other = MariaDB(dialect.name)
-    replace_compilers(
+    replace_compiler(
         engine,
         other,
         drivers=_DRIVERS,
-        compilers=(StatementCompiler, TableCompiler, TypeCompiler),
+        compiler=StatementCompiler,
         types={sa.DateTime: Moment, postgresql.JSONB: mysql.JSON},
     )
     # An UPDATE with RETURNING is executed in several statements.

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
-from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, Grouping, True_
+from sqlalchemy.dialects import mysql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateIndex, DropIndex
 
-from sqlaqueue.engines.compiler import TranslatingTableCompiler, TranslatingTypeCompiler, has_spans, is_moment_of_insert
-from sqlaqueue.engines.shared import TIMING, plain_index, translated_check
+from sqlaqueue.engines.shared import TIMING, on_prepared
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.base import MICROSECONDS, binary_collation
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.sql.engine import plain_form
-from sqlaqueue.sql.types import object_name
+from sqlaqueue.sql.types import MomentOfInsert, Span, object_name
 from sqlaqueue.strategies.unique_key import SameUniqueValues, UniqueValues
 
 # -- unique jobs -------------------------------------------------------------------------------------------------------
@@ -36,6 +35,9 @@ _NULL = f"X'{'00' * 32}'"
 """What stands for NULL: as long as a digest, since BINARY is compared with all its bytes."""
 
 Process = Callable[..., str]
+
+_NAMES = ("mariadb", "mysql")
+"""The names of SQLAlchemy's dialect."""
 
 
 def index_name(table: sa.Table) -> str:
@@ -107,7 +109,7 @@ def check_comparable(spec: Any, dialect: sa.Dialect) -> None:
             raise ConfigurationError(msg)
 
 
-def create_index(index: sa.Index, compiler: Any, *, if_not_exists: bool) -> str:
+def create_unique_index(index: sa.Index, compiler: Any, *, if_not_exists: bool) -> str:
     def process(value: Any) -> str:
         return str(compiler.sql_compiler.process(value, include_table=False, literal_binds=True))
 
@@ -136,7 +138,7 @@ _COMPARED = "sqlaqueue_compared"
 
 
 def same_definition(connection: sa.Connection, table: str, drop: str, create: str) -> bool:
-    """Return whether column and index are as the text of ``create_index()`` makes them.
+    """Return whether column and index are as the text of ``create_unique_index()`` makes them.
 
     The server prints an expression in another way than it was written, so the wanted one is created on an empty
     temporary copy of the table, and read back.
@@ -155,7 +157,7 @@ def same_definition(connection: sa.Connection, table: str, drop: str, create: st
         connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {_COMPARED}")
 
 
-def drop_index(index: sa.Index, compiler: Any, *, if_exists: bool) -> str:
+def drop_unique_index(index: sa.Index, compiler: Any, *, if_exists: bool) -> str:
     table, name = compiler.preparer.format_table(index.table), compiler.preparer.format_index(index)
     only = "IF EXISTS " if if_exists else ""
     return f"ALTER TABLE {table} DROP INDEX {only}{name}, DROP COLUMN {only}{COLUMN}"
@@ -196,139 +198,61 @@ class UniqueStatements:
 # Tables, indexes and types of MariaDB, and the trigger of the table of schedules.
 
 
-_NOW = "(UTC_TIMESTAMP(6))"
-_OURS = "sqlaqueue_"
+@compiles(MomentOfInsert, *_NAMES)
+def _render_moment(*_: Any, **__: Any) -> str:
+    return "(UTC_TIMESTAMP(6))"
+
+
+@on_prepared(sa.DateTime, *_NAMES)
+@on_prepared(sa.DATETIME, *_NAMES)
+def _render_date_time(_: Any, compiler: Any, __: Any) -> Any:
+    return compiler.process(_MOMENT)
+
+
+@on_prepared(CreateIndex, *_NAMES)
+def _create_index(create: Any, compiler: Any, as_before: Any) -> Any:
+    index = create.element
+    if is_unique_index(index):
+        return create_unique_index(index, compiler, if_not_exists=create.if_not_exists)
+    return as_before(create)
+
+
+@on_prepared(DropIndex, *_NAMES)
+def _drop_index(drop: Any, compiler: Any, as_before: Any) -> Any:
+    """Remove the column of unique jobs with its index."""
+    if is_unique_index(drop.element):
+        return drop_unique_index(drop.element, compiler, if_exists=drop.if_exists)
+    return as_before(drop)
+
+
+_MOMENT = mysql.DATETIME(fsp=MICROSECONDS)
 _LENGTHS = {"key": 512}
 """The characters of texts that are indexed, so that a key fits into the 3072 bytes that InnoDB allows."""
 _LENGTH = 191
-
-_TableCompiler: Any = MySQLDDLCompiler
-
-
-class TableCompiler(TranslatingTableCompiler, _TableCompiler):
-    def visit_create_index(self, create: Any, **options: Any) -> str:
-        """Render a partial index as one that begins with the columns of its predicate."""
-        index = create.element
-        if is_unique_index(index):
-            return create_index(index, self, if_not_exists=create.if_not_exists)
-        before = index.expressions
-        index.expressions = [*leading_columns(index), *plain_index(index)[0]]
-        try:
-            return str(super().visit_create_index(create, **options))
-        finally:
-            index.expressions = before
-
-    def visit_drop_index(self, drop: Any, **options: Any) -> str:
-        """Remove the column of unique jobs with its index."""
-        if is_unique_index(drop.element):
-            return drop_index(drop.element, self, if_exists=drop.if_exists)
-        return str(super().visit_drop_index(drop, **options))
-
-    def get_column_default_string(self, column: sa.Column[Any]) -> str | None:
-        """Render the default of a moment in UTC, and that of a span in seconds."""
-        default = column.server_default
-        if isinstance(default, sa.DefaultClause):
-            if is_moment_of_insert(column):
-                return _NOW
-            if getattr(default.arg, "name", None) == "current_setting":
-                # A setting of the transaction, which has no counterpart.
-                return "NULL"
-            if has_spans(column):
-                hours, minutes, seconds = str(getattr(default.arg, "text", default.arg)).strip("'").split(":")
-                span = timedelta(hours=int(hours), minutes=int(minutes), seconds=float(seconds))
-                return str(span.total_seconds())
-        rendered: str | None = super().get_column_default_string(column)
-        return rendered
-
-    def visit_check_constraint(self, constraint: Any, **options: Any) -> str:
-        """Render the conditions of the library's own tables, in which a span is a number of seconds."""
-        if not _is_ours(constraint.table):
-            return str(super().visit_check_constraint(constraint, **options))
-        text = translated_check(str(constraint.sqltext), self.preparer.quote)
-        return f"CONSTRAINT {self.preparer.format_constraint(constraint)} CHECK ({text})"
+_VARCHAR = re.compile(r"VARCHAR\((\d+)\)")
 
 
-_TypeCompiler: Any = MySQLTypeCompiler
+def stored_type(column: sa.Column[Any], dialect: sa.Dialect) -> Any:
+    """Return the type with which a column of the library is created.
 
-
-class TypeCompiler(TranslatingTypeCompiler, _TypeCompiler):
-    """Translates the types of columns.
-
-    Texts of the library are compared byte by byte, without regard to the collation of the database.
+    Texts are compared byte by byte, without regard to the collation of the database, and without padding, so that
+    "a" and "a " differ. They have no limit of 64 kB, but one where the column is indexed. JSON is a text, which is
+    compared and mixed with others.
     """
-
-    def visit_DATETIME(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
-        digits = getattr(type_, "fsp", None)
-        return f"DATETIME({MICROSECONDS if digits is None else digits})"
-
-    def visit_JSONB(self, type_: Any, **options: Any) -> str:  # noqa: N802 - SQLAlchemy calls it by this name
-        column = options.get("type_expression")
-        # With the collation of other texts, which are compared and mixed with it.
-        return self._text(column) if _is_text_of_ours(column) else "JSON"
-
-    def visit_TEXT(self, type_: Any, **options: Any) -> str:  # noqa: N802 - SQLAlchemy calls it by this name
-        """Render a text of the library without the limit of 64 kB, or with a limit where the column is indexed."""
-        column = options.get("type_expression")
-        if _is_text_of_ours(column):
-            return self._text(column)
-        return str(super().visit_TEXT(type_, **options))
-
-    def visit_VARCHAR(self, type_: Any, **options: Any) -> str:  # noqa: N802 - SQLAlchemy calls it by this name
-        """Render the type of a status, for which upper and lower case differ."""
-        rendered: str = super().visit_VARCHAR(type_, **options)
-        if _is_text_of_ours(options.get("type_expression")) and not getattr(type_, "collation", None):
-            return f"VARCHAR({type_.length}) {self._binary}"
-        return rendered
-
-    @property
-    def _binary(self) -> str:
-        # Without padding, so that "a" and "a " differ.
-        return f"CHARACTER SET utf8mb4 COLLATE {binary_collation(self.dialect)}"
-
-    def _text(self, column: Any) -> str:
+    text = {"charset": "utf8mb4", "collation": binary_collation(dialect)}
+    written = column.type.compile(dialect=dialect)
+    if written in {"TEXT", "JSON"}:
         if not (column.primary_key or any(column in index.columns.values() for index in column.table.indexes)):
-            return f"LONGTEXT {self._binary}"
-        return f"VARCHAR({_LENGTHS.get(column.name, _LENGTH)}) {self._binary}"
+            return mysql.LONGTEXT(**text)
+        return mysql.VARCHAR(_LENGTHS.get(column.name, _LENGTH), **text)
+    found = _VARCHAR.fullmatch(written)
+    # An Enum may have a condition that belongs to its type.
+    if found is not None and not isinstance(column.type, sa.Enum):
+        return mysql.VARCHAR(int(found[1]), **text)
+    if isinstance(column.type, Span):
+        return sa.Double()
+    return _MOMENT if isinstance(column.type, sa.DateTime) else column.type
 
-
-def _is_ours(table: Any) -> bool:
-    return table is not None and table.name.startswith(_OURS)
-
-
-def _is_text_of_ours(column: Any) -> bool:
-    return isinstance(column, sa.Column) and (_is_ours(column.table) or "sqlaqueue" in column.info)
-
-
-def _conjuncts(criteria: Sequence[Any]) -> Iterator[Any]:
-    """Return the conditions that are all to be met, without those that are always true."""
-    for each in criteria:
-        plain: Any = plain_form(each)
-        condition = each if plain is None else plain
-        if isinstance(condition, BooleanClauseList) and condition.operator is operators.and_:
-            yield from _conjuncts([*condition.clauses])
-        elif isinstance(condition, Grouping):
-            yield from _conjuncts([condition.element])
-        elif not isinstance(condition, True_):
-            yield condition
-
-
-def _columns_of(where: Any) -> Iterator[Any]:
-    """Return the columns of the predicate of a partial index: those that are equal to constants first."""
-    for each in _conjuncts([where]):
-        parts = each.clauses if isinstance(each, BooleanClauseList) else [each]
-        for part in parts:
-            if isinstance(part, BinaryExpression) and part.operator in _EQUALITIES and isinstance(part.left, sa.Column):
-                yield part.left
-
-
-def leading_columns(index: sa.Index) -> list[Any]:
-    """Return the columns of the predicate of a partial index, with which the index begins here."""
-    columns, where = plain_index(index)
-    known = {getattr(each, "key", None) for each in columns}
-    return [] if where is None else [each for each in dict.fromkeys(_columns_of(where)) if each.key not in known]
-
-
-_EQUALITIES = {operators.eq, operators.in_op, operators.is_not}
 
 _CHANGED = " OR ".join(f"NOT (OLD.{name} <=> NEW.{name})" for name in TIMING)
 

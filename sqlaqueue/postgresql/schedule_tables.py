@@ -8,6 +8,8 @@ by the new definition.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -16,6 +18,7 @@ from sqlalchemy.sql.elements import conv
 from sqlaqueue.notify_payloads import Payload, Signal
 from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction, attach, version_comment
 from sqlaqueue.queue.names import SCHEDULE, TICK
+from sqlaqueue.sql.types import MomentOfInsert, Span, SqlText
 
 SCHEDULE_CHANNEL: str = "sqlaqueue_schedule"
 """The channel on which changes of schedules are announced."""
@@ -35,19 +38,34 @@ _WHEN = (
 # The server writes numbers in one way only, whatever the settings of a session are, so that migrations find no change.
 _LONGEST, _EARLIEST, _LATEST = 3_155_760_000, 0, 221_845_392_000
 _MOMENTS = ("created_at", "paused_at", "run_requested_at", "last_tick", "next_tick", "edited_at")
-_CHECKS = {
-    "cron_or_every": "(cron IS NULL) <> (every IS NULL)",
-    "every": f"EXTRACT(epoch FROM every) BETWEEN 1 AND {_LONGEST}",
-    "spans": " AND ".join(
-        f"EXTRACT(epoch FROM {name}) BETWEEN 0 AND {_LONGEST}" for name in ("misfire_grace", "jitter")
-    ),
-    "catch_up": "catch_up BETWEEN 0 AND 1000",
-    "moments": " AND ".join(
-        f"({name} IS NULL OR {name} > to_timestamp({_EARLIEST}) AND {name} < to_timestamp({_LATEST}))"
-        for name in _MOMENTS
-    ),
-}
-"""A century, 1970 and the year 9000 are the limits: a driver cannot represent every value that the server has."""
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - other databases have moments in UTC, without a time zone
+
+
+def _conditions(seconds: Callable[[str], str], moment: Callable[[int], str]) -> dict[str, str]:
+    """Return what is true for each schedule.
+
+    A century, 1970 and the year 9000 are the limits: a driver cannot represent every value that a server has.
+
+    :param seconds: returns the SQL of the seconds of a span, by the name of its column.
+    :param moment: returns the SQL of a moment, by its seconds since 1970.
+    """
+    spans, earliest, latest = ("misfire_grace", "jitter"), moment(_EARLIEST), moment(_LATEST)
+    return {
+        "cron_or_every": "(cron IS NULL) <> (every IS NULL)",
+        "every": f"{seconds('every')} BETWEEN 1 AND {_LONGEST}",
+        "spans": " AND ".join(f"{seconds(name)} BETWEEN 0 AND {_LONGEST}" for name in spans),
+        "catch_up": "catch_up BETWEEN 0 AND 1000",
+        "moments": " AND ".join(f"({name} IS NULL OR {name} > {earliest} AND {name} < {latest})" for name in _MOMENTS),
+    }
+
+
+def _checks() -> Iterator[sa.CheckConstraint]:
+    postgresql = _conditions(lambda name: f"EXTRACT(epoch FROM {name})", lambda number: f"to_timestamp({number})")
+    others = _conditions(str, lambda number: f"'{(_EPOCH + timedelta(seconds=number)).isoformat(' ', 'microseconds')}'")
+    for name, condition in postgresql.items():
+        # Its name is not subject to a naming convention of the MetaData, so that migrations find it.
+        yield sa.CheckConstraint(SqlText(condition, others[name]), name=conv(f"ck_{SCHEDULE}_{name}"))
+
 
 _BODY = f"""\
 BEGIN
@@ -80,7 +98,7 @@ def schedule_notification(payload: Payload) -> sa.ColumnElement[str]:
 
 
 def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:
-    moment, span = sa.DateTime(timezone=True), sa.Interval()
+    moment, span = sa.DateTime(timezone=True), Span()
     table = sa.Table(
         SCHEDULE,
         metadata,
@@ -92,7 +110,7 @@ def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("timezone", sa.Text(), nullable=False, server_default=sa.text("'UTC'")),
         sa.Column("values", JSONB(), nullable=False, server_default=sa.text("'{}'")),
         sa.Column("factory", sa.Text()),
-        sa.Column("jitter", span, nullable=False, server_default=sa.text("'00:00:00'")),
+        sa.Column("jitter", span, nullable=False, server_default=SqlText("'00:00:00'", "0")),
         sa.Column("catch_up", sa.Integer(), nullable=False, server_default=sa.text("1")),
         sa.Column("misfire_grace", span),
         sa.Column("skip_unfinished", sa.Boolean(), nullable=False, server_default=sa.false()),
@@ -107,9 +125,8 @@ def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("rules", sa.Text()),
         sa.Column("code", JSONB(none_as_null=True)),
         sa.Column("last_error", sa.Text()),
-        sa.Column("created_at", moment, nullable=False, server_default=sa.func.now()),
-        # Their names are not subject to a naming convention of the MetaData, so that migrations find them.
-        *(sa.CheckConstraint(condition, name=conv(f"ck_{SCHEDULE}_{name}")) for name, condition in _CHECKS.items()),
+        sa.Column("created_at", moment, nullable=False, server_default=MomentOfInsert()),
+        *_checks(),
         schema=schema or sa.BLANK_SCHEMA,
     )
     function = TriggerFunction(
@@ -137,7 +154,7 @@ def _ticks(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("tick", moment, primary_key=True),
         sa.Column("queue", sa.Text(), nullable=False),
         sa.Column("key", JSONB(none_as_null=True)),
-        sa.Column("fired_at", moment, nullable=False, server_default=sa.func.now()),
+        sa.Column("fired_at", moment, nullable=False, server_default=MomentOfInsert()),
         sa.Index(conv(f"ix_{TICK}_job"), "queue", "key"),
         schema=schema or sa.BLANK_SCHEMA,
     )

@@ -17,7 +17,7 @@ from sqlaqueue.postgresql.triggers import notification, wakes
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.sql.engine import with_plain_form
-from sqlaqueue.sql.types import insert_or_ignore, insert_or_replace
+from sqlaqueue.sql.types import MomentOfInsert, insert_or_ignore, insert_or_replace
 
 PAUSE: sa.ColumnElement[Any] = sa.cast(sa.literal_column("'[]'"), JSONB())
 """The key of the row that pauses a queue; no job has it."""
@@ -150,7 +150,7 @@ def _table(spec: QueueSpec, name: str, *columns: sa.Column[Any] | sa.Index) -> s
 
 
 def _created_at() -> sa.Column[Any]:
-    return sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now())
+    return sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=MomentOfInsert())
 
 
 def control(spec: QueueSpec) -> sa.Table:

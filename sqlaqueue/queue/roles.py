@@ -25,8 +25,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.options import States
-from sqlaqueue.sql.engine import with_plain_form
-from sqlaqueue.sql.types import NEUTRAL, session_setting
+from sqlaqueue.sql.types import NEUTRAL, MomentOfInsert, session_setting
 
 UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
 """The roles that the library does not change while a job is in the queue."""
@@ -261,7 +260,7 @@ class Role:
         if self.constant is not None:
             server_side = sa.literal_column(literal_text(self.constant(states), type_))
         elif self.server_now:
-            server_side = with_plain_form(sa.func.now(), sa.func.statement_timestamp)
+            server_side = MomentOfInsert()
         elif self.from_trace:
             server_side = server_default()
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -21,8 +21,20 @@ STEPS = "sqlaqueue_steps"
 """The execution option of a statement that engines other than PostgreSQL carry out in several steps: :class:`Steps`."""
 
 PLAIN = "sqlaqueue_plain"
-"""The entry in the ``info`` of an index with its columns and its condition on databases other than PostgreSQL; None for
-an index that is PostgreSQL's only."""
+"""The entry in the ``info`` of an index of the library with its :class:`PlainIndex`; None for an index that is
+PostgreSQL's only."""
+
+
+class PlainIndex(NamedTuple):
+    """An index on databases other than PostgreSQL, which cannot index the hash of a key."""
+
+    columns: Sequence[Any] | None
+    """The columns; None for those of the index itself."""
+    where: Any
+    """The condition, on a database with partial indexes; None without one."""
+    leading: Sequence[Any]
+    """The columns of the condition, with which the index begins on a database without partial indexes."""
+
 
 WRITES_LATER = "sqlaqueue_writes_later"
 """The execution option of a query of the library whose transaction writes later.
@@ -84,6 +96,10 @@ class OtherEngine(Protocol):
 
         :raises ConfigurationError: for a change with which claims would not be safe.
         """
+        ...
+
+    def stored_type(self, column: sa.Column[Any], dialect: sa.Dialect) -> Any:
+        """Return the type of SQLAlchemy or of its dialect with which a column of the library is created."""
         ...
 
     def created(self, table: sa.Table, connection: sa.Connection) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -325,33 +325,63 @@ def _clock_text(length: timedelta) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest.seconds:02}{fraction}"
 
 
+# -- parts of tables ---------------------------------------------------------------------------------------------------
+# Defaults, conditions and types of the library's tables, which databases other than PostgreSQL have in another form.
+
+
+class MomentOfInsert(FunctionElement[datetime]):
+    """The moment at which a row is inserted, as the server default of a column."""
+
+    name = "now"
+    type = sa.DateTime(timezone=True)
+    inherit_cache = True
+
+
+@compiles(MomentOfInsert)
+def _render_moment(*_: Any, **__: Any) -> str:
+    return "now()"
+
+
+class Span(sa.Interval):
+    """A span of time in a table of the library; other databases store the number of its seconds."""
+
+    cache_ok = True
+
+
+class SqlText(FunctionElement[Any]):
+    """SQL that is one text for PostgreSQL, and another one for all other databases."""
+
+    name = "sqlaqueue_sql"
+    inherit_cache = True
+
+    def __init__(self, postgresql: str, others: str) -> None:
+        super().__init__(sa.text(postgresql), sa.text(others))
+        self.others = others
+
+
+@compiles(SqlText)
+def _render_text(element: SqlText, compiler: Any, **_: Any) -> str:
+    postgresql, _others = element.clauses
+    return str(compiler.process(postgresql))
+
+
+@compiles(SqlText, *PREPARED)
+def _render_other_text(element: SqlText, compiler: Any, **_: Any) -> str:
+    _postgresql, others = element.clauses
+    return str(compiler.process(others))
+
+
 # -- session settings --------------------------------------------------------------------------------------------------
 # Settings that transactions give to the statements in them, by ``SET LOCAL``.
 
 
-class session_setting(FunctionElement[str]):  # noqa: N801 - it is used as a function
-    """A setting as a text, NULL if it is not set; always NULL on SQLite and MariaDB, which have no such settings.
+def session_setting(name: str) -> sa.ColumnElement[Any]:
+    """Return a setting as a text, NULL if it is not set; other databases have no setting of this name.
 
     After a transaction with ``SET LOCAL`` the setting of the session is an empty text, not NULL.
     """
-
-    type = sa.Text()
-    inherit_cache = True
-
-    def __init__(self, name: str) -> None:
-        super().__init__(sa.literal_column(f"'{name}'", sa.Text()))
-
-
-@compiles(session_setting)
-def _render_setting(element: Any, compiler: Any, **options: Any) -> str:
-    (name,) = element.clauses
     # As the server prints it: Alembic compares defaults as texts, as the comparison of their values would be NULL.
-    return f"NULLIF(current_setting({compiler.process(name, **options)}::text, true), ''::text)"
-
-
-@compiles(session_setting, "sqlite", "mariadb", "mysql")
-def _render_no_setting(*_: Any, **__: Any) -> str:
-    return "NULL"
+    return SqlText(f"NULLIF(current_setting('{name}'::text, true), ''::text)", "NULL")
 
 
 # -- inserts -----------------------------------------------------------------------------------------------------------

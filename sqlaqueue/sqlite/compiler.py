@@ -1,33 +1,25 @@
-"""The compilers of a prepared engine: they translate statements, tables and types that are written for PostgreSQL."""
+"""The compiler of a prepared engine, which translates statements that are written for PostgreSQL, and its tables."""
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDDLCompiler, SQLiteTypeCompiler
+from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.ext.compiler import compiles
 
-from sqlaqueue.engines.compiler import (
-    TranslatingCompiler,
-    TranslatingTableCompiler,
-    TranslatingTypeCompiler,
-    has_spans,
-    is_moment_of_insert,
-)
-from sqlaqueue.engines.shared import TIMING, moment_text, plain_index, translated_check, undecorated
+from sqlaqueue.engines.compiler import TranslatingCompiler
+from sqlaqueue.engines.shared import TIMING, moment_text, on_prepared, undecorated
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.sql.engine import plain_form
+from sqlaqueue.sql.types import MomentOfInsert, Span
 from sqlaqueue.strategies.columns import AmongLocked
 
 _CHANGED = " OR ".join(f"OLD.{name} IS NOT NEW.{name}" for name in TIMING)
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 """The present moment without a function of the library, as another program may change the row."""
-
-_SPAN = re.compile(r"'(\d+):(\d+):(\d+)'")
 
 
 def create_trigger(table: sa.Table, connection: sa.Connection) -> None:
@@ -40,14 +32,6 @@ def create_trigger(table: sa.Table, connection: sa.Connection) -> None:
         f"SET edited_at = {NOW}, next_tick = CASE WHEN NEW.paused_at IS NULL THEN next_tick END "
         "WHERE name = NEW.name; END"
     )
-
-
-def span_in_seconds(default: str) -> str:
-    found = _SPAN.fullmatch(default)
-    if found is None:
-        return default
-    hours, minutes, seconds = map(int, found.groups())
-    return str(hours * 3600 + minutes * 60 + seconds)
 
 
 # One parameter for all uses in a statement, so that they have the same value.
@@ -166,55 +150,23 @@ def _render_among_locked(element: AmongLocked, compiler: Any, **options: Any) ->
     return str(compiler.process(key.in_(rows.element), **options))
 
 
-_TableCompiler: Any = SQLiteDDLCompiler
-"""Without its types, whose ``sql_compiler`` has not the type of the one that is replaced."""
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
-class TableCompiler(TranslatingTableCompiler, _TableCompiler):
-    def visit_create_index(self, create: Any, *positional: Any, **options: Any) -> str:
-        index = create.element
-        before = index.expressions
-        index.expressions, where = plain_index(index)
-        try:
-            return self._with_condition(create, where, *positional, **options)
-        finally:
-            index.expressions = before
-
-    def _with_condition(self, create: Any, where: Any, *positional: Any, **options: Any) -> str:
-        index = create.element
-        if where is None or index.dialect_options["sqlite"]["where"] is not None:
-            return str(super().visit_create_index(create, *positional, **options))
-        index.dialect_options["sqlite"]["where"] = where
-        try:
-            return str(super().visit_create_index(create, *positional, **options))
-        finally:
-            index.dialect_options["sqlite"]["where"] = None
-
-    def get_column_default_string(self, column: sa.Column[Any]) -> str | None:
-        """Render the default of a moment in the format of all other moments."""
-        default = column.server_default
-        if is_moment_of_insert(column):
-            return f"({NOW})"
-        if has_spans(column) and isinstance(default, sa.DefaultClause):
-            return span_in_seconds(str(default.arg))
-        rendered: str | None = super().get_column_default_string(column)
-        return rendered
-
-    def visit_check_constraint(self, constraint: sa.CheckConstraint, **options: Any) -> str:
-        """Translate the constraints of the table of schedules."""
-        if constraint.table.name == SCHEDULE:
-            name = self.preparer.format_constraint(constraint)
-            return f"CONSTRAINT {name} CHECK ({translated_check(str(constraint.sqltext))})"
-        return str(super().visit_check_constraint(constraint, **options))
+@compiles(MomentOfInsert, "sqlite")
+def _render_moment(*_: Any, **__: Any) -> str:
+    return f"({NOW})"
 
 
-_TypeCompiler: Any = SQLiteTypeCompiler
+@on_prepared(sa.BigInteger, "sqlite")
+@on_prepared(sa.BIGINT, "sqlite")
+def _render_big_integer(_: Any, compiler: Any, __: Any) -> Any:
+    """Render INTEGER, which has as many bits: a key of any other type is not generated."""
+    return compiler.process(sa.Integer())
 
 
-class TypeCompiler(TranslatingTypeCompiler, _TypeCompiler):
-    def visit_BIGINT(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
-        """Render INTEGER, which has as many bits: a key of any other type is not generated."""
-        return "INTEGER"
-
-    def visit_JSONB(self, type_: Any, **kw: Any) -> Any:  # noqa: N802 - the name that SQLAlchemy looks for
-        return "JSON"
+def stored_type(column: sa.Column[Any], dialect: sa.Dialect) -> Any:
+    """Return the type with which a column of the library is created."""
+    if isinstance(column.type, sa.JSON):
+        return sa.JSON(none_as_null=column.type.none_as_null)
+    return sa.Double() if isinstance(column.type, Span) else column.type

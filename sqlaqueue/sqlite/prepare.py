@@ -1,4 +1,4 @@
-"""Prepares an engine for SQLite: its compilers, its types, its transactions."""
+"""Prepares an engine for SQLite: its compiler, its types, its transactions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from sqlaqueue.engines.notifications import note_before_inserts, notify_within_process, send
-from sqlaqueue.engines.shared import SharedEngine, is_prepared, moment_text, replace_compilers
+from sqlaqueue.engines.shared import SharedEngine, is_prepared, moment_text, replace_compiler
 from sqlaqueue.engines.verbs import carry_out_statements
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.engine import engine_of
-from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler, create_trigger
+from sqlaqueue.sqlite.compiler import StatementCompiler, create_trigger, stored_type
 from sqlaqueue.sqlite.transactions import (
     begin_when_needed,
     begins_otherwise,
@@ -71,6 +71,7 @@ class SQLite(SharedEngine):
     name = "sqlite"
     title = "SQLite"
     created = staticmethod(create_trigger)
+    stored_type = staticmethod(stored_type)
 
     def __init__(self, busy_timeout: float = 30) -> None:
         self.busy_timeout = busy_timeout
@@ -174,6 +175,9 @@ class SQLite(SharedEngine):
             raise ConfigurationError(msg)
 
 
+_FORMAT = "%(year)04d-%(month)02d-%(day)02d %(hour)02d:%(minute)02d:%(second)02d.%(microsecond)06d"
+
+
 class Moment(sqlite.DATETIME):
     """A moment; with a time zone it is stored in UTC, and returned in UTC.
 
@@ -183,10 +187,8 @@ class Moment(sqlite.DATETIME):
     def __init__(self, timezone: bool = False, **options: Any) -> None:  # noqa: FBT002 - SQLAlchemy's signature
         super().__init__(**options)
         self.timezone = timezone
-
-    @property
-    def _has_format(self) -> bool:
-        return self._storage_format != sqlite.DATETIME._storage_format or self._reg is not None  # noqa: SLF001 - not public
+        # SQLAlchemy's type gives its own format.
+        self._has_format = options.get("storage_format", _FORMAT) != _FORMAT or options.get("regexp") is not None
 
     def bind_processor(self, dialect: sa.Dialect) -> Any:
         if self._has_format:
@@ -332,11 +334,11 @@ def prepare_sqlite(engine: sa.Engine, busy_timeout: float | None) -> None:
         )
         raise ConfigurationError(msg)
     other = SQLite() if busy_timeout is None else SQLite(busy_timeout)
-    replace_compilers(
+    replace_compiler(
         engine,
         other,
         drivers=("sqlite3", "aiosqlite"),
-        compilers=(StatementCompiler, TableCompiler, TypeCompiler),
+        compiler=StatementCompiler,
         types={sa.DateTime: Moment},
     )
     # The compiler translates DELETE .. USING.

@@ -19,7 +19,7 @@ from sqlaqueue.queue.roles import UNCHANGED_ROLES
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import KeyRange
-from sqlaqueue.sql.engine import PLAIN
+from sqlaqueue.sql.engine import PLAIN, PlainIndex
 from sqlaqueue.sql.types import object_name
 from sqlaqueue.texts import did_you_mean
 
@@ -126,11 +126,14 @@ def add_index(
     *,
     unique: bool = False,
     plain: Plain | Literal["same"] | None = "same",
+    compared: Sequence[sa.ColumnElement[Any]] = (),
 ) -> sa.Index:
     """Add an index to the model's table, named after its purpose.
 
     :param plain: columns and condition on databases other than PostgreSQL, which cannot index the hash of a key; None
         for no index there.
+    :param compared: the columns of the condition beside the status. An index begins with them on databases without
+        partial indexes.
 
     The name is final (``conv``): a naming convention would name the index after its first column, which two indexes of
     a queue may share.
@@ -142,8 +145,11 @@ def add_index(
     index = sa.Index(name, *columns, unique=unique, postgresql_where=where)
     if plain is None:
         index.ddl_if(dialect="postgresql")
-    if plain != "same":
-        index.info[PLAIN] = plain
+        index.info[PLAIN] = None
+    else:
+        its, condition = (None, where) if plain == "same" else plain
+        status = [spec.columns["status"]] if spec.has("status") and condition is not None else []
+        index.info[PLAIN] = PlainIndex(its, condition, [*status, *compared])
     if purpose not in _OF_OTHERS:
         spec.claim_indexes.append(index)
     return index

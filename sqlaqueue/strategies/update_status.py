@@ -134,7 +134,8 @@ class UpdateStatus(ClaimStrategy):
         add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
         quarantined = self.quarantined(spec)
         if quarantined is not None:
-            add_index(spec, "quarantined", spec.claim_order, where=sa.and_(spec.in_state("pending"), quarantined))
+            where = sa.and_(spec.in_state("pending"), quarantined)
+            add_index(spec, "quarantined", spec.claim_order, where, compared=[spec.columns["lease_token"]])
         if spec.has("lease_expires_at"):
             add_index(spec, "lease", [spec.columns["lease_expires_at"]], where=spec.in_state("processing"))
 

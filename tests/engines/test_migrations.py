@@ -12,8 +12,10 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.ddl.base import AddColumn
 from alembic.util import CommandError
 from sqlalchemy.orm import Session, mapped_column
+from sqlalchemy.schema import CreateColumn
 
 import sqlaqueue
 import sqlaqueue.alembic
@@ -345,6 +347,15 @@ def test_tables_that_create_all_has_made_are_no_difference(project: Project) -> 
         command.stamp(project.config(), "head")
         project.check()
         model.metadata.drop_all(project.engine)
+
+
+def test_a_column_that_a_migration_adds_is_that_of_create_table(engine: sa.Engine) -> None:
+    column = sa.Column("at", sa.DateTime(timezone=True), server_default=sa.func.now())
+    table = sa.Table("note", sa.MetaData(), column)
+    created = str(CreateColumn(column).compile(engine))
+    assert created in str(AddColumn(table.name, column).compile(engine))
+    assert "now()" not in created
+    assert "CURRENT_TIMESTAMP" not in created
 
 
 def test_an_engine_that_is_not_prepared_is_refused(project: Project, place: str) -> None:

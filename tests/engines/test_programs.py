@@ -1,5 +1,7 @@
 """Queues in the programs that others write: their engines, names and statements, and sessions of several engines."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import CompileError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_column, sessionmaker
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -170,9 +173,16 @@ NOTE = sa.Table(
     sa.Column("done", sa.Boolean, server_default=sa.false()),
     sa.CheckConstraint("amount > 0", name="positive"),
 )
-COPY = sa.Table("copy", METADATA, sa.Column("id", sa.Integer, primary_key=True), sa.Column("text", sa.String(50)))
+COPY = sa.Table(
+    "copy",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("text", sa.String(50)),
+    sa.Column("xmin", sa.Integer, system=True),
+)
 ZONED = sa.Table("zoned", METADATA, sa.Column("at", sa.DateTime(timezone=True), server_default=sa.func.now()))
 INDEX = sa.Index("ix_note", sa.cast(NOTE.c.text, sa.String(20)), NOTE.c.day)
+RECENT_DAYS = sa.Index("ix_recent", NOTE.c.day, unique=True, postgresql_where=NOTE.c.done)
 n = NOTE.c
 RECENT = sa.select(n.id, n.text).where(n.at > MOMENT).cte("recent")
 BOTH = [
@@ -208,6 +218,7 @@ BOTH = [
     sa.text("SELECT now() FROM note"),
     CreateTable(NOTE),
     CreateTable(COPY),
+    CreateIndex(RECENT_DAYS),
 ]
 SQLITE = [
     *BOTH,
@@ -241,8 +252,62 @@ def test_a_programs_statement_is_compiled_as_before(url: str, statement: Any) ->
         # As the documentation says, moments have microseconds.
         expected = expected.replace("DATETIME", "DATETIME(6)")
     assert found == expected
+    # A column of the system is none of CREATE TABLE.
+    assert "None" not in found
     if hasattr(first, "params"):
         assert second.params == first.params
+
+
+TYPES = [
+    ("sqlite://", sa.BigInteger(), "BIGINT", "INTEGER"),
+    ("sqlite://", sa.DateTime(), "DATETIME", "DATETIME"),
+    ("mariadb+pymysql://", sa.BigInteger(), "BIGINT", "BIGINT"),
+    ("mariadb+pymysql://", sa.DateTime(), "DATETIME", "DATETIME(6)"),
+    ("mariadb+pymysql://", sa.ARRAY(sa.Text), None, "JSON"),
+    ("mariadb+pymysql://", postgresql.JSONB(), None, "JSON"),
+]
+
+
+@pytest.mark.parametrize(("url", "type_", "before", "prepared"), TYPES)
+def test_types_differ_on_prepared_engines_only(url: str, type_: Any, before: str | None, prepared: str) -> None:
+    not_prepared, dialect = dialects(url)
+    assert type_.compile(dialect=dialect) == prepared
+    if before is not None:
+        assert type_.compile(dialect=not_prepared) == before
+    else:
+        with pytest.raises(CompileError):
+            type_.compile(dialect=not_prepared)
+
+
+HOOKS = """
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateColumn, CreateTable
+
+@compiles(sa.BigInteger, "sqlite")
+def render_big_integer(type_, compiler, **options):
+    return "NUMBER"
+
+@compiles(CreateColumn)
+def render_column(create, compiler, **options):
+    return compiler.visit_create_column(create, **options) + " /* mine */"
+
+import sqlaqueue
+prepared, other = sqlaqueue.prepare(sa.create_engine("sqlite://")), sa.create_engine("sqlite://")
+moment = sa.Column("at", sa.DateTime(timezone=True), server_default=sa.func.now())
+table = sa.Table("note", sa.MetaData(), sa.Column("n", sa.BigInteger), moment)
+for engine in (prepared, other):
+    print(" ".join(str(CreateTable(table).compile(engine)).split()))
+"""
+
+
+def test_renderings_of_the_program_stay() -> None:
+    # In an interpreter of its own: they are registered for the whole process, before the library's.
+    ran = subprocess.run([sys.executable, "-c", HOOKS], check=True, capture_output=True, text=True)
+    prepared, other = ran.stdout.splitlines()
+    assert other == "CREATE TABLE note ( n NUMBER /* mine */, at DATETIME DEFAULT CURRENT_TIMESTAMP /* mine */ )"
+    assert prepared.startswith("CREATE TABLE note ( n INTEGER /* mine */, at DATETIME DEFAULT (strftime(")
+    assert prepared.endswith(")) /* mine */ )")
 
 
 VALUES = [

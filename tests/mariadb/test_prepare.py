@@ -413,6 +413,17 @@ def test_a_key_of_another_character_set_is_refused(old_engine: sa.Engine) -> Non
 
 
 @pytest.mark.once
+def test_an_index_begins_with_the_columns_of_its_condition(engine: sa.Engine) -> None:
+    indexes = {each["name"]: each["column_names"] for each in sa.inspect(engine).get_indexes("job")}
+    assert indexes == {
+        "ix_job_queue_claim": ["status", "priority", "run_at", "id"],
+        "ix_job_queue_quarantined": ["status", "lease_token", "priority", "run_at", "id"],
+        "ix_job_queue_lease": ["status", "lease_expires_at"],
+        "ix_job_queue_finished": ["status", "finished_at"],
+    }
+
+
+@pytest.mark.once
 def test_a_table_without_transactions_is_refused(old_engine: sa.Engine) -> None:
     """A claim locks no row there, and a rollback undoes nothing."""
     with old_engine.begin() as connection:

@@ -120,7 +120,7 @@ def _creation(examination: Examination, tables: list[sa.Table]) -> tuple[str, ..
 def _missing_column(examination: Examination, spec: QueueSpec, column: sa.Column[Any]) -> Finding:
     connection = examination.connection
     dialect: Any = connection.dialect
-    specification = dialect.ddl_compiler(dialect, None).get_column_specification(column)
+    specification = str(sa.schema.CreateColumn(column).compile(dialect=dialect))
     name = f"{_name(connection, column.table)}.{dialect.identifier_preparer.quote(column.name)}"
     add = f"ALTER TABLE {_name(connection, column.table)} ADD COLUMN {specification};"
     # SQLite adds no column to a table with rows whose default is an expression.

@@ -25,9 +25,10 @@ from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import routing_to_primary
-from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, plain_form, sqlstate
+from sqlaqueue.sql.engine import WRITES_LATER, engine_of, own_work, sqlstate
+from sqlaqueue.sql.portable import clock, set_setting, setting
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import instances, key_of, returning_keys, select_jobs
 from sqlaqueue.strategies.unique_key import unique_key
@@ -53,15 +54,14 @@ def by_shard(session: Session, spec: QueueSpec, keys: Sequence[Key]) -> Iterable
     return found.values()
 
 
-def across_shards(session: Session, spec: QueueSpec, statement: Narrowed) -> Narrowed:
-    """Return a SELECT over jobs in the form that Citus executes over several shards.
+def reads_by_priority(session: Session, spec: QueueSpec) -> bool:
+    """Return whether a SELECT over jobs reads the index of claims priority by priority, by a recursive query.
 
-    The other form reads the index of claims priority by priority, by a recursive query, which is for one shard only.
+    Citus executes such a query on one shard only, and other engines have no LATERAL.
     """
-    if len(spec.keys) == 1 or distribution_column(session, spec) is None:
-        return statement
-    plain: Any = plain_form(statement)
-    return statement if plain is None else plain
+    if engine_of(session.get_bind(**bind_arguments(spec.model)).dialect) is not None:
+        return False
+    return len(spec.keys) == 1 or distribution_column(session, spec) is None
 
 
 def specs_of_expired(session: Session, spec: QueueSpec) -> Sequence[QueueSpec]:
@@ -266,7 +266,7 @@ def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str, keys:
     :param keys: the keys of the jobs, if they are known.
     """
     spec, bind = select_jobs(model, "attempt").spec, bind_arguments(model)
-    former = session.scalar(sa.select(sa.func.current_setting("lock_timeout")), bind_arguments=bind)
+    former = session.scalar(sa.select(setting("lock_timeout")), bind_arguments=bind)
     try:
         with savepoint(session, model):
             session.execute(_set_timeout(lock_timeout), bind_arguments=bind)
@@ -285,7 +285,7 @@ def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str, keys:
 
 
 def _set_timeout(value: Any) -> Any:
-    return sa.select(sa.func.set_config("lock_timeout", value, sa.true()))
+    return sa.select(set_setting("lock_timeout", value))
 
 
 # -- cancellation ------------------------------------------------------------------------------------------------------

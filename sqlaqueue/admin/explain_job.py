@@ -24,9 +24,10 @@ from sqlaqueue.postgresql.side_tables import HasName
 from sqlaqueue.queue.names import CRASH_JOURNAL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
-from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import sqlstate
+from sqlaqueue.sql.portable import clock, converted, seconds_between
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
 from sqlaqueue.strategies.unique_key import unique_key
@@ -176,8 +177,8 @@ def _circumstances(spec: QueueSpec, key: Key) -> AnySelect:
     for name, role in (("due_in", "run_at"), ("lease_left", "lease_expires_at")):
         if spec.has(role):
             # The column may have no time zone; the server then compares as claims do.
-            moment = within_calendar(sa.cast(spec.columns[role], sa.DateTime(timezone=True)))
-            columns[name] = sa.cast(sa.extract("epoch", moment - clock()), sa.Double())
+            moment = within_calendar(converted(spec.columns[role], sa.DateTime(timezone=True)))
+            columns[name] = converted(seconds_between(clock(), moment), sa.Double())
     paused_at = pause_moment(spec)
     if paused_at is not None:
         columns["paused_since"] = paused_at.scalar_subquery()

@@ -21,9 +21,10 @@ from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
-from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import WRITES_LATER
+from sqlaqueue.sql.portable import clock, converted, earlier, nulls_last
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.listing import SHOWN, key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
@@ -150,9 +151,11 @@ def filtered_jobs(model: type[Any], job_filter: JobFilter) -> AnySelect:
         return jobs.c[role]
 
     if job_filter.older_than is not None:
-        selected = selected.where(needed(job_filter.since, "the age of jobs") <= clock() - job_filter.older_than)
+        selected = selected.where(
+            needed(job_filter.since, "the age of jobs") <= earlier(clock(), job_filter.older_than)
+        )
     if job_filter.newer_than is not None:
-        selected = selected.where(needed(job_filter.since, "the age of jobs") > clock() - job_filter.newer_than)
+        selected = selected.where(needed(job_filter.since, "the age of jobs") > earlier(clock(), job_filter.newer_than))
     if job_filter.error is not None:
         selected = selected.where(kind_of(needed("last_error", "the kind of an error")) == job_filter.error)
     if job_filter.keys is not None:
@@ -198,7 +201,7 @@ def key_parts(spec: QueueSpec, text: str) -> list[sa.ColumnElement[Any]]:
             name = spec.mapper.get_property_by_column(key).key
             msg = f"the key {text!r}: {spec.model.__name__}.{name} is an integer, and {part!r} is none"
             raise StatementError(msg)
-    return [sa.cast(sa.literal(part, sa.Text()), key.type) for key, part in zip(spec.keys, parts, strict=True)]
+    return [converted(sa.literal(part, sa.Text()), key.type) for key, part in zip(spec.keys, parts, strict=True)]
 
 
 _INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
@@ -286,11 +289,11 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
     spec = select_jobs(model, "failures").spec
     labels = key_labels(spec)
     jobs = filtered_jobs(model, JobFilter(states=("failed",))).subquery("sqlaqueue_jobs")
-    error = jobs.c.last_error if "last_error" in jobs.c else sa.cast(sa.null(), sa.Text())
-    moment = jobs.c.finished_at if "finished_at" in jobs.c else sa.cast(sa.null(), sa.DateTime(timezone=True))
+    error = jobs.c.last_error if "last_error" in jobs.c else converted(sa.null(), sa.Text())
+    moment = jobs.c.finished_at if "finished_at" in jobs.c else converted(sa.null(), sa.DateTime(timezone=True))
     kind = kind_of(error) if "last_error" in jobs.c else sa.literal(NO_ERROR, sa.Text())
     keys = [jobs.c[name] for name in labels]
-    newest_first = [moment.desc().nulls_last(), *(key.desc() for key in keys)]
+    newest_first = [nulls_last(moment.desc()), *(key.desc() for key in keys)]
     ranked = sa.select(
         kind.label("kind"),
         error.label("error"),
@@ -355,7 +358,7 @@ def jobs(session: Session, model: type[Any], job_filter: JobFilter | None = None
     found = filtered_jobs(model, job_filter or JobFilter()).subquery("sqlaqueue_jobs")
     moments = [found.c[role] for role in ("finished_at", "created_at") if role in found.c]
     keys = [found.c[name].desc() for name in key_labels(spec)]
-    newest = [first_known(moments).desc().nulls_last()] if moments else []
+    newest = [nulls_last(first_known(moments).desc())] if moments else []
     listed = sa.select(*_readable(found)).order_by(*newest, *keys).limit(limit)
     rows = session.execute(listed, bind_arguments=bind_arguments(model))
     return [_info(spec, row) for row in rows]
@@ -408,6 +411,6 @@ def _values(session: Session, spec: QueueSpec, info: JobInfo) -> dict[str, Any]:
         if not may_be_of_a_row(error):
             raise
         # A value that this program cannot load: operators see it as a text.
-        texts = (sa.cast(column, sa.Text()) for column in spec.table.c)
+        texts = (converted(column, sa.Text()) for column in spec.table.c)
         row = session.execute(sa.select(*texts).where(mine), bind_arguments=bind).first()
     return {} if row is None else {column.name: value for column, value in zip(spec.table.c, row, strict=True)}

@@ -13,13 +13,13 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.fire import recurrence_of
 from sqlaqueue.schedules.recurrence import Recurrence, ScheduleTables, grace_of, in_utc
 from sqlaqueue.schedules.schedule import PAUSED, Schedule, from_json
 from sqlaqueue.schedules.store import from_code, is_edited
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import WRITES_LATER
+from sqlaqueue.sql.portable import clock
 from sqlaqueue.sql.types import insert_or_ignore
 
 Origin = Literal["program", "edited", "added"]

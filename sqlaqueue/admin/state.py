@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.changes import across_shards
+from sqlaqueue.admin.changes import reads_by_priority
 from sqlaqueue.admin.jobs import JobFilter, bind_arguments, filtered_jobs, first_known
 from sqlaqueue.flow_control.held_back import held_slots, slot_of
 from sqlaqueue.flow_control.keys import KeyLimit, flow_control
@@ -23,7 +23,8 @@ from sqlaqueue.postgresql.due_times import due_since
 from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import STATES
-from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.queue.spec import QueueSpec, within_calendar
+from sqlaqueue.sql.portable import clock, converted, filtered, seconds_between
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.update_status import waits_for_duplicate
@@ -174,9 +175,10 @@ def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> 
     jobs = spec.strategy.pending_jobs(spec, limit)
     first = jobs.limit(limit).subquery("sqlaqueue_first_pending")
     pending = sa.select(sa.func.count()).select_from(first).scalar_subquery().label("pending")
-    due_times = due_since(spec, jobs.order_by(None).subquery("sqlaqueue_pending_jobs"), limit)
-    since = across_shards(session, spec, due_times).subquery("sqlaqueue_due_since")
-    age = sa.extract("epoch", clock() - within_calendar(sa.func.min(since.c.since))).label("age")
+    waiting_jobs = jobs.order_by(None).subquery("sqlaqueue_pending_jobs")
+    due_times = due_since(spec, waiting_jobs, limit, by_priority=reads_by_priority(session, spec))
+    since = due_times.subquery("sqlaqueue_due_since")
+    age = seconds_between(within_calendar(sa.func.min(since.c.since)), clock()).label("age")
     due = sa.select(sa.func.count().label("due"), age).select_from(since).subquery("sqlaqueue_counted_due")
     found = sa.select(pending, due.c.due, due.c.age)
     if has_leases(spec):
@@ -209,8 +211,8 @@ def _leases(spec: QueueSpec, limit: int) -> AnySelect:
     expired = sa.and_(first.c.expires <= clock(), ~first.c.waits)
     counts: list[sa.ColumnElement[Any]] = [
         number.label("processing"),
-        number.filter(first.c.waits).label("waiting"),
-        number.filter(expired).label("expired"),
+        filtered(number, first.c.waits).label("waiting"),
+        filtered(number, expired).label("expired"),
     ]
     return sa.select(*counts).select_from(first)
 
@@ -306,11 +308,11 @@ def _count(session: Session, model: type[Any], job_filter: JobFilter) -> list[An
         due = sa.and_(due, sa.or_(jobs.c.run_at <= clock(), jobs.c.run_at.is_(None)))
     oldest: sa.ColumnElement[Any] = sa.null()
     if moments:
-        first = sa.func.min(first_known(moments)).filter(due)
-        oldest = sa.extract("epoch", clock() - within_calendar(sa.cast(first, sa.DateTime(timezone=True))))
+        first = filtered(sa.func.min(first_known(moments)), due)
+        oldest = seconds_between(within_calendar(converted(first, sa.DateTime(timezone=True))), clock())
     number = sa.func.count()
     counted = sa.select(
-        jobs.c.state, number.label("jobs"), number.filter(due).label("due"), oldest.label("oldest")
+        jobs.c.state, number.label("jobs"), filtered(number, due).label("due"), oldest.label("oldest")
     ).group_by(jobs.c.state)
     return list(session.execute(counted, bind_arguments=bind_arguments(model)))
 

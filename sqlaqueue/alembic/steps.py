@@ -21,7 +21,8 @@ from sqlaqueue.postgresql.catalog_schemas import PREFIX
 from sqlaqueue.postgresql.ddl import bare_table, literal_sql
 from sqlaqueue.queue.names import SCHEDULE, TICK
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.types import Span, object_name
+from sqlaqueue.sql.portable import Span
+from sqlaqueue.sql.types import object_name
 
 _WHERE = "postgresql_where"
 _NEEDS_ESCAPE = re.compile(r"%|(?<!:):(?!:)")

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin import jobs as admin_jobs
 from sqlaqueue.admin import state
-from sqlaqueue.admin.changes import across_shards
+from sqlaqueue.admin.changes import reads_by_priority
 from sqlaqueue.admin.explain_job import MISSING, explain_job
 from sqlaqueue.admin.jobs import Attempt, JobInfo
 from sqlaqueue.admin.state import Stats
@@ -502,7 +502,7 @@ def _queue(session: Session, model: type[Any]) -> tuple[Stats, datetime | None]:
     spec = spec_of(model)
     moment = None
     if spec.has("run_at"):
-        upcoming = across_shards(session, spec, spec.strategy.upcoming(spec, 1))
+        upcoming = spec.strategy.upcoming(spec, 1, by_priority=reads_by_priority(session, spec))
         moment = session.scalar(upcoming, bind_arguments={"mapper": spec.mapper})
     return state.stats(session, model), None if moment is None else datetime.fromtimestamp(float(moment), UTC)
 

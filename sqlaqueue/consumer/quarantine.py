@@ -26,8 +26,9 @@ from sqlaqueue.postgresql.side_tables import HasName, as_json
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.names import CRASH_JOURNAL
 from sqlaqueue.queue.run import Key, key_text
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.portable import clock, earlier, set_setting
 from sqlaqueue.sql.types import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
 
@@ -224,7 +225,7 @@ def _insert_and_look(spec: QueueSpec, *, notifies: bool) -> AnySelect:
     }
     columns["keys"] = as_json(sa.bindparam("its_keys", "[]", sa.Text()))
     # Losing the row in a crash of the server costs nothing: the batch is gone with it.
-    setting = sa.func.set_config("synchronous_commit", "off", sa.true())
+    setting = set_setting("synchronous_commit", "off")
     payload = [notification(spec, sa.bindparam("payload", "", sa.Text()))] if notifies else []
     inserted = (
         sa.insert(journal).values(queue=spec.name, **columns).returning(setting, *payload).cte("sqlaqueue_entered")
@@ -266,7 +267,7 @@ def discard_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> Non
 
     It has a lock timeout: as in :func:`write_entry`, the server could not detect a deadlock.
     """
-    _execute(session, spec, sa.select(sa.func.set_config("lock_timeout", "2s", sa.true())))
+    _execute(session, spec, sa.select(set_setting("lock_timeout", "2s")))
     if entry.kept_names:
         _reduce_entry(session, spec, entry)
     else:
@@ -312,7 +313,7 @@ def _remove_name(session: Session, spec: QueueSpec, has_it: sa.ColumnElement[boo
 def delete_old_entries(session: Session, spec: QueueSpec) -> None:
     """Delete rows so old that their jobs have been settled by other means."""
     journal = spec.side_tables[CRASH_JOURNAL]
-    old = sa.and_(journal.c.queue == spec.name, journal.c.created_at < clock() - _KEEP)
+    old = sa.and_(journal.c.queue == spec.name, journal.c.created_at < earlier(clock(), _KEEP))
     _execute(session, spec, sa.delete(journal).where(old))
 
 

@@ -22,12 +22,13 @@ from sqlaqueue.queue.run import Key, Run, key_text, keys_by_token, keys_from
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import has_own_routing, primary_bind, routing_to_primary
 from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.portable import setting, transaction_number
 from sqlaqueue.sql.types import RowLocation, check_dialect
 from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies import ClaimedJobs, Settlement
 
 READ_COMMITTED: Final = "READ COMMITTED"
-SETTING = sa.func.current_setting("transaction_isolation", type_=sa.Text())
+SETTING = setting("transaction_isolation")
 
 _STRICT = {"REPEATABLE READ", "SERIALIZABLE"}
 _CALL, _LOCATIONS = "sqlaqueue_call", "sqlaqueue_row_locations"
@@ -240,7 +241,7 @@ def check_writable(session: Session, model: str, bind: dict[str, Any]) -> None:
     A session without routing of its own is not checked: its server may be a standby that is about to be promoted.
     """
     if has_own_routing(session):
-        read_only = sa.func.current_setting("transaction_read_only")
+        read_only = setting("transaction_read_only")
         if session.scalar(sa.select(read_only), bind_arguments=bind) == "on":
             msg = (
                 f"{type(session).__name__}.get_bind() sends the writes of {model} to a server that is read-only; let "
@@ -257,7 +258,7 @@ def check_transactions(session: Session, spec: QueueSpec, isolation: IsolationLe
     """
     name, bind = spec.model.__name__, {"mapper": spec.mapper}
     check_writable(session, name, bind)
-    asked = sa.select(sa.func.txid_current(), SETTING)
+    asked = sa.select(transaction_number(), SETTING)
     first, second = (session.execute(asked, bind_arguments=bind).one() for _ in range(2))
     if first[0] != second[0]:
         msg = (

@@ -34,7 +34,7 @@ from sqlaqueue.postgresql.claim_scan import LARGE_FOR_MANY, LARGE_FOR_ONE
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.queue.run import Key, key_text, key_value, keys_by_token, keys_from
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import (
     OURS,
     SETTLES,
@@ -44,6 +44,7 @@ from sqlaqueue.sql.engine import (
     violated_constraint,
     violated_table,
 )
+from sqlaqueue.sql.portable import Span, clock, earlier, set_setting, setting
 from sqlaqueue.sql.types import as_library_statement, numbered_rows
 from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.statements.verbs import settle_statement, storable, with_run_details
@@ -180,9 +181,7 @@ class AttemptHistory:
         }
 
 
-_LIMIT_LOCKS: Any = sa.select(
-    sa.func.current_setting("lock_timeout"), sa.func.set_config("lock_timeout", LOCK_TIMEOUT, sa.true())
-)
+_LIMIT_LOCKS: Any = sa.select(setting("lock_timeout"), set_setting("lock_timeout", LOCK_TIMEOUT))
 
 
 def _insert(spec: QueueSpec, *, with_errors: bool, leased: bool) -> Any:
@@ -214,13 +213,13 @@ def _insert(spec: QueueSpec, *, with_errors: bool, leased: bool) -> Any:
     if leased:
         # Not by a statement of its own, which would be one more for each settlement.
         before = sa.bindparam(_LOCK_TIMEOUT_BEFORE, type_=sa.Text())
-        insert = insert.returning(sa.func.set_config("lock_timeout", before, sa.true()))
+        insert = insert.returning(set_setting("lock_timeout", before))
     return as_library_statement(insert)
 
 
 def _before(microseconds: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     # SQLAlchemy has no product of a number and an interval.
-    return clock() - microseconds.op("*", return_type=sa.Interval())(sa.literal(_MICROSECOND, sa.Interval()))
+    return earlier(clock(), microseconds.op("*", return_type=Span())(sa.literal(_MICROSECOND, Span())))
 
 
 def _is_attempt(one: FinishedRun) -> bool:
@@ -324,7 +323,7 @@ def extend_claims(
 
     :param claims: the token of each claim, and the keys of its jobs.
     """
-    lease = sa.literal(settings.lease, sa.Interval())
+    lease = sa.literal(settings.lease, Span())
     return execute_for_keys(session, settings, settings.spec.strategy.extend(settings.spec, ClaimedJobs(claims), lease))
 
 
@@ -490,7 +489,7 @@ class Settler:
         if self.limits_locks and not limits_itself:
             limit: Any = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'").execution_options(**{OURS: True})
             if may_be_other_engine() and engine_of(session.connection(bind_arguments=self._bind).dialect) is not None:
-                limit = sa.select(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
+                limit = sa.select(set_setting("lock_timeout", lock_timeout))
             session.execute(limit, bind_arguments=self._bind)
         lost = self.settle(session, finished, limited=limits_itself)
         if not any(one.uncertain for one in lost):

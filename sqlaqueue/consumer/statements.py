@@ -16,7 +16,7 @@ from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.flow_control.rates import reservation
 from sqlaqueue.postgresql.claim_scan import by_priority, first_pending, from_cursor, pages, planned_anew
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.engine import with_plain_form
+from sqlaqueue.sql.portable import for_effect, set_setting
 from sqlaqueue.sql.types import as_library_statement
 from sqlaqueue.statements.claim import candidates_statement, claim_statement
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
@@ -325,8 +325,8 @@ def _complete(spec: QueueSpec, *, one: bool, kept: bool, limited: bool, plain: b
     verb = verb if kept else verb.where(planned_anew())
     if limited:
         # Not by a statement of its own, which would be one more for each settlement.
-        limit = sa.func.set_config("lock_timeout", LOCK_TIMEOUT, sa.true())
-        verb = verb.where(with_plain_form(sa.select(limit).scalar_subquery().is_not(None), sa.true))
+        limit = set_setting("lock_timeout", LOCK_TIMEOUT)
+        verb = verb.where(for_effect(sa.select(limit).scalar_subquery()))
     if one or plain:
         return as_library_statement(verb if one else verb.returning(*spec.keys))
     completed = verb.returning(*named(spec.keys)).cte("sqlaqueue_ended")

@@ -42,8 +42,9 @@ from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import database_text, logger
 from sqlaqueue.postgresql.checks_of import checks_of, checks_of_error
 from sqlaqueue.queue.run import Key
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.portable import clock
 
 _PAUSE, _LONGEST_PAUSE, _PAUSE_DRAINING = 0.5, 5.0, 0.1
 """Seconds after which a waiting worker looks again without being woken: while there is work, without any, and if it may

@@ -27,6 +27,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from sqlaqueue.demo.models import MODELS, PAUSE_AT, URL, CannotRunError, FileJob, demo_database
+from sqlaqueue.sql.portable import filtered, ticking_clock
 from sqlaqueue.texts import printable
 
 
@@ -393,7 +394,7 @@ def _run_strategy(demo: Demo, strategy: str) -> bool:
     with _workers(demo, strategy) as workers, Session(demo.engine) as session:
         session.add_all(model(path=file) for file in demo.files)
         session.commit()
-        now = sa.select(sa.func.clock_timestamp(type_=sa.DateTime(timezone=True)))
+        now = sa.select(ticking_clock())
         started_at: datetime = session.execute(now).scalar_one()
         with display.progress(strategy, len(demo.files)):
             problems = _watch(session, model, workers, display, len(demo.files))
@@ -437,7 +438,7 @@ def _watch(
         count = sa.func.count()
         done, failed = session.execute(
             sa.select(
-                count.filter(model.status == "completed"), count.filter(model.status.in_(["failed", "cancelled"]))
+                filtered(count, model.status == "completed"), filtered(count, model.status.in_(["failed", "cancelled"]))
             )
         ).one()
         # An open transaction would keep VACUUM from removing dead rows.

@@ -21,9 +21,10 @@ from sqlaqueue.flow_control.keys import KeyOrder, flow_control
 from sqlaqueue.flow_control.turns import turns_of
 from sqlaqueue.queue.names import RATE
 from sqlaqueue.queue.run import Key
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest
 from sqlaqueue.sql.engine import OtherEngine
+from sqlaqueue.sql.portable import clock
 from sqlaqueue.sql.types import insert_or_replace, numbered_rows
 from sqlaqueue.strategies.columns import by_index
 

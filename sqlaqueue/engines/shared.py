@@ -19,7 +19,8 @@ from sqlalchemy.sql.functions import now
 from sqlaqueue.engines import checks, notifications
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.engine import PLAIN, PREPARED, OtherEngine, PlainIndex, engine_of, mark_prepared
-from sqlaqueue.sql.types import MomentOfInsert, Span, SqlText, TextArray
+from sqlaqueue.sql.portable import MomentOfInsert, Span
+from sqlaqueue.sql.types import SqlText, TextArray
 
 TIMING = ("cron", "every", "timezone", "paused_at")
 """The columns of a schedule whose change is recorded: no tick before it is fired by the new definition."""

@@ -29,7 +29,6 @@ from sqlaqueue.notify_payloads import CLAIMED
 from sqlaqueue.postgresql.side_tables import request_cancellation
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.run import Key
-from sqlaqueue.queue.spec import clock
 from sqlaqueue.queue.strategy_protocol import (
     CancelSteps,
     ClaimSteps,
@@ -39,6 +38,7 @@ from sqlaqueue.queue.strategy_protocol import (
     RescueSteps,
 )
 from sqlaqueue.sql.engine import OtherEngine, Steps, mark_of, own_work, steps_for
+from sqlaqueue.sql.portable import clock
 from sqlaqueue.sql.types import as_library_statement
 from sqlaqueue.strategies.columns import by_index, by_key, index_for
 from sqlaqueue.strategies.listing import has_history, record_rescued

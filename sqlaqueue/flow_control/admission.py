@@ -21,6 +21,7 @@ from sqlaqueue.postgresql.side_tables import key_text
 from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest
+from sqlaqueue.sql.portable import setting
 from sqlaqueue.sql.types import RowLocation
 
 # -- admitted ----------------------------------------------------------------------------------------------------------
@@ -188,8 +189,8 @@ class Admitted:
 
 def was_contended() -> sa.ColumnElement[bool]:
     """Return the condition that an earlier claim of this transaction has passed over a locked key."""
-    setting: sa.ColumnElement[str] = sa.func.current_setting(CONTENDED, sa.true(), type_=sa.Text())
-    return sa.func.coalesce(setting == "on", sa.false())
+    contended = setting(CONTENDED, sa.true())
+    return sa.func.coalesce(contended == "on", sa.false())
 
 
 # -- held admitted -----------------------------------------------------------------------------------------------------

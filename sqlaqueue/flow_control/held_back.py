@@ -17,7 +17,8 @@ from sqlaqueue.flow_control.keys import FlowControl, JobKey, KeyLimit, KeyOrder,
 from sqlaqueue.postgresql.catalog import TableId, system_table
 from sqlaqueue.queue.names import RATE
 from sqlaqueue.queue.run import Key, key_text
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import clock, converted, least, seconds_between, ticking_clock
 from sqlaqueue.texts import duration_text
 
 # -- held slots --------------------------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ def _rate(session: Session, rate: KeyRate, job: Key, bind: Any) -> Iterator[Held
         return
     free_at = rate.free_at(table)
     mine = sa.and_(table.c.queue == spec.name, table.c.rate == rate.name, table.c.key == found[0])
-    seconds: Any = sa.cast(sa.extract("epoch", free_at - clock()), sa.Double())
+    seconds: Any = converted(seconds_between(clock(), free_at), sa.Double())
     left = session.scalar(sa.select(seconds).where(mine, free_at > clock()), bind_arguments=bind)
     if left is not None:
         yield HeldBackBy(kind="rate", key=_text(rate, found), seconds=left)
@@ -190,16 +191,16 @@ def held_back(flow: FlowControl) -> AnySelect:
     waiting = [spec.in_state("pending")] if spec.has("status") else []
     due: Any = sa.select(sa.literal_column("1")).select_from(spec.table).where(*waiting, *spec.due(run_at)).limit(1)
     waits = [_next_beginning(rate) for rate in flow.rates]
-    next_rate: Any = sa.func.least(*waits, type_=sa.Double()) if waits else sa.cast(sa.null(), sa.Double())
+    next_rate: Any = least(*waits, type_=sa.Double()) if waits else converted(sa.null(), sa.Double())
     return sa.select(was_contended(), sa.exists(due), next_rate)
 
 
 def _next_beginning(rate: KeyRate) -> sa.ColumnElement[float]:
     """Return in how many seconds the next job of a key may begin, of those that are used up."""
     table = rate.spec.side_tables[RATE]
-    now = sa.func.clock_timestamp(type_=sa.DateTime(timezone=True))
+    now = ticking_clock()
     free_at = rate.free_at(table)
-    seconds = sa.extract("epoch", sa.func.min(free_at) - now)
+    seconds = seconds_between(now, sa.func.min(free_at))
     # Later than the beginning of the transaction, and so of the claim: a job may have become free since.
     mine = sa.and_(table.c.queue == rate.spec.name, table.c.rate == rate.name, free_at > sa.func.now())
-    return sa.cast(sa.select(seconds).where(mine).scalar_subquery(), sa.Double())
+    return converted(sa.select(seconds).where(mine).scalar_subquery(), sa.Double())

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.options import ConcurrencyLimit, FairShare, InOrder, Number, RateLimit
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import Span, converted, earlier, greatest
 from sqlaqueue.sql.types import key_hash
 
 # A key of several columns is compared by its hash, a 64-bit number. So each index has one column for a key, whatever
@@ -91,9 +92,9 @@ class KeyRate(JobKey):
 
     def free_at(self, rates: sa.FromClause) -> sa.ColumnElement[Any]:
         """Return when the next job of a key may begin, from the columns of the side table of rates."""
-        burst = sa.literal(timedelta(seconds=self.interval * (self.config.burst - 1)), sa.Interval())
+        burst = sa.literal(timedelta(seconds=self.interval * (self.config.burst - 1)), Span())
         moment = sa.DateTime(timezone=True)
-        return sa.func.greatest(rates.c.next_at - burst, rates.c.throttled_until, type_=moment)
+        return greatest(earlier(rates.c.next_at, burst), rates.c.throttled_until, type_=moment)
 
 
 class KeyOrder(JobKey):
@@ -123,7 +124,7 @@ def _number(spec: QueueSpec, given: Number) -> sa.ColumnElement[int]:
     if isinstance(given, int):
         return sa.literal_column(str(given), sa.Integer())
     if isinstance(given, str):
-        return sa.cast(spec.mapper.columns[given], sa.Integer())
+        return converted(spec.mapper.columns[given], sa.Integer())
     # A class is a callable as well as a select is an object of one; only a function gives a select for the class.
     found: Any = given(spec.model) if callable(given) and not isinstance(given, sa.sql.ClauseElement) else given
     if isinstance(found, int):
@@ -134,7 +135,7 @@ def _number(spec: QueueSpec, given: Number) -> sa.ColumnElement[int]:
             "select the number alone"
         )
         raise ConfigurationError(msg)
-    return sa.cast(found.scalar_subquery() if isinstance(found, sa.Select) else found, sa.Integer())
+    return converted(found.scalar_subquery() if isinstance(found, sa.Select) else found, sa.Integer())
 
 
 class FlowControl:

@@ -16,9 +16,10 @@ from sqlaqueue.flow_control.keys import KeyRate, flow_control
 from sqlaqueue.postgresql.catalog import TableId
 from sqlaqueue.queue.names import BEGUN, RATE
 from sqlaqueue.queue.run import Key
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import LockSteps
-from sqlaqueue.sql.engine import OURS, in_steps, with_plain_form
+from sqlaqueue.sql.engine import OURS, in_steps
+from sqlaqueue.sql.portable import Span, clock, for_effect, later, ticking_clock
 from sqlaqueue.sql.types import insert_or_replace, key_array
 
 # -- rate rows ---------------------------------------------------------------------------------------------------------
@@ -39,7 +40,7 @@ def begin_jobs(check: RateCheck, rows: sa.FromClause, after: sa.CTE | None = Non
     """
     rate, table = check.job_key, check.spec.side_tables[RATE]
     key, moment = rows.c[check.name("key")], sa.DateTime(timezone=True)
-    now: sa.ColumnElement[Any] = sa.func.clock_timestamp(type_=moment)
+    now: sa.ColumnElement[Any] = ticking_clock()
     named = [sa.literal(text, sa.Text()) for text in (check.spec.name, rate.name)]
     # One reading for both uses: between two of them, the row may have been waited for.
     clock = sa.select(now.label("now")).cte(check.name("clock"))
@@ -111,7 +112,7 @@ def hold_back(spec: QueueSpec, per: Sequence[str], jobs: Sequence[Key], delay: f
 
 def _hold_back(rate: KeyRate, jobs: Sequence[Key], delay: float) -> sa.Insert:
     spec, table, hashed = rate.spec, rate.spec.side_tables[RATE], rate.of(rate.spec.table)
-    until = clock() + sa.literal(timedelta(seconds=delay), sa.Interval())
+    until = later(clock(), sa.literal(timedelta(seconds=delay), Span()))
     held = sa.select(hashed.label("key")).where(spec.key_in(spec.keys, jobs), hashed.is_not(None)).distinct()
     # In the order in which claims write them, or the two could wait for each other.
     keys = held.order_by(hashed).subquery("sqlaqueue_keys")
@@ -119,7 +120,7 @@ def _hold_back(rate: KeyRate, jobs: Sequence[Key], delay: float) -> sa.Insert:
     names = ["queue", "rate", "key", "next_at", "throttled_until"]
     # A claim passes a key that is locked. It cannot pass a row that is not committed yet, which it does not see: it
     # would wait for this transaction when it inserts that row itself.
-    locked: sa.ColumnElement[bool] = with_plain_form(_lock(rate, keys.c.key).is_not(None), sa.true)
+    locked = for_effect(_lock(rate, keys.c.key))
     return insert_or_replace(table, (names, rows.where(locked)), raised=["throttled_until"])
 
 

@@ -1,9 +1,8 @@
-"""Translates statements that are written for PostgreSQL."""
+"""Writes statements for MariaDB: the constructs of the library, changes that return rows, and INSERT .. ON CONFLICT."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
@@ -11,7 +10,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.sql.visitors import replacement_traverse
 
-from sqlaqueue.engines.compiler import TranslatingCompiler
+from sqlaqueue.engines.compiler import ProgramsCompiler, among_rows, arguments, moment_and_seconds, setting_as
 from sqlaqueue.engines.shared import undecorated
 from sqlaqueue.engines.verbs import among_step
 from sqlaqueue.exc import StatementError
@@ -27,46 +26,225 @@ from sqlaqueue.mariadb.base import (
 )
 from sqlaqueue.mariadb.changes import ReturningCompiler, as_rendered, inserted_place
 from sqlaqueue.mariadb.tables import UniqueStatements
-from sqlaqueue.postgresql.due_times import WRITTEN_ROWS
+from sqlaqueue.postgresql.due_times import WrittenHere
 from sqlaqueue.postgresql.side_tables import HasName
+from sqlaqueue.sql.portable import (
+    AfterEpoch,
+    Among,
+    AmongRows,
+    Clock,
+    Collected,
+    Converted,
+    Elapsed,
+    Epoch,
+    Extreme,
+    Filtered,
+    Joined,
+    KeyHash,
+    MovedMoment,
+    Notification,
+    NullsPlaced,
+    ServerSetting,
+    SetSetting,
+    TransactionNumber,
+)
+from sqlaqueue.sql.types import GivenRows
 from sqlaqueue.strategies.columns import AmongLocked
 
 NOW = "UTC_TIMESTAMP(6)"
 _ALL = 2**64 - 1
-_LEFT = "/*left*/"
-"""Stands for the SQL of a value that is searched for, until the condition around it is rendered."""
 NOTIFICATIONS = "sqlaqueue_notifications"
 """The attribute of a compiled statement with the names of the parameters of what it sends when it is executed."""
 
 
-class StatementCompiler(UniqueStatements, TranslatingCompiler, ReturningCompiler):
-    settings: ClassVar[Mapping[str, str]] = {
-        "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
-        CONTENDED: "CONVERT(@sqlaqueue_contended USING utf8mb4)",
-        "transaction_read_only": "IF(@@tx_read_only OR @@read_only, 'on', 'off')",
-    }
+# -- expressions -------------------------------------------------------------------------------------------------------
 
-    # -- moments -------------------------------------------------------------------------------------------
 
-    def now(self, **_: Any) -> str:
-        """Return the clock in UTC, which is that of the beginning of the statement."""
-        return NOW
+@compiles(Clock, "mariadb", "mysql")
+def _clock(*_: Any, **__: Any) -> str:
+    """Return the clock in UTC, which is that of the beginning of the statement."""
+    return NOW
 
-    def moved(self, moment: str, seconds: str) -> str:
-        """Return the sum, exact to the microsecond."""
-        return f"({moment} + INTERVAL ROUND(({seconds}) * 1000000) MICROSECOND)"
 
-    def epoch(self, moment: str) -> str:
-        """Return the difference to the epoch, as a DOUBLE."""
-        return f"(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {moment}) * 1e-6)"
+def moved(moment: str, seconds: str) -> str:
+    """Return the sum, exact to the microsecond."""
+    return f"({moment} + INTERVAL ROUND(({seconds}) * 1000000) MICROSECOND)"
 
-    def key_hash(self, values: list[str]) -> str:
-        """Return 60 bits of a digest."""
-        return f"CAST(CONV(LEFT(SHA2(JSON_ARRAY({', '.join(values)}), 256), 15), 16, 10) AS SIGNED)"
 
-    def visit_to_timestamp_func(self, function: Any, **options: Any) -> str:
-        """Return the moment some seconds after the epoch."""
-        return self.moved("TIMESTAMP '1970-01-01 00:00:00.000000'", self._arguments(function, **options)[0])
+@compiles(MovedMoment, "mariadb", "mysql")
+def _moved(element: MovedMoment, compiler: Any, **options: Any) -> str:
+    return moved(*moment_and_seconds(element, compiler, **options))
+
+
+@compiles(AfterEpoch, "mariadb", "mysql")
+def _after_epoch(element: AfterEpoch, compiler: Any, **options: Any) -> str:
+    return moved("TIMESTAMP '1970-01-01 00:00:00.000000'", *arguments(element, compiler, **options))
+
+
+def epoch(moment: str) -> str:
+    """Return the difference to the epoch, as a DOUBLE."""
+    return f"(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {moment}) * 1e-6)"
+
+
+@compiles(Epoch, "mariadb", "mysql")
+def _epoch(element: Epoch, compiler: Any, **options: Any) -> str:
+    return epoch(compiler.process(element.expr, **options))
+
+
+@compiles(Elapsed, "mariadb", "mysql")
+def _elapsed(element: Elapsed, compiler: Any, **options: Any) -> str:
+    until, since = (epoch(compiler.process(part, **options)) for part in (element.left, element.right))
+    return f"({until} - {since})"
+
+
+@compiles(Among, "mariadb", "mysql")
+def _among(element: Among, compiler: Any, **options: Any) -> str:
+    """Return the condition with each value, since the server would not look up those in a JSON array by index."""
+    type_: Any = element.array.type
+    condition: Any = element.left.in_(element.array)
+    # Of the copy of the parameter that in_() has made.
+    condition.right.type = type_.element if hasattr(type_, "element") else type_.item_type
+    return str(compiler.process(condition, **options))
+
+
+compiles(AmongRows, "mariadb", "mysql")(among_rows)
+
+
+@compiles(Converted, "mariadb", "mysql")
+def _converted(element: Converted, compiler: Any, **options: Any) -> str:
+    """Leave out the casts to types that the server does not have."""
+    text, target = compiler.process(element.clause, **options), undecorated(element.type.dialect_impl(compiler.dialect))
+    if isinstance(undecorated(element.clause.type), sa.Uuid) and isinstance(target, sa.String):
+        text = f"REPLACE({text}, '-', '')"
+        for place in (9, 14, 19, 24):
+            text = f"INSERT({text}, {place}, 0, '-')"
+        return text
+    if isinstance(target, sa.String) and not isinstance(target, sa.Enum):
+        length, binary = getattr(target, "length", None), binary_collation(compiler.dialect)
+        return f"LEFT({text}, {length})" if length else f"CAST({text} AS CHAR CHARACTER SET utf8mb4) COLLATE {binary}"
+    plain = undecorated(element.type)
+    kind = "SIGNED" if isinstance(plain, sa.Integer) else "DOUBLE" if isinstance(plain, sa.Float) else None
+    return str(text) if kind is None else f"CAST({text} AS {kind})"
+
+
+@compiles(Extreme, "mariadb", "mysql")
+def _extreme(element: Extreme, compiler: Any, **options: Any) -> str:
+    """Render the function, which returns NULL where one of its arguments is."""
+    first, *others = arguments(element, compiler, **options)
+    for other in others:
+        first = f"COALESCE({element.name.upper()}({first}, {other}), {first}, {other})"
+    return first
+
+
+@compiles(Joined, "mariadb", "mysql")
+def _joined(element: Joined, compiler: Any, **options: Any) -> str:
+    parts = [f"COALESCE({each}, '')" for each in arguments(element, compiler, **options)]
+    return f"CONCAT({', '.join(parts)})"
+
+
+@compiles(Collected, "mariadb", "mysql")
+def _collected(element: Collected, compiler: Any, **options: Any) -> str:
+    return f"JSON_ARRAYAGG({', '.join(arguments(element, compiler, **options))})"
+
+
+@compiles(Filtered, "mariadb", "mysql")
+def _filtered(element: Filtered, compiler: Any, **options: Any) -> str:
+    """Render an aggregate of some rows: NULL, which aggregates pass over, stands for the others."""
+    function: Any = element.func
+    condition, given = compiler.process(element.criterion, **options), arguments(function, compiler, **options)
+    if isinstance(function, Collected):
+        # JSON_ARRAYAGG() does not pass over NULL.
+        each = f"CASE WHEN {condition} THEN JSON_EXTRACT(JSON_ARRAY({given[0]}), '$[0]') END"
+        return f"CONCAT('[', GROUP_CONCAT({each} SEPARATOR ', '), ']')"
+    return f"{function.name}(CASE WHEN {condition} THEN {'1' if given in ([], ['*']) else given[0]} END)"
+
+
+@compiles(NullsPlaced, "mariadb", "mysql")
+def _nulls_placed(element: NullsPlaced, compiler: Any, **options: Any) -> str:
+    """Order by the value, where NULL is first in an ascending order anyway, or by whether it is NULL before it."""
+    ordered, is_first = element.element, element.modifier is operators.nulls_first_op
+    direction = getattr(ordered, "modifier", None)
+    text = str(compiler.process(ordered, **options))
+    if (direction or operators.asc_op) is (operators.asc_op if is_first else operators.desc_op):
+        return text
+    value: Any = ordered if direction is None else ordered.element
+    return f"{compiler.process(value, **options)} {'IS NOT NULL' if is_first else 'IS NULL'}, {text}"
+
+
+@compiles(KeyHash, "mariadb", "mysql")
+def _key_hash(element: KeyHash, compiler: Any, **options: Any) -> str:
+    """Return 60 bits of a digest."""
+    values = ", ".join(compiler.process(each, **options) for each in element.values)
+    return f"CAST(CONV(LEFT(SHA2(JSON_ARRAY({values}), 256), 15), 16, 10) AS SIGNED)"
+
+
+_SETTINGS = {
+    "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
+    CONTENDED: "CONVERT(@sqlaqueue_contended USING utf8mb4)",
+    "transaction_read_only": "IF(@@tx_read_only OR @@read_only, 'on', 'off')",
+}
+
+
+@compiles(ServerSetting, "mariadb", "mysql")
+def _setting(element: ServerSetting, compiler: Any, **options: Any) -> str:
+    return setting_as(_SETTINGS, element, compiler, **options)
+
+
+@compiles(SetSetting, "mariadb", "mysql")
+def _set_setting(element: SetSetting, compiler: Any, **options: Any) -> str:
+    """Render the value, and note the names of the parameters, see :mod:`sqlaqueue.mariadb.base`."""
+    name, value, *_ = element.clauses
+    # An INSERT restores a limit, which is in force until the end of its transaction.
+    if compiler.isinsert or not all(isinstance(each, sa.BindParameter) for each in (name, value)):
+        return "NULL"
+    compiler.process(name, **options)
+    rendered: str = compiler.process(value, **options)
+    compiler.__dict__[LOCK_TIMEOUT] = compiler.bind_names[name], compiler.bind_names[value]
+    return rendered
+
+
+@compiles(TransactionNumber, "mariadb", "mysql")
+def _transaction_number(*_: Any, **__: Any) -> str:
+    return "IF(@@autocommit, UUID_SHORT(), CONNECTION_ID())"
+
+
+@compiles(Notification, "mariadb", "mysql")
+def _notification(element: Notification, compiler: Any, **options: Any) -> str:
+    """Render NULL, as the server sends no notifications, and note the parameters of what this process sends."""
+    sent = [*element.clauses]
+    if all(isinstance(argument, sa.BindParameter) for argument in sent):
+        arguments(element, compiler, **options)
+        names = tuple(compiler.bind_names[argument] for argument in sent)
+        compiler.__dict__.setdefault(NOTIFICATIONS, []).append(names)
+    return "NULL"
+
+
+@compiles(GivenRows, "mariadb", "mysql")
+def _given_rows(element: GivenRows, compiler: Any, **options: Any) -> str:
+    if not options.get("asfrom"):
+        return str(compiler.visit_table_valued_alias(element, **options))
+    names = [compiler.preparer.quote(column.name) for column in element.c]
+    types = [json_type(column.type) for column in element.c]
+    arrays = [
+        f"JSON_TABLE({compiler.process(array)}, '$[*]' COLUMNS (number FOR ORDINALITY, value {type_} PATH '$'))"
+        for array, type_ in zip(element.arrays, types, strict=False)
+    ]
+    collations = [f" COLLATE {binary_collation(compiler.dialect)}" if each == JSON_TEXT else "" for each in types]
+    shown = [f"array_{number}.value{collations[number]} AS {each}" for number, each in enumerate(names[: len(arrays)])]
+    shown += [f"array_0.number AS {each}" for each in names[len(arrays) :]]
+    # Because of the limit the server stores the rows, and gives them an index: otherwise each would meet each. It
+    # takes the arrays in this order: to compare all orders of ten takes it seconds.
+    joins = "".join(
+        f" STRAIGHT_JOIN (SELECT number, value FROM {array} AS array_of LIMIT {_ALL}) AS array_{number} "  # noqa: S608 - its parts are constants
+        f"ON array_{number}.number = array_0.number"
+        for number, array in enumerate(arrays[1:], start=1)
+    )
+    table = compiler.preparer.quote(element.name)
+    return f"(SELECT {', '.join(shown)} FROM {arrays[0]} AS array_0{joins}) AS {table}"  # noqa: S608 - the names are quoted
+
+
+class StatementCompiler(UniqueStatements, ProgramsCompiler, ReturningCompiler):
+    moved, epoch = staticmethod(moved), staticmethod(epoch)
 
     # -- rows that are given to a change -----------------------------------------------------------------------
 
@@ -104,50 +282,6 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, ReturningCompiler
             )
             raise StatementError(msg)
         return ""
-
-    def among_values(self, left: str, array: Any, **options: Any) -> str:
-        """Return the condition with each value, since the server would not look up those in a JSON array by index."""
-        if not isinstance(array, sa.BindParameter):
-            return super().among_values(left, array, **options)
-        values: Any = array._clone(maintain_key=True)  # noqa: SLF001 - so that it still has the value of the original
-        array_type: Any = array.type
-        values.type = array_type.element if hasattr(array_type, "element") else array_type.item_type
-        values.expanding = True
-        rendered = str(self.process(sa.literal_column(_LEFT, values.type).in_(values), **options))
-        # Not a part of what was rendered, which would double each percent sign in it.
-        return rendered.replace(_LEFT, left, 1)
-
-    def each_value(self, array: str) -> str:
-        values = f"JSON_TABLE({array}, '$[*]' COLUMNS (value {JSON_TEXT} PATH '$')) AS each_value"
-        return f"SELECT value FROM {values}"  # noqa: S608 - the array is a parameter
-
-    def visit_table_valued_alias(self, element: Any, **options: Any) -> str:
-        """Translate ``unnest()`` of several arrays, with the number of each row."""
-        function = element.element
-        if getattr(function, "name", None) != "unnest" or not options.get("asfrom"):
-            return str(super().visit_table_valued_alias(element, **options))
-        arguments = [self.process(argument) for argument in function.clause_expr.element.clauses]
-        table = self.alias_of(element)
-        names = [self.preparer.quote(column.name) for column in element.c]
-        types = [json_type(column.type) for column in element.c]
-        numbered = "number FOR ORDINALITY, value"
-        arrays = [
-            f"JSON_TABLE({array}, '$[*]' COLUMNS ({numbered} {types[number]} PATH '$'))"
-            for number, array in enumerate(arguments)
-        ]
-        collations = [f" COLLATE {binary_collation(self.dialect)}" if each == JSON_TEXT else "" for each in types]
-        shown = [
-            f"array_{number}.value{collations[number]} AS {each}" for number, each in enumerate(names[: len(arguments)])
-        ]
-        shown += [f"array_0.number AS {each}" for each in names[len(arguments) :]]
-        # Because of the limit the server stores the rows, and gives them an index: otherwise each would meet each. It
-        # takes the arrays in this order: to compare all orders of ten takes it seconds.
-        joins = "".join(
-            f" STRAIGHT_JOIN (SELECT number, value FROM {array} AS array_of LIMIT {_ALL}) AS array_{number} "  # noqa: S608 - its parts are constants
-            f"ON array_{number}.number = array_0.number"
-            for number, array in enumerate(arrays[1:], start=1)
-        )
-        return f"(SELECT {', '.join(shown)} FROM {arrays[0]} AS array_0{joins}) AS {table}"  # noqa: S608 - the names are quoted
 
     # -- inserts ---------------------------------------------------------------------------------------------------
 
@@ -193,115 +327,12 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, ReturningCompiler
         ]
         return f"ON DUPLICATE KEY UPDATE {', '.join(assignments)}"
 
-    # -- functions -----------------------------------------------------------------------------------------------
 
-    def cast_to(self, cast: Any, **options: Any) -> str:
-        """Leave out the casts to types that the server does not have."""
-        target, inner = undecorated(cast.type.dialect_impl(self.dialect)), cast.clause
-        plain = undecorated(cast.type)
-        text = str(self.process(inner, **options))
-        if isinstance(undecorated(inner.type), sa.Uuid) and isinstance(target, sa.String):
-            text = f"REPLACE({text}, '-', '')"
-            for place in (9, 14, 19, 24):
-                text = f"INSERT({text}, {place}, 0, '-')"
-            return text
-        if isinstance(target, sa.String) and not isinstance(target, sa.Enum):
-            length, binary = getattr(target, "length", None), binary_collation(self.dialect)
-            return (
-                f"LEFT({text}, {length})" if length else f"CAST({text} AS CHAR CHARACTER SET utf8mb4) COLLATE {binary}"
-            )
-        if isinstance(plain, sa.Integer):
-            return f"CAST({text} AS SIGNED)"
-        if isinstance(plain, sa.Float):
-            return f"CAST({text} AS DOUBLE)"
-        return text
-
-    def visit_greatest_func(self, function: Any, **options: Any) -> str:
-        """Render the greatest value; PostgreSQL passes over NULL, MariaDB returns it."""
-        return self._extreme("GREATEST", function, **options)
-
-    def visit_least_func(self, function: Any, **options: Any) -> str:
-        return self._extreme("LEAST", function, **options)
-
-    def _extreme(self, name: str, function: Any, **options: Any) -> str:
-        if not self.translates:
-            return self._as_before(function, **options)
-        first, *others = self._arguments(function, **options)
-        for other in others:
-            first = f"COALESCE({name}({first}, {other}), {first}, {other})"
-        return first
-
-    def visit_concat_func(self, function: Any, **options: Any) -> str:
-        if not self.translates:
-            return self._as_before(function, **options)
-        given = [f"COALESCE({each}, '')" for each in self._arguments(function, **options)]
-        return f"CONCAT({', '.join(given)})"
-
-    def visit_array_agg_func(self, function: Any, **options: Any) -> str:
-        return f"JSON_ARRAYAGG({', '.join(self._arguments(function, **options))})"
-
-    def visit_funcfilter(self, funcfilter: Any, **options: Any) -> str:
-        """Render an aggregate of some rows: NULL, which aggregates pass over, stands for the others."""
-        condition = self.process(funcfilter.criterion, **options)
-        arguments = self._arguments(funcfilter.func, **options)
-        if funcfilter.func.name == "array_agg":
-            # JSON_ARRAYAGG() does not pass over NULL.
-            each = f"CASE WHEN {condition} THEN JSON_EXTRACT(JSON_ARRAY({arguments[0]}), '$[0]') END"
-            return f"CONCAT('[', GROUP_CONCAT({each} SEPARATOR ', '), ']')"
-        counted = "1" if arguments in ([], ["*"]) else arguments[0]
-        return f"{funcfilter.func.name}(CASE WHEN {condition} THEN {counted} END)"
-
-    def visit_nulls_first_op_unary_modifier(self, unary: Any, _: Any, **options: Any) -> str:
-        """Order NULL before other values, where it is in an ascending order anyway."""
-        return self._with_nulls("IS NOT NULL", unary.element, in_place=operators.asc_op, **options)
-
-    def visit_nulls_last_op_unary_modifier(self, unary: Any, _: Any, **options: Any) -> str:
-        """Order NULL behind other values, where it is in a descending order anyway."""
-        return self._with_nulls("IS NULL", unary.element, in_place=operators.desc_op, **options)
-
-    def _with_nulls(self, condition: str, ordered: Any, *, in_place: Any, **options: Any) -> str:
-        direction = getattr(ordered, "modifier", None)
-        text = str(self.process(ordered, **options))
-        if (direction or operators.asc_op) is in_place:
-            return text
-        value = ordered.element if direction is not None else ordered
-        return f"{self.process(value, **options)} {condition}, {text}"
-
-    def visit_set_config_func(self, function: Any, **options: Any) -> str:
-        """Render the value, and note the names of the parameters, see :mod:`sqlaqueue.mariadb.base`."""
-        name, value, *_ = function.clauses
-        # An INSERT restores a limit, which is in force until the end of its transaction.
-        if self.isinsert or not all(isinstance(each, sa.BindParameter) for each in (name, value)):
-            return "NULL"
-        self.process(name, **options)
-        rendered: str = self.process(value, **options)
-        self.__dict__[LOCK_TIMEOUT] = self.bind_names[name], self.bind_names[value]
-        return rendered
-
-    def visit_txid_current_func(self, _: Any, **__: Any) -> str:
-        """Render a number that is the same within a transaction, and another one for each statement outside of any."""
-        return "IF(@@autocommit, UUID_SHORT(), CONNECTION_ID())"
-
-    def visit_sqlaqueue_written_here_func(self, function: Any, **_: Any) -> str:
-        """Render the condition that a row is none of those before, see :mod:`sqlaqueue.mariadb.prepare`."""
-        rows = function.__dict__[WRITTEN_ROWS]
-        table = getattr(rows, "element", rows)
-        names = [self.process(rows.c[key.key]) for key in table.primary_key]
-        return inserted_place(names, table.fullname)
-
-    def visit_sqlaqueue_digest_func(self, function: Any, **options: Any) -> str:
-        """Render a text that differs for rows that differ."""
-        return f"SHA2(JSON_ARRAY({', '.join(self._arguments(function, **options))}), 256)"
-
-    def visit_pg_notify_func(self, function: Any, **options: Any) -> str:
-        """Render NULL, as the server sends no notifications, and note the parameters of what this process sends."""
-        sent = [*function.clauses]
-        if all(isinstance(argument, sa.BindParameter) for argument in sent):
-            for argument in sent:
-                self.process(argument, **options)
-            names = tuple(self.bind_names[argument] for argument in sent)
-            self.__dict__.setdefault(NOTIFICATIONS, []).append(names)
-        return "NULL"
+@compiles(WrittenHere, "mariadb", "mysql")
+def _written_here(element: WrittenHere, compiler: Any, **_: Any) -> str:
+    """Render the condition that a row is none of those before, see :mod:`sqlaqueue.mariadb.prepare`."""
+    names = [compiler.process(element.rows.c[key.key]) for key in element.table.primary_key]
+    return f"({inserted_place(names, element.table.fullname)})"
 
 
 @compiles(HasName, "mariadb", "mysql")

@@ -16,8 +16,8 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.base import MICROSECONDS, binary_collation
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.queue.names import SCHEDULE
-from sqlaqueue.sql.engine import plain_form
-from sqlaqueue.sql.types import MomentOfInsert, Span, object_name
+from sqlaqueue.sql.portable import MomentOfInsert, Span
+from sqlaqueue.sql.types import Period, object_name
 from sqlaqueue.strategies.unique_key import SameUniqueValues, UniqueValues
 
 # -- unique jobs -------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def digest(values: Sequence[Any], process: Process, dialect: sa.Dialect, *, null
     for value in values:
         text = process(value)
         # A text that is the same for values of a column that are equal, and for no others. A period is a number here.
-        written = None if plain_form(value) is not None else comparable_text(value.type, text, dialect)
+        written = None if isinstance(value, Period) else comparable_text(value.type, text, dialect)
         parts.append(f"UNHEX(SHA2({f'CAST({text} AS {_TEXT})' if written is None else written}, 256))")
     if not nulls_distinct:
         parts = [f"COALESCE({part}, {_NULL})" for part in parts]
@@ -186,12 +186,14 @@ class UniqueStatements:
 
         return digest(values, process, self.dialect, nulls_distinct=element.nulls_distinct)
 
-    def visit_sqlaqueue_period_func(self, function: Any, **options: Any) -> str:
-        """Render the number of a period: one before the origin is negative, and DIV would cut it off upwards."""
-        moment, milliseconds, origin = (self.process(argument, **options) for argument in function.clauses)
-        since = f"(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {moment}) - {origin} * 1000)"
-        length = f"({milliseconds} * 1000)"
-        return f"({since} DIV {length} - ({since} MOD {length} < 0))"
+
+@compiles(Period, "mariadb", "mysql")
+def _period(element: Period, compiler: Any, **options: Any) -> str:
+    """Render the number of a period: one before the origin is negative, and DIV would cut it off upwards."""
+    moment = compiler.process(element.moment, **options)
+    since = f"(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {moment}) - {element.origin} * 1000)"
+    length = f"({element.milliseconds} * 1000)"
+    return f"({since} DIV {length} - ({since} MOD {length} < 0))"
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.postgresql.catalog import TableId, system_table
 from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.queue.names import CONTROL
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest, ScanRange
-from sqlaqueue.sql.engine import with_plain_form
+from sqlaqueue.sql.portable import clock, for_effect
 from sqlaqueue.sql.types import refused_elsewhere
 
 CURSOR = "sqlaqueue_cursor"
@@ -322,7 +322,7 @@ def _goes_through(rows: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     # Refused here as well: for MariaDB, SQLAlchemy executes a SELECT with the conditions of an UPDATE before it.
     counted = refused_elsewhere(sa.select(sa.func.count()).select_from(each.join(once, sa.true())))
     # Not "> 0": the planner would assume that it is true in one case of three.
-    return with_plain_form(counted.scalar_subquery().is_not(None), sa.true)
+    return for_effect(counted.scalar_subquery())
 
 
 def _numbers(end: sa.ColumnElement[Any], name: str) -> sa.TableValuedAlias:

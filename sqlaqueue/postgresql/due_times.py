@@ -9,34 +9,42 @@ import sqlalchemy as sa
 from sqlalchemy.sql.selectable import NamedFromClause
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.engine import with_plain_form
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import clock, converted, epoch
 
 _MOST_PRIORITIES = 100
 """The number of priorities whose due jobs are read: some programs give each job a priority of its own."""
 
 
 def upcoming_times(
-    spec: QueueSpec, scanned: sa.FromClause, conditions: Sequence[sa.ColumnElement[bool]], limit: int
+    spec: QueueSpec,
+    scanned: sa.FromClause,
+    conditions: Sequence[sa.ColumnElement[bool]],
+    limit: int,
+    *,
+    by_priority: bool,
 ) -> AnySelect:
     """Return when the next ``limit`` rows of ``scanned`` that meet ``conditions`` will be due, in epoch seconds."""
     run_at = scanned.c[spec.columns["run_at"].key]
-    moment = sa.extract("epoch", sa.cast(run_at, sa.DateTime(timezone=True))).label("moment")
+    moment = epoch(converted(run_at, sa.DateTime(timezone=True))).label("moment")
     later = sa.select(moment).where(*conditions, run_at > clock()).order_by(run_at).limit(limit)
-    if not spec.has("priority"):
+    if not (by_priority and spec.has("priority")):
         return later
     priority = scanned.c[spec.columns["priority"].key]
     levels = _priorities(priority, conditions)
     each = later.where(priority == levels.c.level).correlate(levels).lateral("sqlaqueue_each")
-    soonest = sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
-    return with_plain_form(soonest, lambda: later)
+    return sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
 
 
-def due_since(spec: QueueSpec, pending: sa.FromClause, limit: int) -> sa.CompoundSelect[Any]:
+def due_since(
+    spec: QueueSpec, pending: sa.FromClause, limit: int, *, by_priority: bool
+) -> AnySelect | sa.CompoundSelect[Any]:
     """Return since when the due ones of ``pending`` have been due: up to ``limit`` of each priority, the first ones.
 
     :param pending: what :meth:`~sqlaqueue.strategies.ClaimStrategy.pending_jobs` selects.
     """
+    if not by_priority:
+        return _one_after_another(_due(spec, pending), limit)
     if "priority" not in pending.c:
         return sa.union_all(*(each.limit(limit) for each in _due(spec, pending)))
     priority = pending.c.priority
@@ -44,8 +52,7 @@ def due_since(spec: QueueSpec, pending: sa.FromClause, limit: int) -> sa.Compoun
     first = (
         sa.select(levels.c.level).where(levels.c.level.is_not(None)).limit(_MOST_PRIORITIES).subquery("sqlaqueue_first")
     )
-    parts, bound = _by_level(spec, _due(spec, pending), priority, first, limit, "sqlaqueue_each")
-    return with_plain_form(sa.union_all(*parts), lambda: _one_after_another(_due(spec, pending), bound))
+    return sa.union_all(*_by_level(spec, _due(spec, pending), priority, first, limit, "sqlaqueue_each"))
 
 
 def due_keys(
@@ -75,11 +82,10 @@ def due_keys(
     levels = _priorities(priority, conditions)
     known = sa.select(levels.c.level).where(levels.c.level.is_not(None))
     first = known.limit(_MOST_PRIORITIES).subquery("sqlaqueue_first_levels")
-    parts, bound = _by_level(spec, ranges, priority, first, limit, "sqlaqueue_due")
+    parts = _by_level(spec, ranges, priority, first, limit, "sqlaqueue_due")
     some = known.limit(_MOST_PRIORITIES + 1).subquery("sqlaqueue_some_levels")
     any_left = sa.select(sa.func.count() > _MOST_PRIORITIES).select_from(some)
-    due_first = with_plain_form(_first(parts, limit), lambda: _one_after_another(ranges, bound).limit(bound))
-    return due_first, with_plain_form(any_left, lambda: none_left)
+    return _first(parts, limit), any_left
 
 
 def _first(parts: Sequence[AnySelect], limit: int) -> AnySelect:
@@ -96,28 +102,23 @@ def _by_level(  # noqa: PLR0917 - both callers give all of them
     first: sa.FromClause,
     limit: int,
     name: str,
-) -> tuple[list[AnySelect], Any]:
-    """Return a SELECT of up to ``limit`` rows of each priority for each range, and the parameter of their LIMIT.
-
-    The plain form of the statement takes this parameter: SQLAlchemy caches a statement by its form for PostgreSQL, and
-    gives new values to the parameters of that form only.
+) -> list[AnySelect]:
+    """Return a SELECT of up to ``limit`` rows of each priority for each range.
 
     :param first: the priorities, in the column ``level``.
     :param name: the beginning of the names of the subqueries.
     """
     parts: list[AnySelect] = []
-    bounds = []
     for number, due in enumerate(ranges):
         of_level = due.where(priority == first.c.level).limit(limit)
-        bounds.append(of_level._limit_clause)  # noqa: SLF001 - SQLAlchemy has no public access to it
         each = of_level.correlate(first).lateral(f"{name}_{number}")
         parts.append(sa.select(*each.c).select_from(first.join(each, sa.true())))
         if spec.columns["priority"].nullable:
             parts.append(due.where(priority.is_(None)).limit(limit))
-    return parts, bounds[0]
+    return parts
 
 
-def _one_after_another(parts: Sequence[AnySelect], limit: Any) -> AnySelect:
+def _one_after_another(parts: Sequence[AnySelect], limit: int) -> AnySelect:
     """Return up to ``limit`` rows of each part, without a LIMIT in a UNION, which SQLite does not have."""
     limited = [each.limit(limit).subquery(f"sqlaqueue_part_{number}") for number, each in enumerate(parts)]
     rows = sa.union_all(*(sa.select(*each.c) for each in limited)).subquery("sqlaqueue_parts")
@@ -127,11 +128,11 @@ def _one_after_another(parts: Sequence[AnySelect], limit: Any) -> AnySelect:
 def _due(spec: QueueSpec, pending: sa.FromClause) -> list[AnySelect]:
     """Return a SELECT of the due jobs, or one for each range of the claim's index that contains some."""
     time = sa.DateTime(timezone=True)
-    created = sa.cast(pending.c.get("created_at", sa.null()), time).label("since")
+    created = converted(pending.c.get("created_at", sa.null()), time).label("since")
     if "run_at" not in pending.c:
         return [sa.select(created).select_from(pending)]
     run_at = pending.c.run_at
-    due = [sa.select(sa.cast(run_at, time).label("since")).where(run_at <= clock()).order_by(run_at)]
+    due = [sa.select(converted(run_at, time).label("since")).where(run_at <= clock()).order_by(run_at)]
     if spec.columns["run_at"].nullable:
         due.append(sa.select(created).select_from(pending).where(run_at.is_(None)))
     return due
@@ -143,10 +144,6 @@ def _priorities(priority: sa.ColumnElement[Any], conditions: Sequence[sa.ColumnE
     levels = least.cte("sqlaqueue_levels", recursive=True)
     above = least.where(priority > levels.c.level).correlate(levels).scalar_subquery()
     return levels.union_all(sa.select(above).where(levels.c.level.is_not(None)))
-
-
-WRITTEN_ROWS = "_sqlaqueue_written_rows"
-"""The attribute of the call of ``sqlaqueue_written_here()`` with the rows that are asked for."""
 
 
 class _TransactionId(sa.types.UserDefinedType[str]):
@@ -176,8 +173,21 @@ def row_version(rows: NamedFromClause) -> sa.ColumnElement[str]:
     :param rows: the table, or an alias of it.
     """
     # As a column of the table, so that the name is quoted as the table's is.
-    version = sa.cast(sa.column("xmin", _selectable=rows), sa.Text())
-    return with_plain_form(version, lambda: sa.func.sqlaqueue_digest(*rows.c, type_=sa.Text()))
+    return sa.cast(sa.column("xmin", _selectable=rows), sa.Text())
+
+
+class WrittenHere(sa.Case[bool]):
+    """The condition that the current transaction has written a row; other engines know which ones it has inserted."""
+
+    inherit_cache = True
+    rows: NamedFromClause
+    """The table, or an alias of it, whose name is in the conditions as well."""
+
+    @property
+    def table(self) -> sa.Table:
+        rows: Any = self.rows
+        table: sa.Table = getattr(rows, "element", rows)
+        return table
 
 
 def written_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
@@ -199,16 +209,6 @@ def written_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
     writer = sa.cast(sa.cast(number + distance, sa.Text()), _TransactionId())
     in_progress = sa.func.pg_xact_status(writer, type_=sa.Text()) == "in progress"
     # Writers that are older than this transaction are not looked up.
-    written: sa.ColumnElement[bool] = sa.case(
-        (mine.is_(None), sa.false()), (distance < 0, sa.false()), else_=in_progress
-    )
-    return with_plain_form(written, lambda: _inserted_here(rows))
-
-
-def _inserted_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
-    table: Any = getattr(rows, "element", rows)
-    rowid: sa.ColumnElement[int] = sa.literal_column(f"{rows.name}.rowid")
-    written = sa.func.sqlaqueue_written_here(sa.literal(table.fullname), rowid, type_=sa.Boolean())
-    # For an engine that knows rows by their keys.
-    written.__dict__[WRITTEN_ROWS] = rows
-    return written == sa.true()
+    written = WrittenHere((mine.is_(None), sa.false()), (distance < 0, sa.false()), else_=in_progress)
+    written.rows = rows
+    return written

@@ -18,7 +18,8 @@ from sqlalchemy.sql.elements import conv
 from sqlaqueue.notify_payloads import Payload, Signal
 from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction, attach, version_comment
 from sqlaqueue.queue.names import SCHEDULE, TICK
-from sqlaqueue.sql.types import MomentOfInsert, Span, SqlText
+from sqlaqueue.sql.portable import MomentOfInsert, Span, notify
+from sqlaqueue.sql.types import SqlText
 
 SCHEDULE_CHANNEL: str = "sqlaqueue_schedule"
 """The channel on which changes of schedules are announced."""
@@ -93,8 +94,7 @@ def schedule_tables(metadata: sa.MetaData, schema: str | None) -> tuple[sa.Table
 
 def schedule_notification(payload: Payload) -> sa.ColumnElement[str]:
     """Return the call that sends ``payload`` to the processes that fire schedules."""
-    sent: sa.ColumnElement[str] = sa.func.pg_notify(SCHEDULE_CHANNEL, str(payload), type_=sa.Text())
-    return sent
+    return notify(SCHEDULE_CHANNEL, str(payload))
 
 
 def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:

@@ -15,11 +15,11 @@ from sqlalchemy.sql.selectable import NamedFromClause
 from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.postgresql.triggers import notification, wakes
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE
-from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.sql.engine import with_plain_form
-from sqlaqueue.sql.types import MomentOfInsert, insert_or_ignore, insert_or_replace
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import MomentOfInsert, clock, converted, json_array
+from sqlaqueue.sql.types import insert_or_ignore, insert_or_replace
 
-PAUSE: sa.ColumnElement[Any] = sa.cast(sa.literal_column("'[]'"), JSONB())
+PAUSE: sa.ColumnElement[Any] = converted(sa.literal_column("'[]'"), JSONB())
 """The key of the row that pauses a queue; no job has it."""
 
 _LONGEST, _SHOWN = 2000, 100
@@ -37,7 +37,7 @@ def as_json(text: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
 
     SQLAlchemy cannot write a parameter of type JSONB as a literal, which some applications do to log statements.
     """
-    return sa.cast(text, JSONB())
+    return converted(text, JSONB())
 
 
 class HasName(FunctionElement[bool]):
@@ -78,12 +78,17 @@ def key_json(columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
     digest = sa.func.encode(sa.func.sha256(encoded), _text("hex"), type_=sa.Text())
     short = sa.func.left(text, _integer(_SHOWN), type_=sa.Text()) + _text("... sha256:") + digest
     too_long = sa.func.octet_length(text, type_=sa.Integer()) > _integer(_LONGEST)
-    replaced = sa.case((too_long, _whole_key([short])), else_=whole)
-    return with_plain_form(replaced, lambda: whole)
+    return KeyInIndex((too_long, _whole_key([short])), else_=whole)
+
+
+class KeyInIndex(sa.Case[Any]):
+    """A key, or what replaces one that is too long for an index; other engines write the key."""
+
+    inherit_cache = True
 
 
 def _whole_key(columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
-    return sa.func.jsonb_build_array(*columns, type_=JSONB())
+    return json_array(*columns)
 
 
 def _text(text: str) -> sa.ColumnElement[str]:
@@ -96,7 +101,7 @@ def _integer(number: int) -> sa.ColumnElement[int]:
 
 def key_text(columns: Iterable[sa.ColumnElement[Any]]) -> sa.ColumnElement[str]:
     """Return the whole key as a text, in which two keys are never equal."""
-    return sa.cast(_whole_key([*columns]), sa.Text())
+    return converted(_whole_key([*columns]), sa.Text())
 
 
 def pause_row(spec: QueueSpec) -> sa.Insert:
@@ -120,7 +125,7 @@ def bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> sa.I
         # Not jsonb_build_object(): a function takes a hundred arguments, and a table may have more columns.
         sa.func.to_jsonb(rows.table_valued(), type_=JSONB()),
         sa.literal(state, sa.Text()),
-        sa.cast(error, sa.Text()),
+        converted(error, sa.Text()),
         clock(),
     )
     columns = ["queue", "key", "row", "state", "error", "created_at"]

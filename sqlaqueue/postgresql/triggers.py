@@ -10,6 +10,7 @@ from sqlaqueue.notify_payloads import PENDING, Payload, Signal
 from sqlaqueue.postgresql.ddl import StorageParameters, Trigger, TriggerFunction, attach, objects_of, version_comment
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import notify
 from sqlaqueue.sql.types import NEUTRAL, equals, object_name, plain_type
 
 # -- message triggers --------------------------------------------------------------------------------------------------
@@ -115,8 +116,7 @@ def lock_numbers(name: str) -> tuple[int, int]:
 
 def notification(spec: QueueSpec, payload: Payload | sa.ColumnElement[str]) -> sa.ColumnElement[str]:
     text = payload if isinstance(payload, sa.ColumnElement) else str(payload)
-    sent: sa.ColumnElement[str] = sa.func.pg_notify(channel_of(spec), text, type_=sa.Text())
-    return sent
+    return notify(channel_of(spec), text)
 
 
 # -- wake triggers -----------------------------------------------------------------------------------------------------

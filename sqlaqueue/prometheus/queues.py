@@ -37,6 +37,7 @@ from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.sessions import execute, makes_async, open_session, resolve_factory
+from sqlaqueue.sql.portable import set_setting
 from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
 
 
@@ -180,7 +181,7 @@ class GaugeReader:
     def _set_up(self, session: Session) -> None:
         milliseconds = str(max(int(self.statement_timeout * 1000), 1))
         settings = {"transaction_read_only": "on", "statement_timeout": milliseconds, **_PLANS}
-        calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
+        calls = [set_setting(name, value) for name, value in settings.items()]
         session.execute(sa.select(*calls), bind_arguments=bind_arguments(self.spec.model))
 
     def sample(self, gauge: Gauge, value: float, *labels: str) -> Sample:

@@ -25,7 +25,8 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.options import States
-from sqlaqueue.sql.types import NEUTRAL, MomentOfInsert, session_setting
+from sqlaqueue.sql.portable import MomentOfInsert
+from sqlaqueue.sql.types import NEUTRAL, session_setting
 
 UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
 """The roles that the library does not change while a job is in the queue."""

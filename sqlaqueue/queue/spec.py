@@ -20,17 +20,8 @@ from sqlaqueue.queue.options import FINISHED, FLOW_RULES
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.strategy_protocol import Strategy
+from sqlaqueue.sql.portable import clock, converted, is_among
 from sqlaqueue.sql.types import key_array
-
-
-def clock() -> sa.Function[Any]:
-    """Return the time at which the server receives the statement.
-
-    ``now()`` would be the start of the transaction, which may be long ago. ``clock_timestamp()`` is volatile, and so
-    cannot be used in index conditions.
-    """
-    return sa.func.statement_timestamp(type_=sa.DateTime(timezone=True))
-
 
 _FIRST, _LAST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
 
@@ -148,7 +139,7 @@ class QueueSpec:
         # CAST truncates a text; assigning it raises an error.
         if column is None or getattr(column.type, "length", None) is None:
             return error
-        return sa.cast(error, column.type)
+        return converted(error, column.type)
 
     def literal(self, state: str) -> sa.ColumnElement[Any]:
         """Return the status value of a state as an SQL literal, see :func:`~sqlaqueue.queue.roles.literal_text`."""
@@ -227,9 +218,8 @@ class QueueSpec:
             return sa.tuple_(*columns).in_(keys if isinstance(keys, sa.BindParameter) else list(keys))
         column = columns[0]
         if isinstance(keys, sa.BindParameter):
-            # With an array instead of IN the SQL is the same for any number of keys, so the server can keep its plan.
-            return column == sa.any_(sa.bindparam(keys.key, (), key_array(column.type), unique=False))
-        return column == sa.any_(sa.bindparam(None, [key[0] for key in keys], type_=key_array(column.type)))
+            return is_among(column, sa.bindparam(keys.key, (), key_array(column.type), unique=False))
+        return is_among(column, sa.bindparam(None, [key[0] for key in keys], type_=key_array(column.type)))
 
     def bind_keys(self, keys: Sequence[Key]) -> list[Any]:
         """Return the value for a :func:`~sqlalchemy.bindparam` given to :meth:`key_in`."""

@@ -21,9 +21,10 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.run import Key
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import DueTicks, Recurrence, due_ticks, grace_of, in_utc
 from sqlaqueue.schedules.schedule import AHEAD, BATCH, PAUSED, ScheduleGroup, Tick, due, from_json, plan
+from sqlaqueue.sql.portable import clock, converted
 from sqlaqueue.sql.types import numbered_rows
 from sqlaqueue.unique.enqueue import enqueue_in
 
@@ -165,7 +166,7 @@ def make_job(schedule: DueSchedule, at: datetime, factories: Mapping[str, Callab
         if not getattr(column.type, "timezone", False):
             # The server converts it to the time zone of the session, as it does when it compares the column with the
             # clock.
-            moment = sa.cast(sa.literal(moment, sa.DateTime(timezone=True)), column.type)
+            moment = converted(sa.literal(moment, sa.DateTime(timezone=True)), column.type)
         setattr(job, run_at, moment)
     return job
 
@@ -341,7 +342,7 @@ def _unfinished(session: Session, group: ScheduleGroup, schedules: Sequence[DueS
             by_queue.setdefault(each.spec, []).append(each.name)
     table, found = group.tables.schedules, set[str]()
     for spec, names in by_queue.items():
-        same = [column == sa.cast(table.c.last_job[at].astext, column.type) for at, column in enumerate(spec.keys)]
+        same = [column == converted(table.c.last_job[at].astext, column.type) for at, column in enumerate(spec.keys)]
         running = [~spec.finished] if spec.has("status") else []
         jobs = sa.select(table.c.name).join_from(table, spec.table, sa.and_(*same))
         unfinished = jobs.where(table.c.name.in_(names), *running)

@@ -24,9 +24,21 @@ from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.options import naming_options
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Key
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import MOST, Recurrence, ScheduleTables
 from sqlaqueue.sessions import check_session, routing_to_primary, session_in_scope
+from sqlaqueue.sql.portable import (
+    Span,
+    clock,
+    converted,
+    elapsed,
+    epoch,
+    later,
+    least,
+    nulls_first,
+    seconds_between,
+    seconds_of,
+)
 
 # -- the attribute values of scheduled jobs, which are stored as JSON --------------------------------------------------
 
@@ -193,15 +205,15 @@ def tick_of_key(session: Session | scoped_session[Any], spec: QueueSpec, key: Ke
     if any(getattr(column.type, "timezone", False) for column in spec.keys):
         # The text of a moment depends on the time zone of the session.
         same = [
-            sa.cast(ticks.c.key[place].astext, column.type) == sa.literal(part, column.type)
+            converted(ticks.c.key[place].astext, column.type) == sa.literal(part, column.type)
             for place, (column, part) in enumerate(zip(spec.keys, key, strict=True))
         ]
     else:
         pairs = zip(key, spec.keys, strict=True)
-        literals = [sa.cast(sa.literal(part, column.type), column.type) for part, column in pairs]
+        literals = [converted(sa.literal(part, column.type), column.type) for part, column in pairs]
         same = [ticks.c.key == key_json(literals)]
     ticked = (
-        sa.select(ticks.c.schedule, ticks.c.tick, clock() - ticks.c.tick)
+        sa.select(ticks.c.schedule, ticks.c.tick, elapsed(ticks.c.tick, clock()))
         .where(ticks.c.queue == spec.name, *same)
         # A key may have been used by an earlier job.
         .order_by(ticks.c.fired_at.desc())
@@ -455,8 +467,8 @@ def plan(table: sa.FromClause) -> sa.ColumnElement[str]:
     It is stored in ``planned_for`` with each ``next_tick``, so a row whose text differs was changed since, by whatever
     means, and its next tick has to be computed again.
     """
-    seconds: sa.ColumnElement[Any] = sa.extract("epoch", table.c.every)
-    edited: sa.ColumnElement[Any] = sa.extract("epoch", table.c.edited_at)
+    seconds: sa.ColumnElement[Any] = seconds_of(table.c.every)
+    edited: sa.ColumnElement[Any] = epoch(table.c.edited_at)
     timing = sa.func.concat_ws("|", table.c.cron, seconds, table.c.timezone, edited)
     return sa.case((table.c.paused_at.is_(None), timing), else_=sa.literal_column(f"'{PAUSED}'"))
 
@@ -464,12 +476,12 @@ def plan(table: sa.FromClause) -> sa.ColumnElement[str]:
 def due_in(table: sa.FromClause) -> sa.ColumnElement[Any]:
     """Return the seconds after which a schedule has to be looked at; negative for one that is late, NULL for never."""
     running = table.c.paused_at.is_(None)
-    ahead = table.c.last_tick > clock() + sa.literal(AHEAD, sa.Interval())
+    ahead = table.c.last_tick > later(clock(), sa.literal(AHEAD, Span()))
     replanned = sa.or_(
         table.c.planned_for.is_distinct_from(plan(table)), sa.and_(running, sa.or_(table.c.next_tick.is_(None), ahead))
     )
     until_tick = sa.case((running, _until(table.c.next_tick)))
-    soonest = sa.func.least(_until(table.c.run_requested_at), until_tick)
+    soonest = least(_until(table.c.run_requested_at), until_tick)
     return sa.case((replanned, sa.literal_column("0")), else_=soonest)
 
 
@@ -482,7 +494,7 @@ def is_known(group: ScheduleGroup, table: sa.FromClause) -> sa.ColumnElement[boo
 
 
 def _until(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    return sa.extract("epoch", moment - clock())
+    return seconds_between(clock(), moment)
 
 
 def due(
@@ -503,4 +515,4 @@ def due(
         found = found.where(table.c.name.not_in(sorted(failing)))
     if only is not None:
         found = found.where(table.c.name.in_(sorted(only)))
-    return found.order_by(table.c.next_tick.asc().nulls_first()).limit(BATCH)
+    return found.order_by(nulls_first(table.c.next_tick.asc())).limit(BATCH)

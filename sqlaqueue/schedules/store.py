@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.notify_payloads import Heartbeat
 from sqlaqueue.postgresql.schedule_tables import schedule_notification
-from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.fire import recurrence_of
 from sqlaqueue.schedules.recurrence import USUAL_GRACE, current_rules, in_utc
 from sqlaqueue.schedules.schedule import STORED, Schedule, ScheduleGroup, due, due_in, is_known
+from sqlaqueue.sql.portable import Span, clock, collected, earlier, filtered, is_among
 from sqlaqueue.sql.types import insert_or_ignore, key_array
 
 # -- declare -----------------------------------------------------------------------------------------------------------
@@ -80,9 +80,9 @@ def declare(session: Session, group: ScheduleGroup, *, reset: bool = False) -> D
 def declarations(session: Session, group: ScheduleGroup, *, reset: bool = False) -> list[Declaration]:
     """Return what :func:`declare` has to write, by name."""
     table = group.tables.schedules
-    names = sa.any_(sa.bindparam(None, list(group.declared), key_array(sa.Text())))
+    known = is_among(table.c.name, sa.bindparam(None, list(group.declared), key_array(sa.Text())))
     columns = [table.c.name, table.c.code, *(table.c[name] for name in DEFINITION)]
-    rows = session.execute(sa.select(*columns).where(table.c.name == names), bind_arguments=group.bind).mappings()
+    rows = session.execute(sa.select(*columns).where(known), bind_arguments=group.bind).mappings()
     stored = {row["name"]: row for row in rows}
     session.commit()
     found = (_declaration(table, stored.get(name), each, reset=reset) for name, each in sorted(group.declared.items()))
@@ -152,11 +152,11 @@ def look(session: Session, group: ScheduleGroup, *, failing: Collection[str] = (
     known = is_known(group, table)
     wanted = sa.and_(known, table.c.name.not_in(sorted(failing))) if failing else known
     planned = sa.func.coalesce(table.c.next_tick, table.c.created_at)
-    grace = sa.func.coalesce(table.c.misfire_grace, sa.literal(USUAL_GRACE, sa.Interval()))
-    overdue = sa.and_(~known, table.c.paused_at.is_(None), planned < clock() - grace)
+    grace = sa.func.coalesce(table.c.misfire_grace, sa.literal(USUAL_GRACE, Span()))
+    overdue = sa.and_(~known, table.c.paused_at.is_(None), planned < earlier(clock(), grace))
     columns: list[sa.ColumnElement[Any]] = [
-        sa.func.min(due_in(table)).filter(wanted),
-        sa.func.array_agg(table.c.name, type_=sa.ARRAY(sa.Text())).filter(overdue),
+        filtered(sa.func.min(due_in(table)), wanted),
+        filtered(collected(table.c.name), overdue),
     ]
     if notify is not None:
         columns.append(schedule_notification(Heartbeat(notify)))
@@ -206,7 +206,7 @@ def delete_old_ticks(session: Session, group: ScheduleGroup) -> int:
     exists = sa.select(sa.literal(1)).where(schedules.c.name == ticks.c.schedule).exists()
     beyond = (schedules.c.name == ticks.c.schedule, ticks.c.tick < oldest_kept)
     surplus = sa.select(sa.literal(1)).where(*beyond).exists()
-    old = ticks.c.fired_at < clock() - sa.literal(KEPT_FOR, sa.Interval())
+    old = ticks.c.fired_at < earlier(clock(), sa.literal(KEPT_FOR, Span()))
     found = sa.select(ticks.c.schedule, ticks.c.tick).where(old, sa.or_(~exists, surplus)).limit(DELETED)
     chosen = sa.tuple_(ticks.c.schedule, ticks.c.tick).in_(sa.select(*found.subquery("sqlaqueue_old").c))
     deleted = session.execute(sa.delete(ticks).where(chosen), bind_arguments=group.bind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -20,7 +20,8 @@ from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.sql.engine import OURS, PREPARED, engine_of, with_plain_form
+from sqlaqueue.sql.engine import OURS, PREPARED, engine_of
+from sqlaqueue.sql.portable import Called, KeyHash, greatest
 
 _make_dialect: Any = postgresql.dialect
 NEUTRAL: sa.Dialect = _make_dialect(paramstyle="named")
@@ -192,7 +193,23 @@ def numbered_rows(
     rows: sa.TableValuedAlias = sa.func.unnest(*arrays).table_valued(
         *names, with_ordinality=number, name="sqlaqueue_given"
     )
-    return rows.render_derived("sqlaqueue_given")
+    given: Any = rows.render_derived("sqlaqueue_given")
+    # table_valued() makes no other class.
+    given.__class__ = GivenRows
+    made: sa.TableValuedAlias = given
+    return made
+
+
+class GivenRows(sa.TableValuedAlias):
+    """The rows of several arrays, with the number of each row behind them."""
+
+    inherit_cache = True
+
+    @property
+    def arrays(self) -> Any:
+        """The arrays."""
+        function: Any = self.element
+        return function.clauses
 
 
 class _Array(ARRAY[Any]):
@@ -286,7 +303,7 @@ def key_hash(
 
     :param only: a condition; for rows that do not meet it the result is NULL.
     """
-    hashed: sa.ColumnElement[int] = sa.func.hash_record_extended(sa.func.row(*columns), _SEED, type_=sa.BigInteger())
+    hashed: sa.ColumnElement[int] = KeyHash("hash_record_extended", sa.func.row(*columns), _SEED, type_=sa.BigInteger())
     # CREATE INDEX requires the parentheses.
     return hashed if only is None else Grouping(_CaseAsPrinted((only, hashed)))
 
@@ -308,14 +325,25 @@ def period(length: timedelta, moment: sa.ColumnElement[Any]) -> sa.ColumnElement
     origin: sa.ColumnElement[Any] = sa.literal_column(f"to_timestamp({_MONDAY}::double precision)")
     if not getattr(moment.type, "timezone", False):
         origin = sa.literal_column("'1970-01-05 00:00:00'::timestamp without time zone")
-    begin = sa.func.date_bin(sa.literal_column(f"'{_clock_text(length)}'::interval"), moment, origin, type_=moment.type)
-    return with_plain_form(begin, lambda: _number(length, moment))
+    span: sa.ColumnElement[Any] = sa.literal_column(f"'{_clock_text(length)}'::interval")
+    begin = Period("date_bin", span, moment, origin, type_=moment.type)
+    begin.milliseconds = length // timedelta(milliseconds=1)
+    return begin
 
 
-def _number(length: timedelta, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return the number of the period, which serves as well where no function returns its beginning."""
-    milliseconds: sa.ColumnElement[Any] = sa.literal_column(str(length // timedelta(milliseconds=1)))
-    return sa.func.sqlaqueue_period(moment, milliseconds, sa.literal_column(str(_MONDAY * 1000)), type_=moment.type)
+class Period(Called):
+    """The beginning of a period; other engines, which have no function for it, write its number."""
+
+    inherit_cache = True
+    origin = _MONDAY * 1000
+    """Where periods begin, in milliseconds since 1970."""
+    milliseconds: int
+    """Their length, which is in the span as well, by which SQLAlchemy distinguishes statements."""
+
+    @property
+    def moment(self) -> Any:
+        _, moment, _ = self.clauses
+        return moment
 
 
 def _clock_text(length: timedelta) -> str:
@@ -327,25 +355,6 @@ def _clock_text(length: timedelta) -> str:
 
 # -- parts of tables ---------------------------------------------------------------------------------------------------
 # Defaults, conditions and types of the library's tables, which databases other than PostgreSQL have in another form.
-
-
-class MomentOfInsert(FunctionElement[datetime]):
-    """The moment at which a row is inserted, as the server default of a column."""
-
-    name = "now"
-    type = sa.DateTime(timezone=True)
-    inherit_cache = True
-
-
-@compiles(MomentOfInsert)
-def _render_moment(*_: Any, **__: Any) -> str:
-    return "now()"
-
-
-class Span(sa.Interval):
-    """A span of time in a table of the library; other databases store the number of its seconds."""
-
-    cache_ok = True
 
 
 class SqlText(FunctionElement[Any]):
@@ -403,7 +412,7 @@ def insert_or_replace(
     """Return an INSERT that writes the columns ``replaced`` of existing rows, and ``raised`` where they are smaller."""
     insert = _insert(table, rows)
     values: dict[str, Any] = {name: insert.excluded[name] for name in replaced}
-    values |= {name: sa.func.greatest(table.c[name], insert.excluded[name]) for name in raised}
+    values |= {name: greatest(table.c[name], insert.excluded[name]) for name in raised}
     return insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
 
 

@@ -1,4 +1,4 @@
-"""The compiler of a prepared engine, which translates statements that are written for PostgreSQL, and its tables."""
+"""Writes statements, tables and types for SQLite, the constructs of the library among them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,35 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.ext.compiler import compiles
 
-from sqlaqueue.engines.compiler import TranslatingCompiler
+from sqlaqueue.engines.compiler import (
+    ProgramsCompiler,
+    among_rows,
+    arguments,
+    moment_and_seconds,
+    setting_as,
+)
 from sqlaqueue.engines.shared import TIMING, moment_text, on_prepared, undecorated
+from sqlaqueue.postgresql.due_times import WrittenHere
 from sqlaqueue.queue.names import SCHEDULE
-from sqlaqueue.sql.engine import plain_form
-from sqlaqueue.sql.types import MomentOfInsert, Span
+from sqlaqueue.sql.portable import (
+    AfterEpoch,
+    Among,
+    AmongRows,
+    Clock,
+    Collected,
+    Converted,
+    Elapsed,
+    Epoch,
+    Extreme,
+    Joined,
+    KeyHash,
+    MomentOfInsert,
+    MovedMoment,
+    ServerSetting,
+    SetSetting,
+    Span,
+)
+from sqlaqueue.sql.types import GivenRows, Period
 from sqlaqueue.strategies.columns import AmongLocked
 
 _CHANGED = " OR ".join(f"OLD.{name} IS NOT NEW.{name}" for name in TIMING)
@@ -38,31 +62,145 @@ def create_trigger(table: sa.Table, connection: sa.Connection) -> None:
 _NOW = sa.bindparam("sqlaqueue_now", callable_=lambda: moment_text(datetime.now(UTC)), type_=sa.Text(), unique=False)
 
 
-class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[misc] # it replaces methods on purpose
-    def now(self, **options: Any) -> str:
-        """Return a parameter: the file is local, and so the clock of the database is that of this machine."""
-        options.pop("add_to_result_map", None)
-        if options.get("literal_binds"):
-            # Alembic writes the defaults of columns so, and a moment would be that of the migration's writing.
-            return f"({NOW})"
-        return self.process(_NOW, **options)
+# -- expressions -------------------------------------------------------------------------------------------------------
+# Functions whose names begin with ``sqlaqueue_`` are those that sqlaqueue.sqlite.prepare adds to each connection.
 
-    def moved(self, moment: str, seconds: str) -> str:
-        """Return the call of a function that :mod:`sqlaqueue.sqlite.prepare` adds to each connection."""
-        return f"sqlaqueue_moved({moment}, {seconds})"
 
-    def epoch(self, moment: str) -> str:
-        return f"sqlaqueue_epoch({moment})"
+@compiles(Clock, "sqlite")
+def _clock(_: Any, compiler: Any, **options: Any) -> str:
+    """Return a parameter: the file is local, and so the clock of the database is that of this machine."""
+    options.pop("add_to_result_map", None)
+    # Alembic writes the defaults of columns as literals, and a moment would be that of the migration's writing.
+    return f"({NOW})" if options.get("literal_binds") else str(compiler.process(_NOW, **options))
 
-    def key_hash(self, values: list[str]) -> str:
-        return f"sqlaqueue_key_hash({', '.join(values)})"
 
-    def each_value(self, array: str) -> str:
-        return f"SELECT value FROM json_each({array})"  # noqa: S608 - the array is a parameter
+def moved(moment: str, seconds: str) -> str:
+    return f"sqlaqueue_moved({moment}, {seconds})"
+
+
+@compiles(MovedMoment, "sqlite")
+def _moved(element: MovedMoment, compiler: Any, **options: Any) -> str:
+    return moved(*moment_and_seconds(element, compiler, **options))
+
+
+@compiles(AfterEpoch, "sqlite")
+def _after_epoch(element: AfterEpoch, compiler: Any, **options: Any) -> str:
+    return moved("'1970-01-01 00:00:00.000000'", *arguments(element, compiler, **options))
+
+
+def epoch(moment: str) -> str:
+    return f"sqlaqueue_epoch({moment})"
+
+
+@compiles(Epoch, "sqlite")
+def _epoch(element: Epoch, compiler: Any, **options: Any) -> str:
+    return epoch(compiler.process(element.expr, **options))
+
+
+@compiles(Elapsed, "sqlite")
+def _elapsed(element: Elapsed, compiler: Any, **options: Any) -> str:
+    until, since = (epoch(compiler.process(part, **options)) for part in (element.left, element.right))
+    return f"({until} - {since})"
+
+
+@compiles(Among, "sqlite")
+def _among(element: Among, compiler: Any, **options: Any) -> str:
+    value, array = (compiler.process(part, **options) for part in (element.left, element.array))
+    return f"{value} IN (SELECT value FROM json_each({array}))"  # noqa: S608 - the array is a parameter
+
+
+compiles(AmongRows, "sqlite")(among_rows)
+
+
+@compiles(Converted, "sqlite")
+def _converted(element: Converted, compiler: Any, **options: Any) -> str:
+    """Leave out the casts to types that SQLite would take for numbers."""
+    value, target = compiler.process(element.clause, **options), element.type.dialect_impl(compiler.dialect)
+    if isinstance(target, sa.JSON):
+        return f"json({value})"
+    if isinstance(undecorated(target), sa.String) and isinstance(undecorated(element.clause.type), sa.Uuid):
+        return f"sqlaqueue_uuid_text({value})"
+    plain = undecorated(element.type)
+    if isinstance(plain, sa.Integer | sa.Float | sa.String) and not isinstance(plain, sa.Enum):
+        return str(compiler.visit_cast(element, **options))
+    return str(value)
+
+
+@compiles(Extreme, "sqlite")
+def _extreme(element: Extreme, compiler: Any, **options: Any) -> str:
+    """Render ``max()`` or ``min()``, which is NULL where one of its arguments is."""
+    name = {"greatest": "max", "least": "min"}[element.name]
+    first, *others = arguments(element, compiler, **options)
+    for other in others:
+        first = f"coalesce({name}({first}, {other}), {first}, {other})"
+    return first
+
+
+@compiles(Joined, "sqlite")
+def _joined(element: Joined, compiler: Any, **options: Any) -> str:
+    return "(" + " || ".join(f"coalesce({each}, '')" for each in arguments(element, compiler, **options)) + ")"
+
+
+@compiles(Collected, "sqlite")
+def _collected(element: Collected, compiler: Any, **options: Any) -> str:
+    return f"json_group_array({', '.join(arguments(element, compiler, **options))})"
+
+
+@compiles(KeyHash, "sqlite")
+def _key_hash(element: KeyHash, compiler: Any, **options: Any) -> str:
+    return f"sqlaqueue_key_hash({', '.join(compiler.process(each, **options) for each in element.values)})"
+
+
+@compiles(ServerSetting, "sqlite")
+def _setting(element: ServerSetting, compiler: Any, **options: Any) -> str:
+    known = {"transaction_isolation": "'read committed'", "transaction_read_only": "'off'"}
+    return setting_as(known, element, compiler, **options)
+
+
+@compiles(SetSetting, "sqlite")
+def _set_setting(*_: Any, **__: Any) -> str:
+    return "NULL"
+
+
+@compiles(Period, "sqlite")
+def _period(element: Period, compiler: Any, **options: Any) -> str:
+    """Render the number of a period, of functions that an index may call."""
+    moment = compiler.process(element.moment, **options)
+    milliseconds = f"CAST(strftime('%s', {moment}) AS INTEGER) * 1000 + CAST(substr({moment}, 21, 3) AS INTEGER)"
+    return f"(({milliseconds} - {element.origin}) / {element.milliseconds})"
+
+
+@compiles(WrittenHere, "sqlite")
+def _written_here(element: WrittenHere, compiler: Any, **options: Any) -> str:
+    name = compiler.process(sa.literal(element.table.fullname), **options)
+    return f"sqlaqueue_written_here({name}, {element.rows.name}.rowid)"
+
+
+@compiles(GivenRows, "sqlite")
+def _given_rows(element: GivenRows, compiler: Any, **options: Any) -> str:
+    if not options.get("asfrom"):
+        return str(compiler.visit_table_valued_alias(element, **options))
+    arrays = [compiler.process(array) for array in element.arrays]
+    names = [compiler.preparer.quote(column.name) for column in element.c]
+    if len(arrays) == 1:
+        values, rows, end = ["value"], f"json_each({arrays[0]})", ""
+    else:
+        # Not a join, in which each value would meet each: SQLite gives the rows of json_each() no index.
+        values = [f"max(value) FILTER (WHERE array = {number})" for number in range(len(arrays))]
+        each = "SELECT {} AS array, key, value FROM json_each({})"
+        parts = (each.format(number, array) for number, array in enumerate(arrays))
+        rows, end = f"({' UNION ALL '.join(parts)})", " GROUP BY key"
+    columns = [f"{value} AS {name}" for value, name in zip(values, names, strict=False)]
+    columns += [f"key + 1 AS {name}" for name in names[len(arrays) :]]
+    return f"(SELECT {', '.join(columns)} FROM {rows}{end}) AS {compiler.preparer.quote(element.name)}"  # noqa: S608 - the names are quoted
+
+
+class StatementCompiler(ProgramsCompiler, SQLiteCompiler):  # type: ignore[misc] # it replaces methods on purpose
+    moved, epoch = staticmethod(moved), staticmethod(epoch)
 
     def visit_insert(self, insert_stmt: Any, visited_bindparam: Any = None, visiting_cte: Any = None, **kw: Any) -> str:
         """Give a SELECT a WHERE, without which SQLite takes ON CONFLICT for the condition of a join."""
-        if self.translates and insert_stmt.select is not None and insert_stmt._post_values_clause is not None:  # noqa: SLF001 - not public
+        if insert_stmt.select is not None and insert_stmt._post_values_clause is not None:  # noqa: SLF001 - not public
             rows = insert_stmt.select
             if not isinstance(rows, sa.Select):
                 rows = sa.select(rows.subquery("sqlaqueue_inserted"))
@@ -71,9 +209,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         return str(super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw))
 
     def visit_delete(self, delete_stmt: Any, visiting_cte: Any = None, **kw: Any) -> str:
-        """Render the plain form; name the rows by their keys, if other tables choose them: SQLite has no USING."""
-        plain = plain_form(delete_stmt)
-        delete_stmt = delete_stmt if plain is None else plain
+        """Name the rows by their keys, if other tables choose them: SQLite has no USING."""
         table, criteria = delete_stmt.table, delete_stmt._where_criteria  # noqa: SLF001 - not public
         others = {each for part in criteria for each in part._from_objects if each is not table}  # noqa: SLF001 - SQLAlchemy has no public name for it
         if others:
@@ -81,66 +217,6 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
             delete_stmt = delete_stmt._clone()  # noqa: SLF001 - SQLAlchemy has no public name for it
             delete_stmt._where_criteria = (sa.tuple_(*table.primary_key).in_(keys),)  # noqa: SLF001 - SQLAlchemy has no public name for it
         return str(super().visit_delete(delete_stmt, visiting_cte, **kw))
-
-    def cast_to(self, cast: Any, **options: Any) -> str:
-        """Leave out the casts to types that SQLite would take for numbers."""
-        target = cast.type.dialect_impl(self.dialect)
-        if isinstance(target, sa.JSON):
-            return f"json({self.process(cast.clause, **options)})"
-        target = undecorated(target)
-        if isinstance(target, sa.String) and isinstance(undecorated(cast.clause.type), sa.Uuid):
-            return f"sqlaqueue_uuid_text({self.process(cast.clause, **options)})"
-        plain = undecorated(cast.type)
-        if isinstance(plain, sa.Integer | sa.Float | sa.String) and not isinstance(plain, sa.Enum):
-            return str(SQLiteCompiler.visit_cast(self, cast, **options))
-        return self.process(cast.clause, **options)
-
-    def visit_greatest_func(self, function: Any, **options: Any) -> str:
-        """Render ``max()``, which is NULL where one of its arguments is; PostgreSQL passes over those."""
-        return self._extreme("max", function, **options)
-
-    def visit_least_func(self, function: Any, **options: Any) -> str:
-        return self._extreme("min", function, **options)
-
-    def _extreme(self, name: str, function: Any, **options: Any) -> str:
-        first, *others = self._arguments(function, **options)
-        for other in others:
-            first = f"coalesce({name}({first}, {other}), {first}, {other})"
-        return first
-
-    def visit_sqlaqueue_period_func(self, function: Any, **options: Any) -> str:
-        """Render the number of a period, of functions that an index may call."""
-        moment, length, origin = self._arguments(function, **options)
-        seconds = f"CAST(strftime('%s', {moment}) AS INTEGER)"
-        return f"(({seconds} * 1000 + CAST(substr({moment}, 21, 3) AS INTEGER) - {origin}) / {length})"
-
-    def visit_array_agg_func(self, function: Any, **options: Any) -> str:
-        return f"json_group_array({', '.join(self._arguments(function, **options))})"
-
-    def visit_concat_func(self, function: Any, **options: Any) -> str:
-        """Render the operator; a missing argument is an empty text."""
-        if not self.translates:
-            return self._as_before(function, **options)
-        return "(" + " || ".join(f"coalesce({each}, '')" for each in self._arguments(function, **options)) + ")"
-
-    def visit_table_valued_alias(self, element: Any, **options: Any) -> str:
-        """Translate ``unnest()`` of several arrays, with the number of each row."""
-        function = element.element
-        if getattr(function, "name", None) != "unnest" or not options.get("asfrom"):
-            return str(super().visit_table_valued_alias(element, **options))
-        arrays = self._arguments(function)
-        names = [self.preparer.quote(column.name) for column in element.c]
-        if len(arrays) == 1:
-            values, rows, end = ["value"], f"json_each({arrays[0]})", ""
-        else:
-            # Not a join, in which each value would meet each: SQLite gives the rows of json_each() no index.
-            values = [f"max(value) FILTER (WHERE array = {number})" for number in range(len(arrays))]
-            each = "SELECT {} AS array, key, value FROM json_each({})"
-            parts = (each.format(number, array) for number, array in enumerate(arrays))
-            rows, end = f"({' UNION ALL '.join(parts)})", " GROUP BY key"
-        columns = [f"{value} AS {name}" for value, name in zip(values, names, strict=False)]
-        columns += [f"key + 1 AS {name}" for name in names[len(arrays) :]]
-        return f"(SELECT {', '.join(columns)} FROM {rows}{end}) AS {self.alias_of(element)}"  # noqa: S608 - the names are quoted
 
 
 @compiles(AmongLocked, "sqlite")

@@ -255,7 +255,6 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "regexp_replace": (3, lambda text, pattern, by: None if text is None else re.sub(pattern, by, text, count=1)),
     "regexp_substr": (2, _regexp_substr),
     "sqlaqueue_key_hash": (-1, _key_hash),
-    "sqlaqueue_digest": (-1, lambda *values: hashlib.sha256(repr(values).encode()).hexdigest()),
     "concat_ws": (-1, lambda separator, *texts: separator.join(str(text) for text in texts if text is not None)),
 }
 """The number of arguments of each function, -1 for any, and the function itself."""

@@ -24,6 +24,7 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimSteps
 from sqlaqueue.sessions import WRITES_OPTION
 from sqlaqueue.sql.engine import OURS, STEPS, Steps
+from sqlaqueue.sql.portable import Span, joined
 from sqlaqueue.sql.types import as_library_statement
 from sqlaqueue.statements.selection import JobSelection, returning_detached, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
@@ -125,7 +126,7 @@ def claim_statement(
         columns = _without_deferred(spec, entity)
         claimed = _reduced(claimed, columns)
     if announcements is not None:
-        payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", announcements, type_=sa.Text())
+        payload = joined(f"{CLAIMED} ", sa.func.count().over(), " ", announcements)
         claimed = claimed.add_columns(notification(spec, payload).label("sqlaqueue_notification"))
     steps = {STEPS: Steps((ClaimSteps(request, columns, announcements),))}
     rows = as_library_statement(claimed).execution_options(**{OURS: spec})
@@ -193,7 +194,7 @@ def _request(
         spec=spec,
         candidates=candidates,
         limit=limit,
-        lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
+        lease=sa.bindparam(None, lease or spec.lease, Span()),
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
         token=sa.bindparam(None, callable_=token, type_=sa.Uuid()),
         scan_range=scan_range,

@@ -22,7 +22,8 @@ from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Run
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import Span, clock, earlier, later
 from sqlaqueue.sql.types import refused_elsewhere
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.statements.selection import (
@@ -230,7 +231,7 @@ def purge(
     if not is_count(limit):
         msg = f"purge(limit={limit!r}): the limit must be an integer of 1 or more"
         raise StatementError(msg)
-    age = None if older_than is None else sa.literal(timedelta(seconds=seconds(older_than)), sa.Interval())
+    age = None if older_than is None else sa.literal(timedelta(seconds=seconds(older_than)), Span())
     return returning_keys(spec, spec.strategy.purge(spec, select, names, age, sa.literal(limit)), chosen=True)
 
 
@@ -369,7 +370,7 @@ def extend(jobs: Any, /, *, lease: Delay | None = None) -> Any:
         return returning_nothing()
     spec = spec_of(type(jobs[0]))
     span = spec.lease if lease is None else timedelta(seconds=seconds(lease, "extend(lease=...)"))
-    verb = spec.strategy.extend(spec, claimed_jobs(jobs, "extend"), sa.literal(span, sa.Interval()))
+    verb = spec.strategy.extend(spec, claimed_jobs(jobs, "extend"), sa.literal(span, Span()))
     return returning_keys(spec, verb)
 
 
@@ -379,7 +380,7 @@ def settle_statement(spec: QueueSpec, runs: ClaimedJobs, settlement: Settlement)
 
 def delayed(delay: Delay) -> sa.ColumnElement[Any]:
     """Return the time ``delay`` after the execution of the statement."""
-    return clock() + sa.literal(timedelta(seconds=seconds(delay)), sa.Interval())
+    return later(clock(), sa.literal(timedelta(seconds=seconds(delay)), Span()))
 
 
 def error_text(error: BaseException | str) -> str:
@@ -407,7 +408,7 @@ def with_run_details(spec: QueueSpec, settlement: Settlement, runs: Iterable[Run
         return settlement
     # The clock of this machine measures only the duration since the claim.
     ago = time.monotonic() - min(run.claimed_at for run in runs)
-    started_at = clock() - sa.literal(timedelta(seconds=ago), sa.Interval())
+    started_at = earlier(clock(), sa.literal(timedelta(seconds=ago), Span()))
     return settlement._replace(started_at=started_at, worker=sa.literal(worker, sa.Text()))
 
 

@@ -25,7 +25,7 @@ from sqlaqueue.postgresql.triggers import attach_wake_triggers
 from sqlaqueue.queue.names import TURN
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.run import Key
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import (
     CancelSteps,
     ChangeIfUnique,
@@ -41,6 +41,7 @@ from sqlaqueue.queue.strategy_protocol import (
     Verb,
 )
 from sqlaqueue.sql.engine import in_steps
+from sqlaqueue.sql.portable import clock, earlier, is_among_rows
 from sqlaqueue.strategies.attach import attach_retention, consumer_privileges, oldest_first
 from sqlaqueue.strategies.columns import AmongLocked, ListedKeys, column_of, holds_none_back, named, named_in
 from sqlaqueue.strategies.listing import job_listing
@@ -128,7 +129,7 @@ class StatementParts:
         if len(spec.keys) == 1:
             keys = sa.select(column_of(picked, spec.keys[0])) if isinstance(picked, sa.CTE) else picked
             # Without correlate(None) a filter on a second table would be correlated with the UPDATE's own.
-            return columns[0] == sa.any_(sa.func.array(keys.correlate(None).scalar_subquery()))
+            return is_among_rows(columns[0], keys.correlate(None))
         return cls.same_key(spec, columns, picked if isinstance(picked, sa.CTE) else picked.cte("sqlaqueue_picked"))
 
     @staticmethod
@@ -295,13 +296,14 @@ class ClaimStrategy(StatementParts):
         """
         return None
 
-    def upcoming(self, spec: QueueSpec, limit: int) -> AnySelect:
+    def upcoming(self, spec: QueueSpec, limit: int, *, by_priority: bool) -> AnySelect:
         """Return a SELECT of when the next ``limit`` pending jobs will be due, the earliest first.
 
-        It reads as many entries of the claim's index for each priority, not the whole index.
+        :param by_priority: whether it reads as many entries of the claim's index for each priority, by a recursive
+            query, and not the whole index.
         """
         waiting = [spec.in_state("pending")] if spec.has("status") else []
-        return upcoming_times(spec, spec.table, waiting, limit)
+        return upcoming_times(spec, spec.table, waiting, limit, by_priority=by_priority)
 
     def pending_jobs(self, spec: QueueSpec, limit: int) -> AnySelect:
         """Return a SELECT of the pending jobs in claim order, from the table whose index claims scan.
@@ -489,7 +491,7 @@ class ClaimStrategy(StatementParts):
         old = self.pick(spec, chosen, *spec.keys).where(spec.in_state(*states), *holds_none_back(spec)).limit(limit)
         if age is not None:
             finished_at = spec.column("finished_at", "purge(older_than=...)")
-            old = old.where(finished_at <= clock() - age).order_by(*oldest_first(spec, states, finished_at))
+            old = old.where(finished_at <= earlier(clock(), age)).order_by(*oldest_first(spec, states, finished_at))
         # A DELETE needs the full row lock. With a weaker one here it would wait for the locks of foreign keys.
         locked = old.with_for_update(of=spec.table, skip_locked=True)
         return self.change_locked(spec, sa.delete(spec.model), old, of=locked)

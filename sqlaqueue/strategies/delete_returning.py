@@ -187,9 +187,9 @@ class DeleteReturning(MessageStrategy):
         # length of this transaction.
         return self.take(request, waiting, table, table)
 
-    def upcoming(self, spec: QueueSpec, limit: int) -> AnySelect:
+    def upcoming(self, spec: QueueSpec, limit: int, *, by_priority: bool) -> AnySelect:
         """Return when the next jobs will be due, from their messages."""
-        return upcoming_times(spec, spec.side_tables[MESSAGES], [], limit)
+        return upcoming_times(spec, spec.side_tables[MESSAGES], [], limit, by_priority=by_priority)
 
     def pending_jobs(self, spec: QueueSpec, limit: int) -> AnySelect:
         """Return a SELECT of the messages. They are joined with the jobs only if these alone have a time."""

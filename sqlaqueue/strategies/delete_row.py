@@ -21,8 +21,9 @@ from sqlaqueue.postgresql.due_times import was_committed as transaction_was_comm
 from sqlaqueue.postgresql.side_tables import bury, dead_letter, key_json, request_cancellation, stored_rows
 from sqlaqueue.queue.names import DEAD_LETTER, TURN
 from sqlaqueue.queue.run import Key
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
+from sqlaqueue.sql.portable import clock, earlier
 from sqlaqueue.sql.types import insert_unless
 from sqlaqueue.strategies.attach import attach_to_dead_letters, everything, oldest_first
 from sqlaqueue.strategies.base import TOKEN, HeldStrategy
@@ -289,7 +290,7 @@ class DeleteRow(HeldStrategy):
         old = locked_letters(spec, chosen, "purge").where(dead.c.state.in_(states))
         if age is not None:
             moment = dead.c.created_at
-            old = old.where(moment <= clock() - age).order_by(*oldest_first(spec, states, moment))
+            old = old.where(moment <= earlier(clock(), age)).order_by(*oldest_first(spec, states, moment))
         found = old.limit(limit).cte("sqlaqueue_letters")
         return _keys(spec, found).add_cte(delete_letters(spec, found))
 

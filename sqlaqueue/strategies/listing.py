@@ -12,7 +12,8 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import ATTEMPT
 from sqlaqueue.queue.options import STATES
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import clock, converted
 
 # -- attempt history ---------------------------------------------------------------------------------------------------
 # The INSERT of rescued attempts into the attempt history, as a part of the statement that rescues the jobs.
@@ -69,7 +70,7 @@ def record_rescued(
     }
     for name in _COPIED:
         if f"{_PREFIX}{name}" in rescued.c:
-            copied: sa.ColumnElement[Any] = sa.cast(rescued.c[f"{_PREFIX}{name}"], table.c[name].type)
+            copied: sa.ColumnElement[Any] = converted(rescued.c[f"{_PREFIX}{name}"], table.c[name].type)
             values[name] = sa.func.coalesce(copied, 1) if name == "attempt" else copied
     rows = sa.select(*values.values()).select_from(rescued)
     return sa.insert(table).from_select(list(values), rows if where is None else rows.where(where))

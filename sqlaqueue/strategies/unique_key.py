@@ -30,6 +30,7 @@ from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.queue.strategy_protocol import ChangeIfUnique, Strategy
 from sqlaqueue.sql.engine import engine_of_error, sqlstate
+from sqlaqueue.sql.portable import converted, joined
 from sqlaqueue.sql.types import object_name, period
 from sqlaqueue.strategies.columns import add_index, by_index, index_for, key_column, same
 
@@ -208,7 +209,7 @@ def unique_key(spec: QueueSpec) -> UniqueKey | None:
 
 def key_text_of(spec: QueueSpec, rows: sa.FromClause) -> sa.ColumnElement[str]:
     """Return the key of a job in ``rows`` as a text: the parts of a composite key are separated by commas."""
-    parts = [sa.cast(rows.c[key.key], sa.Text()) for key in spec.keys]
+    parts = [converted(rows.c[key.key], sa.Text()) for key in spec.keys]
     return parts[0] if len(parts) == 1 else sa.func.concat_ws(",", *parts, type_=sa.Text())
 
 
@@ -283,9 +284,9 @@ def reason(duplicate: sa.ColumnElement[str], error: sa.ColumnElement[Any] | None
     parts: list[Any] = [REASON, duplicate]
     if error is not None:
         # Without the line that an earlier requeue has added.
-        former = sa.func.regexp_replace(sa.cast(error, sa.Text()), f"^{REASON}[^\n]*\n?", "", type_=sa.Text())
+        former = sa.func.regexp_replace(converted(error, sa.Text()), f"^{REASON}[^\n]*\n?", "", type_=sa.Text())
         parts.append(sa.literal("\n", sa.Text()) + sa.func.nullif(former, ""))
-    return sa.func.concat(*parts, type_=sa.Text())
+    return joined(*parts)
 
 
 def duplicate_in(error: str | None) -> str | None:

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.run import Key
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import (
     ChangeIfUnique,
     ClaimedJobs,
@@ -33,6 +33,7 @@ from sqlaqueue.queue.strategy_protocol import (
     Verb,
 )
 from sqlaqueue.sql.engine import in_steps
+from sqlaqueue.sql.portable import after_epoch, clock, converted, greatest, later
 from sqlaqueue.strategies.base import ClaimStrategy, cancels_behind
 from sqlaqueue.strategies.columns import add_index, named
 from sqlaqueue.strategies.listing import has_history, record_rescued, run_columns
@@ -86,7 +87,7 @@ def _token(kind: int) -> uuid.UUID:
 
 
 def _digits(token: sa.ColumnElement[uuid.UUID], number: int) -> sa.ColumnElement[str]:
-    digits: sa.ColumnElement[str] = sa.func.substr(sa.cast(token, sa.Text()), _VERSION_AT, number)
+    digits: sa.ColumnElement[str] = sa.func.substr(converted(token, sa.Text()), _VERSION_AT, number)
     return digits
 
 
@@ -94,7 +95,7 @@ LEASE_EXPIRED = "the lease expired: its worker died or lost the database"
 """The ``last_error`` of a rescued job."""
 
 _WAITS = "sqlaqueue_waits"
-_WAITS_SINCE = sa.func.to_timestamp(0, type_=sa.DateTime(timezone=True))
+_WAITS_SINCE = after_epoch(0)
 """The end of the lease of a job that waits for its duplicate. No run has such a lease."""
 
 
@@ -172,7 +173,7 @@ class UpdateStatus(ClaimStrategy):
         if spec.has("attempts"):
             values["attempts"] = sa.func.coalesce(spec.columns["attempts"], 0) + 1
         if spec.has("lease_expires_at"):
-            values["lease_expires_at"] = clock() + request.lease
+            values["lease_expires_at"] = later(clock(), request.lease)
         if spec.has("started_at"):
             values["started_at"] = clock()
         if spec.has("lease_token"):
@@ -210,7 +211,7 @@ class UpdateStatus(ClaimStrategy):
     def counted(self, attempts: sa.ColumnElement[Any], settlement: Settlement) -> sa.ColumnElement[Any] | None:
         """Return the count without this attempt if it does not count; otherwise None, as the claim has counted it."""
         if isinstance(settlement.starts, int) and settlement.starts == 0:
-            return sa.func.greatest(attempts - 1, 0)
+            return greatest(attempts - 1, 0)
         return None
 
     def extend(self, spec: QueueSpec, held: ClaimedJobs, lease: Any) -> Verb:
@@ -222,7 +223,7 @@ class UpdateStatus(ClaimStrategy):
         expires = spec.column("lease_expires_at", "extend()")
         mine = sa.select(*(getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys))
         mine = mine.where(self.fence(spec, held)).order_by(*spec.keys)
-        return self.change_locked(spec, sa.update(spec.model), mine).values({expires: clock() + lease})
+        return self.change_locked(spec, sa.update(spec.model), mine).values({expires: later(clock(), lease)})
 
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """Settle the runs; a job that does not count while it runs comes back only if no duplicate of it counts."""
@@ -369,7 +370,7 @@ class UpdateStatus(ClaimStrategy):
             del values["claimed_by"]
         if spec.has("attempts"):
             attempts = spec.columns["attempts"]
-            values["attempts"] = sa.case((alone, attempts), else_=sa.func.greatest(attempts - 1, 0))
+            values["attempts"] = sa.case((alone, attempts), else_=greatest(attempts - 1, 0))
         if spec.has("lease_token"):
             token = spec.columns["lease_token"]
             values["lease_token"] = sa.case((spent, sa.null()), else_=token)

@@ -19,11 +19,12 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import runs_of
 from sqlaqueue.queue.names import RATE
 from sqlaqueue.queue.run import Key, key_text
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.fire import fire
 from sqlaqueue.schedules.schedule import Schedule, ScheduleGroup, schedule_groups
 from sqlaqueue.schedules.store import declare
 from sqlaqueue.sessions import execute
+from sqlaqueue.sql.portable import Span, clock, earlier, elapsed, greatest, later
 from sqlaqueue.statements.claim import claim_statement, worker_name
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.testing.enqueued import LONGEST, travel
@@ -118,7 +119,7 @@ def _leave_journal_entry(session: Session, spec: QueueSpec, job: Any) -> None:
 
 
 def _expire_lease(session: Session, spec: QueueSpec, key: Key) -> None:
-    expired = clock() - sa.literal(timedelta(seconds=1), sa.Interval())
+    expired = earlier(clock(), sa.literal(timedelta(seconds=1), Span()))
     ended = (
         sa.update(spec.table).where(spec.key_in(spec.keys, [key])).values({spec.columns["lease_expires_at"]: expired})
     )
@@ -320,7 +321,7 @@ def _until_due(session: Session, worker: WorkerInTest, waiting: AnySelect) -> It
         return
     run_at = getattr(worker.selection.entity, worker.spec.attributes["run_at"])
     later = waiting.where(*_within_reach(run_at))
-    wait = later.with_only_columns(sa.func.min(run_at) - clock(), maintain_column_froms=True)
+    wait = later.with_only_columns(elapsed(clock(), sa.func.min(run_at)), maintain_column_froms=True)
     yield from _delays(session, worker.spec, wait)
 
 
@@ -332,9 +333,11 @@ def _until_begun(session: Session, spec: QueueSpec, waiting: AnySelect) -> Itera
     due = waiting.where(*spec.due(spec.columns.get("run_at")))
     # In a subquery: a select of the user may have joins, in which the rates could not refer to the jobs.
     keys = spec.strategy.pick(spec, due, *spec.keys).correlate(None)
-    moments = sa.func.greatest(*(_free_at(rate) for rate in flow.rates), type_=sa.DateTime(timezone=True))
+    moments = greatest(*(_free_at(rate) for rate in flow.rates), type_=sa.DateTime(timezone=True))
     jobs = sa.select(moments.label("free_at")).where(sa.tuple_(*spec.keys).in_(keys)).subquery("sqlaqueue_jobs")
-    yield from _delays(session, spec, sa.select(sa.func.min(jobs.c.free_at) - clock()).where(*_within_reach(jobs.c[0])))
+    yield from _delays(
+        session, spec, sa.select(elapsed(clock(), sa.func.min(jobs.c.free_at))).where(*_within_reach(jobs.c[0]))
+    )
 
 
 def _free_at(rate: KeyRate) -> sa.ScalarSelect[Any]:
@@ -347,7 +350,7 @@ def _free_at(rate: KeyRate) -> sa.ScalarSelect[Any]:
 def _within_reach(moment: Any) -> list[sa.ColumnElement[bool]]:
     # Jobs whose moment has come and that were not claimed are locked or held back. Those that are parked, such as in
     # the year 9999, never run.
-    return [moment > clock(), moment < clock() + sa.literal(LONGEST, sa.Interval())]
+    return [moment > clock(), moment < later(clock(), sa.literal(LONGEST, Span()))]
 
 
 def _delays(session: Session, spec: QueueSpec, wait: AnySelect) -> Iterator[timedelta]:

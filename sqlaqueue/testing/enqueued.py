@@ -19,6 +19,7 @@ from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import execute
 from sqlaqueue.sql.engine import engine_of, schema_of
+from sqlaqueue.sql.portable import Span, earlier
 from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.testing.in_transaction import AnySession, Jobs, resolve_session
@@ -171,9 +172,9 @@ def _shift(
     microseconds = delta // timedelta(microseconds=1)
     interval: Any = sa.cast(sa.literal(f"{microseconds} microseconds", sa.Text()), sa.Interval())
     if engine_of(session.get_bind(spec.mapper).dialect) is not None:
-        interval = sa.literal(delta, sa.Interval())
+        interval = sa.literal(delta, Span())
     values: dict[Any, Any] = {
-        column: sa.type_coerce(column, sa.DateTime(timezone=True)) - interval for column in columns
+        column: earlier(sa.type_coerce(column, sa.DateTime(timezone=True)), interval) for column in columns
     }
     filled = sa.or_(*(column.is_not(None) for column in columns))
     session.execute(sa.update(table).where(filled).values(values), bind_arguments={"mapper": spec.mapper})

@@ -18,7 +18,8 @@ from sqlaqueue.postgresql.claim_scan import queue_paused
 from sqlaqueue.postgresql.due_times import written_here
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import Key, key_text, keys_from
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import clock, elapsed, set_setting, setting
 from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.statements.selection import JobSelection, instances, key_of
 from sqlaqueue.waiting.wait import read_state
@@ -65,7 +66,7 @@ def _reason(session: Session, spec: QueueSpec, key: Key) -> str:
         name = spec.model.__name__
         return f"waits, since its queue is paused; session.execute(resume({name})) ends that"
     if spec.has("run_at"):
-        wait = sa.select(spec.columns["run_at"] - clock()).where(spec.key_in(spec.keys, [key]))
+        wait = sa.select(elapsed(clock(), spec.columns["run_at"])).where(spec.key_in(spec.keys, [key]))
         delay = session.execute(wait, bind_arguments=bind).scalar_one_or_none()
         if delay is not None and delay.total_seconds() > 0:
             left = delay.total_seconds()
@@ -207,11 +208,11 @@ _CHANGED = ("lock_timeout", "synchronous_commit")
 def read_settings(session: Session, spec: QueueSpec) -> tuple[str, ...]:
     if not spec.strategy.holds_transaction:
         return ()
-    current = sa.select(*(sa.func.current_setting(name, type_=sa.Text()) for name in _CHANGED))
+    current = sa.select(*(setting(name) for name in _CHANGED))
     return tuple(session.execute(current, bind_arguments={"mapper": spec.mapper}).one())
 
 
 def restore_settings(session: Session, spec: QueueSpec, settings: tuple[str, ...]) -> None:
     if settings:
-        before = [sa.func.set_config(name, value, sa.true()) for name, value in zip(_CHANGED, settings, strict=True)]
+        before = [set_setting(name, value) for name, value in zip(_CHANGED, settings, strict=True)]
         session.execute(sa.select(*before), bind_arguments={"mapper": spec.mapper})

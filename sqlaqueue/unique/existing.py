@@ -16,7 +16,8 @@ from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.queue.roles import constant_default
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.engine import WRITES_LATER, engine_of, with_plain_form
+from sqlaqueue.sql.engine import WRITES_LATER, engine_of
+from sqlaqueue.sql.portable import MomentOfInsert, ServerDefault, converted
 from sqlaqueue.sql.types import as_library_statement, insert_unless, numbered_rows
 from sqlaqueue.strategies.columns import by_index, same
 from sqlaqueue.strategies.unique_key import UniqueKey, explaining_missing_index
@@ -124,15 +125,8 @@ def set_created_at(connection: sa.Connection, key: UniqueKey, jobs: Iterable[New
     column, now = key.spec.columns["created_at"], None
     for job in jobs:
         if column.default is None and job.given().get(job.mapper.get_property_by_column(column).key) is None:
-            now = now or connection.scalar(sa.select(_now(connection, column)))
+            now = now or connection.scalar(sa.select(converted(MomentOfInsert(), column.type)))
             set_committed_value(job.job, job.mapper.get_property_by_column(column).key, now)
-
-
-def _now(connection: sa.Connection, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    if engine_of(connection.dialect) is None:
-        return sa.cast(sa.func.now(), column.type)
-    # Other engines translate this function wherever it is, but now() of a program's statements as before.
-    return sa.func.statement_timestamp(type_=column.type)
 
 
 class _DefaultContext:
@@ -359,8 +353,4 @@ def _default(column: sa.Column[Any]) -> Any:
     if server_default is None:
         return _NULL
 
-    def written() -> Any:
-        # For an UPDATE that cannot name it by DEFAULT.
-        return sa.literal(server_default.arg) if isinstance(server_default.arg, str) else server_default.arg
-
-    return with_plain_form(sa.text("DEFAULT"), written)
+    return ServerDefault(sa.literal(server_default.arg) if isinstance(server_default.arg, str) else server_default.arg)

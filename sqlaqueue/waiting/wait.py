@@ -37,6 +37,7 @@ from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import check_session_class, execute, open_session, primary_bind, resolve_factory
+from sqlaqueue.sql.portable import in_recovery
 from sqlaqueue.sql.types import check_dialect
 
 NOTIFY_INTERVAL = 20.0
@@ -291,7 +292,7 @@ def first_poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
     """Check that the database is a primary that the library supports, and poll."""
     engine = session.get_bind(waiter.spec.mapper).engine
     check_dialect(engine.dialect, f"{waiter.function}({waiter.model.__name__})")
-    if session.scalar(sa.select(sa.func.pg_is_in_recovery()), bind_arguments=waiter.bind):
+    if session.scalar(sa.select(in_recovery()), bind_arguments=waiter.bind):
         msg = (
             f"{waiter.function}(): the sessions for {waiter.model.__name__} use a replica, which lags behind and "
             "cannot send notifications; give a sessionmaker of the primary's engine"

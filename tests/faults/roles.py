@@ -20,6 +20,7 @@ from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import pace
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.exc import HandlerNotStopped
+from sqlaqueue.sql.portable import after_epoch
 from tests.consumer.conftest import Supply
 from tests.consumer.models import STRATEGIES, for_async, for_sync, models, prepared
 from tests.faults.history import Recorder, name_of
@@ -174,7 +175,7 @@ def enqueue(
     """Add a job to the session, and record its expected outcome."""
     # The same ``run_at`` for all jobs, in the past: committed jobs are claimable, and the key decides the order among
     # jobs of one priority.
-    values = {"run_at": sa.func.to_timestamp(0), "priority": rng.randint(-2, 2)} | values
+    values = {"run_at": after_epoch(0), "priority": rng.randint(-2, 2)} | values
     expected = {"max_attempts": values["max_attempts"], "claim_order": [values["priority"], key]} | EXPECTED[payload]
     recorder.record("enqueueing", key, **expected)
     session.add(model(id=key, payload=payload, **values))

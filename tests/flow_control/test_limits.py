@@ -34,6 +34,7 @@ from sqlaqueue.flow_control.rates import delete_idle
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.names import RATE
 from sqlaqueue.queue.options import FlowRule
+from sqlaqueue.sql.portable import seconds_between
 from sqlaqueue.testing import drain, travel
 from tests.flow_control.models import (
     HELD,
@@ -395,7 +396,7 @@ def test_only_what_is_claimed_uses_the_rate_up(engine: sa.Engine) -> None:
     assert customers(claim_and_commit(engine, job)) == [1, 2]
     with engine.connect() as connection:
         table = stored(job)
-        ahead = connection.scalar(sa.select(sa.extract("epoch", table.c.next_at - sa.func.now())))
+        ahead = connection.scalar(sa.select(seconds_between(sa.func.now(), table.c.next_at)))
         assert ahead is not None
         assert 1700 < ahead <= 1801
 
@@ -448,7 +449,7 @@ def throttled(engine: sa.Engine, job: Any) -> list[Any]:
     """Return in how many seconds keys may begin again, of those that are held back."""
     until = job.metadata.tables[RATE].c.throttled_until
     with engine.connect() as connection:
-        seconds = sa.select(sa.extract("epoch", until - sa.func.now())).where(until > sa.func.now())
+        seconds = sa.select(seconds_between(sa.func.now(), until)).where(until > sa.func.now())
         return list(connection.execute(seconds).scalars())
 
 

@@ -34,8 +34,8 @@ from sqlaqueue.consumer.core.errors import is_conflict, is_connection_lost, is_l
 from sqlaqueue.engines.notifications import database_of, subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.base import violated_column, violated_constraint, violated_table
-from sqlaqueue.queue.spec import clock
 from sqlaqueue.sql.engine import sqlstate
+from sqlaqueue.sql.portable import clock, earlier, notify, set_setting, setting
 from tests.mariadb.conftest import Prepared
 from tests.mariadb.models import Base, ByUuid, Child, Job, UniqueBase
 from tests.mariadb.server import MariaDBServer
@@ -284,18 +284,15 @@ def test_a_statement_that_is_compiled_once_serves_other_parameters(engine: sa.En
     sent: list[tuple[str, str]] = []
     end = subscribe(engine, lambda channel, text: sent.append((channel, text)))
     with engine.connect() as connection:
-
-        def call(name: str, *arguments: Any) -> Any:
-            return connection.scalar(sa.select(getattr(sa.func, name)(*arguments)))
-
         names = ("lock_timeout", "transaction_read_only", "transaction_isolation")
-        assert [call("current_setting", name) for name in names] == [None, "off", "read committed"]
+        settings = [connection.scalar(sa.select(setting(name))) for name in names]
+        assert settings == [None, "off", "read committed"]
         before = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar()
         for name, seconds in (("idle_in_transaction_session_timeout", before), ("lock_timeout", 2)):
-            call("set_config", name, "2s", sa.true())
+            connection.execute(sa.select(set_setting(name, "2s")))
             assert connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar() == seconds
         for channel, text in (("a", "x"), ("b", "y")):
-            call("pg_notify", channel, text)
+            connection.execute(sa.select(notify(channel, text)))
         connection.commit()
         assert connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar() == before
     end()
@@ -309,7 +306,7 @@ def test_the_limit_of_lock_waits_ends_with_a_transaction_of_two_phases(engine: s
         before = connection.exec_driver_sql(setting).scalar()
         connection.rollback()
         transaction = connection.begin_twophase()
-        connection.execute(sa.select(sa.func.set_config("lock_timeout", "2s", sa.true())))
+        connection.execute(sa.select(set_setting("lock_timeout", "2s")))
         assert connection.exec_driver_sql(setting).scalar() == 2
         if end != "rollback_unprepared":
             transaction.prepare()
@@ -318,9 +315,8 @@ def test_the_limit_of_lock_waits_ends_with_a_transaction_of_two_phases(engine: s
 
 
 def test_the_clock_of_the_library_in_a_statement_without_tables(engine: sa.Engine) -> None:
-    """It has the arithmetic of moments as well, though nothing else tells such a statement from a program's."""
     day = timedelta(days=1)
-    query = sa.select(clock(), sa.cast(clock() - day, sa.DateTime(timezone=True)))
+    query = sa.select(clock(), earlier(clock(), day))
     with engine.connect() as connection:
         now, before = connection.execute(query).one()
     assert abs(now - day - before) < timedelta(seconds=1)

@@ -53,8 +53,7 @@ def test_an_application_tests_its_jobs_in_memory() -> None:
     sessions.kw["bind"].dispose()
 
 
-def test_plain_forms_have_the_values_of_each_call(sessions: sessionmaker[Session]) -> None:
-    """SQLAlchemy caches a statement by its form for PostgreSQL."""
+def test_a_cached_statement_has_the_values_of_each_call(sessions: sessionmaker[Session]) -> None:
     with sessions() as session:
         session.add_all(Email() for _ in range(10))
         session.commit()

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import is_among_rows
 from sqlaqueue.strategies import ClaimedJobs, ClaimRequest, ClaimStrategy, Settlement, Verb
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
@@ -146,7 +147,7 @@ class PurgeCorrelates(UpdateStatus):
     def among(cls, spec: QueueSpec, columns: Sequence[sa.ColumnElement[Any]], picked: Rows | sa.CTE) -> Condition:
         if isinstance(picked, sa.CTE):
             return super().among(spec, columns, picked)
-        return columns[0] == sa.any_(sa.func.array(picked.scalar_subquery()))
+        return is_among_rows(columns[0], picked)
 
 
 class _Unsorted(ClaimStrategy):

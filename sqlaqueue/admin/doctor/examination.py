@@ -17,8 +17,9 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.catalog_text import quoted, sql_text
 from sqlaqueue.postgresql.facts import ServerState, Severity
 from sqlaqueue.queue.names import CONSUMERS
-from sqlaqueue.queue.spec import QueueSpec, clock, within_calendar
+from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.sql.engine import OtherEngine, engine_of
+from sqlaqueue.sql.portable import clock, converted, earlier, later
 from sqlaqueue.statements.verbs import consumers
 
 
@@ -226,16 +227,16 @@ class Examination:
     def ago(self, age: timedelta) -> sa.ColumnElement[Any]:
         """Return the moment that is so long ago, for a condition that a fix may repeat."""
         # A fix is executed by a client that does not know the functions of a prepared engine.
-        return clock() - age if self.other is None else sa.literal(self.now() - age, sa.DateTime(timezone=True))
+        return earlier(clock(), age) if self.other is None else sa.literal(self.now() - age, sa.DateTime(timezone=True))
 
     def later(self, wait: timedelta) -> sa.ColumnElement[Any]:
         """Return the moment that comes after so long a time, for a condition that a fix may repeat."""
-        return clock() + wait if self.other is None else self.ago(-wait)
+        return later(clock(), wait) if self.other is None else self.ago(-wait)
 
     def moment(self, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         """Return a moment as one with a time zone, which its column may lack, that Python can load."""
         if self.other is None:
-            return within_calendar(sa.cast(moment, sa.DateTime(timezone=True)))
+            return within_calendar(converted(moment, sa.DateTime(timezone=True)))
         # The others store moments in UTC, and none that Python does not know.
         return sa.type_coerce(moment, sa.DateTime(timezone=True))
 

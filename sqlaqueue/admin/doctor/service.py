@@ -43,9 +43,10 @@ from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.run import key_text
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.sql.engine import schema_of
+from sqlaqueue.sql.portable import clock, converted
 from sqlaqueue.strategies.columns import same
 from sqlaqueue.strategies.delete_returning import MessageTable
 from sqlaqueue.strategies.update_status import waits_for_duplicate
@@ -473,7 +474,7 @@ def check_status_values(examination: Examination) -> Iterator[Finding]:
         status = spec.columns["status"]
         known = [state for state in STATES if getattr(spec.config.states, state) is not None]
         unknown: sa.ColumnElement[bool] = sa.or_(~spec.in_state(*known), status.is_(None))
-        first = at_most(sa.select(sa.cast(status, sa.Text()).label("status")).where(unknown))
+        first = at_most(sa.select(converted(status, sa.Text()).label("status")).where(unknown))
         found = sa.select(first.c.status, sa.func.count()).group_by(first.c.status).order_by(first.c.status)
         rows: Any = examination.connection.execute(found).all()
         number, values = sum(count for _, count in rows), [value for value, _ in rows]

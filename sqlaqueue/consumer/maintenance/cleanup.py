@@ -34,7 +34,7 @@ from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, RATE
 from sqlaqueue.queue.run import Key, key_text, keys_from
-from sqlaqueue.queue.spec import clock
+from sqlaqueue.sql.portable import Span, clock, earlier, is_among_rows, set_setting
 from sqlaqueue.statements.verbs import reconcile
 from sqlaqueue.strategies import KeyRange
 
@@ -64,7 +64,7 @@ def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> De
     """Delete a batch of old attempts, and commit."""
     spec, bind = settings.spec, settings.bind_arguments
     table = spec.side_tables[ATTEMPT]
-    bound = clock() - sa.literal(walk.age, sa.Interval())
+    bound = earlier(clock(), sa.literal(walk.age, Span()))
     *_, before = session.execute(sa.select(*batch_limits(settings), bound), bind_arguments=bind).one()
     old = sa.select(table.c.id).where(table.c.queue == spec.name, table.c.ended_at <= bound)
     if walk.since is not None:
@@ -72,8 +72,8 @@ def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> De
         old = old.where(table.c.ended_at >= sa.literal(walk.since, table.c.ended_at.type))
     old = old.order_by(table.c.ended_at).limit(sa.literal(walk.limit).render_literal_execute())
     # Several Consumers delete: none waits for another.
-    chosen = sa.func.array(old.with_for_update(skip_locked=True).scalar_subquery())
-    deleting = sa.delete(table).where(table.c.id == sa.any_(chosen), planned_anew())
+    chosen = is_among_rows(table.c.id, old.with_for_update(skip_locked=True))
+    deleting = sa.delete(table).where(chosen, planned_anew())
     deleted = delete_and_count(session, settings, deleting, table.c.ended_at, before)
     session.commit()
     return deleted
@@ -159,7 +159,7 @@ def reconcile_range(session: Session, context: ConsumerContext, after: Key | Non
     if spec.strategy.reconcile_range(spec, KeyRange()) is None:
         return reconcile_at_once(session, context), None
     # Whatever the statistics say, the planner must use the indexes of the keys, and not read both tables for a range.
-    off = [sa.func.set_config(f"enable_{way}", "off", sa.true()) for way in ("seqscan", "hashjoin", "mergejoin")]
+    off = [set_setting(f"enable_{way}", "off") for way in ("seqscan", "hashjoin", "mergejoin")]
     session.execute(sa.select(*off), bind_arguments=bind)
     ahead = sa.select(*spec.keys).where(KeyRange(after).holds(spec.keys), planned_anew())
     last = ahead.order_by(*spec.keys).offset(RANGE - 1).limit(1)
@@ -181,12 +181,12 @@ def _delete_old(session: Session, context: ConsumerContext) -> None:
         session.execute(delete_idle(spec), bind_arguments=bind)
     control = spec.side_tables.get(CONTROL)
     if control is not None:
-        old = control.c.created_at < clock() - _KEEP
+        old = control.c.created_at < earlier(clock(), _KEEP)
         mine = sa.and_(control.c.queue == spec.name, control.c.key != PAUSE)
         session.execute(sa.delete(control).where(mine, old), bind_arguments=bind)
     consumers = spec.side_tables.get(CONSUMERS)
     if consumers is not None:
-        dead = consumers.c.expires_at < clock() - _KEEP
+        dead = consumers.c.expires_at < earlier(clock(), _KEEP)
         session.execute(sa.delete(consumers).where(consumers.c.queue == spec.name, dead), bind_arguments=bind)
 
 

@@ -46,6 +46,7 @@ from sqlaqueue.schedules.store import (
     write_declarations,
 )
 from sqlaqueue.sessions import primary_bind
+from sqlaqueue.sql.portable import set_setting
 
 LONGEST_SLEEP, POLL_INTERVAL = 30.0, 2.0
 """Seconds between two looks at the latest: while notifications arrive, and while they do not."""
@@ -193,7 +194,7 @@ def limited(state: GroupState, operation: Callable[..., Any], **options: Any) ->
 
 def _execute(session: Session, state: GroupState, operation: Callable[..., Any]) -> Any:
     state.isolation.begin(session)
-    limits = [sa.func.set_config(name, value, sa.true()) for name, value in _LIMITS.items()]
+    limits = [set_setting(name, value) for name, value in _LIMITS.items()]
     session.execute(sa.select(*limits), bind_arguments=state.group.bind)
     return operation(session, state.group)
 

@@ -27,6 +27,7 @@ from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.run import Key, Run, key_text, key_value, keys_by_token
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.portable import seconds_between, ticking_clock
 
 
 def cancel_requested(maintenance: Maintenance, now: float) -> Routine:
@@ -68,7 +69,7 @@ def _take(session: Session, spec: QueueSpec, keys: Sequence[Key], bind: dict[str
     control = spec.side_tables[CONTROL]
     mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys)).subquery("sqlaqueue_mine")
     key = key_json([mine.c[column.key] for column in spec.keys])
-    age = sa.extract("epoch", sa.func.clock_timestamp() - control.c.created_at)
+    age = seconds_between(control.c.created_at, ticking_clock())
     # A request that is not committed yet must not block the leases that the same thread extends.
     asked = (
         sa.select(
@@ -93,7 +94,7 @@ def _take(session: Session, spec: QueueSpec, keys: Sequence[Key], bind: dict[str
 def _take_in_steps(session: Session, spec: QueueSpec, keys: Sequence[Key], bind: dict[str, Any]) -> Sequence[Any]:
     """Do what :func:`_take` does for an engine whose RETURNING has no columns of other tables."""
     control = spec.side_tables[CONTROL]
-    age = sa.extract("epoch", sa.func.clock_timestamp() - control.c.created_at)
+    age = seconds_between(control.c.created_at, ticking_clock())
     asked = sa.select(*spec.keys, age).where(spec.key_in(spec.keys, keys), control.c.key == key_json(spec.keys))
     rows = session.execute(asked.where(control.c.queue == spec.name), bind_arguments=bind).all()
     if rows:

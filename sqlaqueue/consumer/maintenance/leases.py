@@ -36,8 +36,9 @@ from sqlaqueue.postgresql.side_tables import as_json
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
 from sqlaqueue.queue.run import Key, Run, keys_by_token
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of, violated_table
+from sqlaqueue.sql.portable import Span, clock, collected, converted, epoch, later, set_setting, ticking_clock
 from sqlaqueue.sql.types import insert_or_replace
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.strategies import Verb
@@ -117,7 +118,7 @@ def limit_transaction(session: Session, context: ConsumerContext, *others: sa.Co
     :param others: expressions that are executed by the same statement.
     """
     limit = min(int(context.settings.lease.total_seconds() * 1000), _LONGEST_TIMEOUT)
-    setting = sa.func.set_config("idle_in_transaction_session_timeout", str(limit), sa.true())
+    setting = set_setting("idle_in_transaction_session_timeout", str(limit))
     session.execute(sa.select(setting, *others), bind_arguments=context.settings.bind_arguments)
 
 
@@ -234,8 +235,10 @@ def upcoming_times(session: Session, context: ConsumerContext, limit: int) -> li
     spec = context.spec
     if not spec.has("run_at"):
         return []
-    statement = spec.strategy.upcoming(spec, limit)
-    times = session.execute(statement, bind_arguments=context.settings.bind_arguments).scalars().all()
+    bind = context.settings.bind_arguments
+    by_priority = engine_of(session.connection(bind_arguments=bind).dialect) is None
+    statement = spec.strategy.upcoming(spec, limit, by_priority=by_priority)
+    times = session.execute(statement, bind_arguments=bind).scalars().all()
     session.rollback()
     return [float(time) for time in times]
 
@@ -302,7 +305,7 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbe
         "claimed": beat.waiting,
         "unclaimable": as_json(sa.literal(json.dumps(unclaimable), sa.Text())),
         "heartbeat_at": clock(),
-        "expires_at": clock() + sa.literal(timedelta(seconds=beat.expires_in), sa.Interval()),
+        "expires_at": later(clock(), sa.literal(timedelta(seconds=beat.expires_in), Span())),
     }
     own = {
         "id": context.id,
@@ -316,10 +319,8 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbe
     if settings.notifies and beat.notify:
         upsert = upsert.returning(notification(spec, Heartbeat(context.id)))
     alive = sa.and_(table.c.queue == spec.name, table.c.listening, table.c.expires_at > clock())
-    others = sa.func.coalesce(
-        sa.func.array_agg(table.c.id), sa.cast([], sa.ARRAY(sa.Text())), type_=sa.ARRAY(sa.Text())
-    )
-    now = sa.extract("epoch", sa.func.clock_timestamp())
+    others = sa.func.coalesce(collected(table.c.id), converted([], sa.ARRAY(sa.Text())), type_=sa.ARRAY(sa.Text()))
+    now = epoch(ticking_clock())
     asked = sa.select(others, now).select_from(table).where(alive)
     if engine_of(session.connection(bind_arguments=settings.bind_arguments).dialect) is None:
         asked = asked.add_cte(upsert.cte("sqlaqueue_heartbeat"))
@@ -511,7 +512,7 @@ def _rescue(
     settings, spec = context.settings, context.spec
     others: list[sa.ColumnElement[Any]] = [notification(spec, Signal.RESCUED)] if settings.notifies else []
     if lock_timeout is not None:
-        others.append(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
+        others.append(set_setting("lock_timeout", lock_timeout))
     limit_transaction(session, context, *others)
     rescued = execute_for_keys(session, settings, verb)
     # Some of them may have failed by that.

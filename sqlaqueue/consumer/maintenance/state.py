@@ -24,8 +24,9 @@ from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.run import Key, Run, key_text
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.portable import Span, clock, converted, earlier, seconds_between, set_setting, ticking_clock
 from sqlaqueue.statements.selection import returning_keys
 from sqlaqueue.strategies.attach import index_name
 
@@ -137,7 +138,7 @@ def delete_and_count(
         moments = ended.scalars().all()
         return Deleted(len(moments), max(moments, default=None), bound, time.monotonic() - began)
     deleted = deleting.returning(moment.label("sqlaqueue_moment")).cte("sqlaqueue_deleted")
-    busy = sa.extract("epoch", sa.func.clock_timestamp() - sa.func.statement_timestamp())
+    busy = seconds_between(clock(), ticking_clock())
     counted = sa.select(sa.func.count(), sa.func.max(deleted.c.sqlaqueue_moment), busy).select_from(deleted)
     number, newest, seconds = session.execute(counted, bind_arguments=bind).one()
     return Deleted(number, newest, bound, float(seconds))
@@ -189,7 +190,7 @@ class Retention:
             spec,
             self._selection(walk),
             (walk.state,),
-            sa.literal(walk.age, sa.Interval()),
+            sa.literal(walk.age, Span()),
             # A generic plan that knows no limit might prefer to sort the table.
             sa.literal(walk.limit).render_literal_execute(),
         )
@@ -208,7 +209,7 @@ class Retention:
         """Have the server end this transaction if it takes long; return the time before which a job must have ended."""
         limits = batch_limits(settings)
         finished_at = self._spec.columns.get("finished_at")
-        bound = sa.null() if finished_at is None else sa.cast(clock() - walk.age, finished_at.type)
+        bound = sa.null() if finished_at is None else converted(earlier(clock(), walk.age), finished_at.type)
         (*_, moment) = session.execute(sa.select(*limits, bound), bind_arguments=settings.bind_arguments).one()
         return moment if self._spec.has("status") else None
 
@@ -248,7 +249,7 @@ class Retention:
         return (
             self._selection(walk)
             .with_only_columns(*spec.keys, finished_at)
-            .where(spec.in_state(walk.state), finished_at <= clock() - walk.age)
+            .where(spec.in_state(walk.state), finished_at <= earlier(clock(), walk.age))
             .order_by(finished_at)
         )
 
@@ -291,7 +292,7 @@ class Retention:
             finished_at = spec.columns["finished_at"]
             stays = (
                 sa.select(*spec.keys)
-                .where(spec.in_state(walk.state), finished_at <= clock() - walk.age, refers)
+                .where(spec.in_state(walk.state), finished_at <= earlier(clock(), walk.age), refers)
                 .order_by(finished_at)
                 .limit(1)
             )
@@ -315,7 +316,7 @@ def batch_limits(settings: ConsumerSettings) -> list[sa.ColumnElement[Any]]:
     """Return the settings by which the server ends a transaction that deletes a batch and takes long."""
     span = int(min(_LONGEST, settings.lease.total_seconds() / _PARTS_OF_LEASE) * 1000)
     names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
-    return [sa.func.set_config(name, str(span), sa.true()) for name in names]
+    return [set_setting(name, str(span)) for name in names]
 
 
 def _refers(spec: QueueSpec, foreign_key: ForeignKey) -> sa.ColumnElement[bool] | None:

@@ -20,7 +20,8 @@ from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import clock
 from sqlaqueue.strategies.delete_row import letters
 from sqlaqueue.strategies.listing import key_labels
 from sqlaqueue.web.data.job import has_key, has_one_of, is_key, letter_of

@@ -20,8 +20,9 @@ from sqlaqueue.admin.jobs import JobFilter
 from sqlaqueue.consumer.core.errors import is_connection_lost, is_duplicate, is_lock_or_timeout
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import sqlstate, violated_constraint
+from sqlaqueue.sql.portable import clock
 from sqlaqueue.strategies.delete_row import letters, stored_columns
 from sqlaqueue.web.data.edit_fields import EditableField, WrongValue, field_text, field_value, fields_of, violation_of
 from sqlaqueue.web.data.job import StoredJob, has_key, letter_of, read_job

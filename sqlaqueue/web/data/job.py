@@ -23,9 +23,10 @@ from sqlaqueue.postgresql.side_tables import key_json
 from sqlaqueue.queue.names import ATTEMPT, CONTROL, DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.schedule import Tick, tick_of_key
 from sqlaqueue.sql.engine import sqlstate
+from sqlaqueue.sql.portable import clock
 from sqlaqueue.strategies.delete_row import letters
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
 from sqlaqueue.web.data.job_filters import JobsWanted

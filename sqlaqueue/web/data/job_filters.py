@@ -30,7 +30,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin.jobs import kind_of
 from sqlaqueue.admin.state import has_leases
-from sqlaqueue.queue.spec import clock
+from sqlaqueue.sql.portable import clock
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, Kind, choices_of, kind_of_type, states_of, stored_type
 from sqlaqueue.web.data.reader import ParameterError
 

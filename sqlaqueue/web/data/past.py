@@ -13,7 +13,8 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.jobs import kind_of
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.portable import clock
 from sqlaqueue.sql.types import period
 from sqlaqueue.web.data.reader import Fix, QueueReader, Unavailable, attempt_history_fix, finished_index_fix
 

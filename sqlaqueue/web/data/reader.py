@@ -20,8 +20,9 @@ from sqlaqueue.postgresql.catalog_text import quoted, table_name
 from sqlaqueue.postgresql.plans import explain
 from sqlaqueue.postgresql.server import table_statistics
 from sqlaqueue.queue.options import FINISHED
-from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import sqlstate
+from sqlaqueue.sql.portable import clock
 from sqlaqueue.sql.types import object_name
 
 

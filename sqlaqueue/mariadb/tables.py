@@ -187,7 +187,7 @@ class UniqueStatements:
         return digest(values, process, self.dialect, nulls_distinct=element.nulls_distinct)
 
 
-@compiles(Period, "mariadb", "mysql")
+@compiles(Period, *_NAMES)
 def _period(element: Period, compiler: Any, **options: Any) -> str:
     """Render the number of a period: one before the origin is negative, and DIV would cut it off upwards."""
     moment = compiler.process(element.moment, **options)

@@ -74,15 +74,15 @@ def ticking_clock() -> sa.Function[Any]:
 
 
 class MomentOfInsert(FunctionElement[datetime]):
-    """The moment at which a row is inserted, as a server default: when the transaction began, on PostgreSQL."""
+    """The moment at which a row is inserted, as the server default of a column."""
 
     name = "now"
-    type = sa.DateTime(timezone=True)
+    type = _MOMENT
     inherit_cache = True
 
 
 @compiles(MomentOfInsert)
-def _render_moment(*_: Any, **__: Any) -> str:
+def _moment_of_insert(*_: Any, **__: Any) -> str:
     return "now()"
 
 

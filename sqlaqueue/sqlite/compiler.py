@@ -1,4 +1,4 @@
-"""Writes statements, tables and types for SQLite, the constructs of the library among them."""
+"""Writes statements and tables for SQLite, the constructs of the library among them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _NOW = sa.bindparam("sqlaqueue_now", callable_=lambda: moment_text(datetime.now(
 
 
 @compiles(Clock, "sqlite")
-def _clock(_: Any, compiler: Any, **options: Any) -> str:
+def _clock(_: Clock, compiler: Any, **options: Any) -> str:
     """Return a parameter: the file is local, and so the clock of the database is that of this machine."""
     options.pop("add_to_result_map", None)
     # Alembic writes the defaults of columns as literals, and a moment would be that of the migration's writing.

@@ -153,7 +153,7 @@ def is_ignoring(insert: Any) -> bool:
     One with RETURNING does, as the other form returns the existing rows as well. So does one of a SELECT, as the other
     form needs a column of the table, whose name the SELECT may have too.
     """
-    return bool(insert._returning) or insert.select is not None  # noqa: SLF001 - not public
+    return len(insert.exported_columns) > 0 or insert.select is not None
 
 
 def in_order_of_assignment(values: Mapping[Any, Any], table: sa.Table) -> list[Any]:
@@ -198,7 +198,7 @@ def errors_of_ignored_rows(cursor: Any, statement: str, context: Any) -> Iterato
         yield
         return
     table = context.compiled.statement.table
-    if context._is_server_side:  # noqa: SLF001 - not public
+    if context.execution_options.get("stream_results") or context.execution_options.get("yield_per"):
         msg = (
             f"{table.name}: on_conflict_do_nothing() with returning() or a SELECT reads the warnings of the server "
             "before the rows, so these cannot be streamed; leave out stream(), stream_results and yield_per"

@@ -258,10 +258,8 @@ class StatementCompiler(UniqueStatements, ProgramsCompiler, ReturningCompiler):
         name = self.preparer.quote(str(cte.name))
         if not asfrom:
             return name
-        linter = options.pop("from_linter", None)
-        if linter is not None:
-            linter.froms[cte._de_clone()] = cte.name  # noqa: SLF001 - the linter's key, as in SQLAlchemy's method
-        for option in ("ashint", "fromhints", "cte_opts", "visiting_cte", "lateral", "iscrud"):
+        # The linter looks for tables that nothing joins, and this one is joined.
+        for option in ("from_linter", "ashint", "fromhints", "cte_opts", "visiting_cte", "lateral", "iscrud"):
             options.pop(option, None)
         outer, self._cte = self._cte, cte
         rendered = self.process(cte.element, asfrom=True, **options)
@@ -287,17 +285,22 @@ class StatementCompiler(UniqueStatements, ProgramsCompiler, ReturningCompiler):
 
     def visit_insert(self, insert_stmt: Any, visited_bindparam: Any = None, visiting_cte: Any = None, **kw: Any) -> str:
         """Render an INSERT that leaves existing rows; some as INSERT IGNORE, see :mod:`sqlaqueue.mariadb.base`."""
-        clause = insert_stmt._post_values_clause  # noqa: SLF001 - not public
-        ignores = getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing" and is_ignoring(insert_stmt)
-        if ignores:
-            insert_stmt = insert_stmt.prefix_with("IGNORE")
+        self._ignored = None
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
-        return ignoring_duplicates(rendered, clause, insert_stmt.table) if ignores else rendered
+        clause: Any = self._ignored
+        if clause is None:
+            return rendered
+        ignoring = rendered.replace("INSERT INTO", "INSERT IGNORE INTO", 1)
+        return ignoring_duplicates(ignoring, clause, insert_stmt.table)
 
-    def visit_on_conflict_do_nothing(self, _: Any, **__: Any) -> str:
+    _ignored: Any = None
+    """The ON CONFLICT DO NOTHING of the INSERT that is being rendered, if it becomes an INSERT IGNORE."""
+
+    def visit_on_conflict_do_nothing(self, clause: Any, **__: Any) -> str:
         """Render a change that changes nothing. It ignores no other error, but it counts the existing rows."""
         statement: Any = self.stack[-1]["selectable"]
         if is_ignoring(statement):
+            self._ignored = clause
             return ""
         table = statement.table
         first = self.preparer.format_column(next(iter(table.primary_key or table.c)))
@@ -316,8 +319,8 @@ class StatementCompiler(UniqueStatements, ProgramsCompiler, ReturningCompiler):
         for name, given in dict(clause.update_values_to_set).items():
             column = statement.table.c[name] if isinstance(name, str) else name
             value: Any = given if isinstance(given, sa.ClauseElement) else sa.literal(given, column.type)
-            if isinstance(value, sa.BindParameter) and value.type._isnull:  # noqa: SLF001 - not public
-                value = value._with_binary_element_type(column.type)  # noqa: SLF001 - SQLAlchemy has no public name for it
+            if isinstance(value, sa.BindParameter) and isinstance(value.type, sa.types.NullType):
+                value = sa.type_coerce(value, column.type)
             if condition is not None:
                 value = sa.case((condition, value), else_=column)
             values[column] = replacement_traverse(value, {}, proposed)

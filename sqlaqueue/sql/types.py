@@ -433,4 +433,10 @@ def insert_unless(
 
 def _insert(table: sa.Table, rows: Rows) -> postgresql.Insert:
     insert = postgresql.insert(table)
-    return insert.from_select(*rows) if isinstance(rows, tuple) else insert.values(**rows)
+    if not isinstance(rows, tuple):
+        return insert.values(**rows)
+    names, selected = rows
+    if selected.whereclause is None:
+        # Without a WHERE, SQLite takes ON CONFLICT for the condition of a join.
+        selected = selected.with_statement_hint("WHERE 1 = 1", "sqlite")
+    return insert.from_select(names, selected)

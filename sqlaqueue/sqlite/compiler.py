@@ -198,26 +198,6 @@ def _given_rows(element: GivenRows, compiler: Any, **options: Any) -> str:
 class StatementCompiler(ProgramsCompiler, SQLiteCompiler):  # type: ignore[misc] # it replaces methods on purpose
     moved, epoch = staticmethod(moved), staticmethod(epoch)
 
-    def visit_insert(self, insert_stmt: Any, visited_bindparam: Any = None, visiting_cte: Any = None, **kw: Any) -> str:
-        """Give a SELECT a WHERE, without which SQLite takes ON CONFLICT for the condition of a join."""
-        if insert_stmt.select is not None and insert_stmt._post_values_clause is not None:  # noqa: SLF001 - not public
-            rows = insert_stmt.select
-            if not isinstance(rows, sa.Select):
-                rows = sa.select(rows.subquery("sqlaqueue_inserted"))
-            insert_stmt = insert_stmt._clone()  # noqa: SLF001 - SQLAlchemy has no public name for it
-            insert_stmt.select = rows.where(sa.literal_column("1 = 1"))
-        return str(super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw))
-
-    def visit_delete(self, delete_stmt: Any, visiting_cte: Any = None, **kw: Any) -> str:
-        """Name the rows by their keys, if other tables choose them: SQLite has no USING."""
-        table, criteria = delete_stmt.table, delete_stmt._where_criteria  # noqa: SLF001 - not public
-        others = {each for part in criteria for each in part._from_objects if each is not table}  # noqa: SLF001 - SQLAlchemy has no public name for it
-        if others:
-            keys = sa.select(*table.primary_key).select_from(table, *others).where(*criteria).correlate(None)
-            delete_stmt = delete_stmt._clone()  # noqa: SLF001 - SQLAlchemy has no public name for it
-            delete_stmt._where_criteria = (sa.tuple_(*table.primary_key).in_(keys),)  # noqa: SLF001 - SQLAlchemy has no public name for it
-        return str(super().visit_delete(delete_stmt, visiting_cte, **kw))
-
 
 @compiles(AmongLocked, "sqlite")
 def _render_among_locked(element: AmongLocked, compiler: Any, **options: Any) -> str:

@@ -340,8 +340,6 @@ def prepare_sqlite(engine: sa.Engine, busy_timeout: float | None) -> None:
         compiler=StatementCompiler,
         types={sa.DateTime: Moment},
     )
-    # The compiler translates DELETE .. USING.
-    dialect.delete_returning_multifrom = True
 
     def connecting(dialect: Any, record: Any, positional: Any, arguments: dict[str, Any]) -> None:
         # See refuse_autocommit(). Without it the driver does what isolation_level says.

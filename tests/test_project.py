@@ -4,13 +4,16 @@ import ast
 import inspect
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 import sqlaqueue
 from sqlaqueue.cli import main
@@ -55,6 +58,53 @@ def imports() -> dict[str, set[str]]:
 
 def lines(path: Path) -> int:
     return len(path.read_text().splitlines())
+
+
+def _crud_parameter() -> object:
+    table = sa.table("t", sa.column("a"))
+    return sa.update(table).values(a=1).compile().binds["a"]
+
+
+def _with_a_hook() -> object:
+    class Construct(FunctionElement[int]):
+        inherit_cache = True
+
+    compiles(Construct)(lambda *_, **__: "1")
+    return Construct
+
+
+OF_SQLALCHEMY: dict[str, Callable[[], object]] = {
+    "_compiler_dispatcher": _with_a_hook,
+    "_is_crud": _crud_parameter,
+    "_on_connect_isolation_level": lambda: sa.create_engine("sqlite://").dialect,
+    "_ordered_values": lambda: sa.update(sa.table("t")) if sa.__version__ < "2.1" else None,
+    "_type_memos": lambda: sa.create_engine("sqlite://").dialect,
+    "_values": lambda: sa.update(sa.table("t")),
+    "_with_options": lambda: sa.select(sa.literal(1)),
+}
+"""The private names of SQLAlchemy that the engines use, each with what has it. Checked with 2.0.32 to 2.1."""
+OF_DRIVERS = {"_read_timeout"}
+
+
+@pytest.mark.once
+def test_the_engines_use_few_private_names() -> None:
+    """Each has the name and the meaning that the code relies on, in the SQLAlchemy that is installed."""
+    used = set[str]()
+    for folder in ("engines", "sqlite", "mariadb"):
+        for path in (PACKAGE / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and not (
+                    isinstance(node.value, ast.Name) and node.value.id == "self"
+                ):
+                    used.add(node.attr)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    used.add(node.value)
+    private = {name for name in used if name.startswith("_") and name.isidentifier() and not name.endswith("_")}
+    own = {name for name in private if name.startswith("_sqlaqueue")}
+    assert private - own - OF_DRIVERS == OF_SQLALCHEMY.keys()
+    for name, make in OF_SQLALCHEMY.items():
+        has_it = make()
+        assert has_it is None or hasattr(has_it, name), name
 
 
 @pytest.mark.once

@@ -251,9 +251,9 @@ def _look_and_insert(session: Session, spec: QueueSpec, values: Mapping[str, Any
     inserted: Any = sa.insert(journal).values(queue=spec.name, keys=keys, **row)
     if "payload" in values:
         inserted = inserted.returning(notification(spec, sa.literal(values["payload"], sa.Text())))
-    rows = found.all()
+    rows: Sequence[Any] = found.all()
     _execute(session, spec, inserted)
-    return rows  # type: ignore[no-any-return] # of a SELECT by execute(), whose type is Any
+    return rows
 
 
 def delete_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:

@@ -346,7 +346,7 @@ def _change_if_unique(work: _Work, steps: JudgeSteps, _: Any) -> tuple[Any, Give
             if ran:
                 _record(work, spec, steps.rows, ran)
         for values, keys in alike.items():
-            given = {name: sa.literal(*each) for name, *each in zip(names, values, types, strict=True)}
+            given = {name: sa.literal(value, type_) for name, value, type_ in zip(names, values, types, strict=True)}
             back, instead, where = steps.change(SimpleNamespace(c=given))
             written = back if values[-1] is None else instead
             if written:
@@ -366,9 +366,10 @@ def _is(spec: Any, key: Key) -> sa.ColumnElement[bool]:
 
 
 def _among(columns: Sequence[Any], keys: Sequence[Key]) -> sa.ColumnElement[bool]:
-    if len(columns) > 1:
-        return sa.tuple_(*columns).in_(keys)
-    return columns[0].in_([key[0] for key in keys])  # type: ignore[no-any-return] # a column of any type
+    among: sa.ColumnElement[bool] = (
+        sa.tuple_(*columns).in_(keys) if len(columns) > 1 else columns[0].in_([key[0] for key in keys])
+    )
+    return among
 
 
 _VERBS: Mapping[type[Any], Callable[[_Work, Any, Any], tuple[Any, Given]]] = {

@@ -7,7 +7,8 @@ strategies, with the contract in its docstrings, is :class:`sqlaqueue.strategies
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
@@ -68,8 +69,7 @@ class ClaimSteps:
     """The ids of the announcements that the claim answers."""
 
 
-@dataclass(frozen=True, eq=False)
-class LockSteps:
+class LockSteps(NamedTuple):
     """An UPDATE or DELETE of rows that its condition locks: the locks first, then the change of the rows by their keys.
 
     An engine that can lock rows within another statement executes it as it is.
@@ -81,15 +81,14 @@ class LockSteps:
     """A SELECT of the keys, without a lock."""
     waits: bool = False
     """Whether it waits for rows that others have locked; otherwise it passes over them."""
-    values: Mapping[sa.Column[Any], Any] = field(default_factory=dict)
+    values: Mapping[sa.Column[Any], Any] = MappingProxyType({})
     """Those of its values that read other rows or columns; they are read before the change."""
     joins: bool = False
     """Whether the statement joins the SELECT; otherwise it has an ``AmongLocked`` of
     :mod:`sqlaqueue.strategies.columns`."""
 
 
-@dataclass(frozen=True, eq=False)
-class CancelSteps:
+class CancelSteps(NamedTuple):
     """The cancellation of jobs: pending ones at once, running ones by a request."""
 
     spec: Spec
@@ -101,8 +100,7 @@ class CancelSteps:
     """The change, without a condition."""
 
 
-@dataclass(frozen=True, eq=False)
-class RescueSteps:
+class RescueSteps(NamedTuple):
     """A rescue that inserts the attempts that it ends."""
 
     spec: Spec
@@ -124,8 +122,7 @@ class ChangeIfUnique(NamedTuple):
     """Conditions on the jobs to change."""
 
 
-@dataclass(frozen=True, eq=False)
-class JudgeSteps:
+class JudgeSteps(NamedTuple):
     """A statement that brings jobs back unless they have a duplicate."""
 
     spec: Spec
@@ -141,8 +138,7 @@ class JudgeSteps:
     """Whether only jobs that were changed are returned, and their attempts are inserted into the history."""
 
 
-@dataclass(frozen=True, eq=False)
-class FailSteps:
+class FailSteps(NamedTuple):
     """A statement by which heads of an order fail, for engines on which no trigger cancels the jobs behind them."""
 
     spec: Spec

@@ -80,6 +80,7 @@ OF_SQLALCHEMY: dict[str, Callable[[], object]] = {
     "_ordered_values": lambda: sa.update(sa.table("t")) if sa.__version__ < "2.1" else None,
     "_type_memos": lambda: sa.create_engine("sqlite://").dialect,
     "_values": lambda: sa.update(sa.table("t")),
+    "_where_criteria": lambda: sa.update(sa.table("t")),
     "_with_options": lambda: sa.select(sa.literal(1)),
 }
 """The private names of SQLAlchemy that the engines use, each with what has it. Checked with 2.0.32 to 2.1."""

@@ -302,9 +302,11 @@ def close_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
 def _remove_name(session: Session, spec: QueueSpec, has_it: sa.ColumnElement[bool], name: str) -> None:
     """Remove a name from rows of the journal, and delete those without any, for an engine without ``-`` for JSON."""
     journal = spec.side_tables[CRASH_JOURNAL]
-    locked = sa.select(journal.c.id, journal.c["keys"]).where(has_it).with_for_update()
-    for id_, names in _execute(session, spec, locked).all():
-        left, its = [each for each in names if each != name], journal.c.id == id_
+    # Each row by its key: a scan would wait for rows that others delete, while these wait for the one of this batch.
+    for id_ in _execute(session, spec, sa.select(journal.c.id).where(has_it).order_by(journal.c.id)).scalars().all():
+        its = journal.c.id == id_
+        names = _execute(session, spec, sa.select(journal.c["keys"]).where(its).with_for_update()).scalar() or []
+        left = [each for each in names if each != name]
         text = as_json(sa.literal(json.dumps(left), sa.Text()))
         changed = sa.update(journal).where(its).values(keys=text) if left else sa.delete(journal).where(its)
         _execute(session, spec, changed)

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import FromStatement
 from sqlalchemy.orm.util import LoaderCriteriaOption
 from sqlalchemy.sql.base import Executable
@@ -39,7 +40,7 @@ from sqlaqueue.queue.strategy_protocol import (
 )
 from sqlaqueue.sql.engine import OtherEngine, Steps, mark_of, own_work, steps_for
 from sqlaqueue.sql.portable import clock
-from sqlaqueue.sql.types import as_library_statement
+from sqlaqueue.sql.types import as_library_statement, numbered_rows
 from sqlaqueue.strategies.columns import by_index, by_key, index_for
 from sqlaqueue.strategies.listing import has_history, record_rescued
 from sqlaqueue.strategies.unique_key import DUPLICATE, judge, unique_key
@@ -85,10 +86,11 @@ class _Work:
     criteria: Sequence[Any]
     """What a listener of the program has added to the statement by ``with_loader_criteria()``."""
 
-    def lock(self, keys: Sequence[Any], rows: AnySelect, *, waits: bool) -> list[Key]:
+    def lock(self, keys: Sequence[Any], rows: AnySelect, *, waits: bool, limited: bool = False) -> list[Key]:
         """Lock the rows that a SELECT finds; return the keys of those that are locked, and are still found.
 
         :param keys: the key of the table. The SELECT begins with it.
+        :param limited: whether it has a limit, and is to find others for the rows that it passes over.
         """
         rows = self.limited(rows)
         self.engine.begin_steps(self.connection, rows)
@@ -100,7 +102,10 @@ class _Work:
         # A label has no table; an alias of it is that of the columns.
         table = keys[0].table if columns[0].table is None else columns[0].table
         mine = by_index(rows.where(_among(columns, found)), table, "PRIMARY")
-        return self.found(keys, self.engine.locked(mine, waits=waits))
+        locked = self.found(keys, self.engine.locked(mine, waits=waits))
+        if limited and len(locked) < len(found):
+            return self.found(keys, self.engine.locked(rows, waits=waits))
+        return locked
 
     def limited(self, rows: AnySelect) -> AnySelect:
         """Return a SELECT of jobs with the criteria of the program."""
@@ -110,6 +115,12 @@ class _Work:
         """Return the keys with which the rows of a SELECT begin."""
         # A second table in the filter may match a job several times.
         return [*dict.fromkeys(tuple(row[: len(keys)]) for row in self.connection.execute(rows, self.given))]
+
+    def changed(self, spec: Any, update: sa.Update) -> list[Key]:
+        """Execute an UPDATE that finds jobs by their keys; return the keys of those that it has changed."""
+        # Marked, or the SELECT that MariaDB executes for RETURNING might look at other rows, and wait for their locks.
+        marked = as_library_statement(update.returning(*spec.keys))
+        return [tuple(row) for row in self.connection.execute(marked, self.given)]
 
     def read(
         self, columns: Sequence[Any], values: Mapping[sa.Column[Any], Any], keys: Sequence[Key]
@@ -145,13 +156,32 @@ class _Work:
         :param rows: what is changed, for errors.
         """
         self.engine.begin_steps(self.connection, rows)
-        with self.connection.begin_nested():
+        savepoint = self.connection.begin_nested()
+        try:
             yield
+        except BaseException:
+            # A deadlock ends the whole transaction of MariaDB, and there is no savepoint any more.
+            with contextlib.suppress(DBAPIError):
+                savepoint.rollback()
+            raise
+        savepoint.commit()
+
+    def among(self, spec: Any, columns: Sequence[Any], keys: Sequence[Key]) -> sa.ColumnElement[bool]:
+        """Return the condition that the key in some columns is one of these."""
+        if len(columns) == 1:
+            condition: sa.ColumnElement[bool] = spec.key_in(columns, keys)
+            return condition
+        if not keys or not self.engine.has_one_writer:
+            return _among(columns, keys)
+        # In arrays: SQLite takes 32,766 parameters.
+        parts = {key.key: (key.type, part) for key, part in zip(spec.keys, zip(*keys, strict=True), strict=True)}
+        rows = numbered_rows(parts, "sqlaqueue_number")
+        return sa.tuple_(*columns).in_(sa.select(*(rows.c[name] for name in parts)))
 
     def returned(self, spec: Any, keys: Sequence[Key], *columns: Any) -> tuple[Any, Given]:
         """Return the statement that shows the keys of some rows, with further columns."""
         shown: Any = self.shown
-        return shown(sa.select(*spec.keys, *columns).where(spec.key_in(spec.keys, keys))), {}
+        return shown(sa.select(*spec.keys, *columns).where(self.among(spec, spec.keys, keys))), {}
 
 
 # -- claim -------------------------------------------------------------------------------------------------------------
@@ -175,6 +205,9 @@ class _ClaimStatements:
         self.again = engine.locked(by_index(rows.where(among), spec.table, "PRIMARY"))
         self.change = None if change is None or not steps.columns else by_key(change.where(among))
         shown = by_index(sa.select(*(steps.columns or spec.keys)).where(among), spec.table, "PRIMARY")
+        if self.change is None:
+            # At REPEATABLE READ of MariaDB, a SELECT without a lock would show the rows as they were before.
+            shown = engine.locked(shown, waits=True)
         self.rows = as_library_statement(shown.order_by(*spec.claim_order))
         self.admission = None if request.admits_all or not spec.flow_rules else Admission(engine, request, waiting)
 
@@ -200,7 +233,7 @@ def _claim(work: _Work, steps: ClaimSteps, statement: Any) -> tuple[Any, Given]:
         keys = work.lock(spec.keys, parts.candidates, waits=False)
     else:
         keys = work.found(spec.keys, parts.candidates)
-    bound = {KEYS: spec.bind_keys(keys)}
+    bound = {KEYS: spec.bind_keys(_several(keys))}
     if parts.change is not None and keys:
         connection.execute(parts.change, bound)
     if parts.announcements is not None:
@@ -249,12 +282,14 @@ def _lock(work: _Work, steps: LockSteps, statement: Any) -> tuple[Any, Given]:
     """Lock the rows of a change, which finds them by their keys."""
     if work.engine.has_one_writer:
         return statement, work.given
-    keys = work.lock(steps.keys, steps.rows, waits=steps.waits)
+    keys = work.lock(steps.keys, steps.rows, waits=steps.waits, limited=steps.limited)
     if steps.joins:
+        # By the keys alone: to join the SELECT, the server may look at other rows, and wait for their locks.
         statement = statement.where(among_step(steps.keys))
+        statement._where_criteria = statement._where_criteria[-1:]  # noqa: SLF001 - there is no public way to take one away
     if steps.values:
         statement = statement.values(work.read(steps.keys, steps.values, keys))
-    return statement, {**work.given, KEYS: keys if len(steps.keys) > 1 else [key[0] for key in keys]}
+    return statement, {**work.given, KEYS: _several(keys) if len(steps.keys) > 1 else [key[0] for key in keys]}
 
 
 def among_step(keys: Sequence[Any]) -> sa.ColumnElement[bool]:
@@ -270,7 +305,9 @@ def _cancel_behind(work: _Work, steps: FailSteps, statement: Any) -> tuple[Any, 
     has_place = [column.is_not(None) for column in order.columns]
     heads = sa.select(*spec.keys).where(steps.failing, *has_place).order_by(*spec.keys)
     failing = work.lock(spec.keys, heads, waits=steps.waits)
-    rows = sa.select(*columns, order.hashed(spec.table)).where(spec.key_in(spec.keys, failing)).order_by(*spec.keys)
+    rows = (
+        sa.select(*columns, order.hashed(spec.table)).where(work.among(spec, spec.keys, failing)).order_by(*spec.keys)
+    )
     roles = {"status": spec.status_value("cancelled"), "finished_at": clock(), "lease_token": None}
     values = {spec.columns[role]: value for role, value in roles.items() if spec.has(role)}
     for *row, hashed in connection.execute(rows).all() if failing else ():
@@ -280,7 +317,9 @@ def _cancel_behind(work: _Work, steps: FailSteps, statement: Any) -> tuple[Any, 
         behind = sa.select(*spec.keys).where(*pending, sa.tuple_(*order.by) > sa.tuple_(*place)).order_by(*spec.keys)
         # By their keys and in their order, as claims lock them: two transactions must not wait for each other.
         keys = [tuple(key) for key in connection.execute(behind)]
-        cancelled = sa.update(spec.table).where(spec.key_in(spec.keys, keys), spec.in_state("pending")).values(values)
+        cancelled = (
+            sa.update(spec.table).where(work.among(spec, spec.keys, keys), spec.in_state("pending")).values(values)
+        )
         if keys:
             connection.execute(by_key(cancelled))
     return statement, work.given
@@ -295,8 +334,13 @@ def _cancel(work: _Work, steps: CancelSteps, _: Any) -> tuple[Any, Given]:
     with work.all_or_none(steps.waiting):
         free = work.lock(spec.keys, steps.waiting, waits=False)
         if free:
-            work.connection.execute(by_key(steps.cancelled.where(spec.key_in(spec.keys, free))))
-        running = work.limited(steps.unfinished).subquery("sqlaqueue_running")
+            work.connection.execute(by_key(steps.cancelled.where(work.among(spec, spec.keys, free))))
+        unfinished = steps.unfinished
+        if work.criteria:
+            # SQLAlchemy applies them to a SELECT that is executed, not to one within an INSERT.
+            mine = work.found(spec.keys, work.limited(unfinished))
+            unfinished = unfinished.where(work.among(spec, spec.keys, mine))
+        running = unfinished.subquery("sqlaqueue_running")
         work.connection.execute(request_cancellation(spec, running), work.given)
     return work.returned(spec, free)
 
@@ -309,9 +353,8 @@ def _rescue(work: _Work, steps: RescueSteps, _: Any) -> tuple[Any, Given]:
         if keys:
             _record(work, steps.spec, steps.expired, keys)
             values = work.read(spec.keys, steps.values, keys)
-            rescued = steps.rescued.where(spec.key_in(spec.keys, keys)).values(values)
-            changed = work.connection.execute(rescued.returning(*spec.keys), work.given)
-            keys = [tuple(row) for row in changed]
+            rescued = steps.rescued.where(work.among(spec, spec.keys, keys)).values(values)
+            keys = work.changed(spec, rescued)
     return work.returned(spec, keys)
 
 
@@ -320,7 +363,7 @@ def _record(work: _Work, spec: Any, runs: AnySelect, keys: Sequence[Key]) -> Non
 
     :param runs: a SELECT of the keys of jobs, and of what the history has of their runs.
     """
-    mine = runs.where(spec.key_in([*runs.selected_columns][: len(spec.keys)], keys)).subquery("sqlaqueue_expired")
+    mine = runs.where(work.among(spec, [*runs.selected_columns][: len(spec.keys)], keys)).subquery("sqlaqueue_expired")
     work.connection.execute(record_rescued(spec, mine, LEASE_EXPIRED), work.given)
 
 
@@ -331,43 +374,58 @@ def _change_if_unique(work: _Work, steps: JudgeSteps, _: Any) -> tuple[Any, Give
     unique: Any = unique_key(spec)
     with work.all_or_none(steps.rows):
         locked = work.lock(spec.keys, steps.rows, waits=steps.waits)
-        mine = steps.rows.where(spec.key_in(spec.keys, locked))
+        mine = steps.rows.where(work.among(spec, spec.keys, locked))
         judged: AnySelect = sa.select(*judge(spec, unique, mine, *steps.more).c)
-        names = [*steps.more, DUPLICATE]
-        types = [judged.selected_columns[name].type for name in names]
+        types = [judged.selected_columns[name].type for name in steps.more]
         alike: dict[tuple[Any, ...], list[Key]] = {}
         for row in work.connection.execute(judged, work.given).all() if locked else ():
             key = tuple(row[:number])
             duplicates[key] = row[-1]
-            alike.setdefault(tuple(row[number:]), []).append(key)
+            alike.setdefault((*row[number:-1], row[-1] is None), []).append(key)
         if steps.rescues and has_history(spec):
             # A job that has waited for its duplicate had no run.
             ran = [key for (waited, *_), keys in alike.items() if not waited for key in keys]
             if ran:
                 _record(work, spec, steps.rows, ran)
-        for values, keys in alike.items():
-            given = {name: sa.literal(value, type_) for name, value, type_ in zip(names, values, types, strict=True)}
-            back, instead, where = steps.change(SimpleNamespace(c=given))
-            written = back if values[-1] is None else instead
-            if written:
-                # By one statement for each set of values: a job is told which is its duplicate.
-                update = sa.update(spec.table).where(spec.key_in(spec.keys, keys), *where)
-                update = update.values(work.read(spec.keys, written, keys))
-                found = work.connection.execute(update.returning(*spec.keys), work.given)
-                changed += [tuple(row) for row in found]
+        for (*values, is_alone), keys in alike.items():
+            given: dict[str, Any] = {
+                name: sa.literal(value, type_) for name, value, type_ in zip(steps.more, values, types, strict=True)
+            }
+            # A job is told which is its duplicate, by a CASE that is not too long.
+            size = len(keys) if is_alone else _TOLD
+            for some in (keys[first : first + size] for first in range(0, len(keys), size)):
+                told = SimpleNamespace(c={**given, DUPLICATE: _duplicate_of(spec, some, duplicates)})
+                back, instead, where = steps.change(told)
+                written = back if is_alone else instead
+                if written:
+                    update = sa.update(spec.table).where(work.among(spec, spec.keys, some), *where)
+                    changed += work.changed(spec, update.values(work.read(spec.keys, written, some)))
     shown = changed if steps.rescues else [*duplicates]
-    taken = [(_is(spec, key), sa.literal(duplicates[key], sa.Text())) for key in shown if duplicates[key] is not None]
-    duplicate = sa.case(*taken, else_=sa.null()) if taken else sa.literal(None, sa.Text())
-    return work.returned(spec, shown, duplicate.label(DUPLICATE))
+    return work.returned(spec, shown, _duplicate_of(spec, shown, duplicates).label(DUPLICATE))
+
+
+_TOLD = 100
+"""To how many jobs one statement tells their duplicates."""
+
+
+def _duplicate_of(spec: Any, keys: Sequence[Key], duplicates: Mapping[Key, Any]) -> sa.ColumnElement[Any]:
+    """Return the key of the duplicate of each of some jobs, as a text; NULL for one without."""
+    taken = [(_is(spec, key), sa.literal(duplicates[key], sa.Text())) for key in keys if duplicates[key] is not None]
+    return sa.case(*taken, else_=sa.null()) if taken else sa.literal(None, sa.Text())
 
 
 def _is(spec: Any, key: Key) -> sa.ColumnElement[bool]:
     return sa.and_(*(column == part for column, part in zip(spec.keys, key, strict=True)))
 
 
+def _several(keys: Sequence[Key]) -> list[Key]:
+    """Return keys of several columns, twice if there is one: MariaDB finds no single row of an UPDATE by its index."""
+    return [*keys] if len(keys) != 1 else [*keys, *keys]
+
+
 def _among(columns: Sequence[Any], keys: Sequence[Key]) -> sa.ColumnElement[bool]:
     among: sa.ColumnElement[bool] = (
-        sa.tuple_(*columns).in_(keys) if len(columns) > 1 else columns[0].in_([key[0] for key in keys])
+        sa.tuple_(*columns).in_(_several(keys)) if len(columns) > 1 else columns[0].in_([key[0] for key in keys])
     )
     return among
 

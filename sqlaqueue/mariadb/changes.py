@@ -1,5 +1,8 @@
 """An UPDATE that returns something: MariaDB has no RETURNING there, so it is executed as three statements.
 
+A DELETE of the library that returns keys is executed as such a SELECT, and one DELETE for each key: MariaDB has no hint
+for a DELETE, which in a small table would look at each row, and wait for its lock.
+
 The compiler writes them into one text, which a listener executes one after another on the same cursor, in the
 transaction of the statement: a SELECT that locks the rows and returns their keys, the UPDATE of the rows with these
 keys, and a SELECT of what is returned. The last one is left out where only the keys are returned.
@@ -29,6 +32,7 @@ EARLIER = "sqlaqueue_earlier_rows"
 
 _THEN = f"\n{MARK} then*/\n"
 _BY_KEY = " FORCE INDEX (PRIMARY)"
+_DELETE = "DELETE FROM "
 _PLACE = re.compile(
     rf"{re.escape(MARK)} keys (?:(?P<numbers>[\d,]+)|not of (?P<table>[^|]*))\|(?P<columns>.*?)\*/"
     r"|%%|%(?:\((?P<name>.*?)\))?s",
@@ -65,13 +69,13 @@ _Compiler: Any = MySQLCompiler
 
 
 class ReturningCompiler(_Compiler):
-    """Compiles an UPDATE that returns something."""
+    """Compiles an UPDATE that returns something, and a DELETE of the library."""
 
     _around: tuple[str, str | None] | None = None
-    """The SELECT before the UPDATE that is being rendered, and the one behind it."""
+    """The SELECT before the change that is being rendered, and the one behind it."""
 
     def visit_update(self, update_stmt: Any, visiting_cte: Any = None, **options: Any) -> str:
-        keys = [*update_stmt.table.primary_key] if isinstance(update_stmt.table, sa.Table) else []
+        keys = [*update_stmt.table.primary_key]
         if visiting_cte is not None or self.stack or not keys:
             return str(super().visit_update(update_stmt, visiting_cte, **options))
         place = _keys_place([self.process(key) for key in keys])
@@ -85,12 +89,22 @@ class ReturningCompiler(_Compiler):
         rendered = rendered.replace(f"UPDATE {table} SET", f"UPDATE {table}{_BY_KEY} SET", 1)
         return _THEN.join(part for part in (around[0], rendered, around[1]) if part is not None)
 
+    def visit_delete(self, delete_stmt: Any, visiting_cte: Any = None, **options: Any) -> str:
+        self._around = None
+        rendered: str = super().visit_delete(delete_stmt, visiting_cte, **options)
+        around: Any = self._around
+        return rendered if around is None else _THEN.join(around)
+
     def returning_clause(self, stmt: Any, returning_cols: Any, **options: Any) -> str:
-        """Render the statements around an UPDATE when it is known as the ORM has translated it."""
+        """Render the statements around a change when it is known as the ORM has translated it."""
         rendered: str = super().returning_clause(stmt, returning_cols, **options)
-        if not stmt.is_update:
-            return rendered
+        is_ours = bool(stmt.get_execution_options().get(OURS))
         keys = [*stmt.table.primary_key]
+        shown: list[Any] = [getattr(column, "key", None) for column in returning_cols]
+        if stmt.is_delete and is_ours and {*shown} == {key.key for key in keys}:
+            keys = [stmt.table.c[name] for name in shown]
+        elif not stmt.is_update:
+            return rendered
         if not keys:
             msg = (
                 f"{stmt.table.name}: MariaDB has no UPDATE .. RETURNING, and what is done instead finds the changed "
@@ -98,11 +112,15 @@ class ReturningCompiler(_Compiler):
             )
             raise StatementError(msg)
         found = sa.select(*keys).where(stmt.whereclause).limit(self._limit_of(stmt)).with_for_update().correlate(None)
-        if stmt.get_execution_options().get(OURS):
+        if is_ours:
             # The library names the keys. In a small table the server would look at each row, and wait for its lock.
-            found = found.with_hint(stmt.table, _BY_KEY.strip()).order_by(*keys)
-        names, new = [self.process(key) for key in keys], self._new_values(stmt, keys)
-        only_keys = [getattr(column, "key", None) for column in returning_cols] == [key.key for key in keys]
+            found = found.with_hint(stmt.table, _BY_KEY.strip()).order_by(*stmt.table.primary_key)
+        names = [self.process(key) for key in keys]
+        if stmt.is_delete:
+            table = self.process(stmt.table, asfrom=True)
+            self._around = self.process(found), f"{_DELETE}{table} WHERE {_keys_place(names)}"
+            return ""
+        new, only_keys = self._new_values(stmt, keys), shown == [key.key for key in keys]
         read = None
         if new or not only_keys:
             # With a lock, which the transaction has already: at REPEATABLE READ another SELECT would not find the
@@ -196,7 +214,8 @@ class _Execution:
         # By a cursor of its own: the other one keeps the description of the keys, which SQLAlchemy reads.
         own = self.context.root_connection.connection.cursor()
         try:
-            self.send(own, change, keys)
+            for some in [[key] for key in keys] if change.startswith(_DELETE) else [keys]:
+                self.send(own, change, some)
         finally:
             own.close()
         if read:
@@ -241,6 +260,9 @@ def _among(columns: Sequence[str], keys: Sequence[Row], sent: list[Any]) -> str:
     sent.extend(value for key in keys for value in key)
     if len(columns) == 1:
         return f"{columns[0]} IN ({', '.join(['%s'] * len(keys))})"
-    # Not a comparison of rows, for which the server would not use the index.
-    same = " AND ".join(f"{column} = %s" for column in columns)
-    return f"({' OR '.join([f'({same})'] * len(keys))})"
+    if len(keys) == 1:
+        # The server finds no single row of an UPDATE or DELETE by a comparison of rows.
+        return f"({' AND '.join(f'{column} = %s' for column in columns)})"
+    # Not `a = 1 AND b = 2 OR ..`, which the server would compare with each row from the beginning.
+    row = f"({', '.join(['%s'] * len(columns))})"
+    return f"({', '.join(columns)}) IN ({', '.join([row] * len(keys))})"

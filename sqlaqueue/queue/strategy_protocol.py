@@ -86,6 +86,8 @@ class LockSteps(NamedTuple):
     joins: bool = False
     """Whether the statement joins the SELECT; otherwise it has an ``AmongLocked`` of
     :mod:`sqlaqueue.strategies.columns`."""
+    limited: bool = False
+    """Whether the SELECT has a limit, so that it finds others for the rows that are locked."""
 
 
 class CancelSteps(NamedTuple):

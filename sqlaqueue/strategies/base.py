@@ -146,7 +146,7 @@ class StatementParts:
         """Return an UPDATE or DELETE of the rows that a SELECT of keys finds and locks.
 
         :param waits: whether it waits for rows that others have locked; otherwise it passes over them.
-        :param of: the SELECT with its lock, where that is another one than that of :meth:`lock`.
+        :param of: the SELECT with its lock, for one with a limit.
         """
         locked, joins = cls.lock(spec, rows, skip_locked=not waits) if of is None else of, len(spec.keys) > 1
         if not joins:
@@ -156,7 +156,7 @@ class StatementParts:
         else:
             picked = locked.cte("sqlaqueue_picked")
             verb = verb.where(sa.tuple_(*spec.keys).in_(sa.select(*named_in(picked, spec.keys))))
-        return in_steps(verb, LockSteps(spec.keys, rows, waits, joins=joins))
+        return in_steps(verb, LockSteps(spec.keys, rows, waits, joins=joins, limited=of is not None))
 
     @staticmethod
     def with_insert(spec: QueueSpec, verb: sa.Update | sa.Delete | sa.Insert, other: sa.Insert) -> AnySelect:

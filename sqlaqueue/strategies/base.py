@@ -140,7 +140,7 @@ class StatementParts:
         return sa.and_(*(column == column_of(rows, key) for column, key in zip(columns, spec.keys, strict=True)))
 
     @classmethod
-    def change_locked(
+    def _change_locked(
         cls, spec: QueueSpec, verb: Change, rows: AnySelect, *, waits: bool = False, of: AnySelect | None = None
     ) -> Change:
         """Return an UPDATE or DELETE of the rows that a SELECT of keys finds and locks.
@@ -461,10 +461,10 @@ class ClaimStrategy(StatementParts):
                 return ChangeIfUnique(pending, instead, where)
 
             rows = finished.add_columns(*columns_to_judge(spec, unique))
-            return self.change_if_unique(unique, JudgeSteps(spec, rows, waits=True, more=(), change=change))
-        return self.change_locked(spec, sa.update(spec.model), finished, waits=True).values(back)
+            return self._change_if_unique(unique, JudgeSteps(spec, rows, waits=True, more=(), change=change))
+        return self._change_locked(spec, sa.update(spec.model), finished, waits=True).values(back)
 
-    def change_if_unique(self, unique: UniqueKey, steps: JudgeSteps) -> AnySelect:
+    def _change_if_unique(self, unique: UniqueKey, steps: JudgeSteps) -> AnySelect:
         """Return the statement that changes jobs unless they have a duplicate, and selects their keys."""
         spec = steps.spec
         judged = judge(spec, unique, self.lock(spec, steps.rows, skip_locked=not steps.waits), *steps.more)
@@ -494,7 +494,7 @@ class ClaimStrategy(StatementParts):
             old = old.where(finished_at <= earlier(clock(), age)).order_by(*oldest_first(spec, states, finished_at))
         # A DELETE needs the full row lock. With a weaker one here it would wait for the locks of foreign keys.
         locked = old.with_for_update(of=spec.table, skip_locked=True)
-        return self.change_locked(spec, sa.delete(spec.model), old, of=locked)
+        return self._change_locked(spec, sa.delete(spec.model), old, of=locked)
 
     def list_jobs(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
         """Return a SELECT of jobs for operators, from whatever table stores them.

@@ -223,7 +223,7 @@ class UpdateStatus(ClaimStrategy):
         expires = spec.column("lease_expires_at", "extend()")
         mine = sa.select(*(getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys))
         mine = mine.where(self.fence(spec, held)).order_by(*spec.keys)
-        return self.change_locked(spec, sa.update(spec.model), mine).values({expires: later(clock(), lease)})
+        return self._change_locked(spec, sa.update(spec.model), mine).values({expires: later(clock(), lease)})
 
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """Settle the runs; a job that does not count while it runs comes back only if no duplicate of it counts."""
@@ -239,7 +239,7 @@ class UpdateStatus(ClaimStrategy):
             instead = self.values_for_duplicate(spec, judged, settlement.error)
             return ChangeIfUnique(back, self._attempts_in(spec, back) | instead)
 
-        return self.change_if_unique(
+        return self._change_if_unique(
             unique, JudgeSteps(spec, mine.order_by(*spec.keys), waits=True, more=(), change=change)
         )
 

@@ -99,9 +99,7 @@ class _Work:
             return found
         # By their keys: a scan would lock each row that it looks at.
         columns: list[Any] = [*rows.selected_columns][: len(keys)]
-        # A label has no table; an alias of it is that of the columns.
-        table = keys[0].table if columns[0].table is None else columns[0].table
-        mine = by_index(rows.where(_among(columns, found)), table, "PRIMARY")
+        mine = by_index(rows.where(_among(columns, found)), _table_of(columns, keys), "PRIMARY")
         locked = self.found(keys, self.engine.locked(mine, waits=waits))
         if limited and len(locked) < len(found):
             return self.found(keys, self.engine.locked(rows, waits=waits))
@@ -363,8 +361,10 @@ def _record(work: _Work, spec: Any, runs: AnySelect, keys: Sequence[Key]) -> Non
 
     :param runs: a SELECT of the keys of jobs, and of what the history has of their runs.
     """
-    mine = runs.where(work.among(spec, [*runs.selected_columns][: len(spec.keys)], keys)).subquery("sqlaqueue_expired")
-    work.connection.execute(record_rescued(spec, mine, LEASE_EXPIRED), work.given)
+    keyed = [*runs.selected_columns][: len(spec.keys)]
+    # At REPEATABLE READ the server locks each row that such a SELECT looks at.
+    mine = by_index(runs.where(work.among(spec, keyed, keys)), _table_of(keyed, spec.keys), "PRIMARY")
+    work.connection.execute(record_rescued(spec, mine.subquery("sqlaqueue_expired"), LEASE_EXPIRED), work.given)
 
 
 def _change_if_unique(work: _Work, steps: JudgeSteps, _: Any) -> tuple[Any, Given]:
@@ -416,6 +416,12 @@ def _duplicate_of(spec: Any, keys: Sequence[Key], duplicates: Mapping[Key, Any])
 
 def _is(spec: Any, key: Key) -> sa.ColumnElement[bool]:
     return sa.and_(*(column == part for column, part in zip(spec.keys, key, strict=True)))
+
+
+def _table_of(columns: Sequence[Any], keys: Sequence[Any]) -> Any:
+    """Return the table, or the alias of it, of which a SELECT has these columns of the key."""
+    # A label has none; an alias is that of the columns.
+    return keys[0].table if columns[0].table is None else columns[0].table
 
 
 def _several(keys: Sequence[Key]) -> list[Key]:

@@ -117,6 +117,16 @@ def test_verbs_pass_over_locked_jobs(create: Callable[..., sessionmaker[Session]
             assert len(session.execute(verb([job for job in jobs if job.id != 2])).all()) == JOBS - 1
 
 
+@pytest.mark.parametrize("name", ["history", "returns"])
+def test_attempts_are_recorded_beside_locked_jobs(create: Callable[..., sessionmaker[Session]], name: str) -> None:
+    model = MODELS[name]
+    # At this level an INSERT of what a SELECT finds locks each row that the SELECT looks at.
+    sessions = create(model, isolation_level="REPEATABLE READ")
+    fill(sessions, model, status="processing", lease_expires_at=clock() - timedelta(hours=1), attempts=1)
+    with locked(sessions, model), sessions() as session:
+        assert len(session.scalars(rescue(model)).all()) == JOBS - 1
+
+
 def test_one_job_with_a_key_of_two_columns_is_found_by_it(create: Callable[..., sessionmaker[Session]]) -> None:
     model = MODELS["pair"]
     # At this level an UPDATE that looks at each row waits for their locks.

@@ -129,7 +129,7 @@ def _channel_of_change(context: Any) -> str | None:
     if spec is None:
         return None
     # The end of any run may make room for another job.
-    if context.isupdate and OURS in context.execution_options and not spec.flow_rules:
+    if context.isupdate and OURS in context.execution_options and spec.has("status") and not spec.flow_rules:
         # A settlement by a Consumer, which knows itself when the job is due again, or a verb of the program.
         state = context.compiled_parameters[0].get(spec.columns["status"].key)
         if state != spec.status_value("pending"):
@@ -259,7 +259,8 @@ class _WatchedQueue:
         level: Any = sa.literal_column("0") if priority is None else priority
         order = [spec.columns[role] for role in spec.order_roles]
         # By the order of the claim's index, in which the first pending job of a priority is the one due first.
-        first = sa.select(is_due, level).where(spec.in_state("pending")).order_by(*order).limit(1)
+        pending = [spec.in_state("pending")] if spec.has("status") else []
+        first = sa.select(is_due, level).where(*pending).order_by(*order).limit(1)
         schemas = _schemas_of(engine)
         options: Any = {"schema_translate_map": schemas, "render_schema_translate": True} if schemas else {}
         following = None

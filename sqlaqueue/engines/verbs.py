@@ -8,11 +8,13 @@ returns what is executed in its place: the rows that were changed.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
@@ -26,22 +28,26 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.engines.admission import Admission
 from sqlaqueue.engines.notifications import send
 from sqlaqueue.flow_control.keys import KeyOrder
-from sqlaqueue.notify_payloads import CLAIMED
-from sqlaqueue.postgresql.side_tables import request_cancellation
+from sqlaqueue.notify_payloads import CLAIMED, Signal
+from sqlaqueue.postgresql.side_tables import bury, request_cancellation
 from sqlaqueue.postgresql.triggers import channel_of
+from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.strategy_protocol import (
     CancelSteps,
     ClaimSteps,
+    DeletedSteps,
     FailSteps,
     JudgeSteps,
+    LetterSteps,
     LockSteps,
     RescueSteps,
 )
-from sqlaqueue.sql.engine import OtherEngine, Steps, mark_of, own_work, steps_for
+from sqlaqueue.sql.engine import OURS, OtherEngine, Steps, mark_of, own_work, steps_for
 from sqlaqueue.sql.portable import clock
 from sqlaqueue.sql.types import as_library_statement, numbered_rows
-from sqlaqueue.strategies.columns import by_index, by_key, index_for
+from sqlaqueue.strategies.base import TOKEN
+from sqlaqueue.strategies.columns import by_index, by_key, index_for, named
 from sqlaqueue.strategies.listing import has_history, record_rescued
 from sqlaqueue.strategies.unique_key import DUPLICATE, judge, unique_key
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
@@ -114,10 +120,10 @@ class _Work:
         # A second table in the filter may match a job several times.
         return [*dict.fromkeys(tuple(row[: len(keys)]) for row in self.connection.execute(rows, self.given))]
 
-    def changed(self, spec: Any, update: sa.Update) -> list[Key]:
-        """Execute an UPDATE that finds jobs by their keys; return the keys of those that it has changed."""
+    def changed(self, keys: Sequence[Any], verb: sa.Update | sa.Delete) -> list[Key]:
+        """Execute a change of rows that it finds by their keys; return the keys of those that it has changed."""
         # Marked, or the SELECT that MariaDB executes for RETURNING might look at other rows, and wait for their locks.
-        marked = as_library_statement(update.returning(*spec.keys))
+        marked = as_library_statement(verb.returning(*keys))
         return [tuple(row) for row in self.connection.execute(marked, self.given)]
 
     def read(
@@ -181,6 +187,13 @@ class _Work:
         shown: Any = self.shown
         return shown(sa.select(*spec.keys, *columns).where(self.among(spec, spec.keys, keys))), {}
 
+    def listed(self, spec: Any, keys: Sequence[Key]) -> tuple[Any, Given]:
+        """Return the statement that shows keys whose rows may be gone."""
+        shown: Any = self.shown
+        columns = {column.key: (column.type, [key[n] for key in keys]) for n, column in enumerate(spec.keys)}
+        rows = numbered_rows(columns, "sqlaqueue_number")
+        return shown(sa.select(*(rows.c[name] for name in columns))), {}
+
 
 # -- claim -------------------------------------------------------------------------------------------------------------
 
@@ -201,13 +214,22 @@ class _ClaimStatements:
         rows = spec.strategy.first_due(spec, waiting, spec.table, None, request.scan_range)
         self.window = rows.limit(sa.bindparam(_WINDOW, type_=sa.Integer()))
         self.again = engine.locked(by_index(rows.where(among), spec.table, "PRIMARY"))
-        self.change = None if change is None or not steps.columns else by_key(change.where(among))
+        self.admission = None if request.admits_all or not spec.flow_rules else Admission(engine, request, waiting)
+        self.change: Any = None
+        self.deletes = False
+        self.rows: Any
+        if isinstance(change, sa.Delete) and steps.columns:
+            token = sa.bindparam(TOKEN, type_=sa.Text()).label(TOKEN)
+            deleted = as_library_statement(change.where(among).returning(*named(steps.columns), token))
+            self.rows, self.deletes = deleted.execution_options(**{OURS: spec}), True
+            return
+        if isinstance(change, sa.Update) and steps.columns:
+            self.change = by_key(change.where(among))
         shown = by_index(sa.select(*(steps.columns or spec.keys)).where(among), spec.table, "PRIMARY")
         if self.change is None:
             # At REPEATABLE READ of MariaDB, a SELECT without a lock would show the rows as they were before.
             shown = engine.locked(shown, waits=True)
         self.rows = as_library_statement(shown.order_by(*spec.claim_order))
-        self.admission = None if request.admits_all or not spec.flow_rules else Admission(engine, request, waiting)
 
 
 _claims: WeakKeyDictionary[OtherEngine, WeakKeyDictionary[ClaimSteps, _ClaimStatements]] = WeakKeyDictionary()
@@ -237,6 +259,9 @@ def _claim(work: _Work, steps: ClaimSteps, statement: Any) -> tuple[Any, Given]:
     if parts.announcements is not None:
         answered = given.get(parts.announcements.key, "")
         send(connection.connection.info, channel_of(spec), f"{CLAIMED} {len(keys)} {answered}")
+    if parts.deletes:
+        shown: Any = work.shown
+        return shown(parts.rows), {**bound, TOKEN: _name_transaction(connection) if keys else ""}
     rows = parts.rows if parts.admission is None else parts.admission.in_order(parts.rows, keys)
     return (_returning(statement, rows) if steps.columns else rows), bound
 
@@ -331,8 +356,13 @@ def _cancel(work: _Work, steps: CancelSteps, _: Any) -> tuple[Any, Given]:
     spec = steps.spec
     with work.all_or_none(steps.waiting):
         free = work.lock(spec.keys, steps.waiting, waits=False)
-        if free:
-            work.connection.execute(by_key(steps.cancelled.where(work.among(spec, spec.keys, free))))
+        among = work.among(spec, spec.keys, free)
+        if free and isinstance(steps.cancelled, sa.Delete):
+            rows = by_index(sa.select(*named(spec.table.c)).where(among), spec.table, "PRIMARY")
+            work.connection.execute(bury(spec, rows.subquery("sqlaqueue_deleted"), "cancelled", None), work.given)
+            work.changed(spec.keys, steps.cancelled.where(among))
+        elif free and isinstance(steps.cancelled, sa.Update):
+            work.connection.execute(by_key(steps.cancelled.where(among)))
         unfinished = steps.unfinished
         if work.criteria:
             # SQLAlchemy applies them to a SELECT that is executed, not to one within an INSERT.
@@ -340,7 +370,7 @@ def _cancel(work: _Work, steps: CancelSteps, _: Any) -> tuple[Any, Given]:
             unfinished = unfinished.where(work.among(spec, spec.keys, mine))
         running = unfinished.subquery("sqlaqueue_running")
         work.connection.execute(request_cancellation(spec, running), work.given)
-    return work.returned(spec, free)
+    return work.listed(spec, free) if isinstance(steps.cancelled, sa.Delete) else work.returned(spec, free)
 
 
 def _rescue(work: _Work, steps: RescueSteps, _: Any) -> tuple[Any, Given]:
@@ -352,7 +382,7 @@ def _rescue(work: _Work, steps: RescueSteps, _: Any) -> tuple[Any, Given]:
             _record(work, steps.spec, steps.expired, keys)
             values = work.read(spec.keys, steps.values, keys)
             rescued = steps.rescued.where(work.among(spec, spec.keys, keys)).values(values)
-            keys = work.changed(spec, rescued)
+            keys = work.changed(spec.keys, rescued)
     return work.returned(spec, keys)
 
 
@@ -399,7 +429,7 @@ def _change_if_unique(work: _Work, steps: JudgeSteps, _: Any) -> tuple[Any, Give
                 written = back if is_alone else instead
                 if written:
                     update = sa.update(spec.table).where(work.among(spec, spec.keys, some), *where)
-                    changed += work.changed(spec, update.values(work.read(spec.keys, written, some)))
+                    changed += work.changed(spec.keys, update.values(work.read(spec.keys, written, some)))
     shown = changed if steps.rescues else [*duplicates]
     return work.returned(spec, shown, _duplicate_of(spec, shown, duplicates).label(DUPLICATE))
 
@@ -416,6 +446,91 @@ def _duplicate_of(spec: Any, keys: Sequence[Key], duplicates: Mapping[Key, Any])
 
 def _is(spec: Any, key: Key) -> sa.ColumnElement[bool]:
     return sa.and_(*(column == part for column, part in zip(spec.keys, key, strict=True)))
+
+
+# -- jobs whose rows claims delete -------------------------------------------------------------------------------------
+# The database tells neither which transaction has deleted a row, nor whether that was committed. So the transaction
+# gets a name with its first claim, which is the token of its jobs, and a savepoint. If that is still there when the
+# transaction is rolled back, then no statement has ended the transaction before, such as COMMIT or CREATE TABLE.
+
+_TRANSACTION = "sqlaqueue_transaction"
+"""The savepoint, and the entry in the ``info`` of a connection with the name of its transaction."""
+
+_undone: deque[str] = deque(maxlen=10_000)
+"""The names of the last transactions that were rolled back."""
+
+
+def _name_transaction(connection: sa.Connection) -> str:
+    info = connection.connection.info
+    if _TRANSACTION not in info:
+        connection.exec_driver_sql(f"SAVEPOINT {_TRANSACTION}")
+        info[_TRANSACTION] = f"claim {uuid4().hex}"
+    name: str = info[_TRANSACTION]
+    return name
+
+
+def _forget_transactions(engine: sa.Engine) -> None:
+    """Forget the name of a transaction when it ends."""
+
+    @event.listens_for(engine, "commit")
+    @event.listens_for(engine, "commit_twophase")
+    def committed(connection: sa.Connection, *_: Any) -> None:
+        if not connection.invalidated:
+            connection.connection.info.pop(_TRANSACTION, None)
+
+    @event.listens_for(engine, "rollback")
+    @event.listens_for(engine, "rollback_twophase")
+    def rolled_back(connection: sa.Connection, *_: Any) -> None:
+        name = None if connection.invalidated else connection.connection.info.pop(_TRANSACTION, None)
+        if name is None:
+            return
+        with contextlib.suppress(Exception):
+            own: Any = connection.connection.cursor()
+            own.execute(f"RELEASE SAVEPOINT {_TRANSACTION}")
+            own.close()
+            _undone.append(name)
+
+
+def _write_deleted(work: _Work, steps: DeletedSteps, _: Any) -> tuple[Any, Given]:
+    """Insert jobs again, or bury them, whose rows a claim has deleted, and that have not come back since."""
+    spec, present = steps.spec, work.connection.connection.info.get(_TRANSACTION)
+    held: Any = steps.held.claims
+    tokens: dict[Key, str] = {key: token for token, keys in held for key in keys}
+    jobs: dict[Key, Any] = {}
+    for job in steps.held.jobs:
+        key: Any = sa.inspect(job).identity
+        if tokens[key] not in _undone if steps.was_committed else tokens[key] == present:
+            jobs[key] = job
+    back = by_index(sa.select(*spec.keys).where(work.among(spec, spec.keys, [*jobs])), spec.table, "PRIMARY")
+    work.engine.begin_steps(work.connection, back)
+    for key in work.found(spec.keys, back) if jobs else ():
+        del jobs[key]
+    if jobs and steps.change is not None:
+        _insert(work, spec, steps.change([*jobs.values()]))
+    return work.listed(spec, [*jobs])
+
+
+def _insert(work: _Work, spec: Any, insert: sa.Insert) -> None:
+    work.connection.execute(insert, work.given)
+    if insert.table is spec.table:
+        send(work.connection.connection.info, channel_of(spec), Signal.POLL)
+
+
+def _delete_letters(work: _Work, steps: LetterSteps, _: Any) -> tuple[Any, Given]:
+    """Delete dead letters, and insert them as jobs where these are requeued."""
+    spec, dead = steps.spec, steps.spec.side_tables[DEAD_LETTER]
+    # As the text that is stored: another one may be the same JSON.
+    places = [dead.c.queue, sa.type_coerce(dead.c.key, sa.Text())]
+    with work.all_or_none(steps.letters):
+        wanted = steps.letters.with_only_columns(*places, maintain_column_froms=True)
+        among = sa.tuple_(*places).in_(_several(work.lock(places, wanted, waits=False, limited=steps.limited)))
+        mine = by_index(steps.letters.where(among), dead, "PRIMARY").subquery("sqlaqueue_letters")
+        keys = work.found(spec.keys, sa.select(*(mine.c[key.key] for key in spec.keys)))
+        if keys and steps.back is not None:
+            _insert(work, spec, steps.back(mine))
+        if keys:
+            work.changed([dead.c.queue, dead.c.key], sa.delete(dead).where(among))
+    return work.listed(spec, keys)
 
 
 def _table_of(columns: Sequence[Any], keys: Sequence[Any]) -> Any:
@@ -441,6 +556,8 @@ _VERBS: Mapping[type[Any], Callable[[_Work, Any, Any], tuple[Any, Given]]] = {
     LockSteps: _lock,
     FailSteps: _cancel_behind,
     CancelSteps: _cancel,
+    DeletedSteps: _write_deleted,
+    LetterSteps: _delete_letters,
     RescueSteps: _rescue,
     JudgeSteps: _change_if_unique,
 }
@@ -458,6 +575,8 @@ def carry_out_statements(engine: sa.Engine, other: OtherEngine) -> None:
     :param other: refuses the claims of queues that its database cannot carry.
     """
     supported: WeakSet[Any] = WeakSet()
+    if not other.has_one_writer:
+        _forget_transactions(engine)
 
     @event.listens_for(engine, "before_execute", retval=True)
     def execute(

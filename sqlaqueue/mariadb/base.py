@@ -395,6 +395,27 @@ def json_type(type_: Any) -> str:
     return next((rendered for known, rendered in _JSON_TYPES.items() if isinstance(plain, known)), JSON_TEXT)
 
 
+def letter_type(type_: Any, dialect: sa.Dialect) -> str:
+    """Return the SQL of the type by which a value of a column is read from the JSON of a dead letter."""
+    plain = undecorated(type_.dialect_impl(dialect))
+    if isinstance(plain, _BYTES):
+        return BYTES_IN_JSON
+    if isinstance(plain, sa.Numeric) and not isinstance(plain, sa.Float):
+        return f"DECIMAL({plain.precision or 10}, {plain.scale or 0})"
+    if isinstance(plain, mysql.BIT):
+        return UNSIGNED
+    if isinstance(plain, sa.Interval):
+        # Of a column of the program: SQLAlchemy stores a moment.
+        return JSON_TEXT
+    return UNSIGNED if isinstance(plain, sa.Integer) and getattr(plain, "unsigned", False) else json_type(plain)
+
+
+UNSIGNED = "BIGINT UNSIGNED"
+_BYTES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY, mysql.TINYBLOB, mysql.MEDIUMBLOB, mysql.LONGBLOB)
+BYTES_IN_JSON = "LONGTEXT CHARACTER SET latin1"
+"""A text with a character for each byte."""
+
+
 def binary_collation(dialect: Any) -> str:
     """Return the collation by which texts of the library are compared: "a", "A" and "a " differ."""
     return "utf8mb4_nopad_bin" if dialect.is_mariadb else "utf8mb4_0900_bin"

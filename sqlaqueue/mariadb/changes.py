@@ -1,7 +1,8 @@
 """An UPDATE that returns something: MariaDB has no RETURNING there, so it is executed as three statements.
 
-A DELETE of the library that returns keys is executed as such a SELECT, and one DELETE for each key: MariaDB has no hint
-for a DELETE, which in a small table would look at each row, and wait for its lock.
+A DELETE of the library that returns at least the keys is executed as a SELECT of what it returns, and one DELETE for
+each key: MariaDB has no hint for a DELETE, which in a small table would look at each row, and wait for its lock. Many
+of them are sent as one block, which is no transaction of its own.
 
 The compiler writes them into one text, which a listener executes one after another on the same cursor, in the
 transaction of the statement: a SELECT that locks the rows and returns their keys, the UPDATE of the rows with these
@@ -38,6 +39,9 @@ _PLACE = re.compile(
     r"|%%|%(?:\((?P<name>.*?)\))?s",
     re.DOTALL,
 )
+
+_IN_BLOCK = 100
+"""How many DELETEs are sent together."""
 
 Row = Sequence[Any]
 
@@ -98,12 +102,10 @@ class ReturningCompiler(_Compiler):
     def returning_clause(self, stmt: Any, returning_cols: Any, **options: Any) -> str:
         """Render the statements around a change when it is known as the ORM has translated it."""
         rendered: str = super().returning_clause(stmt, returning_cols, **options)
-        is_ours = bool(stmt.get_execution_options().get(OURS))
+        is_ours = stmt.get_execution_options().get(OURS)
         keys = [*stmt.table.primary_key]
         shown: list[Any] = [getattr(column, "key", None) for column in returning_cols]
-        if stmt.is_delete and is_ours and {*shown} == {key.key for key in keys}:
-            keys = [stmt.table.c[name] for name in shown]
-        elif not stmt.is_update:
+        if not stmt.is_update and not (stmt.is_delete and is_ours and {*shown} >= {key.key for key in keys}):
             return rendered
         if not keys:
             msg = (
@@ -111,14 +113,18 @@ class ReturningCompiler(_Compiler):
                 "rows by the primary key, which this table does not have; leave out returning(), and select the rows"
             )
             raise StatementError(msg)
-        found = sa.select(*keys).where(stmt.whereclause).limit(self._limit_of(stmt)).with_for_update().correlate(None)
+        found = sa.select(*(returning_cols if stmt.is_delete else keys)).where(stmt.whereclause)
+        found = found.limit(self._limit_of(stmt)).with_for_update().correlate(None)
         if is_ours:
             # The library names the keys. In a small table the server would look at each row, and wait for its lock.
-            found = found.with_hint(stmt.table, _BY_KEY.strip()).order_by(*stmt.table.primary_key)
+            found = found.with_hint(stmt.table, _BY_KEY.strip())
+            # The rows of a claim are returned in its order.
+            found = found.order_by(*getattr(is_ours, "claim_order", keys))
         names = [self.process(key) for key in keys]
         if stmt.is_delete:
             table = self.process(stmt.table, asfrom=True)
-            self._around = self.process(found), f"{_DELETE}{table} WHERE {_keys_place(names)}"
+            place = _keys_place(names, [shown.index(key.key) for key in keys])
+            self._around = self.process(found), f"{_DELETE}{table} WHERE {place}"
             return ""
         new, only_keys = self._new_values(stmt, keys), shown == [key.key for key in keys]
         read = None
@@ -214,8 +220,12 @@ class _Execution:
         # By a cursor of its own: the other one keeps the description of the keys, which SQLAlchemy reads.
         own = self.context.root_connection.connection.cursor()
         try:
-            for some in [[key] for key in keys] if change.startswith(_DELETE) else [keys]:
-                self.send(own, change, some)
+            if not change.startswith(_DELETE):
+                self.send(own, change, keys)
+            for first in range(0, len(keys), _IN_BLOCK) if change.startswith(_DELETE) else ():
+                deletes = [self.filled(change, [key]) for key in keys[first : first + _IN_BLOCK]]
+                block = f"BEGIN NOT ATOMIC {'; '.join(text for text, _ in deletes)}; END"
+                own.execute(block, tuple(value for _, sent in deletes for value in sent))
         finally:
             own.close()
         if read:
@@ -229,6 +239,11 @@ class _Execution:
 
         :param keys: those of the rows that are locked; None while they are not known.
         """
+        filled, sent = self.filled(text, keys)
+        cursor.execute(filled, tuple(sent))
+
+    def filled(self, text: str, keys: Sequence[Row] | None) -> tuple[str, list[Any]]:
+        """Return a text with its parameters."""
         sent: list[Any] = []
 
         def fill(place: re.Match[str]) -> str:
@@ -245,8 +260,7 @@ class _Execution:
                 return "1 = 1" if chosen is None else _among(place["columns"].split("|"), chosen, sent)
             return place[0]
 
-        filled = _PLACE.sub(fill, text)
-        cursor.execute(filled, tuple(sent))
+        return _PLACE.sub(fill, text), sent
 
     def _is_new(self, table: str, columns: list[str], sent: list[Any]) -> str:
         earlier = self.context.root_connection.connection.info.get(EARLIER, {}).get(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,18 +17,21 @@ from sqlaqueue.engines.verbs import among_step
 from sqlaqueue.exc import StatementError
 from sqlaqueue.flow_control.functions import CONTENDED
 from sqlaqueue.mariadb.base import (
+    BYTES_IN_JSON,
     JSON_TEXT,
     LOCK_TIMEOUT,
+    UNSIGNED,
     binary_collation,
     ignoring_duplicates,
     in_order_of_assignment,
     is_ignoring,
     json_type,
+    letter_type,
 )
 from sqlaqueue.mariadb.changes import ReturningCompiler, as_rendered, inserted_place
 from sqlaqueue.mariadb.tables import UniqueStatements
 from sqlaqueue.postgresql.due_times import WrittenHere
-from sqlaqueue.postgresql.side_tables import HasName
+from sqlaqueue.postgresql.side_tables import HasName, RowJson, StoredRows
 from sqlaqueue.sql.portable import (
     AfterEpoch,
     Among,
@@ -123,7 +127,8 @@ def _converted(element: Converted, compiler: Any, **options: Any) -> str:
         length, binary = getattr(target, "length", None), binary_collation(compiler.dialect)
         return f"LEFT({text}, {length})" if length else f"CAST({text} AS CHAR CHARACTER SET utf8mb4) COLLATE {binary}"
     plain = undecorated(element.type)
-    kind = "SIGNED" if isinstance(plain, sa.Integer) else "DOUBLE" if isinstance(plain, sa.Float) else None
+    signed = "UNSIGNED" if getattr(target, "unsigned", False) else "SIGNED"
+    kind = signed if isinstance(plain, sa.Integer) else "DOUBLE" if isinstance(plain, sa.Float) else None
     return str(text) if kind is None else f"CAST({text} AS {kind})"
 
 
@@ -241,6 +246,36 @@ def _given_rows(element: GivenRows, compiler: Any, **options: Any) -> str:
     )
     table = compiler.preparer.quote(element.name)
     return f"(SELECT {', '.join(shown)} FROM {arrays[0]} AS array_0{joins}) AS {table}"  # noqa: S608 - the names are quoted
+
+
+@compiles(RowJson, "mariadb", "mysql")
+def _row_json(element: RowJson, compiler: Any, **options: Any) -> str:
+    parts = []
+    for column in element.columns:
+        text, type_ = compiler.process(column, **options), letter_type(column.type, compiler.dialect)
+        if type_ == UNSIGNED:
+            # The values of a BIT column are bytes.
+            text = f"CAST({text} AS UNSIGNED)"
+        if type_ == BYTES_IN_JSON:
+            text = f"CONVERT({text} USING latin1)"
+        if type_ in {BYTES_IN_JSON, JSON_TEXT}:
+            # Texts of several collations cannot be mixed. JSON becomes a text: JSON_TABLE() returns no objects.
+            text = f"CONVERT({text} USING utf8mb4) COLLATE {binary_collation(compiler.dialect)}"
+        parts += [compiler.render_literal_value(column.name, sa.String()), text]
+    return f"JSON_OBJECT({', '.join(parts)})"
+
+
+@compiles(StoredRows, "mariadb", "mysql")
+def _stored_rows(element: StoredRows, compiler: Any, **options: Any) -> str:
+    if not options.get("asfrom"):
+        return str(compiler.visit_table_valued_alias(element, **options))
+    columns = []
+    for column in element.c:
+        path = compiler.render_literal_value(f"$.{json.dumps(column.name, ensure_ascii=False)}", sa.String())
+        name, type_ = compiler.preparer.quote(column.name), letter_type(column.type, compiler.dialect)
+        columns.append(f"{name} {type_} PATH {path}")
+    row, name = compiler.process(element.row), compiler.preparer.quote(element.name)
+    return f"JSON_TABLE({row}, '$' COLUMNS ({', '.join(columns)})) AS {name}"
 
 
 class StatementCompiler(UniqueStatements, ProgramsCompiler, ReturningCompiler):

@@ -23,6 +23,9 @@ from sqlaqueue.sql.engine import schema_of
 _DIALECT = mysql.dialect()
 """By which the types of columns are told apart."""
 
+_HELD = ("batch_select", "delete_returning")
+"""The strategies that hold a transaction."""
+
 _STORAGE_ENGINE = sa.text(
     "SELECT engine FROM information_schema.tables "
     "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
@@ -62,14 +65,21 @@ class MariaDB(SharedEngine):
     stored_type = staticmethod(stored_type)
 
     def why_no_strategy(self, strategy: Any) -> str | None:
-        if strategy.name == "delete_returning":
+        if strategy.name == "delete_returning" and strategy.keeps_rows:
             return "which changes a row in place, so that a table of messages would spare it nothing"
-        return None if strategy.name == "batch_select" else super().why_no_strategy(strategy)
+        return None if strategy.name in _HELD else super().why_no_strategy(strategy)
 
     def check_supported(self, spec: Any) -> None:
         super().check_supported(spec)
         if spec.config.unique is not None:
             check_comparable(spec, _DIALECT)
+            if not spec.strategy.keeps_rows:
+                msg = (
+                    f"{spec.model.__name__}: Unique(...) with rows_are_messages=True is not available on MariaDB, "
+                    "where no statement both inserts a row again and makes a dead letter of one that has a duplicate; "
+                    'use QueueConfig(strategy="update_status")'
+                )
+                raise ConfigurationError(msg)
         if spec.strategy.holds_transaction and spec.config.flow_control:
             msg = (
                 f'{spec.model.__name__}: limits, rates and orders under strategy "{spec.config.strategy}" are not '

@@ -15,7 +15,7 @@ from sqlaqueue.engines.shared import TIMING, on_prepared
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.base import MICROSECONDS, binary_collation
 from sqlaqueue.postgresql.ddl import queue_of
-from sqlaqueue.queue.names import SCHEDULE
+from sqlaqueue.queue.names import DEAD_LETTER, SCHEDULE
 from sqlaqueue.sql.portable import MomentOfInsert, Span
 from sqlaqueue.sql.types import Period, object_name
 from sqlaqueue.strategies.unique_key import SameUniqueValues, UniqueValues
@@ -244,7 +244,9 @@ def stored_type(column: sa.Column[Any], dialect: sa.Dialect) -> Any:
     text = {"charset": "utf8mb4", "collation": binary_collation(dialect)}
     written = column.type.compile(dialect=dialect)
     if written in {"TEXT", "JSON"}:
-        if not (column.primary_key or any(column in index.columns.values() for index in column.table.indexes)):
+        # The state of a dead letter is indexed once one of the queues has a retention.
+        may_be_indexed = column.primary_key or (column.table.name, column.name) == (DEAD_LETTER, "state")
+        if not (may_be_indexed or any(column in index.columns.values() for index in column.table.indexes)):
             return mysql.LONGTEXT(**text)
         return mysql.VARCHAR(_LENGTHS.get(column.name, _LENGTH), **text)
     found = _VARCHAR.fullmatch(written)

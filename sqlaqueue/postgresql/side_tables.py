@@ -16,7 +16,7 @@ from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.postgresql.triggers import notification, wakes
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.portable import MomentOfInsert, clock, converted, json_array
+from sqlaqueue.sql.portable import Called, MomentOfInsert, clock, converted, json_array
 from sqlaqueue.sql.types import insert_or_ignore, insert_or_replace
 
 PAUSE: sa.ColumnElement[Any] = converted(sa.literal_column("'[]'"), JSONB())
@@ -118,12 +118,36 @@ def request_cancellation(spec: QueueSpec, running: sa.FromClause) -> sa.Insert:
     return requested.returning(notification(spec, Signal.CANCEL_REQUESTED)) if wakes(spec) else requested
 
 
+class RowJson(Called):
+    """A row as a JSON object."""
+
+    inherit_cache = True
+
+    @property
+    def columns(self) -> Any:
+        """The columns of the row."""
+        row: Any = next(iter(self.clauses))
+        return row.scalar_alias.c
+
+
+class StoredRows(sa.TableValuedAlias):
+    """The row in a JSON object, as a table with one row."""
+
+    inherit_cache = True
+
+    @property
+    def row(self) -> Any:
+        """The JSON object."""
+        function: Any = self.element
+        return next(iter(function.clauses))
+
+
 def bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> sa.Insert:
     buried = sa.select(
         sa.literal(spec.name, sa.Text()),
         key_json([rows.c[key.key] for key in spec.keys]),
         # Not jsonb_build_object(): a function takes a hundred arguments, and a table may have more columns.
-        sa.func.to_jsonb(rows.table_valued(), type_=JSONB()),
+        RowJson("to_jsonb", rows.table_valued(), type_=JSONB()),
         sa.literal(state, sa.Text()),
         converted(error, sa.Text()),
         clock(),
@@ -138,7 +162,11 @@ def stored_rows(row: sa.ColumnElement[Any], columns: Sequence[sa.Column[Any]]) -
     record = sa.func.jsonb_to_record(row).table_valued(
         *(sa.column(column.key, column.type) for column in columns), name="sqlaqueue_letter", joins_implicitly=True
     )
-    return record.render_derived("sqlaqueue_letter", with_types=True)
+    rows: Any = record.render_derived("sqlaqueue_letter", with_types=True)
+    # table_valued() makes no other class.
+    rows.__class__ = StoredRows
+    stored: sa.TableValuedAlias = rows
+    return stored
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -98,8 +98,31 @@ class CancelSteps(NamedTuple):
     """A SELECT of the keys of the jobs without a run."""
     unfinished: AnySelect
     """A SELECT of the keys of all jobs that have not ended."""
-    cancelled: sa.Update
-    """The change, without a condition."""
+    cancelled: sa.Update | sa.Delete
+    """The change, without a condition; what a DELETE deletes becomes a dead letter."""
+
+
+class DeletedSteps(NamedTuple):
+    """A settlement of jobs whose rows the claim has deleted: they are inserted again, or become dead letters."""
+
+    spec: Spec
+    held: ClaimedJobs
+    change: Callable[[Sequence[Any]], sa.Insert] | None = None
+    """Makes the INSERT from some of the instances; None to insert nothing."""
+    was_committed: bool = False
+    """Whether the jobs are those whose claim was committed, and not those that this transaction holds."""
+
+
+class LetterSteps(NamedTuple):
+    """The deletion of dead letters, which may become jobs again."""
+
+    spec: Spec
+    letters: AnySelect
+    """A SELECT of the columns of the job table, of the key of each letter, and of what else it has; without a lock."""
+    back: Callable[[sa.FromClause], sa.Insert] | None = None
+    """Makes the INSERT of jobs from the letters; None to delete them only."""
+    limited: bool = False
+    """Whether the SELECT has a limit, so that it finds others for the letters that are locked."""
 
 
 class RescueSteps(NamedTuple):

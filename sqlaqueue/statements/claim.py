@@ -7,6 +7,7 @@ import socket
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -128,7 +129,8 @@ def claim_statement(
     if announcements is not None:
         payload = joined(f"{CLAIMED} ", sa.func.count().over(), " ", announcements)
         claimed = claimed.add_columns(notification(spec, payload).label("sqlaqueue_notification"))
-    steps = {STEPS: Steps((ClaimSteps(request, columns, announcements),))}
+    shown = None if spec.strategy.keeps_rows else partial(returning_detached, spec, entity)
+    steps = {STEPS: Steps((ClaimSteps(request, columns, announcements),), shown)}
     rows = as_library_statement(claimed).execution_options(**{OURS: spec})
     if not spec.strategy.keeps_rows:
         if options:
@@ -137,7 +139,8 @@ def claim_statement(
                 "instance, for which nothing more can be loaded; leave out the options"
             )
             raise StatementError(msg)
-        return returning_detached(spec, entity, rows).execution_options(**steps)
+        detached: sa.sql.expression.Executable = returning_detached(spec, entity, rows)
+        return detached.execution_options(**{OURS: spec}, **steps)
     # The run is recorded from these attributes, even if they are deferred or load_only() leaves them out.
     needed = (undefer(getattr(entity, spec.attributes[role])) for role in RUN_ROLES if spec.has(role))
     statement = sa.select(entity).from_statement(rows).options(*options, *needed)

@@ -285,8 +285,13 @@ class _DetachedRow(Bundle[Any]):
         return make
 
 
-def returning_detached(spec: QueueSpec, entity: type[Any], rows: AnySelect) -> AnySelect:
-    """Return a SELECT of detached instances, in claim order, of ``rows`` that the claim deletes."""
+def returning_detached(spec: QueueSpec, entity: type[Any], rows: AnySelect | sa.Delete) -> Any:
+    """Return a SELECT of detached instances, in claim order, of ``rows`` that the claim deletes.
+
+    :param rows: what PostgreSQL executes, or a DELETE, which other engines carry out in this order.
+    """
+    if isinstance(rows, sa.Delete):
+        return sa.select(_DetachedRow("job", *rows.exported_columns)).from_statement(rows)
     deleted = rows.subquery("sqlaqueue_deleted")
     order = [deleted.c[TURN]] if TURN in deleted.c else [column_of(deleted, column) for column in spec.claim_order]
     statement = sa.select(_DetachedRow("job", *deleted.c)).order_by(*order)

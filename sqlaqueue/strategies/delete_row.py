@@ -22,8 +22,18 @@ from sqlaqueue.postgresql.side_tables import bury, dead_letter, key_json, reques
 from sqlaqueue.queue.names import DEAD_LETTER, TURN
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
-from sqlaqueue.sql.portable import clock, earlier
+from sqlaqueue.queue.strategy_protocol import (
+    CancelSteps,
+    ClaimedJobs,
+    ClaimRequest,
+    DeletedSteps,
+    LetterSteps,
+    RequiredPrivilege,
+    Settlement,
+    Verb,
+)
+from sqlaqueue.sql.engine import in_steps
+from sqlaqueue.sql.portable import clock, converted, earlier
 from sqlaqueue.sql.types import insert_unless
 from sqlaqueue.strategies.attach import attach_to_dead_letters, everything, oldest_first
 from sqlaqueue.strategies.base import TOKEN, HeldStrategy
@@ -60,9 +70,9 @@ def letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
     return found.where(dead.c.queue == spec.name, *_conditions(spec, rows, chosen, verb))
 
 
-def locked_letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
-    """Lock the dead letters; those that another transaction has locked are skipped."""
-    return letters(spec, chosen, verb).with_for_update(of=spec.side_tables[DEAD_LETTER], skip_locked=True)
+def locked_letters(spec: QueueSpec, found: AnySelect) -> sa.CTE:
+    """Lock dead letters; those that another transaction has locked are skipped."""
+    return found.with_for_update(of=spec.side_tables[DEAD_LETTER], skip_locked=True).cte("sqlaqueue_letters")
 
 
 def delete_letters(spec: QueueSpec, chosen: sa.CTE) -> sa.CTE:
@@ -208,6 +218,10 @@ class DeleteRow(HeldStrategy):
         rows = self.in_claim_order(spec, claimed, picked).add_columns(transaction_id().label(TOKEN))
         return rows.add_columns(picked.c[TURN]) if TURN in picked.c else rows
 
+    def claim_in_steps(self, request: ClaimRequest) -> tuple[AnySelect, sa.Delete]:
+        """Return a SELECT of the keys, and the DELETE of the claimed rows."""
+        return self.pick(request.spec, request.candidates, *request.spec.keys), sa.delete(request.spec.table)
+
     def picked(self, request: ClaimRequest) -> sa.CTE:
         """Return the keys of the first due rows, locked."""
         spec = request.spec
@@ -224,22 +238,28 @@ class DeleteRow(HeldStrategy):
 
     def extend(self, spec: QueueSpec, held: ClaimedJobs, lease: Any) -> Verb:
         """Change nothing: the jobs are held for as long as the transaction is open."""
-        return _keys(spec, _rows(spec, held, Settlement("pending")).subquery("sqlaqueue_held"))
+        keys = _keys(spec, _rows(spec, held, Settlement("pending")).subquery("sqlaqueue_held"))
+        return in_steps(keys, DeletedSteps(spec, held))
 
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """Leave the rows deleted, insert them again, or move them to the dead letters."""
         rows = _rows(spec, held, settlement).subquery("sqlaqueue_held")
         if settlement.state == "pending":
-            return _insert(spec, rows)
+            return _insert(spec, rows, held, settlement)
         if settlement.state == "completed":
-            return _keys(spec, rows)
-        buried = bury(spec, rows, settlement.state, settlement.error)
-        return _keys(spec, rows).add_cte(buried.cte("sqlaqueue_buried"))
+            return in_steps(_keys(spec, rows), DeletedSteps(spec, held))
+
+        def buried(rows: sa.Subquery) -> sa.Insert:
+            return bury(spec, rows, settlement.state, settlement.error)
+
+        verb = _keys(spec, rows).add_cte(buried(rows).cte("sqlaqueue_buried"))
+        return in_steps(verb, DeletedSteps(spec, held, lambda jobs: buried(_again(spec, jobs, settlement))))
 
     def restore(self, spec: QueueSpec, held: ClaimedJobs) -> Verb:
         """Insert the rows again as they were, unless the transaction that deleted them was rolled back."""
-        rows = _rows(spec, held, Settlement("pending", starts=0), was_committed=True).subquery("sqlaqueue_held")
-        return _insert(spec, rows)
+        settlement = Settlement("pending", starts=0)
+        rows = _rows(spec, held, settlement, was_committed=True).subquery("sqlaqueue_held")
+        return _insert(spec, rows, held, settlement, was_committed=True)
 
     # -- the dead letters are the finished jobs of this queue ----------------------------------------------------------
 
@@ -256,22 +276,33 @@ class DeleteRow(HeldStrategy):
         running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("sqlaqueue_running")
         requested = request_cancellation(spec, running).cte("sqlaqueue_requested")
         buried = bury(spec, deleted, "cancelled", None).cte("sqlaqueue_buried")
-        return _keys(spec, deleted).add_cte(requested, buried)
+        keys = self.pick(spec, chosen, *spec.keys)
+        steps = CancelSteps(spec, keys.order_by(*spec.keys), keys, sa.delete(spec.table))
+        return in_steps(_keys(spec, deleted).add_cte(requested, buried), steps)
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Insert dead letters again, with no attempt counted."""
-        found = locked_letters(spec, chosen, "requeue").cte("sqlaqueue_letters")
-        fresh: dict[str, Any] = {column.key: found.c[column.key] for column in stored_columns(spec)}
+        all_of_them = letters(spec, chosen, "requeue")
+        found = locked_letters(spec, all_of_them)
         resets: dict[str, Any] = {"attempts": sa.literal(0), "run_at": clock()}
-        fresh |= {spec.columns[role].key: value for role, value in resets.items() if spec.has(role)}
+        reset = {spec.columns[role].key: value for role, value in resets.items() if spec.has(role)}
+
+        def fresh(found: sa.FromClause) -> dict[str, Any]:
+            return {column.key: found.c[column.key] for column in stored_columns(spec)} | reset
+
         unique = unique_key(spec)
         if unique is not None:
-            columns = [value.label(name) for name, value in fresh.items()]
+            columns = [value.label(name) for name, value in fresh(found).items()]
             newest = (found.c.sqlaqueue_letter_time.desc(), *(found.c[key.key].desc() for key in spec.keys))
             return requeue_letters(spec, unique, found, sa.select(*columns).order_by(*newest))
+
+        def back(found: sa.FromClause, *conditions: sa.ColumnElement[bool]) -> sa.Insert:
+            values = fresh(found)
+            return sa.insert(spec.table).from_select([*values], sa.select(*values.values()).where(*conditions))
+
         opened = delete_letters(spec, found)
-        rows = sa.select(*fresh.values()).where(found.c.sqlaqueue_letter_key == opened.c.key)
-        return sa.insert(spec.table).from_select(list(fresh), rows)
+        verb = back(found, found.c.sqlaqueue_letter_key == opened.c.key)
+        return in_steps(verb, LetterSteps(spec, all_of_them, back))
 
     def job_state(self, spec: QueueSpec, key: Key) -> AnySelect:
         """Select the row first, then the dead letter: a job may be enqueued again under the key of a dead letter."""
@@ -287,12 +318,12 @@ class DeleteRow(HeldStrategy):
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
         """Delete dead letters."""
         dead = spec.side_tables[DEAD_LETTER]
-        old = locked_letters(spec, chosen, "purge").where(dead.c.state.in_(states))
+        old = letters(spec, chosen, "purge").where(dead.c.state.in_(states)).limit(limit)
         if age is not None:
             moment = dead.c.created_at
             old = old.where(moment <= earlier(clock(), age)).order_by(*oldest_first(spec, states, moment))
-        found = old.limit(limit).cte("sqlaqueue_letters")
-        return _keys(spec, found).add_cte(delete_letters(spec, found))
+        found = locked_letters(spec, old)
+        return in_steps(_keys(spec, found).add_cte(delete_letters(spec, found)), LetterSteps(spec, old, limited=True))
 
     def list_jobs(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
         """List the rows as pending jobs, and the dead letters as finished ones."""
@@ -327,11 +358,18 @@ def _keys(spec: QueueSpec, rows: sa.FromClause) -> AnySelect:
     return sa.select(*(rows.c[key.key].label(key.key) for key in spec.keys))
 
 
-def _insert(spec: QueueSpec, rows: sa.FromClause) -> Verb:
+def _insert(
+    spec: QueueSpec, rows: sa.FromClause, held: ClaimedJobs, settlement: Settlement, *, was_committed: bool = False
+) -> Verb:
     unique = unique_key(spec)
     if unique is not None:
         return insert_again(spec, unique, sa.select(*rows.c))
-    return sa.insert(spec.table).from_select([column.key for column in rows.c], sa.select(*rows.c))
+
+    def back(rows: sa.FromClause) -> sa.Insert:
+        return sa.insert(spec.table).from_select([column.key for column in rows.c], sa.select(*rows.c))
+
+    steps = DeletedSteps(spec, held, lambda jobs: back(_again(spec, jobs, settlement)), was_committed)
+    return in_steps(back(rows), steps)
 
 
 def _values(spec: QueueSpec, job: Any, settlement: Settlement) -> dict[str, Any]:
@@ -361,18 +399,25 @@ def _rows(
     """
     tokens = {key: token for token, keys in held.claims if not isinstance(keys, sa.BindParameter) for key in keys}
     selects: list[AnySelect] = []
-    for job in held.jobs:
-        values = _values(spec, job, settlement)
-        columns = [
-            _cast(values[column.key], column).label(column.key)
-            for column in stored_columns(spec)
-            if column.key in values
-        ]
+    # Other engines name their transactions, and carry out steps instead: to write all rows would take them longer.
+    is_executed = all(str(token).isdecimal() for token in tokens.values())
+    for job in held.jobs if is_executed else held.jobs[:1]:
         key = sa.inspect(job).identity
         back = sa.exists().where(spec.key_in(spec.keys, [key]))
         mine = transaction_was_committed(tokens[key]) if was_committed else transaction_id() == tokens[key]
-        selects.append(sa.select(*columns).where(mine, ~back))
+        selects.append(_row(spec, job, settlement).where(mine, ~back))
     return selects[0] if len(selects) == 1 else sa.union_all(*selects)
+
+
+def _again(spec: QueueSpec, jobs: Sequence[Any], settlement: Settlement) -> sa.Subquery:
+    """Return the rows of some instances, for an engine that has looked before which of them were deleted."""
+    return sa.union_all(*(_row(spec, job, settlement) for job in jobs)).subquery("sqlaqueue_held")
+
+
+def _row(spec: QueueSpec, job: Any, settlement: Settlement) -> AnySelect:
+    values = _values(spec, job, settlement)
+    columns = [column for column in stored_columns(spec) if column.key in values]
+    return sa.select(*(_cast(values[column.key], column).label(column.key) for column in columns))
 
 
 def _cast(value: Any, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
@@ -381,4 +426,4 @@ def _cast(value: Any, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
         value = sa.null()
     elif not isinstance(value, sa.ColumnElement):
         value = sa.bindparam(None, value, type_=column.type)
-    return sa.cast(value, column.type)
+    return converted(value, column.type)

@@ -79,6 +79,12 @@ class TestBatchSelectOnMariaDB(OnMariaDB):
     strategy = "batch_select"
 
 
+@pytest.mark.once
+class TestRowsThatAreTheirOwnMessageOnMariaDB(OnMariaDB):
+    strategy = "delete_returning"
+    columns = {"status": None}  # noqa: RUF012 - declared by the base class
+
+
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,18 @@ class Held(QueueMixin, Base):
     payload: Mapped[str | None] = mapped_column(sa.String(100))
 
 
+class Message(QueueMixin, Base):
+    """A queue whose claims delete the rows."""
+
+    __tablename__ = "message"
+    __queue__ = QueueConfig(
+        strategy="delete_returning", rows_are_messages=True, max_attempts=3, retention={"failed": timedelta(days=1)}
+    )
+
+    id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
+    payload: Mapped[str | None] = mapped_column(sa.String(100))
+
+
 class Child(Base):
     __tablename__ = "child"
 

@@ -29,7 +29,7 @@ from tests.faults.history import with_event
 from tests.faults.processes import Actor, Process, Processes
 from tests.faults.roles import record_events
 from tests.mariadb.conftest import Prepared
-from tests.mariadb.models import Base, Effect, Held, Job
+from tests.mariadb.models import Base, Effect, Held, Job, Message
 from tests.mariadb.server import MariaDBServer
 from tests.programs import DEADLINE, wait_until
 
@@ -141,8 +141,8 @@ async def test_an_idle_async_consumer_of_the_process_is_woken(async_engine: Asyn
     await asyncio.wait_for(running, DEADLINE)
 
 
-MODELS: dict[str, Any] = {"job": Job, "held": Held}
-"""The queues of the workers: one with leases, and one whose claims hold a transaction."""
+MODELS: dict[str, Any] = {"job": Job, "held": Held, "message": Message}
+"""The queues of the workers: one with leases, one whose claims hold a transaction, and one whose claims delete rows."""
 
 
 def run_worker(actor: Actor, *, url: str, model: str, poll_interval: float = 0.05) -> None:
@@ -215,14 +215,18 @@ class Workers(Processes):
     def finish(self) -> dict[str, list[str]]:
         """Wait until all jobs have ended, stop the processes and return the violations of the guarantees."""
         queue = self.queue
-        unfinished = sa.select(sa.func.count()).where(queue.status.in_(["pending", "processing"]))
+        keeps_rows = queue is not Message
+        unfinished = sa.select(sa.func.count(queue.id))
+        if keeps_rows:
+            unfinished = unfinished.where(queue.status.in_(["pending", "processing"]))
         with Session(self.engine) as session:
             self.wait_until(lambda: (session.rollback(), session.scalar(unfinished))[1] == 0, "the end of all jobs")
             self.stop()
-            found = session.execute(sa.select(queue.id, queue.status, queue.attempts))
+            status = queue.status if keeps_rows else sa.literal("pending")
+            found = session.execute(sa.select(queue.id, status, queue.attempts))
             rows = {key: Row(state, attempts) for key, state, attempts in found}
             effects = [(key, note) for key, note in session.execute(sa.select(Effect.job, Effect.note))]
-        return violations(self.records(), Tables(rows, effects))
+        return violations(self.records(), Tables(rows, effects, keeps_completed=keeps_rows))
 
 
 @pytest.mark.parametrize("model", MODELS)

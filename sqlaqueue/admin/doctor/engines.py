@@ -230,7 +230,8 @@ def _is_found_by(examination: Examination, spec: QueueSpec, index: str) -> bool:
     """Return whether due jobs are read from an index, in its order."""
     connection = examination.connection
     quoted = connection.dialect.identifier_preparer.quote(index)
-    jobs = sa.select(*spec.keys).where(spec.in_state("pending"), *spec.due(spec.columns.get("run_at")))
+    pending = [spec.in_state("pending")] if spec.has("status") else []
+    jobs = sa.select(*spec.keys).where(*pending, *spec.due(spec.columns.get("run_at")))
     # Claims on MariaDB name the index; SQLite passes over the hint.
     jobs = jobs.order_by(*spec.claim_order).limit(10).with_hint(spec.table, f"FORCE INDEX ({quoted})")
     text = examination.text(jobs)

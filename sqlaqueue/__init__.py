@@ -25,9 +25,10 @@ from sqlaqueue.exc import (
 )
 from sqlaqueue.mapping.columns import queue_column
 from sqlaqueue.mapping.mixin import QueueMixin
+from sqlaqueue.mapping.waits import configure_waits as _configure_waits  # noqa: F401 - its listeners
 from sqlaqueue.preparation import prepare
 from sqlaqueue.queue.config import QueueConfig
-from sqlaqueue.queue.options import ConcurrencyLimit, FairShare, InOrder, RateLimit, States, Unique
+from sqlaqueue.queue.options import ConcurrencyLimit, FairShare, InOrder, RateLimit, States, Unique, WaitFor
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.schedules.schedule import Schedule, Tick
 from sqlaqueue.statements.claim import claim
@@ -91,6 +92,7 @@ __all__ = [
     "Throttle",
     "Tick",
     "Unique",
+    "WaitFor",
     "WaitTimeout",
     "__version__",
     "async_copy_in",

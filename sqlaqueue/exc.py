@@ -28,7 +28,7 @@ class JobResult(Generic[T]):
         print(result.state, result.job, result.error)
     """
 
-    state: Literal["pending", "processing", "completed", "failed", "cancelled", "gone"]
+    state: Literal["waiting", "pending", "processing", "completed", "failed", "cancelled", "gone"]
     """``gone``: the row does not exist, or its status is not a value of the queue's states. If the queue deletes
     completed jobs, a job without a row counts as completed. ``wait()`` returns no job that is pending or processing."""
     job: T | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Mapper, RelationshipDirection, Session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.job_reasons import MOST_COUNTED, Facts, Reason, reasons_of
+from sqlaqueue.admin.job_reasons import MOST_COUNTED, Awaited, Facts, Reason, reasons_of
 from sqlaqueue.admin.jobs import JobInfo, job, job_info
 from sqlaqueue.admin.state import live_consumers, pause_moment
 from sqlaqueue.exc import StatementError
@@ -21,15 +21,18 @@ from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.postgresql.due_times import written_here
 from sqlaqueue.postgresql.side_tables import HasName
+from sqlaqueue.postgresql.waits import awaited_jobs
+from sqlaqueue.postgresql.waits_at_commit import FAILED
 from sqlaqueue.queue.names import CRASH_JOURNAL
-from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.options import FINISHED, STATES
 from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
 from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.sessions import routing_to_primary
 from sqlaqueue.sql.engine import sqlstate
-from sqlaqueue.sql.portable import clock, converted, seconds_between
+from sqlaqueue.sql.portable import clock, converted, filtered, seconds_between
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
+from sqlaqueue.strategies.listing import OTHER
 from sqlaqueue.strategies.unique_key import unique_key
 from sqlaqueue.strategies.update_status import waits_for_duplicate
 from sqlaqueue.texts import moment_text, printable
@@ -120,7 +123,45 @@ def _read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: b
     facts = replace(facts, **circumstances, consumers=live_consumers(session, spec))
     if facts.waits_for_duplicate:
         facts = replace(facts, duplicate=duplicate_of(session, spec, key))
+    if info.state == "waiting":
+        is_open = facts.row.get(spec.columns["is_open"].name) if spec.has("is_open") else False
+        return replace(facts, awaited=[*_awaited(session, spec, key)], is_open=bool(is_open))
     return _read_place(session, facts) if info.state == "pending" else facts
+
+
+_CHAIN, _SHOWN_AWAITED = 20, 3
+"""How many jobs of a chain are looked at, and how many of those that a job waits for are named."""
+
+
+def _awaited(session: Session, spec: QueueSpec, key: Key) -> Iterator[Awaited]:
+    """Yield what a job waits for, and what the first of those waits for, and so on."""
+    chain = [(spec, key)]
+    for number in range(_CHAIN):
+        if number >= len(chain):
+            return
+        waiting, its = chain[number]
+        for wait in waiting.waits:
+            jobs, conditions = awaited_jobs(wait)
+            other, status = wait.awaited, jobs.c[wait.awaited.columns["status"].key]
+            known = [state for state in STATES if getattr(other.config.states, state) is not None]
+            state = sa.case(
+                *((status == other.literal(each), sa.literal(each, sa.Text())) for each in known), else_=OTHER
+            )
+            keys = [jobs.c[each.key] for each in other.keys]
+            mine = waiting.key_in(waiting.keys, [its])
+            joined = waiting.table.join(jobs, sa.and_(*conditions))
+            first = sa.select(*keys, state).select_from(joined).where(mine)
+            first = first.order_by(state.in_(FAILED).desc(), *keys).limit(_SHOWN_AWAITED)
+            rows = session.execute(first, bind_arguments=_bind(waiting)).all()
+            if rows:
+                failed = filtered(sa.func.count(), state.in_(FAILED))
+                left = filtered(sa.func.count(), conditions[-1])
+                all_jobs = waiting.table.join(jobs, sa.and_(*conditions[:-1]))
+                counted = sa.select(left, sa.func.count(), failed).select_from(all_jobs).where(mine)
+                left_number, total, bad = session.execute(counted, bind_arguments=_bind(waiting)).one()
+                shown = [(key_value(row[:-1]), row[-1]) for row in rows]
+                yield Awaited(wait, key_value(its), left_number, total, bad, shown)
+                chain += [(other, tuple(row[:-1])) for row in rows[:1] if row[-1] == "waiting"]
 
 
 def _row(session: Session, spec: QueueSpec, key: Key) -> dict[str, Any]:

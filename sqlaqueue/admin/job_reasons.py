@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -18,7 +18,7 @@ from sqlaqueue.admin.state import unclaimable_jobs
 from sqlaqueue.flow_control.held_back import HeldBackBy
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import key_text, key_tuple
-from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.spec import QueueSpec, WaitRelation
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.strategies.listing import OTHER
 from sqlaqueue.strategies.unique_key import duplicate_in
@@ -26,6 +26,22 @@ from sqlaqueue.texts import duration_text, moment_text
 
 MOST_COUNTED = 1000
 """Number of jobs up to which those before a job are counted."""
+
+
+class Awaited(NamedTuple):
+    """The jobs that a waiting job waits for by one relationship."""
+
+    wait: WaitRelation
+    key: Any
+    """The key of the job that waits."""
+    number: int
+    """How many jobs it waits for."""
+    total: int
+    """How many there are, with those that have ended."""
+    failed: int
+    """How many have failed or were cancelled."""
+    first: Sequence[tuple[Any, str]]
+    """The keys and states of some of them, the failed ones first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +77,10 @@ class Facts:
     """Whether it waits until a duplicate does not count any more."""
     duplicate: JobInfo | None = None
     """The duplicate that counts, of a job that waits for it or has finished; None if there is none."""
+    awaited: Sequence[Awaited] = ()
+    """What a waiting job waits for, and what that waits for, to the end of the chain."""
+    is_open: bool = False
+    """Whether a batch is open."""
     held_back: Sequence[HeldBackBy] = ()
     """What holds the due job back, of the limits, rates and the order of its queue."""
     before: int = 0
@@ -229,6 +249,34 @@ def _waits_for_duplicate(facts: Facts) -> Iterator[Reason]:
     yield Reason(
         "waits_for_duplicate", f'A run of it has ended, and as Unique(on_return="wait") says it waits {until}.'
     )
+
+
+def _waits(facts: Facts) -> Iterator[Reason]:
+    if facts.state != "waiting":
+        return
+    for awaited in facts.awaited:
+        wait = awaited.wait
+        batch, others = (
+            f"{wait.waiting.model.__name__} {key_text(key_tuple(awaited.key))}",
+            awaited.number - len(awaited.first),
+        )
+        shown = [f"{wait.awaited.model.__name__} {key_text(key_tuple(key))} is {state}" for key, state in awaited.first]
+        more = f", and {others} more" if others else ""
+        failed = [state for _, state in awaited.first if state in {"failed", "cancelled"}]
+        fix = "; requeue() of what has failed, and its end, let it run" if failed else ""
+        of_all = f" of {awaited.total}" if wait.to_many else ""
+        of_all += f", {awaited.failed} have failed," if wait.to_many and awaited.failed else ""
+        what = f"{batch} waits for {awaited.number}{of_all} in {wait.name}"
+        yield Reason("waits_for", f"{what}: {', '.join(shown)}{more}{fix}.")
+    if facts.is_open:
+        name = facts.spec.attributes["is_open"]
+        yield Reason("open", f"The batch is open: it waits until its {name} is False.")
+    elif not facts.awaited:
+        yield Reason(
+            "miscounted",
+            "All that it waits for has ended, and its count says otherwise: triggers were bypassed; reconcile(), which "
+            "Consumers execute regularly, counts again.",
+        )
 
 
 def _lease_expired(facts: Facts) -> Iterator[Reason]:
@@ -400,6 +448,7 @@ REASONS: tuple[Callable[[Facts], Iterator[Reason]], ...] = (
     _finished,
     _uncommitted,
     _waits_for_duplicate,
+    _waits,
     _lease_expired,
     _running,
     _unclaimable,

@@ -22,7 +22,7 @@ from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.due_times import due_since
 from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
-from sqlaqueue.queue.options import STATES
+from sqlaqueue.queue.options import COUNTED, STATES, UNFINISHED
 from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.sql.portable import clock, converted, filtered, seconds_between
 from sqlaqueue.statements import verbs
@@ -217,9 +217,6 @@ def _leases(spec: QueueSpec, limit: int) -> AnySelect:
     return sa.select(*counts).select_from(first)
 
 
-ACTIVE = ("pending", "processing")
-"""The states of unfinished jobs."""
-
 _WITHOUT_STATUS = ("pending", "failed", "cancelled")
 """The states of jobs whose model has no status: completed ones leave no row."""
 
@@ -262,9 +259,10 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
     """Return statistics of a queue; without ``finished`` jobs the table itself is not read."""
     spec = select_jobs(model, "stats").spec
     # One state at a time: otherwise PostgreSQL does not use the partial index of a state.
-    filters = [JobFilter()] if finished else [JobFilter(states=(state,)) for state in ACTIVE]
+    active = UNFINISHED if spec.config.waits else COUNTED
+    filters = [JobFilter()] if finished else [JobFilter(states=(state,)) for state in active]
     counted = [row for each in filters for row in _count(session, model, each)]
-    states = dict.fromkeys((each for each in _states(spec) if finished or each in ACTIVE), 0)
+    states = dict.fromkeys((each for each in _states(spec) if finished or each in active), 0)
     live = live_consumers(session, spec) or []
     running = sum(len(consumer.running) for consumer in live)
     by_row = not spec.strategy.holds_transaction

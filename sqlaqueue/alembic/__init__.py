@@ -35,6 +35,7 @@ from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare import ComparedTable, DiffContext, is_queue_column
 from sqlaqueue.alembic.implementations import VerbatimSql, ddl_text, stored_table
 from sqlaqueue.alembic.operations_on_rows import AddColumns
+from sqlaqueue.mapping.waits import configure_waits
 from sqlaqueue.postgresql.catalog_schemas import PREFIX, CatalogReader
 from sqlaqueue.postgresql.ddl import queue_of
 from sqlaqueue.sql.engine import PREPARED
@@ -66,6 +67,17 @@ def remember_table(  # noqa: PLR0917 - the signature that Alembic calls
     return PriorityDispatchResult.CONTINUE
 
 
+def configure_models(
+    context: AutogenContext,
+    upgrade: alembic_ops.UpgradeOps,  # noqa: ARG001 - the signature that Alembic calls
+    schemas: set[str | None],  # noqa: ARG001 - the hook's signature
+) -> PriorityDispatchResult:
+    """Let the queues of the models know what their jobs wait for, before Alembic compares tables and indexes."""
+    for metadata in dict.fromkeys(table.metadata for table in context.sorted_tables):
+        configure_waits(metadata)
+    return PriorityDispatchResult.CONTINUE
+
+
 def compare_queues(
     context: AutogenContext, upgrade: alembic_ops.UpgradeOps, schemas: set[str | None]
 ) -> PriorityDispatchResult:
@@ -91,6 +103,7 @@ def compare_queues(
     compare_functions.compare_triggers(diff)
     compare_functions.drop_unused_functions(diff)
     steps.move_jobs(diff)
+    steps.move_waiting(diff)
     steps.sort_dropped_columns(diff)
     steps.ask_for_status(diff)
     steps.search_for_duplicates(diff)
@@ -335,6 +348,7 @@ NAME = "alembic.autogenerate.sqlaqueue"
 def setup(plugin: Plugin) -> None:
     """Add the comparisons to a plug-in; Alembic calls this."""
     add, first, last = plugin.add_autogenerate_comparator, DispatchPriority.FIRST, DispatchPriority.LAST
+    add(configure_models, "schema", "sqlaqueue", qualifier="postgresql", priority=first)
     add(remember_table, "table", "sqlaqueue", qualifier="postgresql", priority=last)
     add(compare_queues, "schema", "sqlaqueue", qualifier="postgresql", priority=last)
     for name in PREPARED:

@@ -17,12 +17,12 @@ from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare import ComparedTable, DiffContext, is_queue_column
 from sqlaqueue.alembic.implementations import VerbatimSql
 from sqlaqueue.alembic.operations_on_rows import AddColumns, CreateUniqueIndex
-from sqlaqueue.postgresql.catalog_schemas import PREFIX
+from sqlaqueue.postgresql.catalog_schemas import PREFIX, ReflectedFunction
 from sqlaqueue.postgresql.ddl import bare_table, literal_sql
 from sqlaqueue.queue.names import SCHEDULE, TICK
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.portable import Span
-from sqlaqueue.sql.types import object_name
+from sqlaqueue.sql.types import NEUTRAL, object_name
 
 _WHERE = "postgresql_where"
 _NEEDS_ESCAPE = re.compile(r"%|(?<!:):(?!:)")
@@ -443,6 +443,40 @@ def move_jobs(diff: DiffContext) -> None:
     diff.after += emptied
     for schema in dict.fromkeys(table.schema for table in locked):
         _lock(diff, schema, [table for table in locked if table.schema == schema])
+
+
+def move_waiting(diff: DiffContext) -> None:
+    """Count what existing jobs wait for, where they begin to wait for others; and make them pending where they end.
+
+    The trigger that counts runs when the migration's transaction commits.
+    """
+    for table, _, model in diff.remaining_tables:
+        spec, name = table.spec, object_name("sqlaqueue_waits", table.name, "state")
+        former = diff.catalog.function(table.qualified_name, f"{name}()")
+        if spec is None or bool(spec.waits) == (former is not None):
+            continue
+        keys = [f"j.{NEUTRAL.identifier_preparer.quote(key.name)}" for key in spec.keys]
+        jobs = NEUTRAL.identifier_preparer.format_table(model)
+        changes = bare_table(object_name("sqlaqueue_waits", table.name), table.schema)
+        status, pending = spec.columns["status"], literal_sql(spec.literal("pending"))
+        waiting = literal_sql(spec.literal("waiting")) if spec.waits else _former_waiting(former, pending)
+        text = NEUTRAL.identifier_preparer.quote(status.name)
+        count = ops.ExecuteVerbatim(
+            f"INSERT INTO {NEUTRAL.identifier_preparer.format_table(changes)} (relation, keys)\n"  # noqa: S608 - the names are quoted
+            f"SELECT '', jsonb_agg(jsonb_build_array({', '.join(keys)}, 0, false))\n"
+            f"FROM (SELECT *, row_number() OVER () / 10000 AS chunk FROM {jobs}\n"
+            f"  WHERE {text} IN ({pending}, {waiting})) AS j GROUP BY j.chunk"
+        )
+        release = ops.ExecuteVerbatim(f"UPDATE {jobs} SET {text} = {pending} WHERE {text} = {waiting}")  # noqa: S608 - the names are quoted
+        last, first = (count, release) if spec.waits else (release, count)
+        diff.after.append(ops.PerDirection([last]))
+        diff.before.insert(0, ops.PerDirection(down=[first]))
+
+
+def _former_waiting(former: ReflectedFunction | None, pending: str) -> str:
+    """Return the value of waiting jobs in the database, from the function that writes it."""
+    values = re.findall(r" := ('.*?'|-?\d+);", "" if former is None else former.source)
+    return next((each for each in values if each != pending), "'waiting'")
 
 
 def _message_columns_change(diff: DiffContext, table: ComparedTable) -> bool:

@@ -26,11 +26,9 @@ from sqlaqueue.cli.output import (
     url_option,
     with_options,
 )
-from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.options import FINISHED, UNFINISHED
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.statements import verbs
-
-_ACTIVE = ("pending", "processing")
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def requeue(target: str, **options: Any) -> None:
 @click.command(short_help="Cancel pending and running jobs.")
 @target_argument
 @url_option
-@filter_options(_ACTIVE, default=_ACTIVE)
+@filter_options(UNFINISHED, default=UNFINISHED)
 @_bulk_options
 @json_option
 def cancel(target: str, **options: Any) -> None:

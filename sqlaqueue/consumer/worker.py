@@ -41,6 +41,7 @@ from sqlaqueue.consumer.sessions import check_transactions, driver_connection, s
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import database_text, logger
 from sqlaqueue.postgresql.checks_of import checks_of, checks_of_error
+from sqlaqueue.queue.names import WAITS
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of
@@ -340,10 +341,12 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
         hidden = check_ready(connection, context.settings.spec_of_shard)
         _check_name(connection, context)
         checks = checks_of(connection)
-        outdated = checks.outdated_triggers_of(connection, context.spec.table, context.spec.model.__name__)
+        spec = context.spec
+        tables = [spec.table, *(spec.side_tables[WAITS] for _ in spec.config.waits[:1])]
+        outdated = [checks.outdated_triggers_of(connection, table, spec.model.__name__) for table in tables]
         warnings = [
             (context.log_fields("rows_hidden"), hidden),
-            (context.log_fields("triggers_outdated"), outdated),
+            *((context.log_fields("triggers_outdated"), each) for each in outdated),
             (context.log_fields("functions_outdated"), checks.outdated_functions(connection, context.spec)),
             (context.log_fields("indexes_missing"), checks.missing_index_advice(connection, context.spec)),
         ]
@@ -352,7 +355,7 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
     for extra, text in warnings:
         if text is not None:
             logger.warning("%s", text, extra=extra)
-    return context.settings.notifies and outdated is None and engine_of(connection.dialect) is None
+    return context.settings.notifies and outdated[0] is None and engine_of(connection.dialect) is None
 
 
 def _check_name(connection: sa.Connection, context: ConsumerContext) -> None:

@@ -60,6 +60,12 @@ class SharedEngine:
                 'QueueConfig(strategy="update_status")'
             )
             raise ConfigurationError(msg)
+        if config.waits:
+            msg = (
+                f"{name}: QueueConfig(waits_for=...) is not available on {self.title}, which has no triggers that run "
+                "when a transaction commits; leave it out, and let the handler of the last job enqueue the next one"
+            )
+            raise ConfigurationError(msg)
         for key in spec.keys:
             if isinstance(getattr(key.type, "impl_instance", key.type), sa.LargeBinary):
                 msg = (

@@ -32,7 +32,7 @@ from sqlalchemy.orm import (
 from sqlalchemy.types import TypeEngine
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.config import EXTRA_ROLES, LEASE_ROLES, ROLES, ExtraColumn, QueueConfig
+from sqlaqueue.queue.config import EXTRA_ROLES, LEASE_ROLES, ROLES, WAIT_ROLES, ExtraColumn, QueueConfig
 from sqlaqueue.queue.options import States
 from sqlaqueue.queue.roles import COLUMNS, states_in
 from sqlaqueue.queue.spec import QueueSpec
@@ -236,7 +236,7 @@ def check_extra_columns(model: str, given: Sequence[str], config: QueueConfig, s
 
 def role_attributes(config: QueueConfig, strategy: ClaimStrategy) -> dict[str, str]:
     """Return role to attribute for the roles of a queue with this config."""
-    unused = {*EXTRA_ROLES, *LEASE_ROLES} - config.extra_roles - set(given_roles(strategy))
+    unused = {*EXTRA_ROLES, *LEASE_ROLES, *WAIT_ROLES} - config.extra_roles - set(given_roles(strategy))
     attributes = {role: config.attribute_for(role, None if role in unused else role) for role in ROLES}
     return {role: attribute for role, attribute in attributes.items() if attribute is not None}
 

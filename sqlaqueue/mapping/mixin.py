@@ -29,7 +29,7 @@ from sqlaqueue.mapping.columns import (
     with_declared,
 )
 from sqlaqueue.postgresql.ddl import set_queue
-from sqlaqueue.queue.config import QueueConfig
+from sqlaqueue.queue.config import WAIT_ROLES, QueueConfig
 from sqlaqueue.queue.roles import UNCHANGED_ROLES, check_type, set_insert_default, states_in, trace_instances
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
@@ -210,8 +210,13 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
     complete_table(mapper, table, config, roles)
     columns = {role: column_of(mapper, role, attribute, config) for role, attribute in roles.items()}
     _check_key_is_unchanged(mapper, columns)
+    if not config.waits:
+        # Statements leave out states without a value.
+        config = replace(config, states=replace(config.states, waiting=None))
     if "status" in columns:
         config = replace(config, states=states_in(cls.__name__, columns["status"].type, config.states))
+    if config.waits:
+        _check_waiting(cls.__name__, config, columns)
     spec = QueueSpec(
         mapper=mapper,
         table=table,
@@ -233,6 +238,19 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
     attach_flow_control(spec, strategy)
     if "run_at" in columns and getattr(columns["run_at"].type, "timezone", False):
         event.listen(getattr(cls, roles["run_at"]), "set", _check_time_zone, propagate=True)
+
+
+def _check_waiting(model: str, config: QueueConfig, columns: Mapping[str, sa.Column[Any]]) -> None:
+    check_roles(model, dict.fromkeys(WAIT_ROLES[:1], "QueueConfig(waits_for=...)"), columns, config)
+    if any(wait.on_failure == "cancel" for wait in config.waits):
+        check_roles(model, {"cancelled_for": 'WaitFor(on_failure="cancel")'}, columns, config)
+    for state in ("waiting", "cancelled"):
+        if getattr(config.states, state) is None:
+            msg = (
+                f"{model}: QueueConfig(waits_for=...) needs a status value for {state} jobs; give one with "
+                f"QueueConfig(states=States({state}=...))"
+            )
+            raise ConfigurationError(msg)
 
 
 def _check_placeholders(mapper: Mapper[Any], cls: type[Any]) -> None:

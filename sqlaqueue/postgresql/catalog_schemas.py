@@ -10,13 +10,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from sqlaqueue.postgresql.ddl import Function, SqlTemplate, Trigger, bare_table
+from sqlaqueue.postgresql.ddl import BEFORE_ROW, DEFERRED_INSERT, Function, SqlTemplate, Trigger, bare_table
 from sqlaqueue.sql.types import NEUTRAL
 
 _TRIGGERS = """
     SELECT n.nspname AS schema, c.relname AS table, t.tgname AS name, t.tgtype::int AS type,
            t.tgenabled::text AS enabled, t.tgoldtable AS old, t.tgnewtable AS new,
-           f.pronamespace = c.relnamespace AND t.tgnargs = 0 AND t.tgconstraint = 0
+           f.pronamespace = c.relnamespace AND t.tgnargs = 0
+             AND (t.tgconstraint = 0 OR t.tgtype = 5 AND t.tginitdeferred)
              AND t.tgattr::text = '' AS plain,
            f.proname AS function, pg_get_triggerdef(t.oid) AS definition,
            ARRAY(SELECT a.attname::text FROM pg_depend AS d
@@ -133,8 +134,8 @@ VISIBLE_TABLES = sa.text("""
 """The tables that an unqualified name finds, each with its schema."""
 
 
-_EVENTS = {4: "INSERT", 8: "DELETE", 16: "UPDATE", 32: "TRUNCATE"}
-"""By ``pg_trigger.tgtype``. Other values belong to triggers that are not plain AFTER triggers of one event."""
+_EVENTS = {4: "INSERT", 5: DEFERRED_INSERT, 8: "DELETE", 16: "UPDATE", 22: BEFORE_ROW, 32: "TRUNCATE"}
+"""By ``pg_trigger.tgtype``. Other values belong to triggers that the library does not have."""
 
 _FOR_EACH_ROW = 1
 """The bit of ``pg_trigger.tgtype`` that a row trigger sets."""
@@ -434,9 +435,10 @@ class ExpressionNormalizer:
         )
 
     def trigger_condition(self, event: str, text: str) -> str | None:
+        when = event if event == BEFORE_ROW else f"AFTER {event}"
         # The function does not matter; this one exists in every database.
         definition = self._created(
-            f"CREATE TRIGGER normalize AFTER {event} ON {{copy}} FOR EACH ROW WHEN ({text})"
+            f"CREATE TRIGGER normalize {when} ON {{copy}} FOR EACH ROW WHEN ({text})"
             " EXECUTE FUNCTION pg_catalog.suppress_redundant_updates_trigger()",
             "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = '{copy}'::regclass",
         )

@@ -138,11 +138,17 @@ class CommentOnFunction(_OfFunction):
     pass
 
 
+BEFORE_ROW, DEFERRED_INSERT = "BEFORE INSERT OR UPDATE", "DEFERRED INSERT"
+"""The events of triggers that change a row, and of those that fire at the commit."""
+
+
 @dataclass(eq=False)
 class Trigger(QueueObject):
     """A trigger that fires after ``event``: INSERT, UPDATE, DELETE or TRUNCATE.
 
-    It fires once for each statement, with transition tables, or with a condition once for each row that meets it.
+    It fires once for each statement, with transition tables, or with a condition once for each row that meets it. The
+    event ``BEFORE INSERT OR UPDATE`` is for a row trigger that changes the row, and ``DEFERRED INSERT`` for one that
+    fires for each row when the transaction commits.
     """
 
     table: sa.Table
@@ -223,8 +229,15 @@ def queue_of(table: sa.Table) -> QueueSpec | None:
 
 
 def attach(table: sa.Table, element: QueueObject) -> None:
-    """Create ``element`` after ``table`` and drop it with it, on PostgreSQL."""
-    table.__dict__.setdefault(_OBJECTS, []).append(element)
+    """Create ``element`` after ``table`` and drop it with it, on PostgreSQL.
+
+    It takes the place of one of the same class and name: the class of jobs that wait for others may be defined again.
+    """
+    known, name = table.__dict__.setdefault(_OBJECTS, []), getattr(element, "name", None)
+    known[:] = [
+        each for each in known if name is None or (type(each), getattr(each, "name", None)) != (type(element), name)
+    ]
+    known.append(element)
 
 
 def objects_of(table: sa.Table) -> Sequence[QueueObject]:
@@ -302,6 +315,8 @@ def _execute(element: DDLElement, table: sa.Table, connection: sa.Connection) ->
             instead = (
                 "so there are no schedules; declare them for a queue whose table is local or distributed by a column"
             )
+        elif spec is not None and (spec.waits or spec.awaited_by):
+            instead = "so its jobs wait for none, and none for them; leave out waits_for, or use a local one"
         elif spec is not None and spec.config.strategy != "update_status":
             instead = 'so use QueueConfig(strategy="update_status", notify=False), or a local table'
         else:
@@ -426,9 +441,14 @@ def _create_trigger(element: Trigger, compiler: DDLCompiler, **_: Any) -> str:
     rows = "".join(f"{which} TABLE AS {name} " for which, name in element.rows.items())
     create = "CREATE OR REPLACE TRIGGER" if element.replace else "CREATE TRIGGER"
     each = "STATEMENT" if element.when is None else f"ROW WHEN ({escaped(compiler, element.when)})"
+    event = element.event if element.event.startswith("BEFORE ") else f"AFTER {element.event}"
+    if element.event == DEFERRED_INSERT:
+        # PostgreSQL replaces no constraint trigger.
+        create, event, each = "CREATE CONSTRAINT TRIGGER", "AFTER INSERT", "ROW"
+    deferred = "DEFERRABLE INITIALLY DEFERRED " if element.event == DEFERRED_INSERT else ""
     return (
-        f"{create} {compiler.preparer.quote(element.name)} AFTER {element.event} "
-        f"ON {compiler.preparer.format_table(element.table)} {f'REFERENCING {rows}' if rows else ''}"
+        f"{create} {compiler.preparer.quote(element.name)} {event} "
+        f"ON {compiler.preparer.format_table(element.table)} {f'REFERENCING {rows}' if rows else ''}{deferred}"
         f"FOR EACH {each} EXECUTE FUNCTION {_signature(compiler, element.function)}"
     )
 

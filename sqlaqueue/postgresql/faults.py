@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.postgresql import catalog, catalog_schemas, ddl
+from sqlaqueue.postgresql import catalog, catalog_schemas, ddl, waits
 from sqlaqueue.postgresql import triggers as triggers_module
 from sqlaqueue.postgresql.catalog_schemas import ReflectedFunction, ReflectedTrigger
 from sqlaqueue.postgresql.catalog_text import (
@@ -70,6 +70,8 @@ def consequence_of(names: Sequence[str]) -> str:
     """Return what follows until triggers or functions of these names are repaired, as a clause."""
     if all(map(only_wakes, names)):
         return "idle Consumers are not notified of new jobs, and find them at their next poll"
+    if all(name.startswith(waits.TRIGGER_PREFIX) for name in names):
+        return "jobs that wait for others may wait for too long, or run too early"
     return "jobs may get no message, or be admitted wrongly, and so are not claimed"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.options import (
@@ -26,7 +26,9 @@ from sqlaqueue.queue.options import (
     RateLimit,
     States,
     Unique,
+    WaitFor,
     checked_flow_control,
+    checked_waits_for,
     naming_options,
 )
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
@@ -47,16 +49,22 @@ ROLES = (
     "claimed_by",
     "started_at",
     "traceparent",
+    "waits_for_count",
+    "cancelled_for",
+    "is_open",
 )
 """The names of the queue attributes. Each is a role that a column of the model can have."""
 
 LEASE_ROLES = ("lease_token", "lease_expires_at", "claimed_by")
 """The roles that only strategies with leases use."""
 
-ExtraColumn = Literal["started_at", "traceparent", "claimed_by"]
+ExtraColumn = Literal["started_at", "traceparent", "claimed_by", "is_open"]
 
 EXTRA_ROLES: tuple[ExtraColumn, ...] = get_args(ExtraColumn)
 """The roles that a queue has only if its config asks for them; ``claimed_by`` is there anyway where leases are."""
+
+WAIT_ROLES = ("waits_for_count", "cancelled_for")
+"""The roles of jobs that wait for others."""
 
 StrategyName = Literal["update_status", "delete_returning", "batch_select"]
 
@@ -122,8 +130,9 @@ class QueueConfig:
         attribute, ``{"status": "status"}`` uses an attribute that the class defines itself, and ``{"priority": None}``
         leaves the role out. Roles that are not named get an attribute of the same name.
     :param extra_columns: the optional attributes that the queue has as well: ``"started_at"``, when the last run
-        started; ``"traceparent"``, the trace of the transaction that enqueued the job; and ``"claimed_by"``, the worker
-        that ran the job last, for strategies without leases. For type checkers the class may annotate them, without a
+        started; ``"traceparent"``, the trace of the transaction that enqueued the job; ``"claimed_by"``, the worker
+        that ran the job last, for strategies without leases; and ``"is_open"``, for a batch that is filled in several
+        transactions and waits until it is False. For type checkers the class may annotate them, without a
         value: ``started_at: Mapped[datetime | None]``.
     :param adopt: makes an existing table a queue without adding columns: ``{"status": "state", "run_at": "due"}``
         names the attribute of the class for each role. Roles that are not named are left out. It cannot be combined
@@ -142,6 +151,10 @@ class QueueConfig:
         :class:`~sqlaqueue.ConcurrencyLimit` limits how many jobs run at the same time, :class:`~sqlaqueue.RateLimit`
         how many start within a period; with :class:`~sqlaqueue.InOrder` the jobs of a key run strictly one after the
         other, with :class:`~sqlaqueue.FairShare` keys take turns.
+    :param waits_for: the name of a relationship to other jobs, or several: a job is ``waiting`` until these have ended.
+        With a relationship to many jobs it is a batch, and runs once when all its members have ended; with one to a
+        single job it runs when that has completed. :class:`~sqlaqueue.WaitFor` says what a failure does. It needs
+        PostgreSQL.
     :param notify: whether enqueueing wakes idle Consumers by NOTIFY; on SQLite and MariaDB, whether a thread of each
         process looks for jobs of other processes.
     :param name: the name of the queue in logs and side tables; the name of the table by default.
@@ -162,6 +175,7 @@ class QueueConfig:
     attempt_history: Delay | None = None
     unique: Unique | None = None
     flow_control: Sequence[FlowRule] = ()
+    waits_for: str | WaitFor | Sequence[str | WaitFor] = ()
     notify: bool = True
     name: str | None = None
 
@@ -195,6 +209,8 @@ class QueueConfig:
         self._check_rows_are_messages()
         self._check_unique()
         object.__setattr__(self, "flow_control", checked_flow_control(self.flow_control))
+        object.__setattr__(self, "waits_for", checked_waits_for(self.waits_for))
+        self._check_waits()
         object.__setattr__(self, "retention", MappingProxyType(self._checked_retention()))
         object.__setattr__(self, "attempt_history", self._checked_attempt_history())
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
@@ -256,6 +272,23 @@ class QueueConfig:
             msg = (
                 f"QueueConfig(rows_are_messages=True, {option}={{'status': {given['status']!r}, ...}}): a row that the "
                 "claim deletes has no status. Leave out rows_are_messages to keep the rows, or 'status' to delete them"
+            )
+            raise ConfigurationError(msg)
+
+    def _check_waits(self) -> None:
+        """Refuse waiting jobs where a state or a column of theirs is missing, and their column where none wait."""
+        if not self.waits_for:
+            if "is_open" in self.extra_columns:
+                msg = (
+                    "QueueConfig(extra_columns=('is_open',)): only a batch can be open, and this queue waits for no "
+                    'jobs; name a relationship to its members with waits_for="rows", or leave it out'
+                )
+                raise ConfigurationError(msg)
+            return
+        if self.rows_are_messages:
+            msg = (
+                f"QueueConfig(rows_are_messages=True, waits_for={self.waits_for!r}): a job that waits has a status; "
+                "leave out one of the two"
             )
             raise ConfigurationError(msg)
 
@@ -328,8 +361,15 @@ class QueueConfig:
 
     @cached_property
     def extra_roles(self) -> frozenset[str]:
-        """The optional roles that the queue has: those of ``extra_columns``, and what its flow control needs."""
-        return frozenset(self.extra_columns) | ({"started_at"} if self.order is not None else set())
+        """The optional roles that the queue has: those of ``extra_columns``, and what flow control and waiting need."""
+        waits = {"waits_for_count"} if self.waits_for else set()
+        cancels = {"cancelled_for"} if any(each.on_failure == "cancel" for each in self.waits) else set()
+        return frozenset(self.extra_columns) | ({"started_at"} if self.order is not None else set()) | waits | cancels
+
+    @property
+    def waits(self) -> tuple[WaitFor, ...]:
+        """The relationships of ``waits_for``."""
+        return cast("tuple[WaitFor, ...]", self.waits_for)
 
     def attribute_for(self, role: str, default: str | None = None) -> str | None:
         """Return the attribute that has a role, None if the role is left out.

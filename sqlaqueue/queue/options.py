@@ -295,12 +295,79 @@ def _check_number(given: object, what: str, *, least: int) -> None:
         raise ConfigurationError(msg)
 
 
+# -- batches and dependencies ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, init=False)
+class WaitFor:
+    """A job waits for the jobs of a relationship, and becomes pending when none of them is waited for any more.
+
+    ``QueueConfig(waits_for="rows")`` is short for ``QueueConfig(waits_for=WaitFor("rows"))``. It needs PostgreSQL.
+
+    :param relationship: the name of a relationship of the class to another queue, or to itself. If it leads to many
+        jobs, the job is a batch, and they are its members; if it leads to one, the job depends on that.
+    :param on_failure: what the failure or the cancellation of one of them does: ``"block"`` lets the job wait until
+        that one is requeued and completed, ``"cancel"`` cancels the job until that one is requeued, ``"continue"``
+        counts it as ended. The default is ``"continue"`` for a batch, and ``"block"`` for a job that depends on
+        another.
+    :raises ConfigurationError: for invalid values.
+
+    ::
+
+        class Report(QueueMixin, Base):
+            __tablename__ = "report"
+            __queue__ = QueueConfig(waits_for=WaitFor("pages", on_failure="block"))
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            pages: Mapped[list["Page"]] = relationship(back_populates="report")
+    """
+
+    relationship: str
+    on_failure: OnFailure | None
+
+    @naming_options
+    def __init__(self, relationship: str, *, on_failure: OnFailure | None = None) -> None:
+        """Refuse invalid values."""
+        given: object = relationship  # without a type checker, callers may pass any object
+        if not isinstance(given, str) or not given:
+            msg = f'WaitFor({given!r}): use the name of a relationship, as in WaitFor("rows")'
+            raise ConfigurationError(msg)
+        if on_failure not in {None, "block", "continue", "cancel"}:
+            msg = f'WaitFor({given!r}, on_failure={on_failure!r}): use "block", "continue" or "cancel"'
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "relationship", relationship)
+        object.__setattr__(self, "on_failure", on_failure)
+
+
+def checked_waits_for(given: object) -> tuple[WaitFor, ...]:
+    """Return ``QueueConfig(waits_for=...)`` as a tuple.
+
+    :raises ConfigurationError: for anything but names of relationships and :class:`WaitFor`.
+    """
+    listed = (given,) if isinstance(given, str | WaitFor) else given
+    if not isinstance(listed, Sequence) or not all(isinstance(each, str | WaitFor) for each in listed):
+        msg = (
+            f'QueueConfig(waits_for={given!r}): name a relationship, or several, as in waits_for=("extract", "review")'
+        )
+        raise ConfigurationError(msg)
+    waits = tuple(WaitFor(each) if isinstance(each, str) else each for each in listed)
+    names = [each.relationship for each in waits]
+    for name in names:
+        if names.count(name) > 1:
+            msg = f"QueueConfig(waits_for=...): the relationship {name!r} is named twice; leave one of them out"
+            raise ConfigurationError(msg)
+    return waits
+
+
 # -- states ------------------------------------------------------------------------------------------------------------
 # The states of a job, and the values of the status column for them: :class:`States`.
 
 
-STATES = ("pending", "processing", "completed", "failed", "cancelled")
-"""The states of a job."""
+STATES = ("waiting", "pending", "processing", "completed", "failed", "cancelled")
+"""The states of a job; only jobs of a queue with ``waits_for`` are ever waiting."""
+
+UNFINISHED = ("waiting", "pending", "processing")
+"""The states of a job that will run, or runs."""
 
 FINISHED = ("completed", "failed", "cancelled")
 """The states of a job that will not run again."""
@@ -311,7 +378,7 @@ class States:
     """The value of the ``status`` column for each state.
 
     For an existing table give its own values: texts, integers or enum members. None means that the table has no value
-    for the state; operations that need the state then raise an error.
+    for the state; operations that need the state then raise an error. Only a queue with ``waits_for`` has waiting jobs.
 
     ::
 
@@ -327,6 +394,7 @@ class States:
     completed: Any = "completed"
     failed: Any = "failed"
     cancelled: Any = "cancelled"
+    waiting: Any = "waiting"
 
     def __post_init__(self) -> None:
         """Refuse values that do not identify a state."""
@@ -340,6 +408,10 @@ class States:
             if not isinstance(value, Hashable):
                 msg = f"States({state}={value!r}): use a text, an integer or an enum member"
                 raise ConfigurationError(msg)
+            if value in seen and state == value == "waiting":
+                # The default gives way: most queues have no jobs that wait for others.
+                object.__setattr__(self, state, None)
+                continue
             if value in seen:
                 msg = (
                     f"States: {seen[value]} and {state} are both {value!r}; "
@@ -353,7 +425,8 @@ class States:
         return [(f.name, getattr(self, f.name)) for f in fields(self)]
 
 
-UNFINISHED = ("pending", "processing")
+COUNTED = ("pending", "processing")
+"""The states in which unique jobs count by default. A waiting job counts as a pending one."""
 
 _SHORTEST_PERIOD = 1.0
 _LONGEST_PERIOD = 100 * 366 * 86400.0
@@ -369,7 +442,8 @@ class Unique:
     :func:`~sqlaqueue.enqueue` returns the first job instead, or does what its ``on_duplicate`` says.
 
     :param attributes: the names of attributes of the class that have columns in the queue's table.
-    :param states: the states in which a job counts: ``"pending"``, and by default ``"processing"``.
+    :param states: the states in which a job counts: ``"pending"``, and by default ``"processing"``. A job that waits
+        for others (``waits_for``) counts as a pending one.
     :param within: the length of a period, in seconds or as a timedelta: jobs count only with those that were created in
         the same period. Periods follow each other from Monday, 1970-01-05, 00:00 UTC. None for no limit.
     :param nulls_distinct: whether jobs with a NULL in one of the attributes are never duplicates, as in SQL.
@@ -399,7 +473,7 @@ class Unique:
     def __init__(
         self,
         *attributes: str,
-        states: Sequence[str] = UNFINISHED,
+        states: Sequence[str] = COUNTED,
         within: Delay | None = None,
         nulls_distinct: bool = True,
         on_return: OnReturn = "cancel",
@@ -441,16 +515,19 @@ def _checked_attributes(given: tuple[object, ...]) -> tuple[str, ...]:
 def _checked_states(given: object) -> tuple[str, ...]:
     what = f"Unique(states={given!r})"
     if isinstance(given, str) or not isinstance(given, Sequence):
-        msg = f"{what}: use a tuple of states, such as {UNFINISHED!r}"
+        msg = f"{what}: use a tuple of states, such as {COUNTED!r}"
         raise ConfigurationError(msg)
     unknown = [state for state in given if state not in STATES]
     if unknown:
-        msg = f"{what}: there is no state {unknown[0]!r}; use some of {', '.join(STATES)}"
+        msg = f"{what}: there is no state {unknown[0]!r}; use some of {', '.join(STATES[1:])}"
+        raise ConfigurationError(msg)
+    if "waiting" in given:
+        msg = f"{what}: a waiting job counts as a pending one; leave it out"
         raise ConfigurationError(msg)
     if "pending" not in given:
         msg = f'{what}: a new job is pending, so "pending" must be among them'
         raise ConfigurationError(msg)
-    if set(given) - set(UNFINISHED) and "processing" not in given:
+    if set(given) - set(COUNTED) and "processing" not in given:
         msg = (
             f"{what}: a job that counts while it is pending and again after it has finished must count while it runs; "
             'add "processing"'

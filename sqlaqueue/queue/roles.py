@@ -248,6 +248,8 @@ class Role:
     """Makes the default, if it is a constant."""
     server_now: bool = False
     """Whether the default is ``now()`` of the database."""
+    server_value: str | None = None
+    """The default as SQL, which a generated constructor does not set."""
     from_trace: bool = False
     """Whether the server default is the trace that is set in the transaction."""
 
@@ -260,6 +262,8 @@ class Role:
         server_side: Any = None
         if self.constant is not None:
             server_side = sa.literal_column(literal_text(self.constant(states), type_))
+        elif self.server_value is not None:
+            server_side = sa.text(self.server_value)
         elif self.server_now:
             server_side = MomentOfInsert()
         elif self.from_trace:
@@ -288,6 +292,10 @@ COLUMNS: dict[str, Role] = {
     "claimed_by": Role(str | None, lambda _: sa.Text()),
     "started_at": Role(datetime | None, _timestamp),
     "traceparent": Role(str | None, lambda _: sa.Text(), from_trace=True),
+    # A new job waits for the look that counts, at the commit of its transaction.
+    "waits_for_count": Role(int | None, lambda _: sa.Integer(), server_value="1"),
+    "cancelled_for": Role(str | None, lambda _: sa.Text()),
+    "is_open": Role(bool, lambda _: sa.Boolean(), nullable=False, constant=lambda _: False),
 }
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Mapper
 
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.queue.config import QueueConfig
-from sqlaqueue.queue.options import FINISHED, FLOW_RULES
+from sqlaqueue.queue.options import FINISHED, FLOW_RULES, OnFailure
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.strategy_protocol import Strategy
@@ -37,10 +37,40 @@ def within_calendar(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 
 @dataclass(frozen=True, eq=False)
+class WaitRelation:
+    """A relationship of ``QueueConfig(waits_for=...)``: the jobs of a queue wait for those of another, or its own.
+
+    The jobs that a job waits for are those with the same values in the columns of :attr:`pairs`.
+    """
+
+    name: str
+    """The name of the relationship."""
+    waiting: QueueSpec
+    awaited: QueueSpec
+    pairs: Sequence[tuple[sa.Column[Any], sa.Column[Any]]]
+    """The columns of the foreign key and those it refers to: of the job that waits, and of those it waits for."""
+    to_many: bool
+    """Whether the jobs waited for have the foreign key: whether the job is a batch, and they are its members."""
+    on_failure: OnFailure
+    keeps: bool
+    """Whether the foreign key keeps the row that it refers to from being deleted: whether it has no ON DELETE."""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.waiting.model.__name__}.{self.name}"
+
+    @property
+    def satisfying(self) -> tuple[str, ...]:
+        """The states in which a job is not waited for any more."""
+        return FINISHED if self.on_failure == "continue" else ("completed",)
+
+
+@dataclass(frozen=True, eq=False)
 class QueueSpec:
     """All that a strategy needs for its statements. It contains no Session and reads no database.
 
-    It is frozen but for ``side_tables`` and ``claim_indexes``, which ``attach()`` fills when the class is mapped.
+    It is frozen but for ``side_tables`` and ``claim_indexes``, which ``attach()`` fills when the class is mapped, and
+    for ``waits`` and ``awaited_by``, which are known when the mappers are configured.
     """
 
     mapper: Mapper[Any]
@@ -56,6 +86,10 @@ class QueueSpec:
     """The side tables by purpose, such as ``"messages"``."""
     claim_indexes: list[sa.Index] = field(default_factory=list)
     """The indexes without which claims and rescues scan a whole table."""
+    waits: list[WaitRelation] = field(default_factory=list)
+    """What the jobs of this queue wait for."""
+    awaited_by: list[WaitRelation] = field(default_factory=list)
+    """What waits for the jobs of this queue."""
     shard: tuple[sa.Column[Any], Any] | None = None
     """The column that distributes the table, and the value that all statements are limited to; see
     :meth:`for_shard`."""

@@ -137,7 +137,8 @@ def _queue(model: Any, verb: str, needed: str) -> tuple[QueueSpec, sa.Table]:
 def cancel(jobs: Any, /) -> Any:
     """Return a statement that cancels pending jobs and requests the cancellation of running ones, without waiting.
 
-    It returns the keys of the jobs that are now cancelled, not of those whose cancellation is requested.
+    It returns the keys of the jobs that are now cancelled, not of those whose cancellation is requested. The members of
+    a batch are cancelled with it.
 
     ::
 
@@ -236,10 +237,11 @@ def purge(
 
 
 def reconcile(model: type[Any], /) -> Any:
-    """Return a statement that repairs a message table after changes that bypassed its triggers.
+    """Return a statement that repairs what changes have left that bypassed the triggers.
 
-    Pending jobs without a message get one; messages whose job does not exist or is not pending are deleted. Without a
-    message table the statement changes nothing.
+    Pending jobs without a message get one, and messages whose job does not exist or is not pending are deleted. For
+    jobs that wait for others (``waits_for``) it is counted again how many they are, when the transaction commits.
+    Without a message table and waiting jobs the statement changes nothing.
 
     ::
 

@@ -14,7 +14,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.flow_control.functions import attach_admission
 from sqlaqueue.flow_control.keys import FlowControl, flow_control
 from sqlaqueue.postgresql.side_tables import rate
-from sqlaqueue.queue.names import ATTEMPT, CONTROL, DEAD_LETTER
+from sqlaqueue.queue.names import ATTEMPT, CONTROL, DEAD_LETTER, WAITS
 from sqlaqueue.queue.options import ConcurrencyLimit, FairShare, FlowRule, InOrder, RateLimit
 from sqlaqueue.queue.roles import UNCHANGED_ROLES
 from sqlaqueue.queue.spec import QueueSpec, check_roles
@@ -259,6 +259,8 @@ _SIDE_TABLES: dict[str, dict[Privilege, Sequence[str]]] = {
     DEAD_LETTER: {"SELECT": (), "INSERT": (), "UPDATE": ()},
     # As for requests: the retention locks the rows that it deletes.
     ATTEMPT: {"SELECT": (), "INSERT": (), "UPDATE": ("ended_at",), "DELETE": ()},
+    # To look at jobs again whose count is wrong; the triggers have the rights of their owner.
+    WAITS: {"INSERT": ()},
 }
 """The privileges on side tables, with the columns to which each may be limited; on other side tables all."""
 

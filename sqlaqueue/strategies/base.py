@@ -22,8 +22,9 @@ from sqlaqueue.postgresql.claim_scan import take_first
 from sqlaqueue.postgresql.due_times import upcoming_times
 from sqlaqueue.postgresql.side_tables import attempt, consumers, control, crash_journal, request_cancellation
 from sqlaqueue.postgresql.triggers import attach_wake_triggers
-from sqlaqueue.queue.names import TURN
-from sqlaqueue.queue.options import STATES
+from sqlaqueue.postgresql.waits import changes_table, miscounted
+from sqlaqueue.queue.names import TURN, WAITS
+from sqlaqueue.queue.options import STATES, UNFINISHED
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import (
@@ -43,7 +44,16 @@ from sqlaqueue.queue.strategy_protocol import (
 from sqlaqueue.sql.engine import in_steps
 from sqlaqueue.sql.portable import clock, earlier, is_among_rows
 from sqlaqueue.strategies.attach import attach_retention, consumer_privileges, oldest_first
-from sqlaqueue.strategies.columns import AmongLocked, ListedKeys, column_of, holds_none_back, named, named_in
+from sqlaqueue.strategies.columns import (
+    AmongLocked,
+    ListedKeys,
+    add_index,
+    column_of,
+    holds_none_back,
+    named,
+    named_in,
+    waits_for_none,
+)
 from sqlaqueue.strategies.listing import job_listing
 from sqlaqueue.strategies.unique_key import (
     DUPLICATE,
@@ -242,6 +252,9 @@ class ClaimStrategy(StatementParts):
             self.attach_retention(spec)
         if spec.config.attempt_history is not None:
             attempt(spec)
+        if spec.config.waits:
+            spec.side_tables[WAITS] = changes_table(spec)
+            add_index(spec, "waiting", spec.keys, where=spec.in_state("waiting"))
         attach_unique(spec, self)
 
     def locked_tables(self, spec: QueueSpec) -> Sequence[sa.Table]:
@@ -403,11 +416,26 @@ class ClaimStrategy(StatementParts):
 
     def reconcile(self, spec: QueueSpec) -> Verb:
         """Return the statement that repairs what bypassed the triggers; without triggers it changes nothing."""
+        if spec.config.waits:
+            return sa.select(*self._look_again(spec, KeyRange()).c)
         return sa.select(spec.model).where(sa.false())
 
     def reconcile_range(self, spec: QueueSpec, part: KeyRange) -> Verb | None:
         """Return the statement that repairs jobs in a range of keys; None if it cannot read a table in parts."""
-        return None
+        return sa.select(*self._look_again(spec, part).c) if spec.config.waits else None
+
+    @staticmethod
+    def _look_again(spec: QueueSpec, part: KeyRange) -> sa.CTE:
+        """Return the jobs whose count of awaited jobs is wrong; the trigger at the commit counts again.
+
+        Nothing is locked before: the trigger takes its locks in an order of its own.
+        """
+        wrong = miscounted(spec).where(part.holds(spec.keys)).cte("sqlaqueue_miscounted")
+        changes = spec.side_tables[WAITS]
+        keys = sa.func.jsonb_agg(sa.func.jsonb_build_array(*wrong.c, 0, sa.false()), type_=changes.c["keys"].type)
+        looks = sa.select(sa.literal("", sa.Text()), keys).having(sa.func.count() > 0)
+        recorded = sa.insert(changes).from_select(["relation", "keys"], looks).cte("sqlaqueue_looks")
+        return sa.select(*wrong.c).add_cte(recorded).cte("sqlaqueue_recounted")
 
     def cancel(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Return the statement that cancels pending jobs and requests the cancellation of running ones.
@@ -418,7 +446,9 @@ class ClaimStrategy(StatementParts):
         """
         waiting = self.pick(spec, chosen, *spec.keys).where(self.not_running(spec)).order_by(*spec.keys)
         free = self.lock(spec, waiting).cte("sqlaqueue_free")
-        unfinished = self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending", "processing"))
+        if spec.config.waits:
+            free = self._free_to_cancel(spec, chosen, free)
+        unfinished = self.pick(spec, chosen, *spec.keys).where(spec.in_state(*UNFINISHED))
         wanted = unfinished.cte("sqlaqueue_wanted")
         if not spec.config.notify:
             # Citus inlines a CTE that is read once into the INSERT, and then writes an INSERT that its shards refuse.
@@ -431,6 +461,15 @@ class ClaimStrategy(StatementParts):
         mine = self.same_key(spec, spec.keys, free)
         verb = self.with_insert(spec, cancelled.where(mine), request_cancellation(spec, running))
         return in_steps(verb, CancelSteps(spec, waiting, unfinished, cancelled))
+
+    def _free_to_cancel(self, spec: QueueSpec, chosen: AnySelect, free: sa.CTE) -> sa.CTE:
+        """Return the free jobs with those that wait for others.
+
+        Such a job is locked for the length of a commit only, and nobody runs it, so a request would be forgotten.
+        """
+        rows = self.pick(spec, chosen, *spec.keys).where(spec.in_state("waiting")).order_by(*spec.keys)
+        others = self.lock(spec, rows, skip_locked=False).cte("sqlaqueue_waiting")
+        return sa.union_all(sa.select(*free.c), sa.select(*others.c)).cte("sqlaqueue_all_free")
 
     def not_running(self, spec: QueueSpec) -> sa.ColumnElement[bool]:
         """Return the condition that an unfinished job has no run, so that it can be cancelled at once."""
@@ -488,7 +527,8 @@ class ClaimStrategy(StatementParts):
         :param states: the names of the states to delete from.
         :param age: a bound interval: how long ago the jobs finished at least; None for any age.
         """
-        old = self.pick(spec, chosen, *spec.keys).where(spec.in_state(*states), *holds_none_back(spec)).limit(limit)
+        kept = [*holds_none_back(spec), *waits_for_none(spec)]
+        old = self.pick(spec, chosen, *spec.keys).where(spec.in_state(*states), *kept).limit(limit)
         if age is not None:
             finished_at = spec.column("finished_at", "purge(older_than=...)")
             old = old.where(finished_at <= earlier(clock(), age)).order_by(*oldest_first(spec, states, finished_at))

@@ -15,6 +15,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.flow_control.keys import flow_control
+from sqlaqueue.queue.options import UNFINISHED
 from sqlaqueue.queue.roles import UNCHANGED_ROLES
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
@@ -109,6 +110,28 @@ def holds_none_back(spec: QueueSpec) -> list[sa.ColumnElement[bool]]:
         theirs > mine,
     )
     return [~sa.and_(spec.in_state("failed"), behind.correlate(spec.table))]
+
+
+def waits_for_none(spec: QueueSpec) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions that no unfinished job waits for a job, nor a job for it, for statements that delete jobs.
+
+    A batch may still have to read its members, and a member that was requeued would be deleted with its batch.
+    """
+    conditions = []
+    for wait in dict.fromkeys([*spec.awaited_by, *spec.waits]):
+        for owner, other in ((wait.awaited, wait.waiting), (wait.waiting, wait.awaited)):
+            if owner is not spec or (owner is wait.waiting and not wait.to_many):
+                continue
+            rows = other.table.alias("sqlaqueue_other")
+            status, states = rows.c[other.columns["status"].key], other.config.states
+            live = [other.literal(state) for state in UNFINISHED if getattr(states, state) is not None]
+            mine = [here if owner is wait.waiting else there for here, there in wait.pairs]
+            theirs = [rows.c[(there if owner is wait.waiting else here).key] for here, there in wait.pairs]
+            # Without ON DELETE the foreign key keeps the row that it refers to in any case.
+            is_kept = wait.keeps and owner is (wait.waiting if wait.to_many else wait.awaited)
+            refers = sa.exists().where(same(theirs, mine), *([] if is_kept else [status.in_(live)]))
+            conditions.append(~refers.correlate(spec.table))
+    return conditions
 
 
 Plain = tuple[Sequence[sa.ColumnElement[Any]], sa.ColumnElement[bool] | None]

@@ -233,7 +233,10 @@ class DeleteReturning(MessageStrategy):
         found = insert_or_ignore(messages.table, rows).returning(*named(messages.ids)).cte("sqlaqueue_found")
         orphans = messages.consume_orphans(spec, part.holds(messages.ids))
         consumed = orphans.returning(*named(messages.ids)).cte("sqlaqueue_consumed")
-        repaired = sa.union_all(
-            *(sa.select(*(cte.c[key.key].label(key.key) for key in spec.keys)) for cte in (found, consumed))
+        parts = [found, consumed, *([self._look_again(spec, part)] if spec.config.waits else [])]
+        # The count of a job may be wrong beside its message.
+        combine = sa.union if spec.config.waits else sa.union_all
+        repaired = combine(
+            *(sa.select(*(cte.c[key.key].label(key.key) for key in spec.keys)) for cte in parts)
         ).subquery("sqlaqueue_repaired")
         return sa.select(repaired)

@@ -73,6 +73,12 @@ class ExistingMessages(MessageStrategy):
         """Add the claim's index to the message table."""
         super().attach(spec)
         messages = self.messages(spec)
+        if spec.config.waits:
+            msg = (
+                f"{spec.model.__name__}: QueueConfig(waits_for=...): the application inserts the messages, and nobody "
+                'would insert that of a job which has waited; use strategy="delete_returning"'
+            )
+            raise ConfigurationError(msg)
         if spec.has("priority"):
             without = "columns={'priority': None}" if spec.config.adopt is None else "adopt={... without 'priority'}"
             msg = (

@@ -25,7 +25,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
-from sqlaqueue.queue.options import FINISHED, UNFINISHED, Unique
+from sqlaqueue.queue.options import COUNTED, FINISHED, Unique
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.queue.strategy_protocol import ChangeIfUnique, Strategy
@@ -151,7 +151,8 @@ class UniqueKey:
     def states(self) -> tuple[str, ...]:
         """The states in which jobs count and for which the status column has a value."""
         values = self.spec.config.states
-        return tuple(state for state in self.config.states if getattr(values, state) is not None)
+        # A job that waits for others counts as a pending one.
+        return tuple(state for state in ("waiting", *self.config.states) if getattr(values, state) is not None)
 
     def values(self, rows: sa.FromClause) -> list[sa.ColumnElement[Any]]:
         """Return what is compared of the jobs in ``rows``, which has the columns :attr:`stored` by their keys."""
@@ -390,7 +391,7 @@ def _reasons_against(spec: QueueSpec, unique: Unique, strategy: Strategy) -> Ite
     """Yield what is wrong with the states for this queue."""
     what, states = f"Unique(states={unique.states!r})", spec.config.states
     if not spec.has("status"):
-        if unique.states != UNFINISHED:
+        if unique.states != COUNTED:
             yield (
                 f"{what}: with rows_are_messages=True the claim deletes the row of a job, and nothing is left of a "
                 "finished one to count; a duplicate of a running job waits for the end of its transaction. Leave out "

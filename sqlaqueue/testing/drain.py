@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import sqlalchemy as sa
@@ -34,6 +35,7 @@ from sqlaqueue.testing.in_transaction import (
     Jobs,
     TransactionGuard,
     WorkerInTest,
+    count_waiting,
     joined_session,
     rescue_expired,
     resolve_session,
@@ -84,7 +86,7 @@ def crash_in(session: Session, job: Any, function: str, *, is_async: bool = Fals
     remember_earlier_jobs(session, spec, key)
     settings = read_settings(session, spec)
     try:
-        with TransactionGuard() as guard, joined_session(session, guard) as worker:
+        with TransactionGuard() as guard, joined_session(session, guard, partial(count_waiting, spec)) as worker:
             _crash(worker, spec, key, lambda: not_claimable(session, model, key, function))
     finally:
         restore_settings(session, spec, settings)
@@ -150,7 +152,7 @@ def fire_in(session: Session, schedules: Sequence[Any], function: str) -> list[A
     session.flush()
     jobs: list[tuple[Any, type[Any], Any]] = []
     for group in groups:
-        with TransactionGuard() as guard, joined_session(session, guard) as own:
+        with TransactionGuard() as guard, joined_session(session, guard, partial(count_waiting, group.spec)) as own:
             jobs += execute(own, _fire, (group,))
     return [session.get(model, key, populate_existing=True) for _, model, key in sorted(jobs, key=lambda job: job[0])]
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, get_args
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.orm import Session, scoped_session
 
 from sqlaqueue._typing import AnySelect
@@ -40,10 +41,14 @@ from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.consumer.threads import ThreadRunner
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, HandlerMisuseError, TransactionLostError
 from sqlaqueue.postgresql.checks_of import checks_of_error
+from sqlaqueue.postgresql.ddl import queue_of
+from sqlaqueue.postgresql.waits import AT_COMMIT
+from sqlaqueue.queue.names import WAITS
 from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import check_session, routing_to_primary, session_in_scope
 from sqlaqueue.sql.engine import OF_TEST
+from sqlaqueue.sql.types import NEUTRAL
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.statements.verbs import rescue
 from sqlaqueue.testing.rows import (
@@ -156,13 +161,26 @@ def resolve_session(session: Any, function: str, *, is_async: bool) -> Any:
     return session_in_scope(session)
 
 
-def joined_session(session: Session, guard: TransactionGuard) -> Session:
+def count_waiting(spec: QueueSpec, session: Session) -> None:
+    """Let the jobs that wait for others be counted, as at the commit of a transaction."""
+    queues = (queue_of(table) for table in spec.table.metadata.tables.values())
+    tables = [queue.side_tables[WAITS] for queue in queues if queue is not None and queue.waits]
+    prefixes = {f"{NEUTRAL.identifier_preparer.quote(each.schema)}." if each.schema else "" for each in tables}
+    if prefixes:
+        session.flush()
+        connection, names = session.connection(), ", ".join(f"{each}{AT_COMMIT}" for each in sorted(prefixes))
+        for mode in ("IMMEDIATE", "DEFERRED"):
+            connection.exec_driver_sql(f"SET CONSTRAINTS {names} {mode}")
+
+
+def joined_session(session: Session, guard: TransactionGuard, at_commit: Callable[[Session], None]) -> Session:
     """Return a new session of the same class, in the transaction of ``session``.
 
     It has the options and attributes of ``session``, but not the event listeners of that instance: a session factory
     would not have added them either.
 
     :param guard: watches the connections that it uses.
+    :param at_commit: called before each commit of the session.
     """
     cls = type(session)
     joined = cls.__new__(cls)
@@ -185,10 +203,13 @@ def joined_session(session: Session, guard: TransactionGuard) -> Session:
         return connection
 
     joined.__dict__["get_bind"] = get_bind
+    event.listen(joined, "before_commit", at_commit)
     return joined
 
 
-def joined_async_factory(session: AsyncSession, guard: TransactionGuard) -> Callable[[], AsyncSession]:
+def joined_async_factory(
+    session: AsyncSession, guard: TransactionGuard, at_commit: Callable[[Session], None]
+) -> Callable[[], AsyncSession]:
     from sqlalchemy.ext.asyncio import AsyncSession as Base  # noqa: PLC0415 - it needs greenlet, which sync code may lack
 
     cls = type(session)
@@ -196,7 +217,7 @@ def joined_async_factory(session: AsyncSession, guard: TransactionGuard) -> Call
     def make() -> AsyncSession:
         joined = cls.__new__(cls)
         joined.__dict__.update(vars(session))
-        Base.__init__(joined, sync_session_class=lambda **_: joined_session(session.sync_session, guard))  # type: ignore[arg-type]  # it takes any callable that makes a session
+        Base.__init__(joined, sync_session_class=lambda **_: joined_session(session.sync_session, guard, at_commit))  # type: ignore[arg-type]  # it takes any callable that makes a session
         return joined
 
     return make
@@ -254,6 +275,7 @@ class WorkerInTest:
 
     def begin(self, session: Session, key: Key | None = None, *, is_async: bool = False) -> None:
         self._in_async_code = is_async
+        count_waiting(self.spec, session)
         remember_earlier_jobs(session, self.spec, key)
         load_before_deletion(session, self.spec)
         self._settings = read_settings(session, self.spec)
@@ -280,7 +302,7 @@ class WorkerInTest:
 
         try:
             with self._guarded(session) as guard:
-                factory = partial(joined_session, session, guard)
+                factory = partial(joined_session, session, guard, partial(count_waiting, self.spec))
                 with closing(ThreadRunner(self._name, self._parts, factory, handler, draining=True)) as runner:
                     return runner.execute(routine(runner.context))
         except BaseException:
@@ -302,7 +324,7 @@ class WorkerInTest:
 
         try:
             with self._guarded(session.sync_session) as guard:
-                factory = joined_async_factory(session, guard)
+                factory = joined_async_factory(session, guard, partial(count_waiting, self.spec))
                 runner = TaskRunner(self._name, self._parts, factory, handler, draining=True)
                 return await runner.execute(routine(runner.context))
         except BaseException:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
 T = TypeVar("T")
-State = Literal["pending", "processing", "completed", "failed", "cancelled", "gone"]
+State = Literal["waiting", "pending", "processing", "completed", "failed", "cancelled", "gone"]
 
 _PAUSE = 0.02
 """Seconds between two looks."""

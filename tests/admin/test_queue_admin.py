@@ -221,10 +221,10 @@ def test_numbers_are_integers_of_one_or_more(engine: sa.Engine, session: Session
     ("given", "said"),
     [
         ({"states": "failed"}, r"JobFilter\(states='failed'\): use a tuple of texts, states=\('failed',\)"),
-        ({"states": ("faild",)}, "there is no state 'faild'; there are pending, .*; did you mean 'failed'"),
+        ({"states": ("faild",)}, "there is no state 'faild'; there are waiting, pending, .*; did you mean 'failed'"),
         (
             {"states": 5},
-            r"JobFilter\(states=5\): there is no state 5; there are pending, processing, completed, failed",
+            r"JobFilter\(states=5\): there is no state 5; there are waiting, pending, processing, completed, failed",
         ),
         ({"keys": 5}, r"JobFilter\(keys=5\): use a tuple of texts, keys=\('5',\)"),
         ({"keys": ("1", 2)}, r"keys=\('1', 2\)\): use a tuple of texts, keys=\('1', '2'\)"),

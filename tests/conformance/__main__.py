@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import mapped_column, relationship
 
 from sqlaqueue import ConcurrencyLimit, FairShare, InOrder, QueueConfig, QueueMixin, RateLimit, Unique
 from sqlaqueue.exc import ConfigurationError
@@ -39,6 +39,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "`RateLimit`": {"flow_control": [RateLimit(10, every=timedelta(seconds=1))]},
     "`InOrder`": {"flow_control": [InOrder("customer")]},
     "`FairShare`": {"flow_control": [FairShare("customer")]},
+    "Batches, and jobs that wait for others: `waits_for`": {"waits_for": "children"},
 }
 """Rows of the table: what may be configured."""
 
@@ -87,6 +88,8 @@ def spec_with(feature: str) -> Any:
         __queue__ = QueueConfig(**CONFIGS[feature])
         id = mapped_column(sa.Integer(), primary_key=True)
         customer = mapped_column(sa.Integer())
+        parent_id = mapped_column(sa.ForeignKey("job.id"))
+        children = relationship("Job")
 
     return spec_of(Job)
 

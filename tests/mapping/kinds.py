@@ -330,7 +330,7 @@ def joined_inheritance(queue: MakeConfig) -> Any:
 # -- types and values of the status, and other types -------------------------------------------------------------------
 
 
-PHASE_VALUES = {state: phase.name for state, phase in PHASES.items()}
+PHASE_VALUES = {state: phase.name for state, phase in PHASES.items() if isinstance(phase, enum.Enum)}
 NUMBERS = States(pending=0, processing=1, completed=2, failed=-1, cancelled=-2)
 NUMBER_VALUES = {state: str(number) for state, number in NUMBERS.items()}
 OTHER_WORDS = States(pending="new_waiting", processing="it's running", completed="complete", failed="f", cancelled="c")

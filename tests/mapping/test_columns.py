@@ -42,7 +42,7 @@ class Level(enum.IntEnum):
     CANCELLED = 50
 
 
-LEVELS = States(**{state: Level[state.upper()] for state, _ in States().items()})
+LEVELS = States(**{level.name.lower(): level for level in Level})
 LETTERS = States(pending="n", processing="r", completed="d", failed="x", cancelled="o")
 NUMBERS = States(pending=0, processing=1, completed=2, failed=3, cancelled=4)
 

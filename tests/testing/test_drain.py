@@ -431,7 +431,7 @@ def test_wrong_arguments(sessions: Sessions) -> None:
     enqueue(sessions, held := HeldEmail(to="ada@example.com"))
     with pytest.raises(ConfigurationError, match="under batch_select other sessions see a running job as pending"):
         wait_until(sessions, held, "processing")
-    with pytest.raises(ConfigurationError, match=r"'done'\): there is no such state; give one of pending"):
+    with pytest.raises(ConfigurationError, match=r"'done'\): there is no such state; give one of waiting, pending"):
         wait_until(sessions, held, "done")  # type: ignore[arg-type]  # that is the mistake
     with sessions() as session, pytest.raises(StatementError, match="commit its session first"):
         session.add(email := LeasedEmail(to="ada@example.com"))

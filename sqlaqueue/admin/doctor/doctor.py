@@ -62,6 +62,7 @@ CHECKS: tuple[Check, ...] = (
     service.check_due_jobs,
     service.check_leftovers,
     service.check_messages,
+    service.check_waiting,
     service.check_status_values,
     service.check_schedules,
 )

@@ -39,6 +39,7 @@ from sqlaqueue.postgresql.faults_of_indexes import index_faults
 from sqlaqueue.postgresql.plans import disabled_plans, on_shards, whole_reads
 from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.postgresql.triggers import wakes
+from sqlaqueue.postgresql.waits import miscounted
 from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
 from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.retry_policies import seconds
@@ -464,6 +465,24 @@ def _messages_without(examination: Examination, spec: QueueSpec, messages: Messa
             fixes=(f"sqlaqueue reconcile {target_of(spec)}",),
             facts={"messages": number},
         )
+
+
+def check_waiting(examination: Examination) -> Iterator[Finding]:
+    """Find jobs whose count of awaited jobs is wrong; if asked, as it reads all that they wait for."""
+    for spec in examination.specs if examination.deep else []:
+        if not spec.waits:
+            continue
+        number = counted(examination.connection, miscounted(spec))
+        if number:
+            yield Finding(
+                severity="critical",
+                code="miscounted_jobs",
+                queue=spec.name,
+                summary=f"{number_text(number, 'job')} of {spec.table.fullname} with a wrong count of awaited jobs.",
+                consequence="They wait for nothing, or run too early. Writes have bypassed the triggers.",
+                fixes=(f"sqlaqueue reconcile {target_of(spec)}",),
+                facts={"jobs": number},
+            )
 
 
 def check_status_values(examination: Examination) -> Iterator[Finding]:

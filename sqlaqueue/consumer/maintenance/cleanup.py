@@ -127,7 +127,8 @@ def _log_repaired(context: ConsumerContext, keys: Sequence[Key]) -> None:
         some = ", ".join(map(key_text, keys[:_MOST_LOGGED]))
         more = f" and {len(keys) - _MOST_LOGGED} more" if len(keys) > _MOST_LOGGED else ""
         logger.warning(
-            "%s: repaired jobs that waited without a message, or messages whose job is missing or not waiting: %s%s",
+            "%s: repaired what writes without triggers left: messages without a job, jobs without a message, or wrong "
+            "counts of awaited jobs: %s%s",
             context.name,
             some,
             more,

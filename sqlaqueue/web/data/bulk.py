@@ -18,7 +18,7 @@ from sqlaqueue.admin.explain_job import duplicate_of
 from sqlaqueue.admin.jobs import JobFilter, filtered_jobs
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.names import DEAD_LETTER
-from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.options import FINISHED, UNFINISHED
 from sqlaqueue.queue.run import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.portable import clock
@@ -36,7 +36,7 @@ BULK_ACTIONS: tuple[BulkAction, ...] = get_args(BulkAction)
 
 APPLIES_TO: dict[BulkAction, tuple[str, ...]] = {
     "requeue": FINISHED,
-    "cancel": ("pending", "processing"),
+    "cancel": UNFINISHED,
     "purge": FINISHED,
 }
 """The states of the jobs that an action changes."""

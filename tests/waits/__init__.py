@@ -1,0 +1,1 @@
+"""Jobs that wait for others: batches and dependencies."""

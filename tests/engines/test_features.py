@@ -56,7 +56,7 @@ Hourly = unique(within=timedelta(hours=1), states=("pending", "processing", "com
 Plain = make_job(max_attempts=1)
 Pair = make_job(attributes={"site": mapped_column(sa.String(20), primary_key=True, default="a")})
 Kept = make_job(
-    max_attempts=2, attempt_history=timedelta(days=3), retention={"completed": timedelta(days=1)}, retry=Constant(0)
+    max_attempts=2, attempt_history=timedelta(days=1), retention={"completed": timedelta(days=1)}, retry=Constant(0)
 )
 Scheduled = make_job(attributes={"title": mapped_column(sa.String(50))})
 Leased = make_job(lease=1)
@@ -369,6 +369,13 @@ def test_attempts_are_kept_and_finished_jobs_deleted(sessions: Sessions) -> None
         session.commit()
         with Consumer(Kept, handle, make_session):
             wait_until(lambda: not states(session, Kept), "the job is deleted")
+            wait_until(lambda: not _attempts(session), "its attempts are deleted")
+
+
+def _attempts(session: Session) -> int:
+    found = session.execute(sa.select(sa.func.count()).select_from(Kept.metadata.tables["sqlaqueue_attempt"])).scalar()
+    session.rollback()
+    return found or 0
 
 
 def _schedule(session: Session) -> Any:

@@ -34,6 +34,7 @@ from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.postgresql.side_tables import PAUSE
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, RATE
 from sqlaqueue.queue.run import Key, key_text, keys_from
+from sqlaqueue.sql.engine import engine_of
 from sqlaqueue.sql.portable import Span, clock, earlier, is_among_rows, set_setting
 from sqlaqueue.statements.verbs import reconcile
 from sqlaqueue.strategies import KeyRange
@@ -72,7 +73,12 @@ def delete_batch(session: Session, settings: ConsumerSettings, walk: Walk) -> De
         old = old.where(table.c.ended_at >= sa.literal(walk.since, table.c.ended_at.type))
     old = old.order_by(table.c.ended_at).limit(sa.literal(walk.limit).render_literal_execute())
     # Several Consumers delete: none waits for another.
-    chosen = is_among_rows(table.c.id, old.with_for_update(skip_locked=True))
+    locked = old.with_for_update(skip_locked=True)
+    if engine_of(session.connection(bind_arguments=bind).dialect) is None:
+        chosen: sa.ColumnElement[bool] = is_among_rows(table.c.id, locked)
+    else:
+        # MariaDB refuses a limit in a subquery of IN.
+        chosen = table.c.id.in_(session.execute(locked, bind_arguments=bind).scalars().all())
     deleting = sa.delete(table).where(chosen, planned_anew())
     deleted = delete_and_count(session, settings, deleting, table.c.ended_at, before)
     session.commit()

@@ -140,8 +140,13 @@ DECLARE
   sqlaqueue_begun text;
   sqlaqueue_lock record;
 BEGIN
-  -- All that this transaction has recorded: its later triggers find nothing.
-  WITH gone AS (DELETE FROM {{changes}} WHERE xact = txid_current() RETURNING relation, keys),
+  -- The first call takes all that this transaction has recorded. The index still has the deleted rows, so the others
+  -- look for their own row only, and none searches before it.
+  PERFORM 1 FROM {{changes}} WHERE xact = NEW.xact AND id = NEW.id;
+  IF NOT FOUND THEN
+    RETURN NULL;
+  END IF;
+  WITH gone AS (DELETE FROM {{changes}} WHERE xact = NEW.xact AND id >= NEW.id RETURNING relation, keys),
     e AS (SELECT gone.relation, jsonb_array_elements(gone.keys) AS entry FROM gone)
   SELECT jsonb_agg(e.entry) FILTER (WHERE e.relation = ''), {found}
     INTO sqlaqueue_looks, {into} FROM e;
@@ -240,7 +245,12 @@ def _looked(spec: QueueSpec) -> str:
 
 
 def _is_free(spec: QueueSpec) -> str:
-    return f"({key_columns(spec, 'w.')}) IN ({_keys_in(spec, 'sqlaqueue_free')})"
+    """Return the condition that a row is locked and to be changed.
+
+    In a CASE it is looked up in a hash table. The planner expects few keys in a JSON array, and would compare each row
+    with each of them.
+    """
+    return f"CASE WHEN ({key_columns(spec, 'w.')}) IN ({_keys_in(spec, 'sqlaqueue_free')}) THEN true END"
 
 
 def _is_looked_at(spec: QueueSpec) -> str:
@@ -267,7 +277,7 @@ def _sums(wait: WaitRelation, number: int) -> str:
 def _refuse_late(wait: WaitRelation, number: int) -> str:
     spec = wait.waiting
     fresh = f"{_looked(spec)} WHERE (l->>{len(spec.keys) + 1})::boolean"
-    begun = f"(sqlaqueue_free IS NULL OR NOT {_is_free(spec)})"
+    begun = f"coalesce({_is_free(spec)}, false) = false"
     begun += f" AND (sqlaqueue_looks IS NULL OR ({key_columns(spec, 'w.')}) NOT IN ({fresh}))"
     added = f"(SELECT * FROM {_sums(wait, number)} AS s WHERE s.added)"
     return f"""
@@ -320,7 +330,8 @@ def _look(spec: QueueSpec) -> str:
         # A failed job that is deleted, as retention does, leaves nothing that could complete.
         strict += f"""
     UPDATE {{w}} AS w SET {role_of(spec, "cancelled_for")} = NULL
-      WHERE w.{role_of(spec, "cancelled_for")} IS NOT NULL AND {_is_free(spec)} AND {has_lost};"""
+      WHERE ({key_columns(spec, "w.")}) IN ({_keys_in(spec, "sqlaqueue_free")})
+        AND w.{role_of(spec, "cancelled_for")} IS NOT NULL AND CASE WHEN {has_lost} THEN true END;"""
     # One statement: a count may depend on a job that is cancelled here, and what waits for that is told of it.
     same = " AND ".join(f"w.{quoted(key)} = d.{quoted(key)}" for key in spec.keys)
     return f"""{strict}
@@ -367,11 +378,13 @@ def _cancel_and_return(wait: WaitRelation, number: int) -> str:
     mine = failed[[each for each in spec.waits if each.on_failure == "cancel"].index(wait)]
     cleared = {"status": value_of(spec, "pending"), "finished_at": "NULL", "last_error": "NULL"}
     back = joined_by_comma(f"{role_of(spec, role)} = {value}" for role, value in cleared.items() if spec.has(role))
+    # The cancelled ones that are free are looked at, or what they were cancelled for is mended.
     return f"""
   UPDATE {{w}} AS w SET {cancelled_values(spec, last_error=_cut(spec, why), cancelled_for=name)}
-    WHERE ({keys}) IN ({_changed(wait, number, "d.failed")} UNION {_looked(spec)})
-      AND {is_in(spec, "w.", "waiting")} AND {mine} AND {_is_free(spec)};
+    WHERE ({keys}) IN ({_keys_in(spec, "sqlaqueue_free")}) AND {is_in(spec, "w.", "waiting")}
+      AND CASE WHEN ({keys}) IN ({_changed(wait, number, "d.failed")} UNION {_looked(spec)})
+        THEN {mine} END;
   UPDATE {{w}} AS w SET {back}
-    WHERE ({keys}) IN ({_changed(wait, number, "d.mended")} UNION {_looked(spec)})
+    WHERE ({keys}) IN ({_keys_in(spec, "sqlaqueue_free")})
       AND {is_in(spec, "w.", "cancelled")} AND w.{role_of(spec, "cancelled_for")} IS NOT NULL
-      AND NOT ({" OR ".join(failed)}) AND {_is_free(spec)};"""
+      AND NOT ({" OR ".join(failed)});"""

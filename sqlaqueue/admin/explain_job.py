@@ -166,7 +166,11 @@ def _awaited(session: Session, spec: QueueSpec, key: Key) -> Iterator[Awaited]:
 
 def _row(session: Session, spec: QueueSpec, key: Key) -> dict[str, Any]:
     kinds = [spec.columns.get("status"), spec.mapper.polymorphic_on]
-    needed = [*spec.claim_order, *(each for each in kinds if isinstance(each, sa.Column) and each.table is spec.table)]
+    needed = [
+        *spec.claim_order,
+        *(spec.columns[role] for role in ("is_open",) if spec.has(role)),
+        *(each for each in kinds if isinstance(each, sa.Column) and each.table is spec.table),
+    ]
     columns = list(dict.fromkeys(needed))
     shown = [_readable(each) for each in columns]
     row = session.execute(sa.select(*shown).where(spec.key_in(spec.keys, [key])), bind_arguments=_bind(spec)).first()

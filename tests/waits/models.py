@@ -31,6 +31,7 @@ def make_batch(
     keys: Sequence[Any] = (sa.Integer,),
     table: Any = None,
     base: Any = None,
+    attributes: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Any]:
     """Return the classes ``Batch`` and ``Member``, whose attribute ``batch`` leads to the batch.
 
@@ -45,14 +46,14 @@ def make_batch(
     waits = WaitFor("members", on_failure=on_failure)  # type: ignore[arg-type]  # parametrized tests give any text
     options = {"extra_columns": ("is_open",), "waits_for": waits} | dict(config or {})
     link = {"members": relationship("Member", back_populates="batch", passive_deletes=True)}
-    batch = job_class(base, "Batch", mine | link, dict(table or {}), **options)
+    batch = job_class(base, "Batch", mine | link | dict(attributes or {}), dict(table or {}), **options)
     theirs = {f"batch_{name}": mapped_column(key) for name, key in zip(names, keys, strict=True)}
     to = sa.ForeignKeyConstraint(
         list(theirs), [f"{prefix}batch.{name}" for name in names], ondelete=ondelete, onupdate=onupdate
     )
-    attributes = {"id": mapped_column(sa.Integer, primary_key=True), **theirs}
+    of_member = {"id": mapped_column(sa.Integer, primary_key=True), **theirs}
     back = {"batch": relationship("Batch", back_populates="members")}
-    return batch, job_class(base, "Member", attributes | back, (to, dict(table or {})), **dict(members or {}))
+    return batch, job_class(base, "Member", of_member | back, (to, dict(table or {})), **dict(members or {}))
 
 
 def make_dependent(

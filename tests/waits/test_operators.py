@@ -1,0 +1,198 @@
+"""What operators and tests of programs see of jobs that wait: explanations, numbers, findings, retention, drain()."""
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import JobFailed, Unique, WaitTimeout, cancel, claim, complete, enqueue, fail, purge, wait
+from sqlaqueue.admin import QueueAdmin, doctor
+from sqlaqueue.testing import async_drain, drain
+from tests.waits.models import faults, make_batch, make_dependent, make_tree
+
+pytestmark = pytest.mark.once
+
+
+def _states(session: Session, model: Any) -> list[Any]:
+    rows = session.execute(sa.select(model.__table__.c.status).order_by(model.__table__.c.id)).scalars().all()
+    session.rollback()
+    return list(rows)
+
+
+def _make(engine: sa.Engine, *models: Any) -> Any:
+    models[0].metadata.create_all(engine)
+    return models
+
+
+def test_why_a_batch_waits(engine: sa.Engine) -> None:
+    batch, member = _make(engine, *make_batch())
+    with Session(engine) as session:
+        session.add(batch(id=1, members=[member(id=number) for number in range(1, 6)], is_open=True))
+        session.commit()
+        session.execute(fail(session.scalars(claim(member, 1)).all(), error="no"))
+        session.commit()
+        text = str(QueueAdmin(session, batch).explain(1))
+        waits = (
+            "Batch 1 waits for 4 of 5, 1 have failed, in members: Member 2 is pending, Member 3 is pending, Member 4"
+        )
+        assert waits in text
+        assert "and 1 more" in text
+        assert "The batch is open: it waits until its is_open is False." in text
+        assert QueueAdmin(session, batch).stats().states == {
+            "waiting": 1,
+            **dict.fromkeys(("pending", "processing", "completed", "failed", "cancelled"), 0),
+        }
+
+
+def test_why_a_chain_waits(engine: sa.Engine) -> None:
+    (node,) = _make(engine, make_tree(to_many=False))
+    with Session(engine) as session:
+        session.add_all([node(id=1), node(id=2, parent_id=1), node(id=3, parent_id=2)])
+        session.commit()
+        session.execute(fail(session.scalars(claim(node, 1)).all(), error="no"))
+        session.commit()
+        reasons = [reason.text for reason in QueueAdmin(session, node).explain(3).reasons]
+        assert reasons == [
+            "Node 3 waits for 1 in parent: Node 2 is waiting.",
+            "Node 2 waits for 1 in parent: Node 1 is failed; requeue() of what has failed, and its end, let it run.",
+        ]
+
+
+def test_the_doctor_compares_the_counts(engine: sa.Engine) -> None:
+    batch, member = _make(engine, *make_batch())
+    with Session(engine) as session:
+        session.add(batch(id=1, members=[member(id=1)]))
+        session.commit()
+        assert "miscounted_jobs" not in {each.code for each in doctor(session, batch, deep=True)}
+        session.execute(sa.text("TRUNCATE member"))
+        session.commit()
+        (found,) = (each for each in doctor(session, batch, deep=True) if each.code == "miscounted_jobs")
+        assert found.severity == "critical"
+        assert found.facts == {"jobs": 1}
+        assert [reason.code for reason in QueueAdmin(session, batch).explain(1).reasons] == ["miscounted"]
+        assert QueueAdmin(session, batch).reconcile() == 1
+        assert _states(session, batch) == ["pending"]
+        session.execute(sa.text("ALTER TABLE member DISABLE TRIGGER ALL"))
+        session.commit()
+        assert "disabled_trigger" in {each.code for each in doctor(session, batch, member)}
+
+
+@pytest.mark.parametrize("ondelete", [None, "CASCADE", "SET NULL"])
+def test_what_somebody_waits_for_is_kept(engine: sa.Engine, ondelete: str | None) -> None:
+    parent, child = _make(engine, *make_dependent(ondelete=ondelete))
+    with Session(engine) as session:
+        session.add_all([parent(id=1), parent(id=2), parent(id=3), child(id=1, a_id=1, b_id=2)])
+        session.commit()
+        session.execute(sa.text("UPDATE parent SET status = 'completed' WHERE id <> 2"))
+        session.commit()
+        assert session.scalars(purge(parent)).all() == [3]
+        session.commit()
+        session.execute(sa.text("UPDATE parent SET status = 'completed'"))
+        session.commit()
+        session.execute(complete(session.scalars(claim(child, 1)).all()))
+        session.commit()
+        # A foreign key without ON DELETE keeps the row that it refers to; the statement raises no error.
+        assert session.scalars(purge(parent)).all() == ([] if ondelete is None else [1, 2])
+        session.commit()
+
+
+def test_the_failed_job_for_which_another_was_cancelled_leaves_it_cancelled(engine: sa.Engine) -> None:
+    """Retention deletes it, and nothing is left that could complete."""
+    parent, child = _make(engine, *make_dependent(on_failure="cancel", ondelete="SET NULL"))
+    with Session(engine) as session:
+        session.add_all([parent(id=1), child(id=1, a_id=1)])
+        session.commit()
+        session.execute(fail(session.scalars(claim(parent, 1)).all(), error="no"))
+        session.commit()
+        assert _states(session, child) == ["cancelled"]
+        assert session.scalars(purge(parent)).all() == [1]
+        session.commit()
+        assert _states(session, child) == ["cancelled"]
+        assert not faults(session, child, returns=False)
+
+
+def test_members_and_unfinished_batches_are_kept(engine: sa.Engine) -> None:
+    batch, member = _make(engine, *make_batch(ondelete="CASCADE"))
+    with Session(engine) as session:
+        session.add(batch(id=1, members=[member(id=1), member(id=2)]))
+        session.commit()
+        session.execute(complete(session.scalars(claim(member, 1)).all()))
+        session.commit()
+        assert session.scalars(purge(member)).all() == []
+        assert session.scalars(cancel(batch)).all() == [1]
+        session.commit()
+        assert _states(session, member) == ["completed", "cancelled"]
+        session.execute(sa.text("UPDATE member SET status = 'pending' WHERE id = 2"))
+        session.commit()
+        # Its member would be deleted with it, and is to run.
+        assert session.scalars(purge(batch)).all() == []
+
+
+def test_a_unique_workflow(engine: sa.Engine) -> None:
+    name = sa.orm.mapped_column(sa.String)
+    batch, member = _make(engine, *make_batch(config={"unique": Unique("name")}, attributes={"name": name}))
+    with Session(engine) as session:
+        [(first, created)] = enqueue(session, batch(name="a", members=[member()]))
+        session.commit()
+        assert (created, first.status) == (True, "waiting")
+        assert enqueue(session, batch(name="a", members=[member()])) == [(first, False)]
+        session.commit()
+        assert len(_states(session, member)) == 1
+
+
+def test_wait_for_a_batch(engine: sa.Engine) -> None:
+    batch, member = _make(engine, *make_batch())
+    with Session(engine) as session:
+        job = batch(members=[member()])
+        session.add(job)
+        session.commit()
+        with pytest.raises(WaitTimeout):
+            wait(sessionmaker(engine), job, timeout=0.2)
+        session.execute(cancel(batch))
+        session.commit()
+        with pytest.raises(JobFailed, match="cancelled"):
+            wait(sessionmaker(engine), job, timeout=5)
+
+
+# -- in the transaction of a test --------------------------------------------------------------------------------------
+
+
+def test_drain_in_a_transaction_that_is_rolled_back(engine: sa.Engine) -> None:
+    batch, member = _make(engine, *make_batch())
+    seen = []
+    with Session(engine) as session:
+        job = batch(members=[member(), member()])
+        session.add(job)
+        session.flush()
+
+        def grow(own: Session, one: Any) -> None:
+            if one.id == 1:
+                own.add(member(batch_id=one.batch_id))
+
+        assert drain(session, batch, lambda *_: None) == 0
+        assert drain(session, member, grow) == 3
+        assert job.status == "pending"
+        assert drain(session, batch, lambda _, each: seen.append(len(each.members))) == 1
+        assert seen == [3]
+        session.rollback()
+        assert not faults(session, batch)
+
+
+async def test_async_drain_in_a_transaction(engine: sa.Engine) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine  # noqa: PLC0415 - it needs greenlet
+
+    batch, member = _make(engine, *make_batch())
+
+    async def do_nothing(*_: Any) -> None:
+        """Handle a job by doing nothing."""
+
+    own = create_async_engine(engine.url)
+    async with AsyncSession(own) as session:
+        job = batch(members=[member()])
+        session.add(job)
+        await session.flush()
+        assert await async_drain(session, member, do_nothing) == 1
+        assert await async_drain(session, batch, do_nothing) == 1
+        await session.rollback()
+    await own.dispose()

@@ -223,7 +223,9 @@ def _look_body(spec: QueueSpec) -> str:
     every = _chunks("", f"SELECT {entry} AS entry FROM new_rows AS n")
 
     def changed(wait: WaitRelation) -> str:
-        return " OR ".join(f"OLD.{quoted(here)} IS DISTINCT FROM NEW.{quoted(here)}" for here, _ in wait.pairs)
+        # As JSON: the operator of another type would be looked up by the search path.
+        names = [quoted(here) for here, _ in wait.pairs]
+        return " OR ".join(f"to_jsonb(OLD.{name}) IS DISTINCT FROM to_jsonb(NEW.{name})" for name in names)
 
     back = f"({is_in(spec, 'OLD.', *not_begun(spec))}) IS NOT TRUE"
     news = " | ".join(
@@ -317,9 +319,9 @@ def _cancel_body(batches: Sequence[WaitRelation]) -> str:
     steps = []
     for number, wait in enumerate(batches):
         spec = wait.awaited
-        mine = " AND ".join(f"t.{quoted(there)} = NEW.{quoted(here)}" for here, there in wait.pairs)
+        mine = " AND ".join(f"t.{quoted(there)} {equals(there)} NEW.{quoted(here)}" for here, there in wait.pairs)
         keys = joined_by_comma(f"t.{quoted(key)}" for key in spec.keys)
-        same = " AND ".join(f"t.{quoted(key)} = free.{quoted(key)}" for key in spec.keys)
+        same = " AND ".join(f"t.{quoted(key)} {equals(key)} free.{quoted(key)}" for key in spec.keys)
         token = {"lease_token": "NULL"} if spec.has("lease_token") else {}
         job = literal_sql(key_json(spec.keys))
         channel = channel_of(spec).replace("'", "''")

@@ -59,7 +59,9 @@ def has_failed(wait: WaitRelation, row: str) -> str:
 
 
 def _same(wait: WaitRelation, waiting: str, awaited: str) -> str:
-    return " AND ".join(f"{awaited}{quoted(there)} = {waiting}{quoted(here)}" for here, there in wait.pairs)
+    return " AND ".join(
+        f"{awaited}{quoted(there)} {equals(there)} {waiting}{quoted(here)}" for here, there in wait.pairs
+    )
 
 
 def _part(entry: str, number: int, column: sa.Column[Any]) -> str:
@@ -85,7 +87,7 @@ def strict_waits(spec: QueueSpec) -> list[tuple[int, WaitRelation]]:
 
 
 def has_key(wait: WaitRelation) -> str:
-    return " AND ".join(f"w.{quoted(here)} = d.k{place}" for place, (here, _) in enumerate(wait.pairs))
+    return " AND ".join(f"w.{quoted(here)} {equals(here)} d.k{place}" for place, (here, _) in enumerate(wait.pairs))
 
 
 def cancelled_values(spec: QueueSpec, **values: str) -> str:
@@ -194,17 +196,19 @@ def _locks(spec: QueueSpec) -> str:
         wanted.append(looks)
     changed = [
         f"SELECT {key_columns(spec, 'o.')} FROM jsonb_array_elements(sqlaqueue_{number}) AS c JOIN {{w}} AS o ON "
-        + " AND ".join(f"o.{quoted(here)} = {_part('c', place, here)}" for place, (here, _) in enumerate(wait.pairs))
+        + " AND ".join(
+            f"o.{quoted(here)} {equals(here)} {_part('c', place, here)}" for place, (here, _) in enumerate(wait.pairs)
+        )
         for number, wait in waits
     ]
     among = "\n      UNION ".join([_looked(spec), *changed])
     mine = is_in(spec, "w.", *not_begun(spec))
     if "pending" not in not_begun(spec):
-        mine += f" OR {is_in(spec, 'w.', 'pending')} AND ({keys}) IN ({_looked(spec)})"
+        mine += f" OR {is_in(spec, 'w.', 'pending')} AND {_is_among(spec, _looked(spec))}"
     mended = [_changed(wait, number, "d.mended") for number, wait in waits if wait.on_failure == "cancel"]
     if mended:
         back = " UNION ".join([_looked(spec), *mended])
-        mine += f"\n      OR w.{role_of(spec, 'cancelled_for')} IS NOT NULL AND ({keys}) IN ({back})"
+        mine += f"\n      OR w.{role_of(spec, 'cancelled_for')} IS NOT NULL AND {_is_among(spec, back)}"
     union = "\n      UNION ALL ".join(wanted)
     return f"""
   FOR sqlaqueue_lock IN
@@ -219,9 +223,8 @@ def _locks(spec: QueueSpec) -> str:
     END IF;
   END LOOP;
   SELECT jsonb_agg(jsonb_build_array({key_columns(spec, "f.")})) INTO sqlaqueue_free FROM (
-    SELECT {keys} FROM {{w}} AS w WHERE ({keys}) IN (
-      {among}
-    ) AND ({mine})
+    SELECT {keys} FROM {{w}} AS w WHERE {_is_among(spec, among)}
+      AND ({mine})
     ORDER BY {keys} FOR NO KEY UPDATE OF w
   ) AS f;"""
 
@@ -244,17 +247,29 @@ def _looked(spec: QueueSpec) -> str:
     return _keys_in(spec, "sqlaqueue_looks")
 
 
+def _is_among(spec: QueueSpec, keys: str) -> str:
+    """Return the condition that the key of ``w`` is among those that a SELECT returns.
+
+    It is no IN, whose operator would be looked up by the search path: the function has the rights of its owner.
+    """
+    own = "OPERATOR(pg_catalog.=)"
+    operator = own if all(equals(key) == own for key in spec.keys) else "="
+    return f"({key_columns(spec, 'w.')}) {operator} ANY ({keys})"
+
+
 def _is_free(spec: QueueSpec) -> str:
     """Return the condition that a row is locked and to be changed.
 
     In a CASE it is looked up in a hash table. The planner expects few keys in a JSON array, and would compare each row
     with each of them.
     """
-    return f"CASE WHEN ({key_columns(spec, 'w.')}) IN ({_keys_in(spec, 'sqlaqueue_free')}) THEN true END"
+    return f"CASE WHEN {_is_among(spec, _keys_in(spec, 'sqlaqueue_free'))} THEN true END"
 
 
 def _is_looked_at(spec: QueueSpec) -> str:
-    return " AND ".join(f"w.{quoted(key)} = {_part('l', number, key)}" for number, key in enumerate(spec.keys))
+    return " AND ".join(
+        f"w.{quoted(key)} {equals(key)} {_part('l', number, key)}" for number, key in enumerate(spec.keys)
+    )
 
 
 def _changed(wait: WaitRelation, number: int, condition: str) -> str:
@@ -268,7 +283,7 @@ def _sums(wait: WaitRelation, number: int) -> str:
     size = len(wait.pairs)
     parts = joined_by_comma(f"{_part('c', place, here)} AS k{place}" for place, (here, _) in enumerate(wait.pairs))
     n, f, a = (f"(c->>{size + place})::bigint" for place in range(3))
-    sums = f"sum({n}) AS n, bool_or({f} > 0) AS failed, bool_or({f} < 0 AND {a} >= 0) AS mended"
+    sums = f"sum({n})::bigint AS n, bool_or({f} > 0) AS failed, bool_or({f} < 0 AND {a} >= 0) AS mended"
     sums += f", bool_or({n} > 0 AND {a} > 0) AS added"
     keys = joined_by_comma(str(place + 1) for place in range(size))
     return f"(SELECT {parts}, {sums} FROM jsonb_array_elements(sqlaqueue_{number}) AS c GROUP BY {keys})"
@@ -278,7 +293,7 @@ def _refuse_late(wait: WaitRelation, number: int) -> str:
     spec = wait.waiting
     fresh = f"{_looked(spec)} WHERE (l->>{len(spec.keys) + 1})::boolean"
     begun = f"coalesce({_is_free(spec)}, false) = false"
-    begun += f" AND (sqlaqueue_looks IS NULL OR ({key_columns(spec, 'w.')}) NOT IN ({fresh}))"
+    begun += f" AND (sqlaqueue_looks IS NULL OR NOT {_is_among(spec, fresh)})"
     added = f"(SELECT * FROM {_sums(wait, number)} AS s WHERE s.added)"
     return f"""
   IF sqlaqueue_{number} IS NOT NULL THEN
@@ -293,7 +308,7 @@ def _change(wait: WaitRelation, number: int) -> str:
     UPDATE {{w}} AS w SET {count} = greatest(w.{count} + d.n, 0)
       FROM {_sums(wait, number)} AS d
       WHERE {has_key(wait)} AND d.n <> 0 AND w.{count} IS NOT NULL AND {_is_free(spec)}
-        AND (sqlaqueue_looks IS NULL OR ({key_columns(spec, "w.")}) NOT IN ({_looked(spec)}));
+        AND (sqlaqueue_looks IS NULL OR NOT {_is_among(spec, _looked(spec))});
   END IF;"""
 
 
@@ -330,14 +345,14 @@ def _look(spec: QueueSpec) -> str:
         # A failed job that is deleted, as retention does, leaves nothing that could complete.
         strict += f"""
     UPDATE {{w}} AS w SET {role_of(spec, "cancelled_for")} = NULL
-      WHERE ({key_columns(spec, "w.")}) IN ({_keys_in(spec, "sqlaqueue_free")})
+      WHERE {_is_among(spec, _keys_in(spec, "sqlaqueue_free"))}
         AND w.{role_of(spec, "cancelled_for")} IS NOT NULL AND CASE WHEN {has_lost} THEN true END;"""
     # One statement: a count may depend on a job that is cancelled here, and what waits for that is told of it.
-    same = " AND ".join(f"w.{quoted(key)} = d.{quoted(key)}" for key in spec.keys)
+    same = " AND ".join(f"w.{quoted(key)} {equals(key)} d.{quoted(key)}" for key in spec.keys)
     return f"""{strict}
     UPDATE {{w}} AS w SET {joined_by_comma(f"{role_of(spec, role)} = {value}" for role, value in values.items())}
       FROM (SELECT {key_columns(spec, "w.")}, {level} AS sqlaqueue_n, {lost or "false"} AS sqlaqueue_lost
-        FROM {{w}} AS w WHERE ({key_columns(spec, "w.")}) IN ({_looked(spec)})) AS d
+        FROM {{w}} AS w WHERE {_is_among(spec, _looked(spec))}) AS d
       WHERE {same} AND {_is_free(spec)}
         AND ({wrong} OR d.sqlaqueue_lost);"""
 
@@ -349,23 +364,24 @@ def _has_lost(spec: QueueSpec) -> str:
         size, awaited = len(spec.keys), len(wait.pairs)
         old = [_part("l", size + place, here) for place, (here, _) in enumerate(wait.pairs)]
         there = " AND ".join(
-            f"t.{quoted(column)} = {value}" for (_, column), value in zip(wait.pairs, old, strict=True)
+            f"t.{quoted(column)} {equals(column)} {value}" for (_, column), value in zip(wait.pairs, old, strict=True)
         )
         deleted = " AND ".join(f"c->{place} = l->{size + place}" for place in range(awaited))
         none = " OR ".join(f"w.{quoted(here)} IS NULL" for here, _ in wait.pairs)
-        conditions.append(
-            f"({none}) AND ({key_columns(spec, 'w.')}) IN ({_keys_in(spec, f'sqlaqueue_lost_{number}')}\n"
+        lost = (
+            f"{_keys_in(spec, f'sqlaqueue_lost_{number}')}\n"
             f"          WHERE EXISTS (SELECT 1 FROM {{t{number}}} AS t WHERE {there} AND {counts(wait, 't.')})\n"
             f"            OR EXISTS (SELECT 1 FROM jsonb_array_elements(sqlaqueue_{number}) AS c\n"
-            f"              WHERE {deleted} AND (c->>{awaited})::bigint < 0 AND (c->>{awaited + 2})::bigint < 0))"
+            f"              WHERE {deleted} AND (c->>{awaited})::bigint < 0 AND (c->>{awaited + 2})::bigint < 0)"
         )
+        conditions.append(f"({none}) AND {_is_among(spec, lost)}")
     return f"({' OR '.join(f'({each})' for each in conditions)})" if conditions else ""
 
 
 def _cancel_and_return(wait: WaitRelation, number: int) -> str:
     """Return the statements that cancel jobs because of failed ones, and bring back those for which none is left."""
     spec = wait.waiting
-    keys, name = key_columns(spec, "w."), literal_sql(sa.literal(wait.name, sa.Text()))
+    name = literal_sql(sa.literal(wait.name, sa.Text()))
     failed = [
         f"EXISTS (SELECT 1 FROM {{t{place}}} AS t WHERE {_same(other, 'w.', 't.')} AND {has_failed(other, 't.')})"
         for place, other in enumerate(spec.waits)
@@ -381,10 +397,10 @@ def _cancel_and_return(wait: WaitRelation, number: int) -> str:
     # The cancelled ones that are free are looked at, or what they were cancelled for is mended.
     return f"""
   UPDATE {{w}} AS w SET {cancelled_values(spec, last_error=_cut(spec, why), cancelled_for=name)}
-    WHERE ({keys}) IN ({_keys_in(spec, "sqlaqueue_free")}) AND {is_in(spec, "w.", "waiting")}
-      AND CASE WHEN ({keys}) IN ({_changed(wait, number, "d.failed")} UNION {_looked(spec)})
+    WHERE {_is_among(spec, _keys_in(spec, "sqlaqueue_free"))} AND {is_in(spec, "w.", "waiting")}
+      AND CASE WHEN {_is_among(spec, f"{_changed(wait, number, 'd.failed')} UNION {_looked(spec)}")}
         THEN {mine} END;
   UPDATE {{w}} AS w SET {back}
-    WHERE ({keys}) IN ({_keys_in(spec, "sqlaqueue_free")})
+    WHERE {_is_among(spec, _keys_in(spec, "sqlaqueue_free"))}
       AND {is_in(spec, "w.", "cancelled")} AND w.{role_of(spec, "cancelled_for")} IS NOT NULL
       AND NOT ({" OR ".join(failed)});"""

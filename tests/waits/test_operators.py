@@ -1,5 +1,6 @@
 """What operators and tests of programs see of jobs that wait: explanations, numbers, findings, retention, drain()."""
 
+import secrets
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue import Unique, WaitTimeout, cancel, claim, complete, enqueue, fail, purge, wait
 from sqlaqueue.admin import QueueAdmin, doctor
 from sqlaqueue.testing import async_drain, drain
+from tests.servers import Database
 from tests.waits.models import faults, make_batch, make_dependent, make_tree
 
 pytestmark = pytest.mark.once
@@ -195,3 +197,57 @@ async def test_async_drain_in_a_transaction(engine: sa.Engine) -> None:
         assert await async_drain(session, batch, do_nothing) == 1
         await session.rollback()
     await own.dispose()
+
+
+# -- roles -------------------------------------------------------------------------------------------------------------
+
+SPY = """CREATE FUNCTION spy(varchar, varchar) RETURNS boolean LANGUAGE plpgsql
+    AS 'BEGIN RAISE EXCEPTION ''spied as %%'', current_user; END'"""
+OPERATORS = [
+    f"CREATE OPERATOR public.{name} (LEFTARG = varchar, RIGHTARG = varchar, FUNCTION = spy)" for name in ("=", "<>")
+]
+
+
+@pytest.mark.parametrize("on_failure", ["block", "cancel", "continue"])
+def test_a_role_needs_no_privilege_on_the_table_of_changes(database: Database, on_failure: str) -> None:
+    """And no operator in the search path is called with the privileges of the owner."""
+    batch, _ = make_batch(on_failure=on_failure, keys=(sa.String(10),))
+    owner = sa.create_engine(database.url(), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    batch.metadata.create_all(owner)
+    role = f"web_{secrets.token_hex(4)}"
+    with owner.connect() as connection:
+        for statement in (
+            f"CREATE ROLE {role}",
+            f"GRANT ALL ON batch, member, member_id_seq, sqlaqueue_control TO {role}",
+            SPY,
+            *OPERATORS,
+        ):
+            connection.exec_driver_sql(statement)
+        with pytest.raises(sa.exc.DBAPIError, match="spied as postgres"):
+            connection.exec_driver_sql("SELECT FROM pg_class WHERE 'a'::varchar = 'b'::varchar")
+        connection.exec_driver_sql(f"SET ROLE {role}")
+        for statement in (
+            "INSERT INTO batch (id) VALUES ('a'), ('b')",
+            "INSERT INTO member (batch_id) SELECT x FROM unnest(ARRAY['c', 'c', 'c', 'd']) AS x",
+            "UPDATE member SET status = 'failed' WHERE id = 1",
+            "UPDATE member SET status = 'pending' WHERE id = 1",
+            "UPDATE member SET status = 'completed' WHERE id < 3",
+            "UPDATE member SET batch_id = 'c' WHERE id = 4",
+            "DELETE FROM member WHERE id = 3",
+            "UPDATE batch SET status = 'cancelled' WHERE id LIKE 'c'",
+            "UPDATE batch SET status = 'pending' WHERE id LIKE 'c'",
+        ):
+            if statement.startswith("INSERT INTO member"):
+                connection.exec_driver_sql("INSERT INTO batch (id, is_open) VALUES ('c', true), ('d', true)")
+            connection.exec_driver_sql(statement)
+        connection.exec_driver_sql("RESET ROLE")
+        found = connection.exec_driver_sql("SELECT id, status, waits_for_count FROM batch ORDER BY id").all()
+        assert [tuple(row) for row in found] == [
+            ("a", "pending", 0),
+            ("b", "pending", 0),
+            ("c", "cancelled" if on_failure == "cancel" else "waiting", 0 if on_failure == "continue" else 1),
+            ("d", "waiting", 0),
+        ]
+        for statement in (f"DROP OWNED BY {role}", f"DROP ROLE {role}"):
+            connection.exec_driver_sql(statement)
+    owner.dispose()

@@ -293,6 +293,18 @@ def consumer_privileges(spec: QueueSpec) -> Iterator[RequiredPrivilege]:
         for privilege, columns in _SIDE_TABLES.get(purpose, _EVERYTHING).items():
             yield RequiredPrivilege(privilege, table, [table.c[name] for name in columns])
     yield from _limits_privileges(spec)
+    yield from _waits_privileges(spec)
+
+
+def _waits_privileges(spec: QueueSpec) -> Iterator[RequiredPrivilege]:
+    """Return the privileges to read what jobs wait for, for ``reconcile()``, and what waits for them, for retention."""
+    read = [(wait.awaited, [there for _, there in wait.pairs]) for wait in spec.waits]
+    if spec.config.retention:
+        related = [*spec.waits, *spec.awaited_by]
+        read += [(wait.waiting, [here for here, _ in wait.pairs]) for wait in related if wait.waiting is not spec]
+    for other, columns in read:
+        if other is not spec:
+            yield RequiredPrivilege("SELECT", other.table, [*columns, other.columns["status"]])
 
 
 def _limits_privileges(spec: QueueSpec) -> Iterator[RequiredPrivilege]:

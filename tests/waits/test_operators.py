@@ -7,8 +7,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Unique, WaitTimeout, cancel, claim, complete, enqueue, fail, purge, wait
+from sqlaqueue import Consumer, Unique, WaitTimeout, cancel, claim, complete, enqueue, fail, purge, reconcile, wait
 from sqlaqueue.admin import QueueAdmin, doctor
+from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.testing import async_drain, drain
 from tests.servers import Database
 from tests.waits.models import faults, make_batch, make_dependent, make_tree
@@ -251,3 +252,37 @@ def test_a_role_needs_no_privilege_on_the_table_of_changes(database: Database, o
         for statement in (f"DROP OWNED BY {role}", f"DROP ROLE {role}"):
             connection.exec_driver_sql(statement)
     owner.dispose()
+
+
+def test_a_worker_needs_the_privileges_that_its_consumer_checks(database: Database) -> None:
+    """They suffice for claims, settlements, retention and reconcile()."""
+    keeps = {"retention": {"completed": 3600}}
+    batch, member = make_batch(config=keeps, members=keeps)
+    owner = sa.create_engine(database.url(), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    batch.metadata.create_all(owner)
+    role = f"worker_{secrets.token_hex(4)}"
+    with owner.connect() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {role}")
+        for model in (batch, member):
+            for each in spec_of(model).strategy.required_privileges(spec_of(model)):
+                columns = "" if each.whole else f" ({', '.join(column.name for column in each.columns)})"
+                connection.exec_driver_sql(f"GRANT {each.privilege}{columns} ON {each.table.name} TO {role}")
+        connection.exec_driver_sql(f"GRANT DELETE ON member TO {role}")
+        connection.exec_driver_sql("INSERT INTO batch (id) VALUES (1), (2)")
+        connection.exec_driver_sql("INSERT INTO batch (id, is_open) VALUES (3, true)")
+    worker = sa.create_engine(database.url(), connect_args={"options": f"-c role={role}"}, poolclass=sa.NullPool)
+    sessions = sessionmaker(worker)
+    assert Consumer(member, lambda *_: None, sessions).drain() == 0
+    assert Consumer(batch, lambda *_: None, sessions).drain() == 2
+    with owner.connect() as connection:
+        connection.exec_driver_sql("UPDATE batch SET waits_for_count = 7 WHERE id = 3")
+    with sessions() as session:
+        assert session.scalars(reconcile(batch)).all() == [3]
+        session.commit()
+        assert session.scalars(purge(member)).all() == []
+    with owner.connect() as connection:
+        assert connection.exec_driver_sql("SELECT waits_for_count FROM batch WHERE id = 3").scalar() == 0
+        for statement in (f"DROP OWNED BY {role}", f"DROP ROLE {role}"):
+            connection.exec_driver_sql(statement)
+    owner.dispose()
+    worker.dispose()

@@ -18,7 +18,7 @@ _TRIGGERS = """
            t.tgenabled::text AS enabled, t.tgoldtable AS old, t.tgnewtable AS new,
            f.pronamespace = c.relnamespace AND t.tgnargs = 0
              AND (t.tgconstraint = 0 OR t.tgtype = 5 AND t.tginitdeferred)
-             AND t.tgattr::text = '' AS plain,
+             AND t.tgattr::text = '' AS plain, t.tginitdeferred AS deferred,
            f.proname AS function, pg_get_triggerdef(t.oid) AS definition,
            ARRAY(SELECT a.attname::text FROM pg_depend AS d
                  JOIN pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
@@ -134,7 +134,8 @@ VISIBLE_TABLES = sa.text("""
 """The tables that an unqualified name finds, each with its schema."""
 
 
-_EVENTS = {4: "INSERT", 5: DEFERRED_INSERT, 8: "DELETE", 16: "UPDATE", 22: BEFORE_ROW, 32: "TRUNCATE"}
+_DEFERRED = 5
+_EVENTS = {4: "INSERT", _DEFERRED: DEFERRED_INSERT, 8: "DELETE", 16: "UPDATE", 22: BEFORE_ROW, 32: "TRUNCATE"}
 """By ``pg_trigger.tgtype``. Other values belong to triggers that the library does not have."""
 
 _FOR_EACH_ROW = 1
@@ -241,7 +242,7 @@ class ReflectedTrigger:
             schema=schema,
             table=row.table,
             name=row.name,
-            event=_EVENTS.get(kind, "") if row.plain else "",
+            event=_EVENTS.get(kind, "") if row.plain and (kind == _DEFERRED) == row.deferred else "",
             transition_tables={which: name for which, name in transition_tables.items() if name is not None},
             when=when,
             function=row.function,

@@ -207,7 +207,7 @@ def test_a_checked_constructor_has_its_own_signature() -> None:
         "nulls_distinct",
         "on_return",
     ]
-    assert (QueueConfig.__init__.__name__, len(inspect.signature(QueueConfig).parameters)) == ("__init__", 16)
+    assert (QueueConfig.__init__.__name__, len(inspect.signature(QueueConfig).parameters)) == ("__init__", 17)
 
 
 @pytest.mark.once

@@ -132,7 +132,7 @@ def make_model(kind: str, strategy: str) -> Model:
         "error": mapped_column(sa.String(20)),
     }
     job = type("Job", (QueueMixin, Base), body)
-    words = {literal_text(word, type_).strip("'"): state for state, word in states.items()}
+    words = {literal_text(word, type_).strip("'"): state for state, word in states.items() if state != "waiting"}
     return Model(job, note, words)
 
 

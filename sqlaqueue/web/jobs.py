@@ -32,6 +32,7 @@ _SIGNS = {"": "=", "min": "≥", "max": "≤", "starts": "starts with"}
 ACTIONS: dict[str | None, tuple[Action, ...]] = {
     None: ("requeue", "cancel", "purge"),
     "pending": ("cancel",),
+    "waiting": ("cancel",),
     "processing": ("cancel",),
     OTHER: (),
 }
@@ -235,6 +236,7 @@ def _count_text(count: Count) -> str:
 EMPTY = {
     None: ("No jobs.", "A job exists when the transaction that adds it commits."),
     "pending": ("No pending jobs.", "A job appears here when the transaction that adds it commits."),
+    "waiting": ("No waiting jobs.", "A job waits until the jobs have ended that its queue names in waits_for."),
     "due": ("No due jobs.", "Pending jobs become due when the time in run_at has come."),
     "processing": ("No processing jobs.", "The page of the queue shows whether any Consumer runs."),
     "expired": ("No lease has expired.", "A lease expires if its worker dies or loses the database."),

@@ -13,6 +13,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.testing import async_drain, drain
 from tests.servers import Database
 from tests.waits.models import faults, make_batch, make_dependent, make_tree
+from tests.web.conftest import ask
 
 pytestmark = pytest.mark.once
 
@@ -286,3 +287,19 @@ def test_a_worker_needs_the_privileges_that_its_consumer_checks(database: Databa
             connection.exec_driver_sql(statement)
     owner.dispose()
     worker.dispose()
+
+
+async def test_the_dashboard_lists_waiting_jobs(engine: sa.Engine) -> None:
+    batch, member = _make(engine, *make_batch())
+    with Session(engine) as session:
+        session.add(batch(id=1, members=[member(), member()]))
+        session.commit()
+    browser = ask(engine, batch, member)
+    listed = await browser.get("/queues/batch/jobs?state=waiting")
+    assert listed.status_code == 200
+    assert "waiting" in listed.text
+    job = await browser.get("/queues/batch/job?key=1")
+    assert "Batch 1 waits for 2 of 2 in members" in job.text
+    assert "Cancel" in job.text
+    for path in ("/", "/queues/batch", "/queues/batch/jobs", "/health"):
+        assert (await browser.get(path)).status_code == 200

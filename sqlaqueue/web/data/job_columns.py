@@ -44,6 +44,7 @@ _WITHOUT_VALUES: dict[str, tuple[str, ...]] = {
     "": ("started_at", "run_at"),
     "pending": ("started_at", "finished_at"),
     "due": ("started_at", "finished_at"),
+    "waiting": ("finished_at",),
     "processing": ("run_at", "finished_at"),
     "expired": ("run_at", "finished_at", "created_at"),
 }

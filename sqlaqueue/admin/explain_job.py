@@ -72,10 +72,15 @@ class Explanation:
         return "\n".join(map(printable, lines))
 
 
-def explain_job(session: Session, model: type[Any], job: Any) -> Explanation:
-    """Say why a job, given by its key or as an instance, does not run, or why a new instance would not be enqueued."""
+def explain_job(session: Session, model: type[Any], job: Any, *, reads_chain: bool = True) -> Explanation:
+    """Say why a job, given by its key or as an instance, does not run, or why a new instance would not be enqueued.
+
+    :param reads_chain: whether to read what a waiting job waits for, which reads all members of a batch.
+    """
     with session.no_autoflush, routing_to_primary(session):
-        return _explain_instance(session, job) if isinstance(job, QueueMixin) else _explain(session, model, job)
+        if isinstance(job, QueueMixin):
+            return _explain_instance(session, job)
+        return _explain(session, model, job, reads_chain=reads_chain)
 
 
 def _explain_instance(session: Session, job: Any) -> Explanation:
@@ -94,8 +99,10 @@ def _explain_instance(session: Session, job: Any) -> Explanation:
     return Explanation(queue=spec.name, key=None, state=NEW, reasons=(_reason_of_new(session, job),))
 
 
-def _explain(session: Session, model: type[Any], key: Any, *, claimed_here: bool = False) -> Explanation:
-    facts = _read_facts(session, model, key, claimed_here=claimed_here)
+def _explain(
+    session: Session, model: type[Any], key: Any, *, claimed_here: bool = False, reads_chain: bool = True
+) -> Explanation:
+    facts = _read_facts(session, model, key, claimed_here=claimed_here, reads_chain=reads_chain)
     shown = key_value(key_tuple(key)) if facts.info is None else facts.info.key
     return Explanation(queue=facts.spec.name, key=shown, state=facts.state or MISSING, reasons=reasons_of(facts))
 
@@ -105,7 +112,7 @@ _MAY_NOT_LOCK = {"42501", "25006", "25P01", "40001"}
 of a snapshot that is older than the row."""
 
 
-def _read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: bool) -> Facts:
+def _read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: bool, reads_chain: bool) -> Facts:
     """Read the facts about the job with this key, by few statements that change nothing."""
     spec = select_jobs(model, "explain").spec
     info = job_info(session, model, key)
@@ -125,7 +132,8 @@ def _read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: b
         facts = replace(facts, duplicate=duplicate_of(session, spec, key))
     if info.state == "waiting":
         is_open = facts.row.get(spec.columns["is_open"].name) if spec.has("is_open") else False
-        return replace(facts, awaited=[*_awaited(session, spec, key)], is_open=bool(is_open))
+        awaited = [*_awaited(session, spec, key)] if reads_chain else None
+        return replace(facts, awaited=awaited, is_open=bool(is_open))
     return _read_place(session, facts) if info.state == "pending" else facts
 
 
@@ -168,7 +176,7 @@ def _row(session: Session, spec: QueueSpec, key: Key) -> dict[str, Any]:
     kinds = [spec.columns.get("status"), spec.mapper.polymorphic_on]
     needed = [
         *spec.claim_order,
-        *(spec.columns[role] for role in ("is_open",) if spec.has(role)),
+        *(spec.columns[role] for role in ("is_open", "waits_for_count") if spec.has(role)),
         *(each for each in kinds if isinstance(each, sa.Column) and each.table is spec.table),
     ]
     columns = list(dict.fromkeys(needed))

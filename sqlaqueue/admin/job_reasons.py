@@ -77,8 +77,8 @@ class Facts:
     """Whether it waits until a duplicate does not count any more."""
     duplicate: JobInfo | None = None
     """The duplicate that counts, of a job that waits for it or has finished; None if there is none."""
-    awaited: Sequence[Awaited] = ()
-    """What a waiting job waits for, and what that waits for, to the end of the chain."""
+    awaited: Sequence[Awaited] | None = ()
+    """What a waiting job waits for, and what that waits for, to the end of the chain; None if it was not read."""
     is_open: bool = False
     """Whether a batch is open."""
     held_back: Sequence[HeldBackBy] = ()
@@ -141,6 +141,12 @@ class Reason:
     text: str
     """A sentence with the facts, and what to do about it."""
 
+
+MISCOUNTED = Reason(
+    "miscounted",
+    "All that it waits for has ended, and its count says otherwise: triggers were bypassed; reconcile(), which "
+    "Consumers execute regularly, counts again.",
+)
 
 _MOST_NAMES = 3
 """Number of Consumers that a sentence names."""
@@ -254,7 +260,7 @@ def _waits_for_duplicate(facts: Facts) -> Iterator[Reason]:
 def _waits(facts: Facts) -> Iterator[Reason]:
     if facts.state != "waiting":
         return
-    for awaited in facts.awaited:
+    for awaited in facts.awaited or ():
         wait = awaited.wait
         batch, others = (
             f"{wait.waiting.model.__name__} {key_text(key_tuple(awaited.key))}",
@@ -271,12 +277,13 @@ def _waits(facts: Facts) -> Iterator[Reason]:
     if facts.is_open:
         name = facts.spec.attributes["is_open"]
         yield Reason("open", f"The batch is open: it waits until its {name} is False.")
-    elif not facts.awaited:
-        yield Reason(
-            "miscounted",
-            "All that it waits for has ended, and its count says otherwise: triggers were bypassed; reconcile(), which "
-            "Consumers execute regularly, counts again.",
-        )
+    if facts.awaited is None:
+        number = facts.row.get(facts.spec.columns["waits_for_count"].name)
+        if number:
+            names = ", ".join(wait.name for wait in facts.spec.waits)
+            yield Reason("waits_for", f"It waits for {number} {'job' if number == 1 else 'jobs'} in {names}.")
+    elif not (facts.awaited or facts.is_open):
+        yield MISCOUNTED
 
 
 def _lease_expired(facts: Facts) -> Iterator[Reason]:

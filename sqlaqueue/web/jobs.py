@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
+from sqlaqueue.admin.job_reasons import MISCOUNTED
 from sqlaqueue.consumer.pace import RESCUE
 from sqlaqueue.queue.options import FINISHED, STATES
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.actions import LABELS, count_text
 from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
 from sqlaqueue.web.data.job import JobLife, ShownValue, events_of, read_life
-from sqlaqueue.web.data.job_columns import OTHER, JobColumn, indented
+from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, indented
 from sqlaqueue.web.data.job_filters import OF_STATE, OPERATORS, Condition, filterable, parameter_of
 from sqlaqueue.web.data.job_pages import Count, JobPage, ListRequest, count_states, parse_request, read_page
 from sqlaqueue.web.data.job_windows import Cell
 from sqlaqueue.web.data.reader import Part, attempt_part
+from sqlaqueue.web.data.waits import Group, Waits, read_waits
 from sqlaqueue.web.errors import NotFound
-from sqlaqueue.web.links import bad_parameters, columns_in, key_in, list_fields
+from sqlaqueue.web.links import bad_parameters, columns_in, columns_seen, key_in, list_fields
 from sqlaqueue.web.settings import Action
 
 _NAMES = {"": "is", "min": "from", "max": "to", "starts": "starts with", "null": "is null"}
@@ -302,7 +306,8 @@ async def job(context: PageContext) -> Response:
     key = key_in(context, context.request.query_params.get("key"))
     with bad_parameters():
         # To learn whether another transaction has locked the job, it is locked for a moment.
-        life = await context.database.read(read_life, columns_in(context), key, read_only=False)
+        seen = functools.partial(columns_seen, context)
+        life, waits = await context.database.read(_read_job, columns_in(context), key, seen, read_only=False)
     if life is None:
         raise NotFound(
             f"There is no job {key[:200]} in {context.queue.name}.",
@@ -312,6 +317,10 @@ async def job(context: PageContext) -> Response:
         "job.html",
         queue=context.queue,
         life=life,
+        waits=waits,
+        queue_of=lambda spec: context.settings.queues[spec.name],
+        members_url=functools.partial(_members_url, context),
+        requeue_fields=functools.partial(_requeue_fields, context),
         events=events_of(life),
         buttons=_buttons(context, life),
         own=[each for each in _values(life) if each.column.role is None],
@@ -321,6 +330,41 @@ async def job(context: PageContext) -> Response:
         size_text=size_text,
         rescue_seconds=round(RESCUE),
     )
+
+
+def _read_job(
+    session: Session, columns: JobColumns, key: str, seen: Callable[[QueueSpec], JobColumns | None]
+) -> tuple[JobLife | None, Waits | None]:
+    life = read_life(session, columns, key)
+    if life is None or life.row is None or not (columns.spec.waits or columns.spec.awaited_by):
+        return life, None
+    waits = read_waits(session, columns, key, life.row, seen)
+    reasons = life.reasons.value or ()
+    if life.state == "waiting" and waits.is_miscounted and not any(each.code == "open" for each in reasons):
+        others = [each for each in reasons if each.code != "waits_for"]
+        life = replace(life, reasons=replace(life.reasons, value=[MISCOUNTED, *others]))
+    return life, waits
+
+
+def _members_url(context: PageContext, group: Group, state: str | None = None) -> str | None:
+    """Return the URL of the list of a group's jobs; None if no list can be filtered to have just these."""
+    if group.conditions is None:
+        return None
+    states = [] if state is None else [("state", state)]
+    queue = context.settings.queues[group.spec.name]
+    return context.url("jobs", queue=queue, query=[*states, *group.conditions])
+
+
+def _requeue_fields(context: PageContext, group: Group) -> Sequence[tuple[str, str]]:
+    """Return the fields of the form that previews a requeue of the failed members; none if there is nothing to do."""
+    queue = context.settings.queues[group.spec.name]
+    if group.conditions is None or not context.may("requeue", queue):
+        return ()
+    if group.is_complete and not group.failed:
+        return ()
+    wanted = parse_request(group.relation.theirs, group.conditions)
+    # After it, the list of all members, as that of the failed ones is empty.
+    return [("action", "requeue"), ("all", "1"), ("state", "failed"), *group.conditions, *list_fields(wanted)]
 
 
 def _values(life: JobLife) -> list[ShownValue]:

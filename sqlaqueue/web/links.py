@@ -18,6 +18,7 @@ from sqlaqueue.web.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sqlaqueue.queue.spec import QueueSpec
     from sqlaqueue.web.context import PageContext
     from sqlaqueue.web.settings import Queue
 
@@ -26,6 +27,12 @@ Pairs = Sequence[tuple[str, str]]
 
 def columns_in(context: PageContext) -> JobColumns:
     return columns_of(context.queue.spec, context.settings.is_redacted)
+
+
+def columns_seen(context: PageContext, spec: QueueSpec) -> JobColumns | None:
+    """Return the columns of a queue; None if the user does not see it, or the dashboard does not show it."""
+    is_seen = any(queue.spec.table is spec.table for queue in context.queues)
+    return columns_of(spec, context.settings.is_redacted) if is_seen else None
 
 
 @contextmanager

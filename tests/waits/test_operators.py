@@ -299,7 +299,7 @@ async def test_the_dashboard_lists_waiting_jobs(engine: sa.Engine) -> None:
     assert listed.status_code == 200
     assert "waiting" in listed.text
     job = await browser.get("/queues/batch/job?key=1")
-    assert "Batch 1 waits for 2 of 2 in members" in job.text
+    assert "It waits for 2 jobs in members." in job.text
     assert "Cancel" in job.text
     for path in ("/", "/queues/batch", "/queues/batch/jobs", "/health"):
         assert (await browser.get(path)).status_code == 200

@@ -52,6 +52,9 @@ _LONGEST = 20.0
 """The seconds after which no further batch is begun; proxies end requests after a minute, or half of one."""
 
 _EFFECTS: dict[tuple[BulkAction, str], str] = {
+    ("requeue", "waiting"): "left alone: waiting already",
+    ("cancel", "waiting"): "will be cancelled",
+    ("purge", "waiting"): "left alone: not finished",
     ("requeue", "pending"): "left alone: pending already",
     ("requeue", "processing"): "left alone: processing",
     ("cancel", "pending"): "will be cancelled",
@@ -154,6 +157,8 @@ def effect_of(spec: QueueSpec, action: BulkAction, state: str) -> str:
         text += "; what a worker is running will be asked to stop"
     if action == "requeue" and state in FINISHED and spec.has("attempts"):
         text += ", with attempts back at 0"
+    if any(wait.to_many for wait in spec.waits) and state in APPLIES_TO[action] and action != "purge":
+        text += f"; members of a batch are {'cancelled as well' if action == 'cancel' else 'not requeued'}"
     return text
 
 

@@ -376,7 +376,8 @@ def _tick(session: Session, spec: QueueSpec, key: Key) -> Part[Tick]:
 
 def _reasons(session: Session, columns: JobColumns, key: Key) -> Sequence[Reason]:
     spec = columns.spec
-    found = explain_job(session, spec.model, key)
+    # What a waiting job waits for may be in a queue that the user does not see.
+    found = explain_job(session, spec.model, key, reads_chain=False)
     hidden = _redacted_reasons(columns)
     instead = "A redacted value is part of this explanation, so it is not shown."
 
@@ -399,6 +400,7 @@ def _redacted_reasons(columns: JobColumns) -> set[str]:
         "lease_expired": [of_role("claimed_by"), of_role("lease_expires_at")],
         "not_due": [of_role("run_at"), of_role("attempts")],
         "unknown_status": [of_role("status")],
+        "waits_for": [of_role("waits_for_count")],
         "unknown_class": [spec.mapper.polymorphic_on],
         **dict.fromkeys(("limit", "rate", "order"), held_back),
     }

@@ -30,7 +30,7 @@ from opentelemetry import metrics, trace
 from sqlaqueue._version import __version__
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.events import EventName
-from sqlaqueue.otel.spans import SCHEMA_URL, SCOPE, ConsumerMetrics, ConsumerSpans, instrument_sessions
+from sqlaqueue.otel.spans import SCHEMA_URL, SCOPE, ConsumerMetrics, ConsumerSpans, instrument_sessions, link_awaited
 from sqlaqueue.telemetry.around import check_consumer, surround
 
 __all__ = ["instrument", "instrument_sessions"]
@@ -74,6 +74,7 @@ def instrument(
         with measured.call(jobs), spans.call(jobs):
             yield
 
+    link_awaited(consumer)
     surround(consumer, around_call)
     consumer.on("polled", spans.polled)
     consumer.on("polled", measured.polled)

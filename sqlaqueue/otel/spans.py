@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakSet
 
+import sqlalchemy as sa
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from sqlalchemy import event
-from sqlalchemy.orm import ORMExecuteState, Session
+from sqlalchemy.orm import ORMExecuteState, Session, object_session
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue._version import __version__
+from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.errors import kind_of
 from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, is_attempt
 from sqlaqueue.exc import Cancel, ConfigurationError, Snooze, Throttle
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import queue_spec
+from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.roles import current_traceparent, made_in
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sessions import primary_bind
 from sqlaqueue.telemetry.around import Attempt, attempt_of, note, waits_of
 
 # -- conventions -------------------------------------------------------------------------------------------------------
@@ -195,6 +199,88 @@ def _record(span: Span, error: BaseException) -> None:
     span.set_attribute("error.type", kind_of(error))
     span.record_exception(error)
     span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+
+
+# -- what a job has waited for ---------------------------------------------------------------------------------------
+
+MOST_AWAITED = 100
+"""Links to the members of a batch, or to the parents of a job, beside those to the trace of the job itself."""
+
+_MOST_READ = 1000
+"""The number of members of which the traces are read: many have the same one."""
+
+
+def link_awaited(consumer: ConsumerBase) -> None:
+    """Give the spans of handlers' calls links to the jobs for which theirs have waited.
+
+    It is a middleware, as an AsyncConsumer awaits what it reads. Add it before the one that makes the spans, so that it
+    runs inside of that.
+    """
+    spec, queue = consumer.settings.spec, consumer.queue
+    if not spec.config.waits:
+        return
+
+    def call_inside(argument: Any, call: Callable[[], Any]) -> Any:
+        jobs = argument if isinstance(argument, list) else [argument]
+        span, session = _recording(jobs), object_session(jobs[0])
+        if span is not None and session is not None:
+            with _harmless(queue, "links"):
+                _add_links(span, _awaited_traces(session, spec, jobs))
+        return call()
+
+    async def await_inside(argument: Any, call: Callable[[], Awaitable[Any]]) -> Any:
+        # It needs greenlet, which sync code may lack.
+        from sqlalchemy.ext.asyncio import async_object_session  # noqa: PLC0415 - see above
+
+        jobs = argument if isinstance(argument, list) else [argument]
+        span, session = _recording(jobs), async_object_session(jobs[0])
+        if span is not None and session is not None:
+            with _harmless(queue, "links"):
+                _add_links(span, await session.run_sync(_awaited_traces, spec, jobs))
+        return await call()
+
+    consumer.add_middleware(await_inside if consumer.is_async else call_inside)
+
+
+def _recording(jobs: Sequence[Any]) -> Span | None:
+    """Return the span of a handler's call; None if nothing records it."""
+    run = run_of(jobs[0])
+    span: Span | None = None if run is None else (run.notes or {}).get(SPAN_NOTE)
+    return span if span is not None and span.is_recording() else None
+
+
+def _add_links(span: Span, traces: Iterable[tuple[str, str]]) -> None:
+    for name, traceparent in traces:
+        for link in links_to([context_of(traceparent)]):
+            span.add_link(link.context, {"sqlaqueue.waits_for": name})
+
+
+def _awaited_traces(session: Session, spec: QueueSpec, jobs: Sequence[Any]) -> Sequence[tuple[str, str]]:
+    """Return the traces of the transactions that enqueued what jobs have waited for, with the relationships' names."""
+    traced = [wait for wait in spec.waits if wait.awaited.has("traceparent")]
+    if not traced:
+        return []
+    keys = [attempt_of(job).key for job in jobs]
+    parts = []
+    for wait in traced:
+        other = wait.awaited.table.alias("sqlaqueue_awaited")
+        same = sa.and_(*(other.c[there.key] == here for here, there in wait.pairs))
+        trace_of = other.c[wait.awaited.columns["traceparent"].key].label("traceparent")
+        name = sa.literal(wait.name, sa.Text()).label("name")
+        some = sa.select(name, trace_of).select_from(spec.table.join(other, same)).where(spec.key_in(spec.keys, keys))
+        parts.append(sa.select(some.limit(_MOST_READ).subquery()))
+    found = sa.union_all(*parts).subquery("sqlaqueue_traces")
+    known = sa.select(found.c.name, found.c.traceparent).where(found.c.traceparent.is_not(None))
+    statement = known.distinct().limit(MOST_AWAITED)
+    if spec.strategy.holds_transaction:
+        # An error, such as a missing privilege, must not end the transaction that holds the job.
+        connection = session.connection(bind_arguments={"mapper": spec.mapper})
+        with connection.begin_nested():
+            return [(row[0], row[1]) for row in connection.execute(statement)]
+    # Not in the session: its transaction would begin before the handler, with a connection that that may never need.
+    engine = primary_bind(session, spec.mapper).engine
+    with engine.connect().execution_options(isolation_level="READ COMMITTED") as own:
+        return [(row[0], row[1]) for row in own.execute(statement)]
 
 
 def _is_no_error(error: BaseException) -> bool:
@@ -429,14 +515,14 @@ def _fail(span: Span, queue: str, description: str) -> None:
 
 
 @contextmanager
-def _harmless(queue: str) -> Iterator[None]:
-    """Log an error of the block, such as one of a span processor: the program enqueues all the same."""
+def _harmless(queue: str, what: str = "enqueued jobs") -> Iterator[None]:
+    """Log an error of the block, such as one of a span processor: the jobs are enqueued or run all the same."""
     try:
         yield
     except Exception as error:
         kind = type(error).__name__
         extra = fields("telemetry_failed", queue=queue, error_kind=kind)
-        logger.exception("queue %s: telemetry of enqueued jobs raised; the jobs are not affected", queue, extra=extra)
+        logger.exception("queue %s: telemetry of %s raised; the jobs are not affected", queue, what, extra=extra)
 
 
 @contextmanager

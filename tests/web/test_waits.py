@@ -133,6 +133,13 @@ async def test_no_key_of_a_queue_that_the_user_does_not_see(engine: sa.Engine, r
     assert "job-dependents" not in text
 
 
+async def test_a_reference_to_nothing_is_not_told_as_an_unseen_job(engine: sa.Engine) -> None:
+    parent, child = make_dependent()
+    enqueue(engine, parent(id=815), child(id=1, a_id=815))
+    chain = panel(await page(ask(engine, child), "/queues/child/job?key=1"), "job-waits-for")
+    assert words(chain) == "What it waits for This job a: jobs of a queue that you have no access to"
+
+
 async def test_a_redacted_foreign_key_leads_nowhere(engine: sa.Engine) -> None:
     parent, child = make_dependent()
     enqueue(engine, parent(id=815), child(id=471, a_id=815))

@@ -75,14 +75,14 @@ def instrumented(engine: sa.Engine, recorded: Recorded) -> Sessions:
 def test_a_batch_has_links_to_what_enqueued_its_members(own: sa.Engine, recorded: Recorded, strategy: str) -> None:
     batch, member = batch_of(own, strategy)
     sessions = instrumented(own, recorded)
-    job = batch(id=1, is_open=True)
-    began = enqueued(sessions, recorded, job)
+    began = enqueued(sessions, recorded, batch(id=1, is_open=True))
+    enqueued(sessions, recorded, batch(id=2, is_open=True), member(batch_id=2))
     added = [enqueued(sessions, recorded, member(batch_id=1), member(batch_id=1)) for _ in range(2)]
     enqueued(sessions, recorded, member())
-    execute(own, "UPDATE member SET status = 'completed'; UPDATE batch SET is_open = false")
+    execute(own, "UPDATE member SET status = 'completed'; UPDATE batch SET is_open = false WHERE id = 1")
     found = run(Consumer(batch, lambda *_: None, sessions, concurrency=1), recorded)
     assert found == {id_of(began): None, **{id_of(span): "members" for span in added}}
-    assert execute(own, "SELECT status FROM batch") == "completed"
+    assert execute(own, "SELECT status FROM batch WHERE id = 1") == "completed"
 
 
 def test_a_job_has_links_to_its_parents(own: sa.Engine, recorded: Recorded) -> None:

@@ -295,7 +295,7 @@ def _step(session: Session, relation: Relation, key: str) -> Step:
     counts = _counts(session, relation, some)
     left = {state: number for state, number in counts.items() if state not in wait.satisfying}
     # Of the members of a batch those that it still waits for; one parent is shown in any state.
-    order = [state for state in _FAILED_FIRST if not wait.to_many or state in left]
+    order = [state for state in _FAILED_FIRST if state in (left if wait.to_many else counts)]
     jobs = _first(session, relation, some, order, _MOST_OF_ONE) if order else []
     return Step(jobs=jobs, left=sum(left.values()), is_complete=sum(counts.values()) < MOST_READ)
 

@@ -20,9 +20,8 @@ from docs.benchmarks.server import bench_server
 from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web.data.job_columns import JobColumns, columns_of
-from sqlaqueue.web.data.job_orders import orders_of
 from sqlaqueue.web.data.job_pages import count_states, cursor_text, parse_request, read_page
-from sqlaqueue.web.data.job_sources import source_of
+from sqlaqueue.web.data.job_sources import orders_of, source_of
 from tests.models import sent_statements
 
 Pairs = Sequence[tuple[str, str]]

@@ -18,7 +18,7 @@ from sqlaqueue.admin import QueueAdmin
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.web.data import job_orders, past, reader
+from sqlaqueue.web.data import job_sources, past, reader
 from sqlaqueue.web.data.job_columns import JobColumns, columns_of
 from sqlaqueue.web.data.job_filters import parse_filter
 from sqlaqueue.web.data.job_pages import JobPage, parse_request, read_page, set_planner
@@ -250,7 +250,7 @@ def no_table_is_small(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
 def page(
     engine: sa.Engine, model: Any, *pairs: tuple[str, str], size: int = 50, redacted: Iterable[str] = ()
 ) -> JobPage:
-    job_orders._known.clear()
+    job_sources._known.clear()
     with Session(engine) as session:
         return read_page(session, parse_request(columns(model, *redacted), pairs), size)
 

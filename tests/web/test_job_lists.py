@@ -11,9 +11,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, fail
 from sqlaqueue.web.data.job_filters import parse_filter
-from sqlaqueue.web.data.job_orders import orders_of
 from sqlaqueue.web.data.job_pages import CAP, Count, count_states, cursor_text
-from sqlaqueue.web.data.job_sources import source_of
+from sqlaqueue.web.data.job_sources import orders_of, source_of
 from sqlaqueue.web.data.reader import ParameterError
 from tests.models import execute, sent_statements
 from tests.strategies.conftest import nodes_of

@@ -19,8 +19,7 @@ from sqlaqueue.postgresql.catalog_indexes import SETTINGS
 from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, kind_of_type, states_of
 from sqlaqueue.web.data.job_filters import JobsWanted, Only, lists_of, parse_filter, typed_as
-from sqlaqueue.web.data.job_orders import JobOrder, OrderColumn, Orders, orders_of
-from sqlaqueue.web.data.job_sources import Source, source_of
+from sqlaqueue.web.data.job_sources import JobOrder, OrderColumn, Orders, Source, orders_of, source_of
 from sqlaqueue.web.data.job_windows import WINDOW, FoundJobs, JobReader, JobRow, Results, Texts, Windows, clauses_of
 from sqlaqueue.web.data.reader import ParameterError
 

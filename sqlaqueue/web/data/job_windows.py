@@ -19,8 +19,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.postgresql.catalog_indexes import shown_text, stored_size
 from sqlaqueue.queue.run import key_text
 from sqlaqueue.web.data.job_columns import JobColumn, kind_of_type, stored_type
-from sqlaqueue.web.data.job_orders import JobOrder, OrderColumn, Orders
-from sqlaqueue.web.data.job_sources import Exposed, Few, FilterPart, Source
+from sqlaqueue.web.data.job_sources import Exposed, Few, FilterPart, JobOrder, OrderColumn, Orders, Source
 
 SHOWN = 200
 """The number of characters that a list shows of a value. The database cuts it."""

@@ -116,6 +116,32 @@ def test_the_failed_job_for_which_another_was_cancelled_leaves_it_cancelled(engi
         assert not faults(session, child, returns=False)
 
 
+@pytest.mark.parametrize("leaves", ["is purged", "is deleted", "is moved away"])
+def test_a_batch_stays_cancelled_when_its_failed_member_leaves(engine: sa.Engine, leaves: str) -> None:
+    """Only a failed member that comes back brings it back."""
+    batch, member = _make(engine, *make_batch(on_failure="cancel", ondelete="SET NULL"))
+    with Session(engine) as session:
+        session.add(batch(id=1, members=[member(id=1), member(id=2), member(id=3)]))
+        session.commit()
+        session.execute(fail(session.scalars(claim(member, 2)).all(), error="no"))
+        session.commit()
+        assert _states(session, batch) == ["cancelled"]
+        for key in (1, 2):
+            leaving: dict[str, Any] = {
+                "is purged": purge(sa.select(member).where(member.id == key)),
+                "is deleted": sa.delete(member).where(member.id == key),
+                "is moved away": sa.update(member).where(member.id == key).values(batch_id=None),
+            }
+            session.execute(leaving[leaves])
+            session.commit()
+            assert _states(session, batch) == ["cancelled"]
+        session.execute(complete(session.scalars(claim(member, 1)).all()))
+        session.commit()
+        assert not session.scalars(claim(batch, 1)).all()
+        assert _states(session, batch) == ["cancelled"]
+        assert not faults(session, batch, returns=False)
+
+
 def test_members_and_unfinished_batches_are_kept(engine: sa.Engine) -> None:
     batch, member = _make(engine, *make_batch(ondelete="CASCADE"))
     with Session(engine) as session:

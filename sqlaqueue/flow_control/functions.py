@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 
 import sqlalchemy as sa
@@ -11,17 +10,19 @@ from sqlaqueue.flow_control.keys import FlowControl, JobKey, KeyLimit, KeyOrder
 from sqlaqueue.notify_payloads import PENDING
 from sqlaqueue.postgresql.ddl import (
     Function,
-    Trigger,
     TriggerFunction,
     attach,
+    conditional_trigger,
+    in_state,
     literal_sql,
     objects_of,
+    quoted,
+    state_value,
     version_comment,
 )
 from sqlaqueue.postgresql.triggers import channel_of, return_if_unwatched
-from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.types import NEUTRAL, object_name
+from sqlaqueue.sql.types import object_name
 
 # -- flow sql ----------------------------------------------------------------------------------------------------------
 # SQL texts that the functions and triggers of flow control share.
@@ -33,19 +34,6 @@ READ_COMMITTED = """
       'this transaction is %', pg_catalog.upper(pg_catalog.current_setting('transaction_isolation'))
       USING ERRCODE = 'feature_not_supported';
   END IF;"""
-
-
-def quoted(column: sa.Column[object]) -> str:
-    return NEUTRAL.identifier_preparer.quote(column.name)
-
-
-def in_state(spec: QueueSpec, row: str, state: str) -> str:
-    """Return the condition that a job is in a state.
-
-    :param row: ``NEW.`` or ``OLD.``, or nothing.
-    """
-    status = spec.columns["status"]
-    return f"{row}{quoted(status)} = {literal_text(spec.status_value(state), status.type)}"
 
 
 def hash_sql(key: JobKey) -> str:
@@ -280,9 +268,6 @@ VERSION = 2
 
 _COMMENT = version_comment(VERSION)
 
-FREED_PREFIX = "sqlaqueue_freed_"
-CANCEL_PREFIX = "sqlaqueue_order_"
-
 _DECLARED = f"""
   sqlaqueue_salted text := ',' || pg_catalog.hashint8extended(sqlaqueue_key, sqlaqueue_number) || ',';
   sqlaqueue_name text := '{RECORD}' || (sqlaqueue_key & {RECORD_PARTS - 1});
@@ -478,11 +463,6 @@ DECLARE
     return Function(rates, RATE_FUNCTION, arguments, "integer", body, {"table": rates}, comment=_COMMENT)
 
 
-def _digest(text: str) -> str:
-    # The server rewrites a condition when it stores it, so its digest in the name tells whether it has changed.
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
 def _attach_freed(flow: FlowControl) -> None:
     """Attach the triggers that notify idle Consumers when the end of a run makes room, or that of a head."""
     spec, table = flow.spec, flow.spec.table
@@ -497,8 +477,7 @@ END
     function = TriggerFunction(table, name, body, comment=_COMMENT, bare=True)
     attach(table, function)
     for event, when in _frees(flow):
-        digest = _digest(when or "")
-        attach(table, Trigger(table, f"{FREED_PREFIX}{event.lower()}_{digest}", event, function, when=when))
+        attach(table, conditional_trigger(table, f"sqlaqueue_freed_{event.lower()}", event, function, when))
 
 
 def _frees(flow: FlowControl) -> Iterator[tuple[str, str | None]]:
@@ -523,7 +502,7 @@ def _frees(flow: FlowControl) -> Iterator[tuple[str, str | None]]:
 def _attach_cancel(order: KeyOrder) -> None:
     """Attach the trigger that cancels the waiting jobs behind a failed one."""
     spec, table = order.spec, order.spec.table
-    values = {"status": literal_text(spec.status_value("cancelled"), spec.columns["status"].type)}
+    values = {"status": state_value(spec, "cancelled")}
     values |= {"finished_at": "statement_timestamp()", "lease_token": "NULL"}
     changed = ", ".join(f"{quoted(spec.columns[role])} = {value}" for role, value in values.items() if spec.has(role))
     names = [quoted(column) for column in order.by]
@@ -543,4 +522,4 @@ END
     failed = f"{in_state(spec, 'NEW.', 'failed')} AND ({in_state(spec, 'OLD.', 'failed')}) IS NOT TRUE"
     # A job without a value of the key is in no order.
     failed += "".join(f" AND NEW.{quoted(column)} IS NOT NULL" for column in order.columns if column.nullable)
-    attach(table, Trigger(table, f"{CANCEL_PREFIX}{_digest(failed)}", "UPDATE", function, when=failed))
+    attach(table, conditional_trigger(table, "sqlaqueue_order", "UPDATE", function, failed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from sqlalchemy.types import TypeEngine
 
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.queue.names import SCHEDULE
+from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import PREPARED, engine_of
 from sqlaqueue.sql.types import NEUTRAL, check_dialect
@@ -161,6 +163,15 @@ class Trigger(QueueObject):
     """The condition on the rows ``NEW`` and ``OLD``, as SQL."""
     replace: bool = False
     """Whether a trigger of this name may exist already."""
+
+
+def conditional_trigger(table: sa.Table, name: str, event: str, function: TriggerFunction, when: str | None) -> Trigger:
+    """Return a trigger with a condition, whose name ends with the digest of that.
+
+    The server rewrites a condition when it stores it, so only the name tells whether it has changed.
+    """
+    digest = hashlib.sha256((when or "").encode()).hexdigest()[:8]
+    return Trigger(table, f"{name}_{digest}", event, function, when=when)
 
 
 QUEUE_VACUUM = {
@@ -497,6 +508,24 @@ def literal_sql(expression: Any) -> str:
     element = expression if isinstance(expression, ClauseElement) else sa.text(str(expression))
     options = {"literal_binds": True, "include_table": False}
     return str(element.compile(dialect=NEUTRAL, compile_kwargs=options))
+
+
+def quoted(column: sa.Column[Any]) -> str:
+    return NEUTRAL.identifier_preparer.quote(column.name)
+
+
+def state_value(spec: QueueSpec, state: str) -> str:
+    """Return the status value of a state as a literal."""
+    return literal_text(spec.status_value(state), spec.columns["status"].type)
+
+
+def in_state(spec: QueueSpec, row: str, state: str, *, equal: str = "=") -> str:
+    """Return the condition that a job is in a state.
+
+    :param row: ``NEW.`` or ``OLD.``, the name of a table with its dot, or nothing.
+    :param equal: the operator, see :func:`~sqlaqueue.sql.types.equals`.
+    """
+    return f"{row}{quoted(spec.columns['status'])} {equal} {state_value(spec, state)}"
 
 
 def index_definition(index: sa.Index) -> str:

@@ -7,7 +7,6 @@ by the new definition.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
@@ -16,7 +15,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.notify_payloads import Payload, Signal
-from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction, attach, version_comment
+from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction, attach, conditional_trigger, version_comment
 from sqlaqueue.queue.names import SCHEDULE, TICK
 from sqlaqueue.sql.portable import MomentOfInsert, Span, notify
 from sqlaqueue.sql.types import SqlText
@@ -139,9 +138,7 @@ def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:
     )
     attach(table, function)
     attach(table, Trigger(table, f"{SCHEDULE}_insert", "INSERT", function))
-    # The server rewrites a condition when it stores it, so its digest in the name tells whether it has changed.
-    digest = hashlib.sha256(_WHEN.encode()).hexdigest()[:8]
-    attach(table, Trigger(table, f"{SCHEDULE}_update_{digest}", "UPDATE", function, when=_WHEN))
+    attach(table, conditional_trigger(table, f"{SCHEDULE}_update", "UPDATE", function, _WHEN))
     return table
 
 

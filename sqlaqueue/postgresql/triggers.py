@@ -7,11 +7,20 @@ import hashlib
 import sqlalchemy as sa
 
 from sqlaqueue.notify_payloads import PENDING, Payload, Signal
-from sqlaqueue.postgresql.ddl import StorageParameters, Trigger, TriggerFunction, attach, objects_of, version_comment
-from sqlaqueue.queue.roles import literal_text
+from sqlaqueue.postgresql.ddl import (
+    StorageParameters,
+    Trigger,
+    TriggerFunction,
+    attach,
+    conditional_trigger,
+    in_state,
+    objects_of,
+    quoted,
+    version_comment,
+)
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.portable import notify
-from sqlaqueue.sql.types import NEUTRAL, equals, object_name, plain_type
+from sqlaqueue.sql.types import equals, object_name, plain_type
 
 # -- message triggers --------------------------------------------------------------------------------------------------
 # The triggers that keep a message table in step with its job table.
@@ -53,13 +62,10 @@ def attach_message_triggers(spec: QueueSpec, messages: sa.Table) -> None:
 
 
 def _message_body(spec: QueueSpec) -> str:
-    preparer, status = NEUTRAL.identifier_preparer, spec.columns["status"]
-    keys = [preparer.quote(key.name) for key in spec.keys]
-    order = [preparer.quote(spec.columns[role].name) for role in spec.order_roles]
+    keys = [quoted(key) for key in spec.keys]
+    order = [quoted(spec.columns[role]) for role in spec.order_roles]
     columns, key_list = ", ".join([*keys, *order]), ", ".join(keys)
-    waiting = (
-        f"{preparer.quote(status.name)} {equals(status)} {literal_text(spec.status_value('pending'), status.type)}"
-    )
+    waiting = in_state(spec, "", "pending", equal=equals(spec.columns["status"]))
     update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in order)}" if order else "DO NOTHING"
     gone = f"""\
 SELECT {key_list} FROM old_rows WHERE {waiting}
@@ -93,7 +99,7 @@ END
 
 
 def _delete(spec: QueueSpec, gone: str) -> str:
-    keys = [(NEUTRAL.identifier_preparer.quote(key.name), key) for key in spec.keys]
+    keys = [(quoted(key), key) for key in spec.keys]
     name, key = keys[0]
     if len(keys) == 1 and not isinstance(plain_type(key), sa.ARRAY):
         return f"DELETE FROM {{messages}} WHERE {name} {equals(key)} ANY (ARRAY({gone}));"  # noqa: S608 - the names are quoted
@@ -158,17 +164,11 @@ def attach_wake_triggers(spec: QueueSpec) -> None:
     attach(spec.table, Trigger(spec.table, f"{PREFIX}insert", "INSERT", function, {"NEW": "new_rows"}))
     begins = _becomes_pending(spec)
     if begins is not None:
-        # The server rewrites a condition when it stores it, so its digest in the name tells whether it has changed.
-        digest = hashlib.sha256(begins.encode()).hexdigest()[:8]
-        attach(spec.table, Trigger(spec.table, f"{PREFIX}update_{digest}", "UPDATE", function, when=begins))
+        attach(spec.table, conditional_trigger(spec.table, f"{PREFIX}update", "UPDATE", function, begins))
 
 
 def _is_pending(spec: QueueSpec, row: str = "", *, equal: str = "=") -> str:
-    if not spec.has("status"):
-        return "TRUE"
-    status = spec.columns["status"]
-    name = NEUTRAL.identifier_preparer.quote(status.name)
-    return f"{row}{name} {equal} {literal_text(spec.status_value('pending'), status.type)}"
+    return in_state(spec, row, "pending", equal=equal) if spec.has("status") else "TRUE"
 
 
 def _becomes_pending(spec: QueueSpec) -> str | None:
@@ -176,7 +176,7 @@ def _becomes_pending(spec: QueueSpec) -> str | None:
     if spec.has("status"):
         changes.append(f"({_is_pending(spec, 'OLD.')}) IS NOT TRUE")
     if spec.has("run_at"):
-        run_at = NEUTRAL.identifier_preparer.quote(spec.columns["run_at"].name)
+        run_at = quoted(spec.columns["run_at"])
         changes.append(f"OLD.{run_at} IS DISTINCT FROM NEW.{run_at}")
     return f"{_is_pending(spec, 'NEW.')} AND ({' OR '.join(changes)})" if changes else None
 
@@ -185,7 +185,7 @@ def _quarantine(spec: QueueSpec, channel: str) -> str:
     """Announce first that the row is quarantined, which its token shows: it has been rescued from a dead worker."""
     if not spec.has("lease_token") or spec.strategy.quarantined(spec) is None:
         return ""
-    token = NEUTRAL.identifier_preparer.quote(spec.columns["lease_token"].name)
+    token = quoted(spec.columns["lease_token"])
     return f"""
     IF NEW.{token} IS NOT NULL THEN
       PERFORM pg_catalog.pg_notify('{channel}', '{Signal.QUARANTINED}');
@@ -208,7 +208,7 @@ def return_if_unwatched(spec: QueueSpec) -> str:
 
 def _wake_body(spec: QueueSpec) -> str:
     channel = channel_of(spec).replace("'", "''")
-    run_at = NEUTRAL.identifier_preparer.quote(spec.columns["run_at"].name) if spec.has("run_at") else None
+    run_at = quoted(spec.columns["run_at"]) if spec.has("run_at") else None
     equal = equals(spec.columns["status"]) if spec.has("status") else "="
     first = last = own = "NULL"
     if run_at is not None:

@@ -19,7 +19,6 @@ has it alone. Either the end is visible to the look, or the waiting job to the e
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +34,10 @@ from sqlaqueue.postgresql.ddl import (
     Trigger,
     TriggerFunction,
     attach,
+    conditional_trigger,
     literal_sql,
+    quoted,
+    state_value,
     version_comment,
 )
 from sqlaqueue.postgresql.side_tables import key_json
@@ -51,11 +53,9 @@ from sqlaqueue.postgresql.waits_at_commit import (
     is_in,
     joined_by_comma,
     not_begun,
-    quoted,
     refusal,
     role_of,
     strict_waits,
-    value_of,
 )
 from sqlaqueue.queue.names import CONTROL, WAITS
 from sqlaqueue.queue.spec import QueueSpec, WaitRelation
@@ -105,7 +105,7 @@ def attach_waiting(spec: QueueSpec) -> None:
     )
     attach(spec.table, state)
     when = _state_condition(spec)
-    attach(spec.table, Trigger(spec.table, f"{TRIGGER_PREFIX}state_{_digest(when)}", BEFORE_ROW, state, when=when))
+    attach(spec.table, conditional_trigger(spec.table, f"{TRIGGER_PREFIX}state", BEFORE_ROW, state, when))
 
     look = _function(spec, spec.table, "look", _look_body(spec), {"changes": changes})
     attach(spec.table, look)
@@ -116,7 +116,7 @@ def attach_waiting(spec: QueueSpec) -> None:
         back += f" OR {is_in(spec, 'NEW.', 'waiting')} AND ({is_in(spec, 'OLD.', 'waiting')}) IS NOT TRUE"
     used = dict.fromkeys([*spec.keys, *(here for wait in spec.waits for here, _ in wait.pairs)])
     when = " OR ".join([f"({back})", *(f"OLD.{quoted(each)} IS DISTINCT FROM NEW.{quoted(each)}" for each in used)])
-    attach(spec.table, Trigger(spec.table, f"{TRIGGER_PREFIX}update_{_digest(when)}", "UPDATE", look, when=when))
+    attach(spec.table, conditional_trigger(spec.table, f"{TRIGGER_PREFIX}update", "UPDATE", look, when))
     batches = [wait for wait in spec.waits if wait.to_many]
     if batches:
         members = {f"t{number}": wait.awaited.table for number, wait in enumerate(batches)}
@@ -126,7 +126,10 @@ def attach_waiting(spec: QueueSpec) -> None:
         when = f"{is_in(spec, 'NEW.', 'cancelled')} AND ({is_in(spec, 'OLD.', 'cancelled')}) IS NOT TRUE"
         if spec.has("cancelled_for"):
             when += f" AND NEW.{role_of(spec, 'cancelled_for')} IS NULL"
-        attach(spec.table, Trigger(spec.table, f"{TRIGGER_PREFIX}cancel_{_digest(when)}", "UPDATE", cancel, when=when))
+        attach(
+            spec.table,
+            conditional_trigger(spec.table, f"{TRIGGER_PREFIX}cancel", "UPDATE", cancel, when),
+        )
 
 
 def attach_awaited(wait: WaitRelation) -> None:
@@ -159,11 +162,6 @@ def _function(
 
 def _name(spec: QueueSpec, purpose: str) -> str:
     return object_name("sqlaqueue_waits", spec.table.name, purpose)
-
-
-def _digest(text: str) -> str:
-    # The server rewrites a condition when it stores it, so its digest in the name tells whether it has changed.
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _is_plain(spec: QueueSpec) -> bool:
@@ -199,16 +197,16 @@ def _state_body(spec: QueueSpec) -> str:
         run_at = role_of(spec, "run_at")
         # A job that has waited is not late: it is due from now on.
         due = f"""
-    IF NEW.{status} {same} {value_of(spec, "waiting")} THEN
+    IF NEW.{status} {same} {state_value(spec, "waiting")} THEN
       NEW.{run_at} := greatest(NEW.{run_at}, pg_catalog.statement_timestamp());
     END IF;"""
     back = f"\n  NEW.{role_of(spec, 'cancelled_for')} := NULL;" if spec.has("cancelled_for") else ""
     return f"""
 BEGIN
   IF coalesce(NEW.{count}, 0) {above} 0{is_open} THEN
-    NEW.{status} := {value_of(spec, "waiting")};
+    NEW.{status} := {state_value(spec, "waiting")};
   ELSE{due}
-    NEW.{status} := {value_of(spec, "pending")};
+    NEW.{status} := {state_value(spec, "pending")};
   END IF;{back}
   RETURN NEW;
 END

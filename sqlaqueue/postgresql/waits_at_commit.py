@@ -10,9 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql.ddl import literal_sql
+from sqlaqueue.postgresql.ddl import in_state, literal_sql, quoted, state_value
 from sqlaqueue.postgresql.triggers import lock_numbers
-from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec, WaitRelation
 from sqlaqueue.sql.types import NEUTRAL, equals
 
@@ -23,10 +22,6 @@ _BUCKETS = 128
 """The advisory locks of a relationship. A transaction that ends many jobs takes no more of them."""
 
 
-def quoted(column: sa.Column[Any]) -> str:
-    return NEUTRAL.identifier_preparer.quote(column.name)
-
-
 def role_of(spec: QueueSpec, role: str) -> str:
     return quoted(spec.columns[role])
 
@@ -35,18 +30,15 @@ def _type(column: sa.Column[Any]) -> str:
     return column.type.compile(NEUTRAL)
 
 
-def value_of(spec: QueueSpec, state: str) -> str:
-    return literal_text(spec.status_value(state), spec.columns["status"].type)
-
-
 def joined_by_comma(parts: Iterable[str]) -> str:
     return ", ".join(parts)
 
 
 def is_in(spec: QueueSpec, row: str, *states: str) -> str:
     """Return the condition that a job is in one of some states; states without a value are left out."""
-    status, known = spec.columns["status"], [each for each in states if getattr(spec.config.states, each) is not None]
-    return f"({' OR '.join(f'{row}{quoted(status)} {equals(status)} {value_of(spec, each)}' for each in known)})"
+    known = [each for each in states if getattr(spec.config.states, each) is not None]
+    equal = equals(spec.columns["status"])
+    return f"({' OR '.join(in_state(spec, row, each, equal=equal) for each in known)})"
 
 
 def counts(wait: WaitRelation, row: str) -> str:
@@ -92,7 +84,7 @@ def has_key(wait: WaitRelation) -> str:
 
 def cancelled_values(spec: QueueSpec, **values: str) -> str:
     """Return the SET clause that cancels jobs."""
-    given = {"status": value_of(spec, "cancelled"), "finished_at": "statement_timestamp()", **values}
+    given = {"status": state_value(spec, "cancelled"), "finished_at": "statement_timestamp()", **values}
     return joined_by_comma(f"{role_of(spec, role)} = {value}" for role, value in given.items() if spec.has(role))
 
 
@@ -336,7 +328,7 @@ def _look(spec: QueueSpec) -> str:
     values = {"waits_for_count": "d.sqlaqueue_n"}
     if lost:
         why = _cut(spec, "'the job that it waited for was deleted, or its reference to it'")
-        ended = {"status": value_of(spec, "cancelled"), "finished_at": "statement_timestamp()", "last_error": why}
+        ended = {"status": state_value(spec, "cancelled"), "finished_at": "statement_timestamp()", "last_error": why}
         for role, value in ended.items():
             if spec.has(role):
                 values[role] = f"CASE WHEN d.sqlaqueue_lost THEN {value} ELSE w.{role_of(spec, role)} END"
@@ -392,7 +384,7 @@ def _cancel_and_return(wait: WaitRelation, number: int) -> str:
           WHERE {_same(wait, "w.", "t.")} AND {has_failed(wait, "t.")} ORDER BY {first} LIMIT 1)
         || ' has failed or was cancelled'"""
     mine = failed[[each for each in spec.waits if each.on_failure == "cancel"].index(wait)]
-    cleared = {"status": value_of(spec, "pending"), "finished_at": "NULL", "last_error": "NULL"}
+    cleared = {"status": state_value(spec, "pending"), "finished_at": "NULL", "last_error": "NULL"}
     back = joined_by_comma(f"{role_of(spec, role)} = {value}" for role, value in cleared.items() if spec.has(role))
     # The cancelled ones that are free are looked at, or what they were cancelled for is mended.
     return f"""

@@ -81,33 +81,37 @@ def _wait(spec: QueueSpec, given: WaitFor) -> WaitRelation:
         msg = f"{what}: {spec.model.__name__}.{name} is no relationship; name one that leads to jobs"
         raise ConfigurationError(msg)
     awaited = queue_spec(found.mapper.class_)
-    for reason in _reasons_against(spec, found, awaited):
+    if awaited is None:
+        msg = (
+            f"{what}: {found.mapper.class_.__name__} is no queue; let it inherit from sqlaqueue.QueueMixin, or name a "
+            "relationship to jobs"
+        )
+        raise ConfigurationError(msg)
+    pairs, to_many = _pairs(found), found.direction is RelationshipDirection.ONETOMANY
+    for reason in _reasons_against(spec, found, awaited, pairs):
         raise ConfigurationError(f"{what}: {reason}")
-    assert awaited is not None  # noqa: S101 - refused above, which type checkers cannot see
-    to_many = found.direction is RelationshipDirection.ONETOMANY
     on_failure = given.on_failure or ("continue" if found.uselist else "block")
     for reason in _reasons_against_states(awaited, on_failure, to_many=to_many):
         raise ConfigurationError(f"{what}: {reason}")
-    pairs = [(_as_column(here), _as_column(there)) for here, there in _pairs(found)]
     key = _foreign_key(awaited.table if to_many else spec.table, pairs, to_many=to_many)
     keeps = key is None or (key.ondelete or "NO ACTION").upper() in {"NO ACTION", "RESTRICT"}
     return WaitRelation(name, spec, awaited, pairs, to_many=to_many, on_failure=on_failure, keeps=keeps)
 
 
-def _pairs(found: RelationshipProperty[Any]) -> list[tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]]:
-    return list(found.local_remote_pairs or ())
+_Pairs = list[tuple[sa.Column[Any], sa.Column[Any]]]
+"""The columns that a relationship compares: one of the waiting job, and one of the awaited job."""
 
 
-def _as_column(element: Any) -> sa.Column[Any]:
-    column: sa.Column[Any] = element
-    return column
+def _pairs(found: RelationshipProperty[Any]) -> _Pairs:
+    pairs = found.local_remote_pairs or ()
+    return [(here, there) for here, there in pairs if isinstance(here, sa.Column) and isinstance(there, sa.Column)]
 
 
-def _reasons_against(spec: QueueSpec, found: RelationshipProperty[Any], awaited: QueueSpec | None) -> Iterator[str]:
+def _reasons_against(
+    spec: QueueSpec, found: RelationshipProperty[Any], awaited: QueueSpec, pairs: _Pairs
+) -> Iterator[str]:
     model, target, name = spec.model.__name__, found.mapper.class_.__name__, found.key
-    if awaited is None:
-        yield f"{target} is no queue; let it inherit from sqlaqueue.QueueMixin, or name a relationship to jobs"
-    elif found.secondary is not None or found.direction is RelationshipDirection.MANYTOMANY:
+    if found.secondary is not None or found.direction is RelationshipDirection.MANYTOMANY:
         yield (
             f"the relationship goes through the table {getattr(found.secondary, 'name', '')}, which says nothing of "
             f"the end of a job; give one of the two tables a foreign key, or make the rows of that table jobs"
@@ -131,7 +135,6 @@ def _reasons_against(spec: QueueSpec, found: RelationshipProperty[Any], awaited:
         )
     else:
         to_many = found.direction is RelationshipDirection.ONETOMANY
-        pairs = [(_as_column(here), _as_column(there)) for here, there in _pairs(found)]
         tables = {id(here.table) for here, _ in pairs} | {id(spec.table)}, {id(there.table) for _, there in pairs}
         if len(tables[0]) > 1 or tables[1] != {id(awaited.table)}:
             yield (
@@ -164,9 +167,7 @@ def _reasons_against_states(awaited: QueueSpec, on_failure: str, *, to_many: boo
         yield f"{name} has no status value for failed jobs; set States(failed=...) in {name}"
 
 
-def _foreign_key(
-    table: sa.Table, pairs: list[tuple[sa.Column[Any], sa.Column[Any]]], *, to_many: bool
-) -> sa.ForeignKeyConstraint | None:
+def _foreign_key(table: sa.Table, pairs: _Pairs, *, to_many: bool) -> sa.ForeignKeyConstraint | None:
     """Return the foreign key of a table that consists of just these columns."""
     wanted = {(there, here) if to_many else (here, there) for here, there in pairs}
     for key in table.foreign_key_constraints:

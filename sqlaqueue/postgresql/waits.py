@@ -279,34 +279,24 @@ SELECT jsonb_build_array({joined_by_comma(f"d.{name}" for name in there)}, {sums
         return _chunks(wait.name, grouped)
 
     new, old = rows("new_rows", ""), rows("old_rows", "-")
-    both = record(f"{new} UNION ALL {old}")
-    if not wait.to_many:
-        return f"""\
-#variable_conflict use_column
-BEGIN
-  IF TG_OP = 'DELETE' THEN
-    {record(old)}
-  ELSE
-    {both}
-  END IF;
-  RETURN NULL;
-END
-"""
-    keys = joined_by_comma(f"r.{name} AS k{place}" for place, name in enumerate(there))
-    added = f"(SELECT DISTINCT {keys} FROM new_rows AS r WHERE {given} AND {counts(wait, 'r.')})"
-    begun = refusal(wait, added, has_key(wait), f"{is_in(wait.waiting, 'w.', *not_begun(wait.waiting))} IS NOT TRUE")
+    declared = inserted = ""
+    if wait.to_many:
+        keys = joined_by_comma(f"r.{name} AS k{place}" for place, name in enumerate(there))
+        added = f"(SELECT DISTINCT {keys} FROM new_rows AS r WHERE {given} AND {counts(wait, 'r.')})"
+        begun = f"{is_in(wait.waiting, 'w.', *not_begun(wait.waiting))} IS NOT TRUE"
+        declared = "DECLARE\n  sqlaqueue_begun text;\n"
+        inserted = f"""\
+TG_OP = 'INSERT' THEN
+    {refusal(wait, added, has_key(wait), begun)}
+    {record(new)}
+  ELSIF """
     return f"""\
 #variable_conflict use_column
-DECLARE
-  sqlaqueue_begun text;
-BEGIN
-  IF TG_OP = 'INSERT' THEN
-    {begun}
-    {record(new)}
-  ELSIF TG_OP = 'DELETE' THEN
+{declared}BEGIN
+  IF {inserted}TG_OP = 'DELETE' THEN
     {record(old)}
   ELSE
-    {both}
+    {record(f"{new} UNION ALL {old}")}
   END IF;
   RETURN NULL;
 END

@@ -21,6 +21,16 @@ from tests.waits.scope import ABSENT, OnFailure, Relation, Row, Scope
 NONE, NONES = (-1,), (-1, -1)
 
 
+def _two_parents(on_failure: OnFailure) -> tuple[Relation, Relation]:
+    """Return the relations by which row 2 waits for row 0 and for row 1."""
+    return Relation("to-one", (2,), (0,), on_failure), Relation("to-one", (2,), (1,), on_failure)
+
+
+def _two_members(on_failure: OnFailure) -> tuple[Relation]:
+    """Return the relation by which row 0 waits for rows 1 and 2."""
+    return (Relation("to-many", (0,), (1, 2), on_failure),)
+
+
 def dependents(on_failure: OnFailure = "block", *programs: Program) -> Scope:
     """Return a scope in which rows 1 and 2 wait for row 0."""
     return Scope(
@@ -47,7 +57,7 @@ def dependents(on_failure: OnFailure = "block", *programs: Program) -> Scope:
 def two_parents(on_failure: OnFailure = "block", *programs: Program, claimed: tuple[int, ...] = (2,)) -> Scope:
     """Return a scope in which row 2 waits for rows 0 and 1, of which one is completed."""
     return Scope(
-        relations=(Relation("to-one", (2,), (0,), on_failure), Relation("to-one", (2,), (1,), on_failure)),
+        relations=_two_parents(on_failure),
         rows=(Row("pending", NONES), Row("completed", NONES), ABSENT),
         claimed=claimed,
         programs=programs
@@ -68,7 +78,7 @@ def two_parents(on_failure: OnFailure = "block", *programs: Program, claimed: tu
 def batch(on_failure: OnFailure = "block", *programs: Program) -> Scope:
     """Return a scope in which row 0 waits for its members, 1 and 2."""
     return Scope(
-        relations=(Relation("to-many", (0,), (1, 2), on_failure),),
+        relations=_two_members(on_failure),
         rows=(ABSENT, ABSENT, ABSENT),
         claimed=(0, 1),
         programs=programs
@@ -175,7 +185,7 @@ def mixed(on_failure: OnFailure = "block", *programs: Program) -> Scope:
 def held(on_failure: OnFailure = "block", *programs: Program) -> Scope:
     """Return a scope in which row 2 waits for rows 0 and 1, and its handler runs in the transaction of its claim."""
     return Scope(
-        relations=(Relation("to-one", (2,), (0,), on_failure), Relation("to-one", (2,), (1,), on_failure)),
+        relations=_two_parents(on_failure),
         rows=(Row("pending", NONES), Row("completed", NONES), Row("waiting", (0, -1), 1)),
         held=True,
         programs=programs
@@ -196,7 +206,7 @@ def held(on_failure: OnFailure = "block", *programs: Program) -> Scope:
 def held_batch(on_failure: OnFailure = "block", *programs: Program) -> Scope:
     """Return a scope in which row 0 waits for its members, 1 and 2, and its handler runs in its claim's transaction."""
     return Scope(
-        relations=(Relation("to-many", (0,), (1, 2), on_failure),),
+        relations=_two_members(on_failure),
         rows=(Row("waiting", NONE, 1), Row("pending", (0,)), ABSENT),
         held=True,
         programs=programs

@@ -1,7 +1,8 @@
 """What a class with ``waits_for`` gets when mappers are configured, and what is refused, each with the reason."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from tests.models import new_base
 from tests.servers import Database
+from tests.waits.models import job_class, make_dependent, make_tree
 
 Make = Callable[..., type[Any]]
 
@@ -22,32 +24,27 @@ Make = Callable[..., type[Any]]
 def classes(
     waits: Any = "rows",
     *,
-    row: QueueConfig | None = QueueConfig(),  # noqa: B008 - a config is frozen
+    row: Mapping[str, Any] | None = MappingProxyType({}),
     key: Any = None,
     rows: Callable[[], Any] = lambda: relationship("Row"),
     base: Any = None,
-    attributes: dict[str, Any] | None = None,
+    attributes: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> tuple[type[Any], type[Any]]:
-    """Return the classes Batch and Row, whose mappers are not configured yet."""
+    """Return the classes Batch and Row, whose mappers are not configured yet.
+
+    :param row: the options of the queue of rows; None if they are no jobs.
+    """
     base = base or new_base()
-    batch = {
-        "__module__": __name__,
-        "__tablename__": "batch",
-        "__queue__": QueueConfig(waits_for=waits, **config),
-        "id": mapped_column(sa.Integer, primary_key=True),
-        "rows": rows(),
-        **(attributes or {}),
-    }
-    member = {
-        "__module__": __name__,
-        "__tablename__": "row",
+    identity = {"id": mapped_column(sa.Integer, primary_key=True)}
+    batch = job_class(base, "Batch", identity | {"rows": rows()} | dict(attributes or {}), waits_for=waits, **config)
+    columns = {
         "id": mapped_column(sa.Integer, primary_key=True),
         "batch_id": mapped_column(key if key is not None else sa.ForeignKey("batch.id")),
     }
-    bases = (base,) if row is None else (QueueMixin, base)
-    member |= {} if row is None else {"__queue__": row}
-    return type("Batch", (QueueMixin, base), batch), type("Row", bases, member)
+    if row is None:
+        return batch, type("Row", (base,), {"__module__": __name__, "__tablename__": "row", **columns})
+    return batch, job_class(base, "Row", columns, **row)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +66,12 @@ def classes(
             "no foreign key",
         ),
         (
-            {"row": QueueConfig(strategy="delete_returning", rows_are_messages=True)},
+            {"row": {"strategy": "delete_returning", "rows_are_messages": True}},
             "cannot be told apart; leave rows_are_messages out of Row",
         ),
-        ({"row": QueueConfig(states=States(completed=None))}, "no status value for completed jobs"),
+        ({"row": {"states": States(completed=None)}}, "no status value for completed jobs"),
         (
-            {"waits": WaitFor("rows", on_failure="block"), "row": QueueConfig(states=States(failed=None))},
+            {"waits": WaitFor("rows", on_failure="block"), "row": {"states": States(failed=None)}},
             "no status value for failed jobs",
         ),
     ],
@@ -97,22 +94,9 @@ def test_many_to_many_is_refused() -> None:
 
 
 def test_a_parent_that_deletes_its_row_is_refused() -> None:
-    base = new_base()
-
-    class First(QueueMixin, base):
-        __tablename__ = "first"
-        __queue__ = QueueConfig(on_complete="delete")
-        id: Mapped[int] = mapped_column(primary_key=True)
-
-    class Second(QueueMixin, base):
-        __tablename__ = "second"
-        __queue__ = QueueConfig(waits_for="first")
-        id: Mapped[int] = mapped_column(primary_key=True)
-        first_id: Mapped[int] = mapped_column(sa.ForeignKey("first.id"))
-        first: Mapped[First] = relationship()
-
-    with pytest.raises(ConfigurationError, match='First has on_complete="delete"'):
-        Second.registry.configure()
+    _, child = make_dependent(parents={"on_complete": "delete"})
+    with pytest.raises(ConfigurationError, match='Parent has on_complete="delete"'):
+        child.registry.configure()
 
 
 @pytest.mark.parametrize(
@@ -152,17 +136,9 @@ def test_messages_of_the_application_are_refused() -> None:
 
 
 def test_only_a_batch_can_be_open() -> None:
-    base = new_base()
-
-    class Node(QueueMixin, base):
-        __tablename__ = "node"
-        __queue__ = QueueConfig(waits_for="parent", extra_columns=("is_open",))
-        id: Mapped[int] = mapped_column(primary_key=True)
-        parent_id: Mapped[int | None] = mapped_column(sa.ForeignKey("node.id"))
-        parent: Mapped["Node | None"] = relationship(remote_side="Node.id")
-
+    node = make_tree(to_many=False, extra_columns=("is_open",))
     with pytest.raises(ConfigurationError, match="none of waits_for leads to many jobs"):
-        Node.registry.configure()
+        node.registry.configure()
 
 
 def test_other_databases_are_refused() -> None:

@@ -133,6 +133,52 @@ def test_an_empty_batch_is_due_and_an_open_one_waits_until_it_is_closed(engine: 
     assert _batches(engine) == [("pending", 0)] * 3
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_batch_that_is_opened_again_waits_for_what_it_did_not_count(engine: sa.Engine, *, held: bool) -> None:
+    """Where a transaction holds the job that it runs, the counts of pending jobs are not kept."""
+    strategy = "batch_select" if held else "update_status"
+    batch, member = make_batch(config={"strategy": strategy}, members={"strategy": strategy})
+    _prepare(engine, batch, member, rows=f"{TWO}; {THREE_MEMBERS}; {_set('member', 'completed', 1, 2, 3)}")
+    assert _batches(engine) == [("pending", 0)] * 2
+    _tx(engine, _set("member", "pending", 1))
+    assert _batches(engine) == [("pending", 0) if held else ("waiting", 1), ("pending", 0)]
+    _tx(engine, "UPDATE batch SET is_open = true")
+    assert _batches(engine) == [("waiting", 1), ("waiting", 0)]
+    _tx(engine, "UPDATE batch SET is_open = false")
+    assert _batches(engine) == [("waiting", 1), ("pending", 0)]
+    with engine.connect() as connection:
+        assert not faults(connection, batch)
+
+
+def test_a_job_that_has_waited_is_due_from_then_on(engine: sa.Engine) -> None:
+    """It is not late; but a time to come stays."""
+    past, future = "now() - interval '1 day'", "now() + interval '1 day'"
+    rows = f"{TWO}; {THREE_MEMBERS}; UPDATE batch SET run_at = CASE id WHEN 1 THEN {past} ELSE {future} END"
+    _prepare(engine, *make_batch(), rows=rows)
+    [(before,)] = _tx(engine, "SELECT clock_timestamp()") or []
+    _tx(engine, "UPDATE member SET status = 'completed'")
+    [(first, _), (second, other)] = _tx(engine, f"SELECT run_at, {future} FROM batch ORDER BY id") or []
+    assert first > before
+    assert abs((other - second).total_seconds()) < 60
+
+
+def test_a_batch_with_another_key_is_counted_once(engine: sa.Engine) -> None:
+    """Its members follow it, which looks as if they were added."""
+    batch, member = make_batch(onupdate="CASCADE")
+    _prepare(engine, batch, member, rows=f"{TWO}; {THREE_MEMBERS}")
+    _tx(engine, "UPDATE batch SET id = id + 10")
+    assert _batches(engine) == [("waiting", 2), ("waiting", 1)]
+
+
+def test_a_batch_is_cancelled_once(engine: sa.Engine) -> None:
+    """Members that come back are not cancelled by a later change of the row."""
+    _prepare(engine, *make_batch(), rows=f"{TWO}; {THREE_MEMBERS}")
+    _tx(engine, _set("batch", "cancelled", 1))
+    assert _tx(engine, "SELECT status FROM member ORDER BY id") == [("cancelled",), ("cancelled",), ("pending",)]
+    _tx(engine, _set("member", "pending", 1), "UPDATE batch SET is_open = true")
+    assert _tx(engine, "SELECT status FROM member ORDER BY id") == [("pending",), ("cancelled",), ("pending",)]
+
+
 @pytest.mark.parametrize("add", ["INSERT INTO member (id, batch_id) VALUES (9, 1)", _set("member", "pending", 3)])
 @pytest.mark.parametrize("state", ["processing", "completed", "failed", "cancelled"])
 def test_a_batch_that_has_begun_takes_no_member(engine: sa.Engine, state: str, add: str) -> None:
@@ -181,6 +227,21 @@ def test_no_open_transaction_holds_up_a_settlement(engine: sa.Engine, shape: str
         _tx(engine, limit, f"{end}1")
         first.commit()
         assert not faults(first, model)
+
+
+def test_a_commit_reads_what_its_statements_have_recorded_once(engine: sa.Engine) -> None:
+    """The trigger fires for each of them, and rows that it has deleted stay in the index until the commit."""
+    number = 300
+    batch = _prepare(engine, *make_batch(), rows=TWO)
+    add = f"FOR n IN 1..{number} LOOP INSERT INTO member (id, batch_id) VALUES (n, 1); END LOOP"
+    index = f"{spec_of(batch).side_tables['waits'].name}_pkey"
+    read = f"SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = '{index}'"
+    flush = "SELECT pg_stat_force_next_flush()"
+    [(before,)] = _tx(engine, flush, read)
+    _tx(engine, flush, f"DO 'BEGIN {add}; END'")
+    [(after,)] = _tx(engine, read)
+    assert _batches(engine)[0] == ("waiting", number)
+    assert number <= after - before < 10 * number
 
 
 def test_two_parents_that_end_at_once_lock_their_children_in_one_order(engine: sa.Engine) -> None:

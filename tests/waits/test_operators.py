@@ -7,7 +7,20 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Consumer, Unique, WaitTimeout, cancel, claim, complete, enqueue, fail, purge, reconcile, wait
+from sqlaqueue import (
+    Consumer,
+    Unique,
+    WaitTimeout,
+    cancel,
+    claim,
+    complete,
+    enqueue,
+    fail,
+    purge,
+    reconcile,
+    requeue,
+    wait,
+)
 from sqlaqueue.admin import QueueAdmin, doctor
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.testing import async_drain, drain
@@ -140,6 +153,10 @@ def test_a_batch_stays_cancelled_when_its_failed_member_leaves(engine: sa.Engine
         assert not session.scalars(claim(batch, 1)).all()
         assert _states(session, batch) == ["cancelled"]
         assert not faults(session, batch, returns=False)
+        session.execute(requeue(batch))
+        session.commit()
+        # It is not cancelled for a member any more: the end of one must not bring it back if it is cancelled next.
+        assert session.execute(sa.select(batch.status, batch.cancelled_for)).one() == ("pending", None)
 
 
 def test_members_and_unfinished_batches_are_kept(engine: sa.Engine) -> None:

@@ -181,6 +181,7 @@ ALWAYS = {
     "batch: A = complete 4, 2, B = add to 2",
     "batch: A = add to 3, B = run batches",
     "batch: A = complete 1, B = cancel batch 1",
+    "batch: A = requeue 6, B = requeue batch 4",
 }
 """The pairs that are driven in each order by every run of the tests."""
 LEAVING = {"move", "let", "delete"}

@@ -205,7 +205,9 @@ def savepoint(session: Session, model: Any) -> Iterator[None]:
         yield
         bind = bind_arguments(model)
         if engine_of(session.get_bind(**bind).dialect) is None:
-            session.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"), bind_arguments=bind)
+            # They stay deferred in the next savepoint: what waits for jobs is counted once all has been changed.
+            for mode in ("IMMEDIATE", "DEFERRED"):
+                session.execute(sa.text(f"SET CONSTRAINTS ALL {mode}"), bind_arguments=bind)
 
 
 def _in_savepoints(

@@ -21,7 +21,7 @@ from sqlaqueue import (
     requeue,
     wait,
 )
-from sqlaqueue.admin import QueueAdmin, doctor
+from sqlaqueue.admin import JobFilter, QueueAdmin, doctor
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.testing import async_drain, drain
 from tests.servers import Database
@@ -127,6 +127,23 @@ def test_the_failed_job_for_which_another_was_cancelled_leaves_it_cancelled(engi
         session.commit()
         assert _states(session, child) == ["cancelled"]
         assert not faults(session, child, returns=False)
+
+
+def test_a_purge_with_a_job_that_the_database_keeps(engine: sa.Engine) -> None:
+    """The others are deleted one by one in a transaction, and leave cancelled what was cancelled for them."""
+    parent, child = _make(engine, *make_dependent(on_failure="cancel", ondelete="SET NULL"))
+    with Session(engine) as session:
+        session.execute(sa.text("CREATE TABLE other (id integer REFERENCES parent)"))
+        session.add_all([parent(id=number) for number in (1, 2, 3)])
+        session.flush()
+        session.add_all([child(id=number, a_id=number) for number in (1, 2, 3)])
+        session.execute(sa.text("INSERT INTO other VALUES (2)"))
+        session.commit()
+        session.execute(fail(session.scalars(claim(parent, 3)).all(), error="no"))
+        session.commit()
+        assert QueueAdmin(session, parent).purge(JobFilter(states=("failed",))) == 2
+        assert _states(session, child) == ["cancelled"] * 3
+        assert not session.scalars(claim(child, 3)).all()
 
 
 @pytest.mark.parametrize("leaves", ["is purged", "is deleted", "is moved away"])

@@ -61,7 +61,7 @@ from sqlaqueue.queue.names import CONTROL, WAITS
 from sqlaqueue.queue.spec import QueueSpec, WaitRelation
 from sqlaqueue.sql.types import equals, object_name
 
-VERSION = 1
+VERSION = 2
 """Raise it whenever a text below changes: a running Consumer compares it with the version in the database."""
 
 AT_COMMIT = "sqlaqueue_waits_apply"
@@ -101,7 +101,7 @@ def attach_waiting(spec: QueueSpec) -> None:
     attach(changes, Trigger(changes, AT_COMMIT, DEFERRED_INSERT, apply))
 
     state = TriggerFunction(
-        spec.table, _name(spec, "state"), _state_body(spec), comment=version_comment(VERSION), bare=_is_plain(spec)
+        spec.table, _name(spec, "state"), _state_body(spec), comment=version_comment(VERSION), bare=True
     )
     attach(spec.table, state)
     when = _state_condition(spec)
@@ -164,10 +164,6 @@ def _name(spec: QueueSpec, purpose: str) -> str:
     return object_name("sqlaqueue_waits", spec.table.name, purpose)
 
 
-def _is_plain(spec: QueueSpec) -> bool:
-    return equals(spec.columns["status"]) != "="
-
-
 def _chunks(relation: str, entries: str) -> str:
     """Return the statement that records JSON entries, if there are any; ``entries`` selects them as ``entry``."""
     return f"""\
@@ -190,20 +186,18 @@ def _state_condition(spec: QueueSpec) -> str:
 
 def _state_body(spec: QueueSpec) -> str:
     status, count = role_of(spec, "status"), role_of(spec, "waits_for_count")
-    above, same = "OPERATOR(pg_catalog.>)", equals(spec.columns["status"])
-    is_open = f" OR coalesce(NEW.{role_of(spec, 'is_open')}, false)" if spec.has("is_open") else ""
+    above = "OPERATOR(pg_catalog.>)"
+    is_open = f" OR NEW.{role_of(spec, 'is_open')}" if spec.has("is_open") else ""
     due = ""
     if spec.has("run_at"):
         run_at = role_of(spec, "run_at")
-        # A job that has waited is not late: it is due from now on.
+        # A job that has waited, or is back, is not late: it is due from now on.
         due = f"""
-    IF NEW.{status} {same} {state_value(spec, "waiting")} THEN
-      NEW.{run_at} := greatest(NEW.{run_at}, pg_catalog.statement_timestamp());
-    END IF;"""
+    NEW.{run_at} := greatest(NEW.{run_at}, pg_catalog.statement_timestamp());"""
     back = f"\n  NEW.{role_of(spec, 'cancelled_for')} := NULL;" if spec.has("cancelled_for") else ""
     return f"""
 BEGIN
-  IF coalesce(NEW.{count}, 0) {above} 0{is_open} THEN
+  IF NEW.{count} {above} 0{is_open} THEN
     NEW.{status} := {state_value(spec, "waiting")};
   ELSE{due}
     NEW.{status} := {state_value(spec, "pending")};
@@ -235,7 +229,8 @@ def _look_body(spec: QueueSpec) -> str:
     return f"""
 BEGIN
   IF TG_LEVEL = 'ROW' THEN
-    INSERT INTO {{changes}} (relation, keys) VALUES ('', jsonb_build_array({entry}));{_lost(spec)}
+    INSERT INTO {{changes}} (relation, keys)
+      SELECT '', jsonb_build_array({entry}){_lost(spec)};
     RETURN NULL;
   END IF;
   {every}
@@ -245,17 +240,18 @@ END
 
 
 def _lost(spec: QueueSpec) -> str:
-    """Return the statements that record a reference that became NULL, as ON DELETE SET NULL and programs do."""
+    """Return what records a reference that became NULL, as ON DELETE SET NULL and programs do.
+
+    In the statement that records the look: it is taken into account even if constraints are immediate.
+    """
     text, keys = "", joined_by_comma(f"NEW.{quoted(key)}" for key in spec.keys)
     for _, wait in strict_waits(spec):
         there = " AND ".join(f"OLD.{quoted(here)} IS NOT NULL" for here, _ in wait.pairs)
         none = " OR ".join(f"NEW.{quoted(here)} IS NULL" for here, _ in wait.pairs)
         old = joined_by_comma(f"OLD.{quoted(here)}" for here, _ in wait.pairs)
         text += f"""
-    IF {there} AND ({none}) THEN
-      INSERT INTO {{changes}} (relation, keys)
-        VALUES ('{wait.name}{LOST}', jsonb_build_array(jsonb_build_array({keys}, {old})));
-    END IF;"""
+      UNION ALL SELECT '{wait.name}{LOST}', jsonb_build_array(jsonb_build_array({keys}, {old}))
+        WHERE {there} AND ({none})"""
     return text
 
 

@@ -122,7 +122,6 @@ def apply_body(spec: QueueSpec) -> str:
     declared = "".join(f"\n  {name} jsonb;" for name, _ in relations)
     found = joined_by_comma(f"jsonb_agg(e.entry) FILTER (WHERE e.relation = '{relation}')" for _, relation in relations)
     into = joined_by_comma(name for name, _ in relations)
-    none = " AND ".join(f"sqlaqueue_{number} IS NULL" for number, _ in waits)
     refusals = "".join(_refuse_late(wait, number) for number, wait in waits if wait.to_many)
     changes = "".join(_change(wait, number) for number, wait in waits)
     cancels = "".join(_cancel_and_return(wait, number) for number, wait in waits if wait.on_failure == "cancel")
@@ -143,10 +142,7 @@ BEGIN
   WITH gone AS (DELETE FROM {{changes}} WHERE xact = NEW.xact AND id >= NEW.id RETURNING relation, keys),
     e AS (SELECT gone.relation, jsonb_array_elements(gone.keys) AS entry FROM gone)
   SELECT jsonb_agg(e.entry) FILTER (WHERE e.relation = ''), {found}
-    INTO sqlaqueue_looks, {into} FROM e;
-  IF sqlaqueue_looks IS NULL AND {none} THEN
-    RETURN NULL;
-  END IF;{_locks(spec)}{refusals}
+    INTO sqlaqueue_looks, {into} FROM e;{_locks(spec)}{refusals}
   IF sqlaqueue_free IS NULL THEN
     RETURN NULL;
   END IF;{changes}

@@ -162,6 +162,19 @@ def test_a_job_that_has_waited_is_due_from_then_on(engine: sa.Engine) -> None:
     assert abs((other - second).total_seconds()) < 60
 
 
+def test_a_job_that_is_back_is_due_from_then_on(engine: sa.Engine) -> None:
+    """Even if what it was cancelled for is requeued and completed in one transaction, so that it need not wait."""
+    _, child = make_dependent(on_failure="cancel")
+    rows = """INSERT INTO parent (id) VALUES (1); INSERT INTO child (id, a_id) VALUES (1, 1);
+        UPDATE parent SET status = 'failed'; UPDATE child SET run_at = now() - interval '1 day'"""
+    _prepare(engine, child, rows=rows)
+    [(before,)] = _tx(engine, "SELECT clock_timestamp() FROM child WHERE status = 'cancelled'")
+    _tx(engine, _set("parent", "pending", 1), _set("parent", "completed", 1))
+    [(status, run_at)] = _tx(engine, "SELECT status, run_at FROM child")
+    assert status == "pending"
+    assert run_at > before
+
+
 def test_a_batch_with_another_key_is_counted_once(engine: sa.Engine) -> None:
     """Its members follow it, which looks as if they were added."""
     batch, member = make_batch(onupdate="CASCADE")
@@ -290,6 +303,16 @@ def test_deletes(engine: sa.Engine, on_failure: str, ondelete: str | None) -> No
     assert _tx(engine, "SELECT status FROM child ORDER BY id") == [(each,) for each in expected]
     with engine.connect() as connection:
         assert not faults(connection, child, batch)
+
+
+@pytest.mark.parametrize("mode", ["DEFERRED", "IMMEDIATE"])
+def test_a_job_whose_reference_is_taken_away_is_cancelled(engine: sa.Engine, mode: str) -> None:
+    _, child = make_dependent(on_failure="block")
+    rows = """INSERT INTO parent (id, status) VALUES (1, 'failed'), (2, 'completed');
+        INSERT INTO child (id, a_id) VALUES (1, 1), (2, 2)"""
+    _prepare(engine, child, rows=rows)
+    _tx(engine, f"SET CONSTRAINTS ALL {mode}", "UPDATE child SET a_id = NULL")
+    assert _tx(engine, "SELECT status FROM child ORDER BY id") == [("cancelled",), ("pending",)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

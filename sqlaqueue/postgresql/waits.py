@@ -309,10 +309,16 @@ def _cancel_body(batches: Sequence[WaitRelation]) -> str:
         token = {"lease_token": "NULL"} if spec.has("lease_token") else {}
         job = literal_sql(key_json(spec.keys))
         channel = channel_of(spec).replace("'", "''")
+        lock = ""
+        if spec.config.waits:
+            # Nobody runs a waiting job, so a request would be forgotten; its row is locked for a commit only.
+            lock = f"""
+  PERFORM 1 FROM {{t{number}}} AS t WHERE {mine} AND {is_in(spec, "t.", "waiting")}
+    ORDER BY {keys} FOR NO KEY UPDATE;"""
         # A job whose row is locked may run in a held transaction: waiting for it could take as long as its handler.
-        steps.append(f"""
+        steps.append(f"""{lock}
   WITH free AS (SELECT {keys} FROM {{t{number}}} AS t WHERE {mine} AND {is_in(spec, "t.", "waiting", "pending")}
-      ORDER BY {keys} FOR NO KEY UPDATE SKIP LOCKED)
+      FOR NO KEY UPDATE SKIP LOCKED)
     UPDATE {{t{number}}} AS t SET {cancelled_values(spec, **token)} FROM free WHERE {same};
   INSERT INTO {{c{number}}} (queue, key, created_at)
     SELECT {literal_sql(sa.literal(spec.name, sa.Text()))}, {job}, statement_timestamp() FROM {{t{number}}} AS t

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, mapped_column, relationship
 
 from sqlaqueue import cancel, claim, complete, fail, reconcile, requeue
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.postgresql.triggers import channel_of, lock_numbers
 from sqlaqueue.queue.options import States
 from tests.models import new_base
@@ -503,6 +504,61 @@ def test_cancel_of_nested_batches(engine: sa.Engine) -> None:
         session.commit()
         assert set(session.scalars(sa.select(node.status))) == {"cancelled"}
         assert not faults(session, node)
+
+
+def test_cancel_of_a_nested_batch_that_is_counted_at_this_moment(engine: sa.Engine) -> None:
+    """Its row is locked for the length of a commit only."""
+    node = _prepare(engine, make_tree(to_many=True), rows=LEVELS)
+    programs: dict[str, list[Step]] = {
+        "A": [_set("node", "completed", 3), APPLY, COMMIT],
+        "B": [_set("node", "cancelled", 1), COMMIT],
+    }
+    with driving(engine, A=None, B=None) as driver:
+        assert not driver.drive(programs, "AABAB")
+        assert not faults(driver.watcher, node)
+    assert _tx(engine, "SELECT id, status FROM node WHERE status <> 'cancelled'") == [(3, "completed")]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_cancel_of_a_batch_whose_members_run(engine: sa.Engine, *, held: bool) -> None:
+    """It waits for none of them, and requests the cancellation of each."""
+    strategy = "batch_select" if held else "update_status"
+    batch, member = make_batch(members={"strategy": strategy})
+    others = "INSERT INTO member (id, batch_id, status) VALUES (4, 1, 'completed'), (5, 1, 'pending')"
+    _prepare(engine, batch, member, rows=f"{TWO}; {THREE_MEMBERS}; {others}")
+    some = sa.select(member).where(member.id.in_([1, 3]))
+    with Session(engine) as running, engine.connect() as listening:
+        assert len(running.scalars(claim(some, 5)).all()) == 2
+        if not held:
+            running.commit()
+        listening.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(
+            f'LISTEN "{channel_of(spec_of(member))}"'
+        )
+        with Session(engine) as session:
+            session.execute(cancel(some.where(member.id == 1)))
+            session.commit()
+        _tx(engine, "UPDATE sqlaqueue_control SET created_at = '2026-01-01'")
+        raw: Any = listening.connection.driver_connection
+        list(raw.notifies(timeout=0.05))
+        _tx(engine, "SET LOCAL lock_timeout = '300ms'", _set("batch", "cancelled", 1))
+        assert [each.payload for each in raw.notifies(timeout=0.05)] == [str(Signal.CANCEL_REQUESTED)]
+    assert _tx(engine, "SELECT queue, key::text, created_at > '2026-01-01' FROM sqlaqueue_control") == [
+        ("member", "[1]", True)
+    ]
+    expected = ["cancelled", "pending" if held else "processing", "completed", "cancelled"]
+    found = _tx(engine, "SELECT status FROM member WHERE id <> 1 ORDER BY id")
+    assert found == [(each,) for each in expected]
+
+
+def test_cancel_of_a_batch_with_a_quarantined_member(engine: sa.Engine) -> None:
+    """The token of one that is pending would have it looked for among those that are run apart."""
+    _prepare(engine, *make_batch(), rows=f"{TWO}; {THREE_MEMBERS}; UPDATE member SET lease_token = gen_random_uuid()")
+    _tx(engine, _set("batch", "cancelled", 1))
+    assert _tx(engine, "SELECT status, lease_token IS NULL FROM member ORDER BY id") == [
+        ("cancelled", True),
+        ("cancelled", True),
+        ("pending", False),
+    ]
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])

@@ -11,6 +11,9 @@ from sqlaqueue.mapping.mixin import spec_of
 from tests.models import new_base
 
 STRATEGIES = ("update_status", "batch_select", "delete_returning")
+TWO = "INSERT INTO batch (id) VALUES (1), (2)"
+THREE_MEMBERS = "INSERT INTO member (id, batch_id) VALUES (1, 1), (2, 1), (3, 2)"
+LEVELS = "INSERT INTO node (id, parent_id) VALUES (1, NULL), (2, 1), (3, 2), (4, 2), (5, 4)"
 
 
 def job_class(base: Any, name: str, attributes: Mapping[str, Any], table: Any = None, **config: Any) -> Any:
@@ -62,9 +65,10 @@ def make_dependent(
     ondelete: str | None = None,
     config: Mapping[str, Any] | None = None,
     parents: Mapping[str, Any] | None = None,
+    base: Any = None,
 ) -> tuple[Any, Any]:
     """Return the classes ``Parent`` and ``Child``, which waits for ``a`` and for ``b``."""
-    base = new_base()
+    base = base or new_base()
     key = {"id": mapped_column(sa.Integer, primary_key=True)}
     parent = job_class(base, "Parent", key, **dict(parents or {}))
     columns = {
@@ -94,6 +98,27 @@ def make_tree(*, to_many: bool, on_failure: str | None = None, **config: Any) ->
         "children": relationship("Node", back_populates="parent"),
     }
     return job_class(base, "Node", attributes, waits_for=waits, **config)
+
+
+def set_status(table: str, status: str, *keys: int) -> str:
+    return f"UPDATE {table} SET status = '{status}' WHERE id IN ({', '.join(map(str, keys))})"
+
+
+def execute(engine: sa.Engine, *statements: str) -> Any:
+    """Execute statements in a transaction; return the rows of the last one."""
+    with Session(engine) as session:
+        for each in statements:
+            result: Any = session.execute(sa.text(each))
+        rows = [tuple(row) for row in result] if result.returns_rows else None
+        session.commit()
+        return rows
+
+
+def create(engine: sa.Engine, *models: Any, rows: str = "SELECT 1") -> Any:
+    """Create the tables of models, and insert rows; return the first model."""
+    models[0].metadata.create_all(engine)
+    execute(engine, rows)
+    return models[0]
 
 
 def faults(session: Session | sa.Connection, *models: Any, returns: bool = True, grows: bool = True) -> list[str]:

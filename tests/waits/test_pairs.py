@@ -177,6 +177,7 @@ ALWAYS = {
     "dependent: A = complete 1, B = insert (1, 3)",
     "dependent: A = requeue 2, B = insert (2, 3)",
     "dependent: A = complete 1, B = complete 3",
+    "dependent: A = complete 1, B = move 13 to (1, 5)",
     "batch: A = complete 1, B = complete 2",
     "batch: A = complete 4, 2, B = add to 2",
     "batch: A = add to 3, B = run batches",

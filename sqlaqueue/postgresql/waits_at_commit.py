@@ -47,7 +47,7 @@ def counts(wait: WaitRelation, row: str) -> str:
 
 
 def has_failed(wait: WaitRelation, row: str) -> str:
-    return f"({is_in(wait.awaited, row, *FAILED)} IS TRUE)"
+    return is_in(wait.awaited, row, *FAILED)
 
 
 def _same(wait: WaitRelation, waiting: str, awaited: str) -> str:
@@ -295,7 +295,7 @@ def _change(wait: WaitRelation, number: int) -> str:
   IF sqlaqueue_{number} IS NOT NULL THEN
     UPDATE {{w}} AS w SET {count} = greatest(w.{count} + d.n, 0)
       FROM {_sums(wait, number)} AS d
-      WHERE {has_key(wait)} AND d.n <> 0 AND w.{count} IS NOT NULL AND {_is_free(spec)}
+      WHERE {has_key(wait)} AND d.n <> 0 AND {_is_free(spec)}
         AND (sqlaqueue_looks IS NULL OR NOT {_is_among(spec, _looked(spec))});
   END IF;"""
 

@@ -85,6 +85,10 @@ STATEMENTS: dict[str, tuple[list[str], list[int]]] = {
     "there and back": (["UPDATE member SET status = 'failed'", "UPDATE member SET status = 'pending'"], [2, 1]),
     "nulls": (["UPDATE member SET batch_id = NULL"], [0, 0]),
     "processing": (["UPDATE member SET status = 'processing'"], [2, 1]),
+    "no status": (
+        ["ALTER TABLE member ALTER status DROP NOT NULL", "UPDATE member SET status = NULL WHERE id <> 1"],
+        [2, 1],
+    ),
 }
 
 
@@ -323,6 +327,37 @@ def test_reconcile_mends_what_has_not_begun(engine: sa.Engine) -> None:
         assert session.scalars(reconcile(batch)).all() == [1]
         session.commit()
     assert _batches(engine) == [("waiting", 2), ("processing", 7)]
+
+
+def test_a_count_that_is_too_low_is_not_negative(engine: sa.Engine) -> None:
+    """The next member would be one of those that it waits for no more."""
+    create(engine, *make_batch(), rows=f"{TWO}; {THREE_MEMBERS}")
+    execute(engine, "UPDATE batch SET waits_for_count = 1")
+    execute(engine, "UPDATE member SET status = 'completed'")
+    assert _batches(engine) == [("pending", 0)] * 2
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        [set_status("member", "completed", 1), "INSERT INTO member (id, batch_id) VALUES (9, 1)"],
+        ["UPDATE batch SET status = 'processing' WHERE id = 1", set_status("member", "completed", 1, 2)],
+        ["UPDATE child SET a_id = 2 WHERE id = 1"],
+    ],
+    ids=["as many as before", "of a batch that has begun", "another parent"],
+)
+def test_a_commit_writes_no_job_that_stays_as_it_is(engine: sa.Engine, statements: list[str]) -> None:
+    base = new_base()
+    make_dependent(base=base)
+    rows = "INSERT INTO parent (id) VALUES (1), (2); INSERT INTO child (id, a_id) VALUES (1, 1)"
+    create(engine, *make_batch(base=base), rows=f"{TWO}; {THREE_MEMBERS}; {rows}")
+    with engine.connect() as connection:
+        for each in statements:
+            connection.exec_driver_sql(each)
+        places = sa.text("SELECT batch.ctid::text, child.ctid::text FROM batch, child ORDER BY batch.id")
+        before = connection.execute(places).all()
+        connection.exec_driver_sql(APPLY)
+        assert connection.execute(places).all() == before
 
 
 RECORDED = {

@@ -129,6 +129,20 @@ def test_the_failed_job_for_which_another_was_cancelled_leaves_it_cancelled(engi
         assert not faults(session, child, returns=False)
 
 
+def test_the_reason_of_a_cancellation_fits_into_its_column(engine: sa.Engine) -> None:
+    own: dict[str, Any] = {
+        "attributes": {"last_error": sa.orm.mapped_column(sa.String(20))},
+        "config": {"columns": {"last_error": "last_error"}},
+    }
+    batch, member = _make(engine, *make_batch(on_failure="cancel", **own))
+    with Session(engine) as session:
+        session.add(batch(id=1, members=[member(id=1)]))
+        session.commit()
+        session.execute(fail(session.scalars(claim(member, 1)).all(), error="no"))
+        session.commit()
+        assert session.execute(sa.select(batch.status, batch.last_error)).one() == ("cancelled", "Member 1 has failed ")
+
+
 def test_a_purge_with_a_job_that_the_database_keeps(engine: sa.Engine) -> None:
     """The others are deleted one by one in a transaction, and leave cancelled what was cancelled for them."""
     parent, child = _make(engine, *make_dependent(on_failure="cancel", ondelete="SET NULL"))

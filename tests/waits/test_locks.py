@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.mapping.mixin import spec_of
+from tests.models import new_base
 from tests.waits.driver import APPLY, COMMIT, Step, driving, interleavings
 from tests.waits.models import (
     LEVELS,
@@ -76,22 +77,33 @@ def _in_one_bucket(engine: sa.Engine) -> tuple[int, int]:
     return first, second
 
 
+PARENTS = "INSERT INTO parent (id) VALUES ({0}), ({1})"
+END = "UPDATE parent SET status = 'completed' WHERE id = {0}"
+REQUEUE = "UPDATE batch SET status = 'pending' WHERE id = {0}"
+WITH_TWO = "INSERT INTO child (id, a_id, b_id) VALUES (1, {1}, {1})"
+WITH_PARENT = "INSERT INTO parent (id) VALUES ({0}); INSERT INTO child (id, a_id) VALUES ({0}, {0})"
+
+
 @pytest.mark.parametrize(
-    ("rows", "statements"),
+    ("rows", "first", "second"),
     [
-        ("INSERT INTO parent (id) VALUES ({0}), ({1})", "UPDATE parent SET status = 'completed' WHERE id = {0}"),
-        ("SELECT 1", "INSERT INTO child (id) VALUES ({0})"),
-        ("SELECT 1", "INSERT INTO parent (id) VALUES ({0}); INSERT INTO child (id, a_id) VALUES ({0}, {0})"),
+        (PARENTS, END, END),
+        ("SELECT 1", "INSERT INTO child (id) VALUES ({0})", "INSERT INTO child (id) VALUES ({0})"),
+        ("SELECT 1", WITH_PARENT, WITH_PARENT),
+        (f"{PARENTS}; INSERT INTO batch (id, status) VALUES ({{0}}, 'completed')", REQUEUE, END),
+        (f"{PARENTS}; {WITH_TWO}", END, "UPDATE child SET b_id = NULL"),
     ],
-    ids=["the end of another parent", "a child without parents", "a child with its parent"],
+    ids=["end", "without parents", "with its parent", "end in another relation", "other reference"],
 )
-def test_a_commit_waits_for_no_other(engine: sa.Engine, rows: str, statements: str) -> None:
-    keys = _in_one_bucket(engine)
-    create(engine, *make_dependent(), rows=rows.format(*keys))
+def test_a_commit_waits_for_no_other(engine: sa.Engine, rows: str, first: str, second: str) -> None:
+    """Though their keys have the same lock."""
+    keys, base = _in_one_bucket(engine), new_base()
+    make_batch(base=base)
+    create(engine, *make_dependent(base=base), rows=rows.format(*keys))
     with engine.connect() as connection:
-        for each in (statements.format(keys[0]), APPLY):
+        for each in (first.format(keys[0]), APPLY):
             connection.execute(sa.text(each))
-        execute(engine, "SET LOCAL lock_timeout = '300ms'", statements.format(keys[1]))
+        execute(engine, "SET LOCAL lock_timeout = '300ms'", second.format(keys[1]))
 
 
 def _commit_together(engine: sa.Engine, *statements: str) -> None:
@@ -107,16 +119,25 @@ def _commit_together(engine: sa.Engine, *statements: str) -> None:
         list(pool.map(change, statements))
 
 
-def test_looks_lock_what_they_wait_for_in_one_order(engine: sa.Engine) -> None:
-    number = 100
-    parent, child = make_dependent()
-    create(engine, parent, rows=f"INSERT INTO parent (id) SELECT n FROM generate_series(1, {number}) AS n")
-    add = "INSERT INTO child (id, a_id) SELECT {} + n, n FROM generate_series(1, {}) AS n"
-    for start in range(0, 6 * number, 2 * number):
-        _commit_together(engine, add.format(start, number), add.format(start + number, number))
-    with engine.connect() as connection:
-        assert connection.scalar(sa.text("SELECT count(*) FROM child WHERE status = 'waiting'")) == 6 * number
-        assert not faults(connection, child)
+def test_advisory_locks_are_taken_in_one_order(engine: sa.Engine) -> None:
+    """A commit that waits for one of them has those before it, and none behind it."""
+    create(engine, *make_dependent(), rows="INSERT INTO parent (id) SELECT n FROM generate_series(1, 100) AS n")
+    middle = "SELECT id FROM parent ORDER BY hashtext(jsonb_build_array(id)::text) % 128 OFFSET 50 LIMIT 1"
+    locks = "SELECT objid::bigint::bit(32)::integer, granted FROM pg_locks WHERE locktype = 'advisory' AND pid = {}"
+    with engine.connect() as connection, driving(engine, A=None) as driver:
+        for each in (f"INSERT INTO child (id, a_id) SELECT 0, parent.id FROM ({middle}) AS parent", APPLY):
+            connection.execute(sa.text(each))
+        actor = driver.actors["A"]
+        actor.submit("INSERT INTO child (id, a_id) SELECT id, id FROM parent")
+        actor.submit(APPLY)
+        assert driver.is_blocked(actor)
+        found = execute(engine, locks.format(actor.pid))
+        connection.rollback()
+        assert not driver.is_blocked(actor)
+    [awaited] = [bucket for bucket, granted in found if not granted]
+    held = [bucket for bucket, granted in found if granted]
+    assert len(held) > 10
+    assert max(held) < awaited
 
 
 def test_two_parents_that_end_at_once_lock_their_children_in_one_order(engine: sa.Engine) -> None:

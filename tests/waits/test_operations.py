@@ -225,11 +225,18 @@ def test_what_is_no_new_member_of_a_batch_that_has_begun(engine: sa.Engine, stat
     execute(engine, statement)
 
 
-def test_a_new_member_of_a_batch_that_has_begun_whose_failed_one_is_requeued(engine: sa.Engine) -> None:
+@pytest.mark.parametrize(
+    "statements",
+    [[set_status("member", "pending", 1)], [set_status("batch", "pending", 1), set_status("batch", "processing", 1)]],
+    ids=["its failed one is requeued", "it is given back and begun"],
+)
+def test_a_new_member_of_a_batch_that_has_begun_is_refused_whatever_else(
+    engine: sa.Engine, statements: list[str]
+) -> None:
     rows = f"{TWO}; {THREE_MEMBERS}; UPDATE batch SET status = 'processing'; {set_status('member', 'failed', 1)}"
     create(engine, *make_batch(on_failure="cancel"), rows=rows)
     with pytest.raises(sa.exc.IntegrityError, match="Batch 1 has begun or ended: it takes no further Member"):
-        execute(engine, set_status("member", "pending", 1), "UPDATE member SET batch_id = 1 WHERE id = 3")
+        execute(engine, *statements, "UPDATE member SET batch_id = 1 WHERE id = 3")
 
 
 @pytest.mark.parametrize("ondelete", [None, "CASCADE", "SET NULL"])

@@ -103,7 +103,7 @@ class ConsumerContext:
         self.completions = CompletionBuffer(self.lock)
         self.quarantine = Quarantine(settings.concurrency // 2)
         self.in_flight = InFlight(self.lock)
-        self.conflicts, self.waiters = ConflictDelays(), WaiterRegistry()
+        self.conflicts, self.waiters = ConflictDelays(draining=draining), WaiterRegistry()
         self.isolation = IsolationLevel(settings.spec)
         self.outcome_rules = OutcomeRules(settings, self.conflicts, marks_rows=self.statements.marks_rows)
         self.claimer = Claimer(settings, self.statements, self.quarantine, self.isolation)

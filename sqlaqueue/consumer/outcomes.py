@@ -168,11 +168,12 @@ class ConflictDelays:
     """How many runs of each job in a row were released because of a conflict.
 
     :param draw: returns numbers from [0, 1): two jobs that conflicted with each other must not meet again.
+    :param draining: whether a job is due again at once, as a drain ends when no job is due; later if that often fails.
     """
 
-    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+    def __init__(self, draw: Callable[[], float] = random.random, *, draining: bool = False) -> None:
         self._times: dict[Key, int] = {}
-        self._lock, self._draw = threading.Lock(), draw
+        self._lock, self._draw, self._draining = threading.Lock(), draw, draining
 
     def record(self, key: Key) -> tuple[int, float]:
         """Record a conflict; return how many there have been, and the seconds until the job should run again."""
@@ -180,6 +181,8 @@ class ConflictDelays:
             times = self._times[key] = self._times.pop(key, 0) + 1
             while len(self._times) > _MOST:
                 del self._times[next(iter(self._times))]
+        if self._draining and times <= MOST_AT_ONCE:
+            return times, 0.0
         longest: float = min(_LONGEST, _FIRST * 2 ** min(times, 10))
         return times, longest * (0.5 + 0.5 * self._draw())
 

@@ -28,7 +28,7 @@ from sqlaqueue.queue.options import FINISHED, STATES
 from sqlaqueue.queue.run import Key, key_text, key_tuple, key_value
 from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.sessions import routing_to_primary
-from sqlaqueue.sql.engine import sqlstate
+from sqlaqueue.sql.engine import engine_of, sqlstate
 from sqlaqueue.sql.portable import clock, converted, filtered, seconds_between
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.delete_returning import MessageStrategy, MessageTable
@@ -133,7 +133,8 @@ def _read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: b
     if info.state == "waiting":
         is_open = facts.row.get(spec.columns["is_open"].name) if spec.has("is_open") else False
         awaited = [*_awaited(session, spec, key)] if reads_chain else None
-        return replace(facts, awaited=awaited, is_open=bool(is_open))
+        is_counted = engine_of(session.connection(bind_arguments=_bind(spec)).dialect) is None
+        return replace(facts, awaited=awaited, is_open=bool(is_open), is_counted=is_counted)
     return _read_place(session, facts) if info.state == "pending" else facts
 
 

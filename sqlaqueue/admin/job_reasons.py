@@ -81,6 +81,8 @@ class Facts:
     """What a waiting job waits for, and what that waits for, to the end of the chain; None if it was not read."""
     is_open: bool = False
     """Whether a batch is open."""
+    is_counted: bool = True
+    """Whether triggers count what a job waits for; otherwise claims look."""
     held_back: Sequence[HeldBackBy] = ()
     """What holds the due job back, of the limits, rates and the order of its queue."""
     before: int = 0
@@ -147,6 +149,8 @@ MISCOUNTED = Reason(
     "All that it waits for has ended, and its count says otherwise: triggers were bypassed; reconcile(), which "
     "Consumers execute regularly, counts again.",
 )
+
+_WAITED = Reason("waited", "All that it waits for has ended: the next claim of the queue makes it pending.")
 
 _MOST_NAMES = 3
 """Number of Consumers that a sentence names."""
@@ -283,7 +287,7 @@ def _waits(facts: Facts) -> Iterator[Reason]:
             names = ", ".join(wait.name for wait in facts.spec.waits)
             yield Reason("waits_for", f"It waits for {number} {'job' if number == 1 else 'jobs'} in {names}.")
     elif not (facts.awaited or facts.is_open):
-        yield MISCOUNTED
+        yield MISCOUNTED if facts.is_counted else _WAITED
 
 
 def _lease_expired(facts: Facts) -> Iterator[Reason]:

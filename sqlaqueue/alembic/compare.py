@@ -29,7 +29,11 @@ from sqlaqueue.postgresql.catalog_schemas import (
     ReflectedCheck,
     ResolvedName,
 )
+from sqlaqueue.sql.engine import exists_on
 from sqlaqueue.sql.types import object_name
+
+TABLES = "_sqlaqueue_tables"
+"""The name under which a run of autogenerate keeps the tables that it compares."""
 
 
 @dataclass(eq=False)
@@ -308,10 +312,22 @@ def _equal(a: str | None, b: str | None) -> bool:
 
 
 def compare_indexes_checks_and_defaults(diff: DiffContext) -> None:
+    connection = diff.context.connection
+    if connection is None:
+        return
+    for table in diff.tables:
+        # Alembic creates an index whatever its ``ddl_if()`` says.
+        its = {} if table.model_table is None else {index.name: index for index in table.model_table.indexes}
+        elsewhere = {name for name, index in its.items() if not exists_on(index, connection.dialect)}
+        table.modify_ops.ops = [
+            op
+            for op in table.modify_ops.ops
+            if not isinstance(op, alembic_ops.CreateIndexOp) or op.index_name not in elsewhere
+        ]
     for table, database_table, model_table in diff.remaining_tables:
-        if not table.belongs_to_queue or diff.context.connection is None:
+        if not table.belongs_to_queue:
             continue
-        with normalizing(diff.context.connection, table.qualified_name) as normalizer:
+        with normalizing(connection, table.qualified_name) as normalizer:
             comparison = _Comparison(diff, table, database_table, model_table, normalizer)
             changes = [*comparison.indexes(), *comparison.check_constraints(), *comparison.defaults()]
         if changes:

@@ -23,7 +23,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlaqueue.engines.shared import is_of_library, on_prepared, stored_column, stored_index
 from sqlaqueue.postgresql.catalog_schemas import PREFIX
 from sqlaqueue.postgresql.ddl import SqlTemplate, queue_of
-from sqlaqueue.sql.engine import INSUFFICIENT_PRIVILEGE, PLAIN, PREPARED, sqlstate
+from sqlaqueue.sql.engine import INSUFFICIENT_PRIVILEGE, PLAIN, PREPARED, exists_on, sqlstate
 
 LOCK_TIMEOUT = 0.5
 """How long one attempt to lock a table waits, in seconds."""
@@ -271,7 +271,7 @@ def _store_index(index: sa.Index, copied: sa.Table, dialect: Any) -> None:
         where = stored.dialect_kwargs.get("sqlite_where")
         if where is not None:
             stored.dialect_kwargs["sqlite_where"] = _verbatim(where, dialect)
-    if index.info.get(PLAIN, ()) is None or (dialect.name != "sqlite" and _is_of_unique_column(index)):
+    if not exists_on(index, dialect) or (dialect.name != "sqlite" and _is_of_unique_column(index)):
         copied.indexes.discard(next(each for each in copied.indexes if each.name == index.name))
 
 

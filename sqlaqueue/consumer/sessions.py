@@ -21,7 +21,7 @@ from sqlaqueue.queue.options import STATES
 from sqlaqueue.queue.run import Key, Run, key_text, keys_by_token, keys_from
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import has_own_routing, primary_bind, routing_to_primary
-from sqlaqueue.sql.engine import engine_of
+from sqlaqueue.sql.engine import engine_of, pool_limit
 from sqlaqueue.sql.portable import setting, transaction_number
 from sqlaqueue.sql.types import RowLocation, check_dialect
 from sqlaqueue.statements.selection import returning_keys
@@ -226,13 +226,6 @@ def check_shared_pool(engine: sa.Engine, consumers: Sequence[Any], who: str) -> 
             f"allows {limit}; use create_engine(..., pool_size={needed})"
         )
         raise ConfigurationError(msg)
-
-
-def pool_limit(pool: Pool) -> int | None:
-    """Return how many connections a pool allows at once; None if there is no limit."""
-    size: Callable[[], int] | None = getattr(pool, "size", None)
-    overflow = getattr(pool, "_max_overflow", None)
-    return None if size is None or overflow is None or overflow < 0 else size() + overflow
 
 
 def check_writable(session: Session, model: str, bind: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.queue.strategy_protocol import Spec
-from sqlaqueue.sql.engine import PLAIN, engine_of, engine_of_error, schema_of
+from sqlaqueue.sql.engine import engine_of, engine_of_error, exists_on, schema_of
 from sqlaqueue.sql.types import object_name
 
 _UNDEFINED = {"42P01", "42703", "42P10"}
@@ -21,6 +21,7 @@ def check_complete(session: Any, spec: Spec) -> None:
     name, connection = spec.model.__name__, _connection(session)
     check_tables(session, [spec.table, *spec.side_tables.values()], name)
     engine = _engine(connection)
+    _refuse_lack(session, name, [f"the trigger {each}" for each in missing_triggers(connection, spec)])
     if engine.needs_indexes:
         _refuse_lack(session, name, [f"the index {index.name}" for index in missing_indexes(session, spec)])
     engine.check_storage(connection, spec)
@@ -59,12 +60,44 @@ def missing_indexes(session: Any, spec: Spec) -> list[sa.Index]:
     known = _index_names(_connection(session), spec.table)
     unique = _unique_index(spec)
     needed = [*spec.claim_indexes, *([] if unique is None else [unique])]
-    return [index for index in needed if index.name not in known and is_created(index)]
+    return [index for index in needed if index.name not in known and exists_on(index, _connection(session).dialect)]
 
 
-def is_created(index: sa.Index) -> bool:
-    """Return whether an index is created on these engines: some serve only claims of PostgreSQL."""
-    return index.info.get(PLAIN, ()) is not None
+def missing_triggers(connection: sa.Connection, spec: Spec) -> list[str]:
+    """Return the triggers that are missing, of a queue whose jobs wait for others, and of the members of batches.
+
+    A user of MariaDB without the privilege TRIGGER sees none, so there they are missing only if others are seen.
+    """
+    engine, lacking = _engine(connection), list[str]()
+    for table in dict.fromkeys([spec.table, *(wait.awaited.table for wait in spec.waits)]):
+        wanted = engine.triggers(table, connection) if spec.waits else {}
+        if wanted:
+            known = _trigger_names(connection, table)
+            lacking += [name for name in wanted if name not in known and (known or connection.dialect.name == "sqlite")]
+    return lacking
+
+
+def _trigger_names(connection: sa.Connection, table: sa.Table) -> set[str]:
+    schema = schema_of(connection, table)
+    if connection.dialect.name == "sqlite":
+        return _names_in_catalog(connection, table, "trigger")
+    catalog = sa.table("triggers", *map(_column, _TRIGGER_COLUMNS), schema="information_schema")
+    where = [catalog.c.event_object_table == table.name, catalog.c.trigger_schema == (schema or sa.func.database())]
+    return set(connection.execute(sa.select(catalog.c.trigger_name).where(*where)).scalars())
+
+
+_TRIGGER_COLUMNS = ("trigger_name", "trigger_schema", "event_object_table")
+
+
+def _names_in_catalog(connection: sa.Connection, table: sa.Table, kind: str) -> set[str]:
+    schema = schema_of(connection, table)
+    catalog = sa.table("sqlite_master", *map(_column, ("name", "tbl_name", "type")), schema=schema)
+    names = sa.select(catalog.c.name).where(catalog.c.type == kind, catalog.c.tbl_name == table.name)
+    return set(connection.execute(names).scalars())
+
+
+def _column(name: str) -> sa.ColumnClause[Any]:
+    return sa.column(name)
 
 
 def missing_index_advice(session: Any, spec: Spec) -> str | None:
@@ -89,9 +122,7 @@ def _index_names(connection: Any, table: sa.Table) -> set[str | None]:
     if connection.dialect.name != "sqlite":
         return {index["name"] for index in sa.inspect(connection).get_indexes(table.name, schema)}
     # SQLAlchemy passes over indexes of expressions there.
-    catalog = sa.table("sqlite_master", sa.column("name"), sa.column("tbl_name"), sa.column("type"), schema=schema)
-    names = sa.select(catalog.c.name).where(catalog.c.type == "index", catalog.c.tbl_name == table.name)
-    return set(connection.execute(names).scalars())
+    return {*_names_in_catalog(connection, table, "index")}
 
 
 def _unique_index(spec: Spec) -> sa.Index | None:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from sqlaqueue.engines.waits import waits_no_more
 from sqlaqueue.log import fields, logger
 from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.postgresql.ddl import queue_of
@@ -29,7 +30,7 @@ from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.engine import OURS, OWN_WORK, notes_written_rows
+from sqlaqueue.sql.engine import OURS, OWN_WORK, engine_of, notes_written_rows
 
 _PENDING = "sqlaqueue_notifications"
 _PORT = 3306
@@ -243,8 +244,8 @@ class _WatchedQueue:
         self.pause = self.next_look = 0.0
 
     @cached_property
-    def _statements(self) -> tuple[Any, Any]:
-        """The statement that reads the first pending job, and the one that reads the first of the next priority.
+    def _statements(self) -> tuple[Any, Any, Any]:
+        """The statements that read the first pending job, the first of the next priority, and a job that has waited.
 
         They are compiled at the first look, as the dialect knows its default schema only once it has connected.
         """
@@ -267,28 +268,26 @@ class _WatchedQueue:
         if priority is not None and run_at is not None:
             above = first.where(priority > sa.bindparam("last", type_=sa.Integer()))
             following = above.compile(dialect=engine.dialect, **options)
-        return first.compile(dialect=engine.dialect, **options), following
+        waited = None
+        other: Any = engine_of(engine.dialect)
+        if spec.waits:
+            look: Any = sa.select(*spec.keys).where(waits_no_more(spec, other)).limit(1)
+            waited = look.compile(dialect=engine.dialect, **options)
+        return first.compile(dialect=engine.dialect, **options), following, waited
 
     def is_due(self, cursor: Any) -> bool:
-        """Return whether a pending job is due, of one of the first priorities."""
-        statement, following = self._statements
+        """Return whether a pending job is due, of one of the first priorities, or a job waits for others no more."""
+        first, following, waited = self._statements
         values: dict[str, Any] = {"now": datetime.now(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")}
-        for _ in range(_MOST_PRIORITIES):
-            known = statement.construct_params(values)
-            cursor.execute(
-                str(statement), [known[name] for name in statement.positiontup] if statement.positional else known
-            )
-            # All rows, as a statement of SQLite that is not finished keeps its snapshot.
-            found = cursor.fetchall()
+        for number in range(_MOST_PRIORITIES):
+            statement = following if number else first
+            found = _rows(cursor, statement, values) if statement is not None else []
             if not found:
-                return False
+                break
             is_due, values["last"] = found[0]
             if is_due:
                 return True
-            if following is None:
-                return False
-            statement = following
-        return False
+        return waited is not None and bool(_rows(cursor, waited, values))
 
     def look(self, cursor: Any) -> None:
         """Let the idle Consumers poll if a job is due."""
@@ -305,6 +304,13 @@ class _WatchedQueue:
         self.next_look = now + self.pause
         for _, deliver in idle:
             deliver(self.channel, str(Signal.POLL))
+
+
+def _rows(cursor: Any, statement: Any, values: dict[str, Any]) -> Any:
+    """Return all rows of a compiled SELECT: a statement of SQLite that is not finished keeps its snapshot."""
+    known = statement.construct_params(values)
+    cursor.execute(str(statement), [known[name] for name in statement.positiontup] if statement.positional else known)
+    return cursor.fetchall()
 
 
 def _schemas_of(engine: sa.Engine) -> Any:

@@ -17,10 +17,13 @@ from sqlalchemy.sql.elements import conv
 from sqlalchemy.sql.functions import now
 
 from sqlaqueue.engines import checks, notifications
+from sqlaqueue.engines.waits import check_waits, triggers_of
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.postgresql.ddl import queue_of
+from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.sql.engine import PLAIN, PREPARED, OtherEngine, PlainIndex, engine_of, mark_prepared
 from sqlaqueue.sql.portable import MomentOfInsert, Span
-from sqlaqueue.sql.types import SqlText, TextArray
+from sqlaqueue.sql.types import SqlText, TextArray, object_name
 
 TIMING = ("cron", "every", "timezone", "paused_at")
 """The columns of a schedule whose change is recorded: no tick before it is fired by the new definition."""
@@ -60,12 +63,7 @@ class SharedEngine:
                 'QueueConfig(strategy="update_status")'
             )
             raise ConfigurationError(msg)
-        if config.waits:
-            msg = (
-                f"{name}: QueueConfig(waits_for=...) is not available on {self.title}, which has no triggers that run "
-                "when a transaction commits; leave it out, and let the handler of the last job enqueue the next one"
-            )
-            raise ConfigurationError(msg)
+        check_waits(spec, self.title)
         for key in spec.keys:
             if isinstance(getattr(key.type, "impl_instance", key.type), sa.LargeBinary):
                 msg = (
@@ -76,6 +74,26 @@ class SharedEngine:
 
     def check_storage(self, connection: sa.Connection, spec: Any) -> None:
         """Accept the tables as they are."""
+
+    now: ClassVar[str]
+    """The present moment in SQL, in UTC."""
+
+    def schedule_trigger(self, table: sa.Table, dialect: sa.Dialect, name: str) -> str:
+        """Return the statement that creates the trigger which records when a definition was changed."""
+        raise NotImplementedError
+
+    def triggers(self, table: sa.Table, connection: sa.Connection) -> Mapping[str, str]:
+        """Return the statements that create the triggers of a table, by the names of the triggers."""
+        if table.name == SCHEDULE:
+            name = object_name(SCHEDULE, "changed")
+            return {name: self.schedule_trigger(table, connection.dialect, name)}
+        spec = queue_of(table)
+        return {} if spec is None else triggers_of(spec, connection, self.now)
+
+    def created(self, table: sa.Table, connection: sa.Connection) -> None:
+        """Create the triggers of a table that has just been created."""
+        for create in self.triggers(table, connection).values():
+            connection.exec_driver_sql(create)
 
 
 def moment_text(moment: datetime) -> str:

@@ -11,7 +11,6 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -19,7 +18,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import FromStatement
 from sqlalchemy.orm.util import LoaderCriteriaOption
 from sqlalchemy.sql.base import Executable
@@ -27,6 +25,8 @@ from sqlalchemy.sql.base import Executable
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.engines.admission import Admission
 from sqlaqueue.engines.notifications import send
+from sqlaqueue.engines.waits import Looks, bring_back, cancellations_of_members, look
+from sqlaqueue.engines.work import KEYS, Given, Work, among_step, several, table_of
 from sqlaqueue.flow_control.keys import KeyOrder
 from sqlaqueue.notify_payloads import CLAIMED, Signal
 from sqlaqueue.postgresql.side_tables import bury, request_cancellation
@@ -41,25 +41,21 @@ from sqlaqueue.queue.strategy_protocol import (
     JudgeSteps,
     LetterSteps,
     LockSteps,
+    LookSteps,
     RescueSteps,
+    ReturnSteps,
 )
 from sqlaqueue.sql.engine import OURS, OtherEngine, Steps, mark_of, own_work, steps_for
 from sqlaqueue.sql.portable import clock
-from sqlaqueue.sql.types import as_library_statement, numbered_rows
+from sqlaqueue.sql.types import as_library_statement
 from sqlaqueue.strategies.base import TOKEN
 from sqlaqueue.strategies.columns import by_index, by_key, index_for, named
 from sqlaqueue.strategies.listing import has_history, record_rescued
 from sqlaqueue.strategies.unique_key import DUPLICATE, judge, unique_key
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 
-KEYS = "sqlaqueue_step_keys"
-"""The name of the parameter with the keys that a step before has returned."""
-
 _WINDOW = "sqlaqueue_window"
 """The name of the parameter with the number of rows that a query of candidates reads."""
-
-Given = Mapping[str, Any]
-"""The parameters with which a program executes a verb."""
 
 
 def carry_out(
@@ -68,7 +64,7 @@ def carry_out(
     """Execute the steps of a statement; return what is executed at the end, with its parameters."""
     criteria = [*_criteria_of(statement)]
     for each in steps.each:
-        work = _Work(engine, connection, steps.shown, given, criteria)
+        work = Work(engine, connection, steps.shown, given, criteria)
         statement, given = _VERBS[type(each)](work, each, statement)
     return statement, given
 
@@ -80,128 +76,13 @@ def _criteria_of(statement: Any) -> Iterator[Any]:
         statement = getattr(statement, "element", None)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What the functions of the verbs have in common."""
-
-    engine: OtherEngine
-    connection: sa.Connection
-    shown: Callable[[AnySelect], Any] | None
-    """Makes the statement that is executed at the end, where a verb is executed in steps as a whole."""
-    given: Given
-    criteria: Sequence[Any]
-    """What a listener of the program has added to the statement by ``with_loader_criteria()``."""
-
-    def lock(self, keys: Sequence[Any], rows: AnySelect, *, waits: bool, limited: bool = False) -> list[Key]:
-        """Lock the rows that a SELECT finds; return the keys of those that are locked, and are still found.
-
-        :param keys: the key of the table. The SELECT begins with it.
-        :param limited: whether it has a limit, and is to find others for the rows that it passes over.
-        """
-        rows = self.limited(rows)
-        self.engine.begin_steps(self.connection, rows)
-        found = self.found(keys, rows)
-        if self.engine.has_one_writer or not found:
-            return found
-        # By their keys: a scan would lock each row that it looks at.
-        columns: list[Any] = [*rows.selected_columns][: len(keys)]
-        mine = by_index(rows.where(_among(columns, found)), _table_of(columns, keys), "PRIMARY")
-        locked = self.found(keys, self.engine.locked(mine, waits=waits))
-        if limited and len(locked) < len(found):
-            return self.found(keys, self.engine.locked(rows, waits=waits))
-        return locked
-
-    def limited(self, rows: AnySelect) -> AnySelect:
-        """Return a SELECT of jobs with the criteria of the program."""
-        return rows.options(*self.criteria) if self.criteria else rows
-
-    def found(self, keys: Sequence[Any], rows: AnySelect) -> list[Key]:
-        """Return the keys with which the rows of a SELECT begin."""
-        # A second table in the filter may match a job several times.
-        return [*dict.fromkeys(tuple(row[: len(keys)]) for row in self.connection.execute(rows, self.given))]
-
-    def changed(self, keys: Sequence[Any], verb: sa.Update | sa.Delete) -> list[Key]:
-        """Execute a change of rows that it finds by their keys; return the keys of those that it has changed."""
-        # Marked, or the SELECT that MariaDB executes for RETURNING might look at other rows, and wait for their locks.
-        marked = as_library_statement(verb.returning(*keys))
-        return [tuple(row) for row in self.connection.execute(marked, self.given)]
-
-    def read(
-        self, columns: Sequence[Any], values: Mapping[sa.Column[Any], Any], keys: Sequence[Key]
-    ) -> Mapping[sa.Column[Any], Any]:
-        """Return the values for some rows, which are locked, with those that other columns or rows tell already read.
-
-        An UPDATE of MariaDB assigns one column after another, and locks the rows that it reads for a value.
-        """
-        told = {
-            column: value
-            for column, value in values.items()
-            if isinstance(value, sa.ClauseElement) and not isinstance(value, sa.BindParameter)
-        }
-        if self.engine.has_one_writer or not told or not keys:
-            return values
-        shown = [
-            sa.type_coerce(value, column.type).label(f"value_{n}") for n, (column, value) in enumerate(told.items())
-        ]
-        rows = self.connection.execute(sa.select(*columns, *shown).where(_among(columns, keys)), self.given).all()
-        read = dict(values)
-        for number, column in enumerate(told, start=len(columns)):
-            alike: dict[str, tuple[Any, list[Key]]] = {}
-            for row in rows:
-                alike.setdefault(repr(row[number]), (row[number], []))[1].append(tuple(row[: len(columns)]))
-            whens = [(_among(columns, those), sa.literal(value, column.type)) for value, those in alike.values()]
-            read[column] = whens[0][1] if len(whens) == 1 else sa.case(*whens, else_=column)
-        return read
-
-    @contextlib.contextmanager
-    def all_or_none(self, rows: AnySelect) -> Iterator[None]:
-        """Undo the changes of the block if one of them fails, as it is with those of one statement.
-
-        :param rows: what is changed, for errors.
-        """
-        self.engine.begin_steps(self.connection, rows)
-        savepoint = self.connection.begin_nested()
-        try:
-            yield
-        except BaseException:
-            # A deadlock ends the whole transaction of MariaDB, and there is no savepoint any more.
-            with contextlib.suppress(DBAPIError):
-                savepoint.rollback()
-            raise
-        savepoint.commit()
-
-    def among(self, spec: Any, columns: Sequence[Any], keys: Sequence[Key]) -> sa.ColumnElement[bool]:
-        """Return the condition that the key in some columns is one of these."""
-        if len(columns) == 1:
-            condition: sa.ColumnElement[bool] = spec.key_in(columns, keys)
-            return condition
-        if not keys or not self.engine.has_one_writer:
-            return _among(columns, keys)
-        # In arrays: SQLite takes 32,766 parameters.
-        parts = {key.key: (key.type, part) for key, part in zip(spec.keys, zip(*keys, strict=True), strict=True)}
-        rows = numbered_rows(parts, "sqlaqueue_number")
-        return sa.tuple_(*columns).in_(sa.select(*(rows.c[name] for name in parts)))
-
-    def returned(self, spec: Any, keys: Sequence[Key], *columns: Any) -> tuple[Any, Given]:
-        """Return the statement that shows the keys of some rows, with further columns."""
-        shown: Any = self.shown
-        return shown(sa.select(*spec.keys, *columns).where(self.among(spec, spec.keys, keys))), {}
-
-    def listed(self, spec: Any, keys: Sequence[Key]) -> tuple[Any, Given]:
-        """Return the statement that shows keys whose rows may be gone."""
-        shown: Any = self.shown
-        columns = {column.key: (column.type, [key[n] for key in keys]) for n, column in enumerate(spec.keys)}
-        rows = numbered_rows(columns, "sqlaqueue_number")
-        return shown(sa.select(*(rows.c[name] for name in columns))), {}
-
-
 # -- claim -------------------------------------------------------------------------------------------------------------
 
 
 class _ClaimStatements:
     """The statements of one claim, built once."""
 
-    def __init__(self, work: _Work, steps: ClaimSteps) -> None:
+    def __init__(self, work: Work, steps: ClaimSteps) -> None:
         request, spec, engine = steps.request, steps.request.spec, work.engine
         waiting, change = spec.strategy.claim_in_steps(request)
         waiting = work.limited(waiting)
@@ -215,6 +96,9 @@ class _ClaimStatements:
         self.window = rows.limit(sa.bindparam(_WINDOW, type_=sa.Integer()))
         self.again = engine.locked(by_index(rows.where(among), spec.table, "PRIMARY"))
         self.admission = None if request.admits_all or not spec.flow_rules else Admission(engine, request, waiting)
+        self.looks: Looks | None = None
+        if spec.waits and not request.admits_all:
+            self.looks = Looks(engine, request, self.window, _WINDOW, among, KEYS)
         self.change: Any = None
         self.deletes = False
         self.rows: Any
@@ -231,12 +115,17 @@ class _ClaimStatements:
             shown = engine.locked(shown, waits=True)
         self.rows = as_library_statement(shown.order_by(*spec.claim_order))
 
+    def wanted(self, work: Work) -> int:
+        """Return how many jobs the claim takes at most."""
+        limit = self.request.limit
+        return int(work.given.get(limit.key, limit.value))
+
 
 _claims: WeakKeyDictionary[OtherEngine, WeakKeyDictionary[ClaimSteps, _ClaimStatements]] = WeakKeyDictionary()
 """The statements of claims. A program may execute one statement on several engines."""
 
 
-def _claim(work: _Work, steps: ClaimSteps, statement: Any) -> tuple[Any, Given]:
+def _claim(work: Work, steps: ClaimSteps, statement: Any) -> tuple[Any, Given]:
     """Lock the first due rows, change them, and return them in claim order."""
     connection, given = work.connection, work.given
     known = {} if work.criteria else _claims.setdefault(work.engine, WeakKeyDictionary())
@@ -245,15 +134,8 @@ def _claim(work: _Work, steps: ClaimSteps, statement: Any) -> tuple[Any, Given]:
         parts = known[steps] = _ClaimStatements(work, steps)
     spec = parts.spec
     work.engine.begin_steps(connection, parts.rows)
-    if parts.admission is not None:
-        keys = parts.admission.keys(connection, given)
-    elif spec.strategy.holds_transaction and not work.engine.has_one_writer:
-        keys = _hold(work, parts)
-    elif parts.request.few:
-        keys = work.lock(spec.keys, parts.candidates, waits=False)
-    else:
-        keys = work.found(spec.keys, parts.candidates)
-    bound = {KEYS: spec.bind_keys(_several(keys))}
+    keys = _lock_first(work, parts) if parts.looks is None else _lock_ready(work, parts, parts.looks)
+    bound = {KEYS: spec.bind_keys(several(keys))}
     if parts.change is not None and keys:
         connection.execute(parts.change, bound)
     if parts.announcements is not None:
@@ -266,14 +148,36 @@ def _claim(work: _Work, steps: ClaimSteps, statement: Any) -> tuple[Any, Given]:
     return (_returning(statement, rows) if steps.columns else rows), bound
 
 
-def _hold(work: _Work, parts: _ClaimStatements) -> list[Key]:
+def _lock_first(work: Work, parts: _ClaimStatements) -> list[Key]:
+    """Lock the first due rows; return their keys."""
+    spec = parts.spec
+    if parts.admission is not None:
+        return parts.admission.keys(work.connection, work.given)
+    if spec.strategy.holds_transaction and not work.engine.has_one_writer:
+        return _hold(work, parts)
+    if parts.request.few:
+        return work.lock(spec.keys, parts.candidates, waits=False)
+    return work.found(spec.keys, parts.candidates)
+
+
+def _lock_ready(work: Work, parts: _ClaimStatements, looks: Looks) -> list[Key]:
+    """Lock the first due rows of jobs that do not wait for others; return their keys."""
+    wanted = parts.wanted(work)
+    has_looked = looks.before(work, wanted)
+    keys = looks.after(work, _lock_first(work, parts))
+    # What flow control has admitted counts as begun, so it is asked once.
+    if len(keys) == wanted or has_looked or parts.admission is not None or not looks.look(work, wanted):
+        return keys
+    return looks.after(work, _lock_first(work, parts))
+
+
+def _hold(work: Work, parts: _ClaimStatements) -> list[Key]:
     """Lock the first due rows for as long as the jobs run; return their keys.
 
     They are found without locks, in windows, and locked by their keys. MariaDB keeps the lock of each row that a scan
     looks at, also of those that the program's filter passes over.
     """
-    spec, limit = parts.spec, parts.request.limit
-    wanted, keys, tried = int(work.given.get(limit.key, limit.value)), list[Key](), set[Key]()
+    spec, wanted, keys, tried = parts.spec, parts.wanted(work), list[Key](), set[Key]()
     size = 2 * wanted + 16
     while len(keys) < wanted:
         window = [tuple(row) for row in work.connection.execute(parts.window, {**work.given, _WINDOW: size})]
@@ -301,7 +205,7 @@ def _returning(statement: Any, rows: Any) -> Any:
 # -- settle, extend, purge ---------------------------------------------------------------------------------------------
 
 
-def _lock(work: _Work, steps: LockSteps, statement: Any) -> tuple[Any, Given]:
+def _lock(work: Work, steps: LockSteps, statement: Any) -> tuple[Any, Given]:
     """Lock the rows of a change, which finds them by their keys."""
     if work.engine.has_one_writer:
         return statement, work.given
@@ -312,15 +216,10 @@ def _lock(work: _Work, steps: LockSteps, statement: Any) -> tuple[Any, Given]:
         statement._where_criteria = statement._where_criteria[-1:]  # noqa: SLF001 - there is no public way to take one away
     if steps.values:
         statement = statement.values(work.read(steps.keys, steps.values, keys))
-    return statement, {**work.given, KEYS: _several(keys) if len(steps.keys) > 1 else [key[0] for key in keys]}
+    return statement, {**work.given, KEYS: several(keys) if len(steps.keys) > 1 else [key[0] for key in keys]}
 
 
-def among_step(keys: Sequence[Any]) -> sa.ColumnElement[bool]:
-    """Return the condition that a key is one of those that a step has returned."""
-    return (keys[0] if len(keys) == 1 else sa.tuple_(*keys)).in_(sa.bindparam(KEYS, expanding=True))
-
-
-def _cancel_behind(work: _Work, steps: FailSteps, statement: Any) -> tuple[Any, Given]:
+def _cancel_behind(work: Work, steps: FailSteps, statement: Any) -> tuple[Any, Given]:
     """Cancel the pending jobs behind heads of an order that are about to fail."""
     spec, connection = steps.spec, work.connection
     order = KeyOrder(spec, spec.config.order.per, spec.config.order)
@@ -351,11 +250,15 @@ def _cancel_behind(work: _Work, steps: FailSteps, statement: Any) -> tuple[Any, 
 # -- cancel, rescue, requeue -------------------------------------------------------------------------------------------
 
 
-def _cancel(work: _Work, steps: CancelSteps, _: Any) -> tuple[Any, Given]:
+def _cancel(work: Work, steps: CancelSteps, _: Any) -> tuple[Any, Given]:
     """Cancel the jobs that are not running and not locked, and request the cancellation of the others."""
     spec = steps.spec
     with work.all_or_none(steps.waiting):
         free = work.lock(spec.keys, steps.waiting, waits=False)
+        if spec.waits:
+            # Nobody runs them, so a request would be forgotten. Who adds members to a batch has locked it meanwhile.
+            others = work.lock(spec.keys, steps.waiting.where(spec.in_state("waiting")), waits=True)
+            free = [*dict.fromkeys([*free, *others])]
         among = work.among(spec, spec.keys, free)
         if free and isinstance(steps.cancelled, sa.Delete):
             rows = by_index(sa.select(*named(spec.table.c)).where(among), spec.table, "PRIMARY")
@@ -370,10 +273,12 @@ def _cancel(work: _Work, steps: CancelSteps, _: Any) -> tuple[Any, Given]:
             unfinished = unfinished.where(work.among(spec, spec.keys, mine))
         running = unfinished.subquery("sqlaqueue_running")
         work.connection.execute(request_cancellation(spec, running), work.given)
+        for members in cancellations_of_members(work, spec, free):
+            _cancel(Work(work.engine, work.connection, lambda rows: rows, {}, ()), members, None)
     return work.listed(spec, free) if isinstance(steps.cancelled, sa.Delete) else work.returned(spec, free)
 
 
-def _rescue(work: _Work, steps: RescueSteps, _: Any) -> tuple[Any, Given]:
+def _rescue(work: Work, steps: RescueSteps, _: Any) -> tuple[Any, Given]:
     """Insert the attempts of jobs whose lease has expired, and rescue these jobs."""
     spec = steps.spec
     with work.all_or_none(steps.expired):
@@ -386,18 +291,18 @@ def _rescue(work: _Work, steps: RescueSteps, _: Any) -> tuple[Any, Given]:
     return work.returned(spec, keys)
 
 
-def _record(work: _Work, spec: Any, runs: AnySelect, keys: Sequence[Key]) -> None:
+def _record(work: Work, spec: Any, runs: AnySelect, keys: Sequence[Key]) -> None:
     """Insert the attempts that a rescue ends.
 
     :param runs: a SELECT of the keys of jobs, and of what the history has of their runs.
     """
     keyed = [*runs.selected_columns][: len(spec.keys)]
     # At REPEATABLE READ the server locks each row that such a SELECT looks at.
-    mine = by_index(runs.where(work.among(spec, keyed, keys)), _table_of(keyed, spec.keys), "PRIMARY")
+    mine = by_index(runs.where(work.among(spec, keyed, keys)), table_of(keyed, spec.keys), "PRIMARY")
     work.connection.execute(record_rescued(spec, mine.subquery("sqlaqueue_expired"), LEASE_EXPIRED), work.given)
 
 
-def _change_if_unique(work: _Work, steps: JudgeSteps, _: Any) -> tuple[Any, Given]:
+def _change_if_unique(work: Work, steps: JudgeSteps, _: Any) -> tuple[Any, Given]:
     """Look for duplicates of the jobs, and change those with and those without one."""
     spec, number, changed = steps.spec, len(steps.spec.keys), list[Key]()
     duplicates: dict[Key, Any] = {}
@@ -491,7 +396,7 @@ def _forget_transactions(engine: sa.Engine) -> None:
             _undone.append(name)
 
 
-def _write_deleted(work: _Work, steps: DeletedSteps, _: Any) -> tuple[Any, Given]:
+def _write_deleted(work: Work, steps: DeletedSteps, _: Any) -> tuple[Any, Given]:
     """Insert jobs again, or bury them, whose rows a claim has deleted, and that have not come back since."""
     spec, present = steps.spec, work.connection.connection.info.get(_TRANSACTION)
     held: Any = steps.held.claims
@@ -510,20 +415,20 @@ def _write_deleted(work: _Work, steps: DeletedSteps, _: Any) -> tuple[Any, Given
     return work.listed(spec, [*jobs])
 
 
-def _insert(work: _Work, spec: Any, insert: sa.Insert) -> None:
+def _insert(work: Work, spec: Any, insert: sa.Insert) -> None:
     work.connection.execute(insert, work.given)
     if insert.table is spec.table:
         send(work.connection.connection.info, channel_of(spec), Signal.POLL)
 
 
-def _delete_letters(work: _Work, steps: LetterSteps, _: Any) -> tuple[Any, Given]:
+def _delete_letters(work: Work, steps: LetterSteps, _: Any) -> tuple[Any, Given]:
     """Delete dead letters, and insert them as jobs where these are requeued."""
     spec, dead = steps.spec, steps.spec.side_tables[DEAD_LETTER]
     # As the text that is stored: another one may be the same JSON.
     places = [dead.c.queue, sa.type_coerce(dead.c.key, sa.Text())]
     with work.all_or_none(steps.letters):
         wanted = steps.letters.with_only_columns(*places, maintain_column_froms=True)
-        among = sa.tuple_(*places).in_(_several(work.lock(places, wanted, waits=False, limited=steps.limited)))
+        among = sa.tuple_(*places).in_(several(work.lock(places, wanted, waits=False, limited=steps.limited)))
         mine = by_index(steps.letters.where(among), dead, "PRIMARY").subquery("sqlaqueue_letters")
         keys = work.found(spec.keys, sa.select(*(mine.c[key.key] for key in spec.keys)))
         if keys and steps.back is not None:
@@ -533,27 +438,11 @@ def _delete_letters(work: _Work, steps: LetterSteps, _: Any) -> tuple[Any, Given
     return work.listed(spec, keys)
 
 
-def _table_of(columns: Sequence[Any], keys: Sequence[Any]) -> Any:
-    """Return the table, or the alias of it, of which a SELECT has these columns of the key."""
-    # A label has none; an alias is that of the columns.
-    return keys[0].table if columns[0].table is None else columns[0].table
-
-
-def _several(keys: Sequence[Key]) -> list[Key]:
-    """Return keys of several columns, twice if there is one: MariaDB finds no single row of an UPDATE by its index."""
-    return [*keys] if len(keys) != 1 else [*keys, *keys]
-
-
-def _among(columns: Sequence[Any], keys: Sequence[Key]) -> sa.ColumnElement[bool]:
-    among: sa.ColumnElement[bool] = (
-        sa.tuple_(*columns).in_(_several(keys)) if len(columns) > 1 else columns[0].in_([key[0] for key in keys])
-    )
-    return among
-
-
-_VERBS: Mapping[type[Any], Callable[[_Work, Any, Any], tuple[Any, Given]]] = {
+_VERBS: Mapping[type[Any], Callable[[Work, Any, Any], tuple[Any, Given]]] = {
     ClaimSteps: _claim,
     LockSteps: _lock,
+    LookSteps: look,
+    ReturnSteps: bring_back,
     FailSteps: _cancel_behind,
     CancelSteps: _cancel,
     DeletedSteps: _write_deleted,

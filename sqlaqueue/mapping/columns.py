@@ -34,7 +34,7 @@ from sqlalchemy.types import TypeEngine
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.config import EXTRA_ROLES, LEASE_ROLES, ROLES, WAIT_ROLES, ExtraColumn, QueueConfig
 from sqlaqueue.queue.options import States
-from sqlaqueue.queue.roles import COLUMNS, states_in
+from sqlaqueue.queue.roles import COLUMNS, states_in, states_of_new
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import ClaimStrategy
 from sqlaqueue.texts import did_you_mean
@@ -398,11 +398,11 @@ def _make(cls: type[Any], role: str, attribute: str, config: QueueConfig) -> sa.
 
 
 def _states(cls: type[Any], config: QueueConfig) -> States:
-    """Return the values of the states, as those of the column type that the class declares for its status."""
-    status = declared_in(cls).get("status")
-    return (
-        config.states if status is None or status.type is None else states_in(cls.__name__, status.type, config.states)
-    )
+    """Return the values of the states for defaults, as those of the column type that the class declares."""
+    status, states = declared_in(cls).get("status"), config.states
+    if status is not None and status.type is not None:
+        states = states_in(cls.__name__, status.type, states)
+    return states_of_new(states) if config.waits else states
 
 
 def _new_value(cls: type[Any], role: str, config: QueueConfig) -> Any:

@@ -94,8 +94,8 @@ def _wait(spec: QueueSpec, given: WaitFor) -> WaitRelation:
     for reason in _reasons_against_states(awaited, on_failure, to_many=to_many):
         raise ConfigurationError(f"{what}: {reason}")
     key = _foreign_key(awaited.table if to_many else spec.table, pairs, to_many=to_many)
-    keeps = key is None or (key.ondelete or "NO ACTION").upper() in {"NO ACTION", "RESTRICT"}
-    return WaitRelation(name, spec, awaited, pairs, to_many=to_many, on_failure=on_failure, keeps=keeps)
+    on_delete = "NO ACTION" if key is None else (key.ondelete or "NO ACTION").upper()
+    return WaitRelation(name, spec, awaited, pairs, to_many=to_many, on_failure=on_failure, on_delete=on_delete)
 
 
 _Pairs = list[tuple[sa.Column[Any], sa.Column[Any]]]
@@ -183,8 +183,13 @@ def _add_index(wait: WaitRelation) -> None:
     lists: list[list[Any]] = [list(index.expressions) for index in owner.table.indexes if not _is_partial(index)]
     lists += [list(each.columns) for each in owner.table.constraints if isinstance(each, sa.UniqueConstraint)]
     lists.append(list(owner.table.primary_key.columns))
+    # On SQLite a claim looks for a member in a state that has not ended. MariaDB has an index for each foreign key, of
+    # its own; it would drop that for another one, which a migration could not drop again.
+    of_state = [*columns, wait.awaited.columns["status"]] if wait.to_many else columns
     if not any({*map(id, each[: len(columns)])} == {*map(id, columns)} for each in lists):
-        add_index(owner, f"waits_{wait.name}", columns)
+        add_index(owner, f"waits_{wait.name}", columns, plain=(of_state, None), only=("postgresql", "sqlite"))
+    elif wait.to_many:
+        add_index(owner, f"waits_{wait.name}", of_state, only=("sqlite",))
 
 
 def _is_partial(index: sa.Index) -> bool:

@@ -13,7 +13,7 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue.engines.compiler import ProgramsCompiler, among_rows, arguments, moment_and_seconds, setting_as
 from sqlaqueue.engines.shared import undecorated
-from sqlaqueue.engines.verbs import among_step
+from sqlaqueue.engines.work import among_step
 from sqlaqueue.exc import StatementError
 from sqlaqueue.flow_control.functions import CONTENDED
 from sqlaqueue.mariadb.base import (

@@ -17,7 +17,7 @@ from sqlaqueue.mariadb import base
 from sqlaqueue.mariadb.base import Moment, limit_lock_waits, release_keys_at_end
 from sqlaqueue.mariadb.changes import EARLIER, execute, execute_each
 from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
-from sqlaqueue.mariadb.tables import check_comparable, create_trigger, stored_type
+from sqlaqueue.mariadb.tables import check_comparable, stored_type, write_schedule_trigger
 from sqlaqueue.sql.engine import schema_of
 
 _DIALECT = mysql.dialect()
@@ -50,6 +50,9 @@ class MariaDB(SharedEngine):
 
     begin_steps = staticmethod(base.refuse_autocommit)
 
+    def schedule_trigger(self, table: sa.Table, dialect: sa.Dialect, name: str) -> str:
+        return write_schedule_trigger(table, dialect, name)
+
     def locked(self, rows: Any, *, waits: bool = False) -> Any:
         """Return the rows with their locks."""
         return rows.with_for_update(skip_locked=not waits)
@@ -61,7 +64,7 @@ class MariaDB(SharedEngine):
     violated_constraint = staticmethod(base.violated_constraint)
     violated_column = staticmethod(base.violated_column)
     violated_table = staticmethod(base.violated_table)
-    created = staticmethod(create_trigger)
+    now = "UTC_TIMESTAMP(6)"
     stored_type = staticmethod(stored_type)
 
     def why_no_strategy(self, strategy: Any) -> str | None:
@@ -71,6 +74,13 @@ class MariaDB(SharedEngine):
 
     def check_supported(self, spec: Any) -> None:
         super().check_supported(spec)
+        for state, value in spec.config.states.items() if spec.has("status") else ():
+            if isinstance(value, str) and "\\" in value:
+                msg = (
+                    f"{spec.model.__name__}: QueueConfig(states=States({state}={value!r})): a backslash has another "
+                    "meaning in texts of MariaDB; use a value without one"
+                )
+                raise ConfigurationError(msg)
         if spec.config.unique is not None:
             check_comparable(spec, _DIALECT)
             if not spec.strategy.keeps_rows:

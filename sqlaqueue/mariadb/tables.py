@@ -15,7 +15,7 @@ from sqlaqueue.engines.shared import TIMING, on_prepared
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.base import MICROSECONDS, binary_collation
 from sqlaqueue.postgresql.ddl import queue_of
-from sqlaqueue.queue.names import DEAD_LETTER, SCHEDULE
+from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.sql.portable import MomentOfInsert, Span
 from sqlaqueue.sql.types import Period, object_name
 from sqlaqueue.strategies.unique_key import SameUniqueValues, UniqueValues
@@ -261,14 +261,12 @@ def stored_type(column: sa.Column[Any], dialect: sa.Dialect) -> Any:
 _CHANGED = " OR ".join(f"NOT (OLD.{name} <=> NEW.{name})" for name in TIMING)
 
 
-def create_trigger(table: sa.Table, connection: sa.Connection) -> None:
+def write_schedule_trigger(table: sa.Table, dialect: sa.Dialect, name: str) -> str:
     """Create the trigger that records when a definition was changed: no tick before it is fired by the new one."""
-    if table.name != SCHEDULE:
-        return
-    preparer = connection.dialect.identifier_preparer
+    preparer = dialect.identifier_preparer
     prefix = f"{preparer.quote_schema(table.schema)}." if table.schema else ""
-    connection.exec_driver_sql(
-        f"CREATE TRIGGER {prefix}{SCHEDULE}_changed BEFORE UPDATE ON {preparer.format_table(table)} FOR EACH ROW "  # noqa: S608 - the names are quoted
+    return (
+        f"CREATE TRIGGER {prefix}{name} BEFORE UPDATE ON {preparer.format_table(table)} FOR EACH ROW "  # noqa: S608 - the names are quoted
         f"SET NEW.edited_at = IF({_CHANGED}, UTC_TIMESTAMP(6), NEW.edited_at), "
         f"NEW.next_tick = IF(({_CHANGED}) AND NEW.paused_at IS NOT NULL, NULL, NEW.next_tick)"
     )

@@ -59,7 +59,7 @@ from sqlaqueue.postgresql.waits_at_commit import (
 )
 from sqlaqueue.queue.names import CONTROL, WAITS
 from sqlaqueue.queue.spec import QueueSpec, WaitRelation
-from sqlaqueue.sql.types import equals, object_name
+from sqlaqueue.sql.types import SqlText, equals, object_name
 
 VERSION = 2
 """Raise it whenever a text below changes: a running Consumer compares it with the version in the database."""
@@ -77,12 +77,12 @@ _CHUNK = 10_000
 def changes_table(spec: QueueSpec) -> sa.Table:
     """Return a new table for what a transaction has changed for the waiting jobs of a queue.
 
-    It is empty for all other transactions: the trigger at the commit deletes the rows.
+    It is empty for all other transactions: the trigger at the commit deletes the rows. On other engines it stays empty.
     """
     return sa.Table(
         object_name("sqlaqueue_waits", spec.table.name),
         spec.table.metadata,
-        sa.Column("xact", sa.BigInteger(), primary_key=True, server_default=sa.text("txid_current()")),
+        sa.Column("xact", sa.BigInteger(), primary_key=True, server_default=SqlText("txid_current()", others="NULL")),
         sa.Column("id", sa.BigInteger(), sa.Identity(), primary_key=True),
         sa.Column("relation", sa.Text(), nullable=False),
         sa.Column("keys", JSONB(), nullable=False),
@@ -335,7 +335,7 @@ def _cancel_body(batches: Sequence[WaitRelation]) -> str:
 
 def awaited_jobs(wait: WaitRelation) -> tuple[sa.FromClause, list[sa.ColumnElement[bool]]]:
     """Return the table of awaited jobs under another name, and the conditions that a waiting job waits for them."""
-    spec, other = wait.awaited, wait.awaited.table.alias("sqlaqueue_awaited")
+    spec, other = wait.awaited, wait.awaited_rows
     status = other.c[spec.columns["status"].key]
     ended = [status == spec.literal(each) for each in wait.satisfying if getattr(spec.config.states, each) is not None]
     counts = ~sa.func.coalesce(sa.or_(*ended), sa.false())

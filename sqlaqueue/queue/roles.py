@@ -12,7 +12,7 @@ import enum
 import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -299,8 +299,18 @@ COLUMNS: dict[str, Role] = {
 }
 
 
-def constant_default(column: sa.Column[Any], states: States) -> Any:
-    """Return the value that a row gets for a column of the queue that its INSERT leaves out; None if that varies."""
+def constant_default(column: sa.Column[Any], states: States, *, waits: bool) -> Any:
+    """Return the value that a row gets for a column of the queue that its INSERT leaves out; None if that varies.
+
+    :param waits: whether the jobs of the queue wait for others.
+    """
     role = column.info.get("sqlaqueue")
     constant = None if role is None else COLUMNS[role].constant
-    return None if constant is None else constant(states)
+    return None if constant is None else constant(states_of_new(states) if waits else states)
+
+
+def states_of_new(states: States) -> States:
+    """Return the states for defaults, where jobs wait for others: a new job is waiting until it is looked at."""
+    # Values of different types are refused once the column is known.
+    is_alike = type(states.waiting) is type(states.pending)
+    return replace(states, pending=states.waiting, waiting=None) if is_alike else states

@@ -52,12 +52,27 @@ class WaitRelation:
     to_many: bool
     """Whether the jobs waited for have the foreign key: whether the job is a batch, and they are its members."""
     on_failure: OnFailure
-    keeps: bool
-    """Whether the foreign key keeps the row that it refers to from being deleted: whether it has no ON DELETE."""
+    on_delete: str
+    """What the foreign key does when the row is deleted that it refers to, such as ``SET NULL``."""
+
+    @cached_property
+    def awaited_rows(self) -> sa.FromClause:
+        """The table of the jobs that are waited for, under another name: it may be that of those who wait."""
+        return self.awaited.table.alias("sqlaqueue_awaited")
 
     @property
     def full_name(self) -> str:
         return f"{self.waiting.model.__name__}.{self.name}"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the foreign key keeps the row that it refers to from being deleted."""
+        return self.on_delete in {"NO ACTION", "RESTRICT"}
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a job must not run unless the one that it refers to has completed."""
+        return not self.to_many and self.on_failure != "continue"
 
     @property
     def satisfying(self) -> tuple[str, ...]:

@@ -163,6 +163,21 @@ class JudgeSteps(NamedTuple):
     """Whether only jobs that were changed are returned, and their attempts are inserted into the history."""
 
 
+class LookSteps(NamedTuple):
+    """A look at jobs that wait for others, for engines whose triggers do not count."""
+
+    spec: Spec
+    part: KeyRange
+
+
+class ReturnSteps(NamedTuple):
+    """A statement that requeues jobs, for engines on which no trigger brings back what was cancelled for them."""
+
+    spec: Spec
+    finished: AnySelect
+    """A SELECT of the keys of the jobs that are requeued."""
+
+
 class FailSteps(NamedTuple):
     """A statement by which heads of an order fail, for engines on which no trigger cancels the jobs behind them."""
 

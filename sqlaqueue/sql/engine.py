@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.pool import Pool
 from sqlalchemy.sql.base import Executable
 
 from sqlaqueue.exc import ConfigurationError
@@ -20,8 +21,16 @@ STEPS = "sqlaqueue_steps"
 """The execution option of a statement that engines other than PostgreSQL carry out in several steps: :class:`Steps`."""
 
 PLAIN = "sqlaqueue_plain"
-"""The entry in the ``info`` of an index of the library with its :class:`PlainIndex`; None for an index that is
-PostgreSQL's only."""
+"""The entry in the ``info`` of an index of the library with its :class:`PlainIndex`."""
+
+ONLY = "sqlaqueue_only"
+"""The entry in the ``info`` of an index with the names of the dialects that have it; without it, all have."""
+
+
+def exists_on(index: sa.Index, dialect: sa.Dialect) -> bool:
+    """Return whether an index of the library is created on a database."""
+    only: Sequence[str] | None = index.info.get(ONLY)
+    return only is None or dialect.name in only
 
 
 class PlainIndex(NamedTuple):
@@ -199,6 +208,13 @@ def schema_of(connection: Any, table: sa.Table) -> str | None:
     translated = connection.get_execution_options().get("schema_translate_map") or {}
     schema: str | None = translated.get(table.schema, table.schema)
     return schema
+
+
+def pool_limit(pool: Pool) -> int | None:
+    """Return how many connections a pool allows at once; None if there is no limit."""
+    size: Callable[[], int] | None = getattr(pool, "size", None)
+    overflow = getattr(pool, "_max_overflow", None)
+    return None if size is None or overflow is None or overflow < 0 else size() + overflow
 
 
 def may_be_other_engine() -> bool:

@@ -46,13 +46,11 @@ NOW = "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 """The present moment without a function of the library, as another program may change the row."""
 
 
-def create_trigger(table: sa.Table, connection: sa.Connection) -> None:
+def write_schedule_trigger(table: sa.Table, dialect: sa.Dialect, name: str) -> str:
     """Create the trigger that records when a definition was changed: no tick before it is fired by the new one."""
-    if table.name != SCHEDULE:
-        return
-    name = connection.dialect.identifier_preparer.format_table(table)
-    connection.exec_driver_sql(
-        f"CREATE TRIGGER {SCHEDULE}_changed AFTER UPDATE ON {name} WHEN {_CHANGED} BEGIN UPDATE {SCHEDULE} "  # noqa: S608 - the name is quoted
+    on = dialect.identifier_preparer.format_table(table)
+    return (
+        f"CREATE TRIGGER {name} AFTER UPDATE ON {on} WHEN {_CHANGED} BEGIN UPDATE {SCHEDULE} "  # noqa: S608 - the name is quoted
         f"SET edited_at = {NOW}, next_tick = CASE WHEN NEW.paused_at IS NULL THEN next_tick END "
         "WHERE name = NEW.name; END"
     )

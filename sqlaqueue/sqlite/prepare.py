@@ -21,7 +21,7 @@ from sqlaqueue.engines.shared import SharedEngine, is_prepared, moment_text, rep
 from sqlaqueue.engines.verbs import carry_out_statements
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sql.engine import engine_of
-from sqlaqueue.sqlite.compiler import StatementCompiler, create_trigger, stored_type
+from sqlaqueue.sqlite.compiler import NOW, StatementCompiler, stored_type, write_schedule_trigger
 from sqlaqueue.sqlite.transactions import (
     begin_when_needed,
     begins_otherwise,
@@ -70,12 +70,15 @@ _NO_JOURNAL = {
 class SQLite(SharedEngine):
     name = "sqlite"
     title = "SQLite"
-    created = staticmethod(create_trigger)
+    now = NOW
     stored_type = staticmethod(stored_type)
 
     def __init__(self, busy_timeout: float = 30) -> None:
         self.busy_timeout = busy_timeout
         """How many seconds a transaction waits for that of another connection."""
+
+    def schedule_trigger(self, table: sa.Table, dialect: sa.Dialect, name: str) -> str:
+        return write_schedule_trigger(table, dialect, name)
 
     def locked(self, rows: Any, *, waits: bool = False) -> Any:
         """Return the rows as they are: the transaction has the write lock of the database."""

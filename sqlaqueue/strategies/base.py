@@ -36,7 +36,9 @@ from sqlaqueue.queue.strategy_protocol import (
     JudgeSteps,
     KeyRange,
     LockSteps,
+    LookSteps,
     RequiredPrivilege,
+    ReturnSteps,
     ScanRange,
     Settlement,
     Verb,
@@ -417,12 +419,14 @@ class ClaimStrategy(StatementParts):
     def reconcile(self, spec: QueueSpec) -> Verb:
         """Return the statement that repairs what bypassed the triggers; without triggers it changes nothing."""
         if spec.config.waits:
-            return sa.select(*self._look_again(spec, KeyRange()).c)
+            return in_steps(sa.select(*self._look_again(spec, KeyRange()).c), LookSteps(spec, KeyRange()))
         return sa.select(spec.model).where(sa.false())
 
     def reconcile_range(self, spec: QueueSpec, part: KeyRange) -> Verb | None:
         """Return the statement that repairs jobs in a range of keys; None if it cannot read a table in parts."""
-        return sa.select(*self._look_again(spec, part).c) if spec.config.waits else None
+        if not spec.config.waits:
+            return None
+        return in_steps(sa.select(*self._look_again(spec, part).c), LookSteps(spec, part))
 
     @staticmethod
     def _look_again(spec: QueueSpec, part: KeyRange) -> sa.CTE:
@@ -448,6 +452,8 @@ class ClaimStrategy(StatementParts):
         free = self.lock(spec, waiting).cte("sqlaqueue_free")
         if spec.config.waits:
             free = self._free_to_cancel(spec, chosen, free)
+            is_free = sa.or_(self.not_running(spec), spec.in_state("waiting"))
+            waiting = self.pick(spec, chosen, *spec.keys).where(is_free).order_by(*spec.keys)
         unfinished = self.pick(spec, chosen, *spec.keys).where(spec.in_state(*UNFINISHED))
         wanted = unfinished.cte("sqlaqueue_wanted")
         if not spec.config.notify:
@@ -500,8 +506,11 @@ class ClaimStrategy(StatementParts):
                 return ChangeIfUnique(pending, instead, where)
 
             rows = finished.add_columns(*columns_to_judge(spec, unique))
-            return self._change_if_unique(unique, JudgeSteps(spec, rows, waits=True, more=(), change=change))
-        return self._change_locked(spec, sa.update(spec.model), finished, waits=True).values(back)
+            verb: Verb = self._change_if_unique(unique, JudgeSteps(spec, rows, waits=True, more=(), change=change))
+        else:
+            verb = self._change_locked(spec, sa.update(spec.model), finished, waits=True).values(back)
+        is_cause = any(wait.on_failure == "cancel" for wait in spec.awaited_by)
+        return in_steps(verb, ReturnSteps(spec, finished)) if is_cause else verb
 
     def _change_if_unique(self, unique: UniqueKey, steps: JudgeSteps) -> AnySelect:
         """Return the statement that changes jobs unless they have a duplicate, and selects their keys."""

@@ -20,7 +20,7 @@ from sqlaqueue.queue.roles import UNCHANGED_ROLES
 from sqlaqueue.queue.run import Key
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import KeyRange
-from sqlaqueue.sql.engine import PLAIN, PlainIndex
+from sqlaqueue.sql.engine import ONLY, PLAIN, PlainIndex, exists_on
 from sqlaqueue.sql.types import object_name
 from sqlaqueue.texts import did_you_mean
 
@@ -150,6 +150,7 @@ def add_index(
     unique: bool = False,
     plain: Plain | Literal["same"] | None = "same",
     compared: Sequence[sa.ColumnElement[Any]] = (),
+    only: Sequence[str] | None = None,
 ) -> sa.Index:
     """Add an index to the model's table, named after its purpose.
 
@@ -157,6 +158,7 @@ def add_index(
         for no index there.
     :param compared: the columns of the condition beside the status. An index begins with them on databases without
         partial indexes.
+    :param only: the names of the dialects that have the index; by default all, or PostgreSQL if ``plain`` is None.
 
     The name is final (``conv``): a naming convention would name the index after its first column, which two indexes of
     a queue may share.
@@ -166,16 +168,22 @@ def add_index(
     for known in [index for index in spec.table.indexes if index.name == name]:
         spec.table.indexes.discard(known)
     index = sa.Index(name, *columns, unique=unique, postgresql_where=where)
-    if plain is None:
-        index.ddl_if(dialect="postgresql")
-        index.info[PLAIN] = None
-    else:
+    only = ("postgresql",) if plain is None else only
+    if only is not None:
+        index.info[ONLY] = only
+        is_wanted: Any = _is_wanted
+        index.ddl_if(callable_=is_wanted)
+    if plain is not None:
         its, condition = (None, where) if plain == "same" else plain
         status = [spec.columns["status"]] if spec.has("status") and condition is not None else []
         index.info[PLAIN] = PlainIndex(its, condition, [*status, *compared])
-    if purpose not in _OF_OTHERS:
+    if purpose not in _OF_OTHERS and (only is None or "postgresql" in only):
         spec.claim_indexes.append(index)
     return index
+
+
+def _is_wanted(_: Any, index: Any, *__: Any, dialect: Any, **___: Any) -> bool:
+    return exists_on(index, dialect)
 
 
 def by_index(rows: AnySelect, table: sa.FromClause, name: str) -> AnySelect:

@@ -162,13 +162,13 @@ def resolve_session(session: Any, function: str, *, is_async: bool) -> Any:
 
 
 def count_waiting(spec: QueueSpec, session: Session) -> None:
-    """Let the jobs that wait for others be counted, as at the commit of a transaction."""
+    """Let the jobs that wait for others be counted, as at the commit of a transaction. Elsewhere claims count."""
     queues = (queue_of(table) for table in spec.table.metadata.tables.values())
     tables = [queue.side_tables[WAITS] for queue in queues if queue is not None and queue.waits]
     prefixes = {f"{NEUTRAL.identifier_preparer.quote(each.schema)}." if each.schema else "" for each in tables}
-    if prefixes:
+    if prefixes and (connection := session.connection()).dialect.name == "postgresql":
         session.flush()
-        connection, names = session.connection(), ", ".join(f"{each}{AT_COMMIT}" for each in sorted(prefixes))
+        names = ", ".join(f"{each}{AT_COMMIT}" for each in sorted(prefixes))
         for mode in ("IMMEDIATE", "DEFERRED"):
             connection.exec_driver_sql(f"SET CONSTRAINTS {names} {mode}")
 

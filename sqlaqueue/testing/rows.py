@@ -58,10 +58,8 @@ def _reason(session: Session, spec: QueueSpec, key: Key) -> str:
     state = read_state(session, spec, key)
     if not state.has_row:
         return "has no row in this transaction"
-    if state.state == "processing":
-        return "is already claimed and its run has not ended; to test a crash, call crash() while the job is pending"
     if state.state != "pending":
-        return f"is {state.state}, so no worker claims it; requeue() makes it pending"
+        return _not_pending(spec, state.state)
     if queue_is_paused(session, spec):
         name = spec.model.__name__
         return f"waits, since its queue is paused; session.execute(resume({name})) ends that"
@@ -73,6 +71,16 @@ def _reason(session: Session, spec: QueueSpec, key: Key) -> str:
             return f"is not due for {seconds_text(left)}; travel(session, {int(left) + 1}) moves it there"
     other = "was not claimed: another transaction has locked it, or the Consumer's select leaves it out"
     return _held_back(session, spec, key) or other
+
+
+def _not_pending(spec: QueueSpec, state: str | None) -> str:
+    if state == "processing":
+        return "is already claimed and its run has not ended; to test a crash, call crash() while the job is pending"
+    if state == "waiting":
+        return (
+            f"waits for its {' and '.join(wait.name for wait in spec.waits)}, so no worker claims it; run those first"
+        )
+    return f"is {state}, so no worker claims it; requeue() makes it pending"
 
 
 def _held_back(session: Session, spec: QueueSpec, key: Key) -> str:

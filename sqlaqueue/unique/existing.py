@@ -90,7 +90,8 @@ class NewJob:
         names = [self.mapper.get_property_by_column(column).key for column in key.stored]
         given = self.given()
         for name, column in zip(names, key.stored, strict=True):
-            constant = None if given.get(name) is not None else constant_default(column, key.spec.config.states)
+            config, is_given = key.spec.config, given.get(name) is not None
+            constant = None if is_given else constant_default(column, config.states, waits=bool(config.waits))
             if constant is not None:
                 set_committed_value(self.job, name, constant)
                 given[name] = constant

@@ -29,7 +29,7 @@ def models(kind: str, *, waits: bool = True, **options: Any) -> tuple[type[Any],
         class Row(QueueMixin, base):
             __tablename__ = "row"
             id: Mapped[int] = mapped_column(primary_key=True)
-            import_id: Mapped[int | None] = mapped_column(ForeignKey("import.id"))
+            import_id: Mapped[int | None] = mapped_column(ForeignKey("import.id"), index=True)
 
         return Import, Row
 

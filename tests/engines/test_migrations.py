@@ -23,6 +23,7 @@ from sqlaqueue import QueueConfig, QueueMixin, Schedule, Unique, claim, complete
 from sqlaqueue.testing import fire_schedules
 from tests.alembic.conftest import SCRIPT
 from tests.models import new_base
+from tests.waits.models import make_batch, make_dependent
 
 pytestmark = [
     pytest.mark.once,
@@ -365,3 +366,59 @@ def test_an_engine_that_is_not_prepared_is_refused(project: Project, place: str)
     with pytest.raises(ConfigurationError, match=r"env.py: the engine is for .*engine = sqlaqueue\.prepare\("):
         project.revise(order(PLAIN))
     project.engine.dispose()
+
+
+def waiting(kind: str, *, waits: bool = True) -> Any:
+    """Return a class whose jobs wait for others; or the same class without, if ``waits`` is false."""
+    none: dict[str, Any] = {} if waits else {"waits_for": (), "extra_columns": ()}
+    made = make_batch(config=none) if kind == "batch" else make_dependent(on_failure="cancel", config=none)
+    return made[0 if kind == "batch" else 1]
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("kind", ["batch", "dependent"])
+def test_jobs_begin_to_wait_for_others_and_wait_no_more(
+    project: Project, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The triggers, the indexes and the default of the status come and go; no job is left waiting."""
+    plain, model = waiting(kind, waits=False), waiting(kind)
+    table = plain.__table__
+    project.migrate(plain)
+    before = dump(project.engine)
+    with project.engine.begin() as connection:
+        connection.execute(sa.insert(table).values(id=1))
+    project.migrate(model)
+    assert dump(project.engine) == wanted(project.engine, model, request, tmp_path)
+    status = sa.select(table.c.status).order_by(table.c.id)
+    with project.engine.begin() as connection:
+        connection.execute(sa.insert(table).values(id=2))
+        assert connection.scalars(status).all() == ["pending", "waiting"]
+    project.downgrade()
+    assert dump(project.engine) == before
+    with project.engine.begin() as connection:
+        assert connection.scalars(status).all() == ["pending", "pending"]
+    project.upgrade()
+    with project.engine.begin() as connection:
+        connection.execute(sa.insert(table).values(id=3))
+    project.migrate(plain)
+    assert dump(project.engine) == before
+    with project.engine.begin() as connection:
+        connection.execute(sa.insert(table).values(id=4))
+        assert connection.scalars(status).all() == ["pending"] * 4
+    project.downgrade("base")
+    assert dump(project.engine) == {}
+
+
+def test_a_copied_table_keeps_the_triggers_that_refer_to_it(project: Project) -> None:
+    """SQLite copies a table to drop a column, and refuses to rename one to which the trigger of another refers."""
+    batch, _ = make_batch(attributes={"more": mapped_column(sa.Integer)})
+    project.migrate(batch)
+    before = dump(project.engine)
+    less, member = make_batch()
+    project.migrate(less)
+    project.downgrade()
+    assert dump(project.engine) == before
+    with Session(project.engine) as session:
+        session.add_all([less(id=1, status="completed"), member(id=1, batch_id=1)])
+        with pytest.raises((sa.exc.IntegrityError, sa.exc.OperationalError), match="takes no further Member"):
+            session.commit()

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column, relationship
 from sqlmodel import Field, Relationship, SQLModel
 
-from sqlaqueue import QueueConfig, QueueMixin, States, Unique, WaitFor, claim, complete, prepare
+from sqlaqueue import QueueConfig, QueueMixin, States, Unique, WaitFor, claim, complete
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.strategies.existing_messages import ExistingMessages
@@ -139,14 +139,6 @@ def test_only_a_batch_can_be_open() -> None:
     node = make_tree(to_many=False, extra_columns=("is_open",))
     with pytest.raises(ConfigurationError, match="none of waits_for leads to many jobs"):
         node.registry.configure()
-
-
-def test_other_databases_are_refused() -> None:
-    batch, _ = classes()
-    engine = prepare(sa.create_engine("sqlite://"))
-    with pytest.raises(ConfigurationError, match="not available on SQLite"):
-        batch.metadata.create_all(engine)
-    engine.dispose()
 
 
 def test_a_plain_queue_has_no_state_and_no_table_of_it() -> None:

@@ -19,14 +19,14 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.doctor.examination import Examination, Finding
-from sqlaqueue.engines.checks import is_created, lacking_parts
+from sqlaqueue.engines.checks import lacking_parts
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.facts import Severity
 from sqlaqueue.postgresql.faults import MIGRATION, tables_of
 from sqlaqueue.queue.names import SCHEDULE
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.engine import INSUFFICIENT_PRIVILEGE, OtherEngine, schema_of, sqlstate
+from sqlaqueue.sql.engine import INSUFFICIENT_PRIVILEGE, OtherEngine, exists_on, schema_of, sqlstate
 from sqlaqueue.sql.types import object_name
 from sqlaqueue.texts import duration_text
 
@@ -142,7 +142,9 @@ def check_missing_indexes(examination: Examination) -> Iterator[Finding]:
     checks = checks_of(connection)
     for spec in examination.specs:
         needed = checks.missing_indexes(connection, spec)
-        indexes = {index for table in tables_of(spec) for index in table.indexes if is_created(index)}
+        indexes = {
+            index for table in tables_of(spec) for index in table.indexes if exists_on(index, connection.dialect)
+        }
         others = indexes.difference(needed)
         for index in (*needed, *sorted(others, key=lambda each: str(each.name))):
             table = cast("sa.Table", index.table)

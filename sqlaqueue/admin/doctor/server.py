@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from sqlaqueue.admin.doctor.examination import Check, Examination, Finding, change_setting, use_server
-from sqlaqueue.consumer.sessions import pool_limit
 from sqlaqueue.consumer.settings import BATCH
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.catalog_text import describe_session, last_statement, literal
@@ -39,6 +38,7 @@ from sqlaqueue.postgresql.server import (
     server_time,
 )
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.sql.engine import pool_limit
 from sqlaqueue.texts import duration_text
 
 

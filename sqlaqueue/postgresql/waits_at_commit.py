@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -75,7 +75,7 @@ def not_begun(spec: QueueSpec) -> tuple[str, ...]:
 
 def strict_waits(spec: QueueSpec) -> list[tuple[int, WaitRelation]]:
     """Return the relationships without which a job must not run, unless the one that it refers to has completed."""
-    return [(n, wait) for n, wait in enumerate(spec.waits) if not wait.to_many and wait.on_failure != "continue"]
+    return [(n, wait) for n, wait in enumerate(spec.waits) if wait.is_strict]
 
 
 def has_key(wait: WaitRelation) -> str:
@@ -387,8 +387,24 @@ def _cancel_and_return(wait: WaitRelation, number: int) -> str:
   UPDATE {{w}} AS w SET {cancelled_values(spec, last_error=_cut(spec, why), cancelled_for=name)}
     WHERE {_is_among(spec, _keys_in(spec, "sqlaqueue_free"))} AND {is_in(spec, "w.", "waiting")}
       AND CASE WHEN {_is_among(spec, f"{_changed(wait, number, 'd.failed')} UNION {_looked(spec)}")}
-        THEN {mine} END;
-  UPDATE {{w}} AS w SET {back}
-    WHERE {_is_among(spec, _keys_in(spec, "sqlaqueue_free"))}
+        THEN {mine} END;{_bring_back(spec, back, failed)}"""
+
+
+def _bring_back(spec: QueueSpec, values: str, failed: Sequence[str]) -> str:
+    where = f"""{_is_among(spec, _keys_in(spec, "sqlaqueue_free"))}
       AND {is_in(spec, "w.", "cancelled")} AND w.{role_of(spec, "cancelled_for")} IS NOT NULL
-      AND NOT ({" OR ".join(failed)});"""
+      AND NOT ({" OR ".join(failed)})"""
+    if spec.config.unique is None:
+        return f"""
+  UPDATE {{w}} AS w SET {values}
+    WHERE {where};"""
+    same = " AND ".join(f"w.{quoted(key)} {equals(key)} sqlaqueue_lock.{quoted(key)}" for key in spec.keys)
+    # A job whose place a duplicate has taken stays cancelled. The requeue of the one that it waited for must not fail.
+    return f"""
+  FOR sqlaqueue_lock IN SELECT {key_columns(spec, "w.")} FROM {{w}} AS w WHERE {where} LOOP
+    BEGIN
+      UPDATE {{w}} AS w SET {values} WHERE {same};
+    EXCEPTION WHEN unique_violation THEN
+      NULL;
+    END;
+  END LOOP;"""

@@ -377,3 +377,21 @@ async def test_the_dashboard_lists_waiting_jobs(engine: sa.Engine) -> None:
     assert "Cancel" in job.text
     for path in ("/", "/queues/batch", "/queues/batch/jobs", "/health"):
         assert (await browser.get(path)).status_code == 200
+
+
+def test_a_requeue_passes_over_a_job_whose_place_a_duplicate_has_taken(engine: sa.Engine) -> None:
+    parent, child = make_dependent(on_failure="cancel", config={"unique": Unique("b_id")})
+    parent.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add_all([parent(id=1), parent(id=2)])
+        session.flush()
+        session.add_all([child(id=1, a_id=1, b_id=2), child(id=2, a_id=1)])
+        session.commit()
+        session.execute(sa.update(parent).where(parent.id == 1).values(status="failed"))
+        session.commit()
+        session.add(child(id=3, b_id=2))
+        session.commit()
+        assert session.execute(requeue(sa.select(parent).where(parent.id == 1))).all() == [(1, True)]
+        session.commit()
+        found = session.execute(sa.select(child.id, child.status).order_by(child.id)).all()
+        assert found == [(1, "cancelled"), (2, "waiting"), (3, "waiting")]

@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlaqueue import ConcurrencyLimit, QueueConfig, QueueMixin, Unique
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.postgresql.catalog import LOCAL, Placement
-from sqlaqueue.postgresql.placement import reasons
+from sqlaqueue.postgresql.start_checks import reasons
 from sqlaqueue.queue.spec import QueueSpec
 
 pytestmark = pytest.mark.once

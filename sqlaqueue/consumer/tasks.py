@@ -30,12 +30,11 @@ from sqlaqueue.consumer.core.waker import limit_connects
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.maintenance.firing import GroupState, fire_schedules
 from sqlaqueue.consumer.maintenance.handlers_running import record_timeout
-from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of, woken_in_loop
 from sqlaqueue.consumer.outcomes import handler_exception
 from sqlaqueue.consumer.settings import refused_result
 from sqlaqueue.consumer.threads import HURRY, LONGEST_END, SHUTDOWN, BaseRunner, shut_down
-from sqlaqueue.consumer.worker import work
+from sqlaqueue.consumer.worker import maintain, work
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.sessions import execute

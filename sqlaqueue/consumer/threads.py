@@ -31,13 +31,12 @@ from sqlaqueue.consumer.held import discard_entries
 from sqlaqueue.consumer.leased import release, settle_finished, settle_postponed
 from sqlaqueue.consumer.maintenance.firing import FiringProcess, GroupState, fire_schedules
 from sqlaqueue.consumer.maintenance.leases import deregister
-from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.notifications.listener import woken_by
 from sqlaqueue.consumer.outcomes import handler_exception
 from sqlaqueue.consumer.pace import longest_wait
 from sqlaqueue.consumer.settings import refused_result
-from sqlaqueue.consumer.worker import work
+from sqlaqueue.consumer.worker import maintain, work
 from sqlaqueue.exc import HandlerMisuseError, HandlerNotStopped
 from sqlaqueue.log import logger
 from sqlaqueue.mapping.runs import runs_of

@@ -1,4 +1,4 @@
-"""The worker loop, which each thread or task runs: check the start, claim and run jobs, search for unclaimable ones."""
+"""The loops of a Consumer: that of each worker, which claims and runs jobs, and that of its maintenance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, NotSupportedError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.claim import ClaimFailed
@@ -22,6 +22,7 @@ from sqlaqueue.consumer.core.errors import (
     is_out_of_range,
     is_program_error,
     may_be_of_a_row,
+    may_recover,
 )
 from sqlaqueue.consumer.core.events import JobEvent
 from sqlaqueue.consumer.executor import Executor
@@ -35,7 +36,9 @@ from sqlaqueue.consumer.leased import (
     run_leased,
     settle_finished,
 )
+from sqlaqueue.consumer.maintenance import cleanup, handlers_running, leases
 from sqlaqueue.consumer.maintenance.cleanup import reconcile_all
+from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.polls import notify_settled
 from sqlaqueue.consumer.sessions import check_transactions, driver_connection, shared_connection_error
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
@@ -419,3 +422,71 @@ def log_started(context: ConsumerContext, *, notified: bool) -> None:
     extra = context.log_fields("consumer_started", strategy=strategy, database=where, concurrency=number, mode=mode)
     values = (context.spec.name, strategy, where, number, worker_kind, "" if number == 1 else "s", how[mode])
     logger.info("queue %s: started, %s, serves %s with %d worker %s%s, %s", *values, extra=extra)
+
+
+# -- maintenance -------------------------------------------------------------------------------------------------------
+# A task is a routine, ``task(maintenance, now)``. It returns at once when its timer is not due, and sets the timer
+# before it does its work: after an error the next try must not be now. They are listed in the order of execution.
+
+_AFTER_ERROR = 0.25
+"""Seconds."""
+
+Task = Callable[[Maintenance, float], Routine]
+
+TASKS: tuple[Task, ...] = (
+    handlers_running.end_overdue,
+    handlers_running.pass_on_blocked,
+    handlers_running.release_waiting,
+    leases.extend,
+    handlers_running.settle_overdue,
+    leases.heartbeat,
+    leases.find_upcoming,
+    leases.find_unchanged,
+    handlers_running.cancel_requested,
+    leases.rescue_expired,
+    cleanup.reconcile_messages,
+    cleanup.delete_old,
+    cleanup.delete_old_attempts,
+    cleanup.close_unused,
+)
+
+
+def maintain(context: ConsumerContext) -> Routine:
+    """Execute the tasks that are due, again and again, until the run is over."""
+    maintenance = Maintenance(context)
+    while not context.workers_ended:
+        now, pause = time.monotonic(), 0.0
+        context.maintained_at = now
+        for task in TASKS:
+            try:
+                yield from _watched(context, task(maintenance, now))
+            except Exception as error:  # noqa: BLE001 - the database may be gone; the other tasks are due all the same
+                # Before the first claim the worker logs program errors; logging them here would repeat them. Before the
+                # start check, unsupported-feature errors are the check's to report.
+                is_explained = not context.start_logged and isinstance(error, NotSupportedError)
+                is_logged = may_recover(error) and not is_explained
+                if error is not context.error and (context.has_claimed or is_logged):
+                    context.log_error("maintenance_error", "%s: maintenance: %s: %s", error)
+                pause = _AFTER_ERROR
+        yield Wait("maintenance", max(maintenance.until_next(), pause))
+
+
+def _watched(context: ConsumerContext, routine: Routine) -> Routine:
+    """Pass the effects of a task on, and record since when one of them waits for the database, for the health."""
+    result: Any = None
+    raised: Exception | None = None
+    while True:
+        try:
+            effect = routine.send(result) if raised is None else routine.throw(raised)
+        except StopIteration as end:
+            return end.value
+        result = raised = None
+        context.waits_for_database_since = time.monotonic()
+        try:
+            result = yield effect
+        except Exception as error:  # noqa: BLE001 - the task decides what an error means
+            raised = error
+        finally:
+            # In this order, as another thread may read in between.
+            context.maintained_at = time.monotonic()
+            context.waits_for_database_since = None

@@ -33,7 +33,7 @@ from sqlaqueue.cli.inspect import why
 from sqlaqueue.consumer import pace
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, WaitTimeout
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.placement import misplaced
+from sqlaqueue.postgresql.start_checks import misplaced
 from sqlaqueue.web import Dashboard
 from tests.citus import models as targets
 from tests.citus.cluster import CitusDatabase

@@ -18,7 +18,7 @@ from sqlaqueue import ConcurrencyLimit, FairShare, InOrder, QueueConfig, QueueMi
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mariadb.prepare import MariaDB
-from sqlaqueue.postgresql.placement import _on_shards
+from sqlaqueue.postgresql.start_checks import _on_shards
 from sqlaqueue.sqlite.prepare import SQLite
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 from tests.models import new_base

@@ -10,8 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import QueueConfig, QueueMixin
-from sqlaqueue.prometheus import QueueCollector
-from sqlaqueue.prometheus.worker_metrics import WorkerMetrics
+from sqlaqueue.prometheus import QueueCollector, WorkerMetrics
 from tests.admin.models import Setup
 from tests.shared_database import engine, shared
 from tests.unique.models import KINDS

@@ -92,8 +92,16 @@ WITH_PARENT = "INSERT INTO parent (id) VALUES ({0}); INSERT INTO child (id, a_id
         ("SELECT 1", WITH_PARENT, WITH_PARENT),
         (f"{PARENTS}; INSERT INTO batch (id, status) VALUES ({{0}}, 'completed')", REQUEUE, END),
         (f"{PARENTS}; {WITH_TWO}", END, "UPDATE child SET b_id = NULL"),
+        (PARENTS, "INSERT INTO child (id, a_id) VALUES (1, {0})", "UPDATE parent SET attempts = 1 WHERE id = {1}"),
     ],
-    ids=["end", "without parents", "with its parent", "end in another relation", "other reference"],
+    ids=[
+        "end",
+        "without parents",
+        "with its parent",
+        "end in another relation",
+        "other reference",
+        "claim of a parent",
+    ],
 )
 def test_a_commit_waits_for_no_other(engine: sa.Engine, rows: str, first: str, second: str) -> None:
     """Though their keys have the same lock."""
@@ -101,9 +109,9 @@ def test_a_commit_waits_for_no_other(engine: sa.Engine, rows: str, first: str, s
     make_batch(base=base)
     create(engine, *make_dependent(base=base), rows=rows.format(*keys))
     with engine.connect() as connection:
-        for each in (first.format(keys[0]), APPLY):
+        for each in (first.format(*keys), APPLY):
             connection.execute(sa.text(each))
-        execute(engine, "SET LOCAL lock_timeout = '300ms'", second.format(keys[1]))
+        execute(engine, "SET LOCAL lock_timeout = '300ms'", second.format(*reversed(keys)))
 
 
 def _commit_together(engine: sa.Engine, *statements: str) -> None:

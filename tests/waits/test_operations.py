@@ -155,6 +155,15 @@ def test_a_job_that_has_waited_is_due_from_then_on(engine: sa.Engine) -> None:
     assert abs((other - second).total_seconds()) < 60
 
 
+def test_a_job_that_is_counted_anew_is_not_due_in_between(engine: sa.Engine) -> None:
+    """Its count was not kept while it ran, and what the transaction changes would make it none."""
+    rows = f"{TWO}; {THREE_MEMBERS}; UPDATE batch SET waits_for_count = 1, status = 'failed', run_at = '2026-01-01'"
+    create(engine, *make_batch(), rows=rows)
+    execute(engine, set_status("batch", "pending", 1), set_status("member", "completed", 1))
+    assert _batches(engine) == [("waiting", 1), ("failed", 1)]
+    assert execute(engine, "SELECT run_at = '2026-01-01' FROM batch WHERE id = 1") == [(True,)]
+
+
 def test_a_job_that_is_back_is_due_from_then_on(engine: sa.Engine) -> None:
     """Even if what it was cancelled for is requeued and completed in one transaction, so that it need not wait."""
     _, child = make_dependent(on_failure="cancel")
@@ -357,8 +366,9 @@ def test_a_count_that_is_too_low_is_not_negative(engine: sa.Engine) -> None:
         [set_status("member", "completed", 1), "INSERT INTO member (id, batch_id) VALUES (9, 1)"],
         ["UPDATE batch SET status = 'processing' WHERE id = 1", set_status("member", "completed", 1, 2)],
         ["UPDATE child SET a_id = 2 WHERE id = 1"],
+        ["UPDATE child SET status = 'processing'", "UPDATE child SET a_id = NULL WHERE id = 1"],
     ],
-    ids=["as many as before", "of a batch that has begun", "another parent"],
+    ids=["as many as before", "of a batch that has begun", "another parent", "no parent of one that has begun"],
 )
 def test_a_commit_writes_no_job_that_stays_as_it_is(engine: sa.Engine, statements: list[str]) -> None:
     base = new_base()

@@ -360,7 +360,7 @@ def _has_lost(spec: QueueSpec) -> str:
             f"{_keys_in(spec, f'sqlaqueue_lost_{number}')}\n"
             f"          WHERE EXISTS (SELECT 1 FROM {{t{number}}} AS t WHERE {there} AND {counts(wait, 't.')})\n"
             f"            OR EXISTS (SELECT 1 FROM jsonb_array_elements(sqlaqueue_{number}) AS c\n"
-            f"              WHERE {deleted} AND (c->>{awaited})::bigint < 0 AND (c->>{awaited + 2})::bigint < 0)"
+            f"              WHERE {deleted} AND (c->>{awaited + 2})::bigint < 0)"
         )
         conditions.append(f"({none}) AND {_is_among(spec, lost)}")
     return f"({' OR '.join(f'({each})' for each in conditions)})" if conditions else ""

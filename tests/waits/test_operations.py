@@ -291,6 +291,34 @@ def test_a_job_whose_reference_is_taken_away_is_cancelled(engine: sa.Engine, mod
     assert execute(engine, "SELECT status FROM child ORDER BY id") == [("cancelled",), ("pending",), ("pending",)]
 
 
+@pytest.mark.parametrize(
+    ("statements", "status"),
+    [
+        (["UPDATE child SET a_id = NULL", "UPDATE child SET a_id = 1"], "waiting"),
+        (["UPDATE child SET a_id = NULL", set_status("parent", "completed", 1)], "pending"),
+        ([set_status("parent", "completed", 1), "DELETE FROM parent"], "pending"),
+        ([set_status("parent", "failed", 1), "DELETE FROM parent"], "cancelled"),
+    ],
+    ids=["given back", "completed after all", "completed before its deletion", "failed before its deletion"],
+)
+def test_what_is_lost_is_known_at_the_commit(engine: sa.Engine, statements: list[str], status: str) -> None:
+    _, child = make_dependent(on_failure="block", ondelete="SET NULL")
+    create(engine, child, rows="INSERT INTO parent (id) VALUES (1); INSERT INTO child (id, a_id) VALUES (1, 1)")
+    execute(engine, *statements)
+    assert execute(engine, "SELECT status FROM child") == [(status,)]
+
+
+def test_a_cancelled_job_that_is_looked_at_is_cancelled_once(engine: sa.Engine) -> None:
+    _, child = make_dependent(on_failure="cancel")
+    rows = """INSERT INTO parent (id) VALUES (1), (2); INSERT INTO child (id, a_id) VALUES (1, 1);
+        UPDATE parent SET status = 'failed' WHERE id = 1"""
+    create(engine, child, rows=rows)
+    what = "SELECT status, finished_at, last_error, cancelled_for FROM child"
+    before = execute(engine, what)
+    execute(engine, "UPDATE child SET b_id = 2")
+    assert execute(engine, what) == before
+
+
 def test_a_job_that_is_given_another_key_before_it_is_counted(engine: sa.Engine) -> None:
     _, child = make_dependent()
     create(engine, child, rows="INSERT INTO parent (id, status) VALUES (1, 'completed'), (2, 'pending')")

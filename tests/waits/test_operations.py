@@ -394,19 +394,19 @@ def test_a_count_that_is_too_low_is_not_negative(engine: sa.Engine) -> None:
         [set_status("member", "completed", 1), "INSERT INTO member (id, batch_id) VALUES (9, 1)"],
         ["UPDATE batch SET status = 'processing' WHERE id = 1", set_status("member", "completed", 1, 2)],
         ["UPDATE child SET a_id = 2 WHERE id = 1"],
-        ["UPDATE child SET status = 'processing'", "UPDATE child SET a_id = NULL WHERE id = 1"],
+        ["UPDATE child SET status = 'processing' WHERE id = 1", "UPDATE child SET a_id = CASE id WHEN 2 THEN 2 END"],
     ],
     ids=["as many as before", "of a batch that has begun", "another parent", "no parent of one that has begun"],
 )
 def test_a_commit_writes_no_job_that_stays_as_it_is(engine: sa.Engine, statements: list[str]) -> None:
     base = new_base()
     make_dependent(base=base)
-    rows = "INSERT INTO parent (id) VALUES (1), (2); INSERT INTO child (id, a_id) VALUES (1, 1)"
+    rows = "INSERT INTO parent (id) VALUES (1), (2); INSERT INTO child (id, a_id) VALUES (1, 1), (2, 1)"
     create(engine, *make_batch(base=base), rows=f"{TWO}; {THREE_MEMBERS}; {rows}")
     with engine.connect() as connection:
         for each in statements:
             connection.exec_driver_sql(each)
-        places = sa.text("SELECT batch.ctid::text, child.ctid::text FROM batch, child ORDER BY batch.id")
+        places = sa.text("SELECT batch.ctid::text, child.ctid::text FROM batch, child ORDER BY batch.id, child.id")
         before = connection.execute(places).all()
         connection.exec_driver_sql(APPLY)
         assert connection.execute(places).all() == before

@@ -172,8 +172,8 @@ def test_a_job_that_is_back_is_due_from_then_on(engine: sa.Engine) -> None:
     create(engine, child, rows=rows)
     [(before,)] = execute(engine, "SELECT clock_timestamp() FROM child WHERE status = 'cancelled'")
     execute(engine, set_status("parent", "pending", 1), set_status("parent", "completed", 1))
-    [(status, run_at)] = execute(engine, "SELECT status, run_at FROM child")
-    assert status == "pending"
+    [(status, run_at, *rest)] = execute(engine, "SELECT status, run_at, finished_at, last_error FROM child")
+    assert (status, rest) == ("pending", [None, None])
     assert run_at > before
 
 
@@ -317,6 +317,15 @@ def test_a_cancelled_job_that_is_looked_at_is_cancelled_once(engine: sa.Engine) 
     before = execute(engine, what)
     execute(engine, "UPDATE child SET b_id = 2")
     assert execute(engine, what) == before
+
+
+def test_a_cancelled_job_that_somebody_has_completed_is_not_brought_back(engine: sa.Engine) -> None:
+    _, child = make_dependent(on_failure="cancel")
+    rows = """INSERT INTO parent (id) VALUES (1); INSERT INTO child (id, a_id) VALUES (1, 1);
+        UPDATE parent SET status = 'failed'; UPDATE child SET status = 'completed'"""
+    create(engine, child, rows=rows)
+    execute(engine, set_status("parent", "pending", 1))
+    assert execute(engine, "SELECT status FROM child") == [("completed",)]
 
 
 def test_a_job_that_is_given_another_key_before_it_is_counted(engine: sa.Engine) -> None:

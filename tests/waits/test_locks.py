@@ -5,7 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
+from sqlaqueue import claim
 from sqlaqueue.mapping.mixin import spec_of
 from tests.models import new_base
 from tests.waits.driver import APPLY, COMMIT, Step, driving, interleavings
@@ -172,6 +174,17 @@ def test_cancel_of_a_nested_batch_that_is_counted_at_this_moment(engine: sa.Engi
         assert not driver.drive(programs, "AABAB")
         assert not faults(driver.watcher, node)
     assert execute(engine, "SELECT id, status FROM node WHERE status <> 'cancelled'") == [(3, "completed")]
+
+
+def test_cancel_of_a_nested_batch_that_runs(engine: sa.Engine) -> None:
+    """Its row is locked for as long as its handler runs."""
+    node = create(engine, make_tree(to_many=True, strategy="batch_select"), rows=LEVELS)
+    for keys in ((3, 5), (4,)):
+        execute(engine, set_status("node", "completed", *keys))
+    with Session(engine) as session:
+        assert [job.id for job in session.scalars(claim(node, 1))] == [2]
+        execute(engine, "SET LOCAL lock_timeout = '300ms'", set_status("node", "cancelled", 1))
+    assert execute(engine, "SELECT key::text FROM sqlaqueue_control") == [("[2]",)]
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])

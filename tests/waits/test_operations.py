@@ -321,9 +321,9 @@ def test_a_cancelled_job_that_is_looked_at_is_cancelled_once(engine: sa.Engine) 
 
 def test_a_cancelled_job_that_somebody_has_completed_is_not_brought_back(engine: sa.Engine) -> None:
     _, child = make_dependent(on_failure="cancel")
-    rows = """INSERT INTO parent (id) VALUES (1); INSERT INTO child (id, a_id) VALUES (1, 1);
-        UPDATE parent SET status = 'failed'; UPDATE child SET status = 'completed'"""
-    create(engine, child, rows=rows)
+    create(engine, child, rows="INSERT INTO parent (id) VALUES (1); INSERT INTO child (id, a_id) VALUES (1, 1)")
+    execute(engine, set_status("parent", "failed", 1))
+    execute(engine, "UPDATE child SET status = 'completed' WHERE status = 'cancelled'")
     execute(engine, set_status("parent", "pending", 1))
     assert execute(engine, "SELECT status FROM child") == [("completed",)]
 

@@ -23,7 +23,18 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, mapped_column, relationship, sessionmaker
 
-from sqlaqueue import AsyncConsumer, ConcurrencyLimit, Constant, Consumer, States, WaitFor, cancel, prepare, requeue
+from sqlaqueue import (
+    AsyncConsumer,
+    ConcurrencyLimit,
+    Constant,
+    Consumer,
+    States,
+    WaitFor,
+    cancel,
+    prepare,
+    reconcile,
+    requeue,
+)
 from tests.models import new_base
 from tests.waits.models import job_class
 
@@ -219,6 +230,18 @@ class History:
         with self.log.open("ab") as log:
             self.workers.append(subprocess.Popen([sys.executable, "-m", __name__, *arguments], stderr=log))
 
+    def wait_for_workers(self) -> None:
+        """Wait until all Consumers run: it takes a process longer to start than many a history lasts."""
+        end, running = (
+            time.monotonic() + DEADLINE,
+            sa.select(sa.func.count()).select_from(self.tables["sqlaqueue_consumer"]),
+        )
+        with self.engine.connect() as connection:
+            while connection.scalar(running) < len(self.workers) * len(self.models):
+                connection.rollback()
+                assert time.monotonic() < end, self.log.read_text()
+                time.sleep(0.05)
+
     def kill_worker(self) -> None:
         worker = self.workers.pop(self.chance.randrange(len(self.workers)))
         worker.kill()
@@ -262,7 +285,8 @@ class History:
 
     def add_late(self, session: Session) -> None:
         """To one that may begin at this moment."""
-        if key := self._one(session, self.batch, "waiting"):
+        session.execute(reconcile(self.batch))
+        if key := self._one(session, self.batch, "pending", "waiting"):
             session.add(self.new(self.member, batch_id=key, batch_part=7))
         if key := self._one(session, self.batch, "processing", "pending", "waiting"):
             session.add(self.report(batch_id=key, batch_part=7))
@@ -302,11 +326,12 @@ class History:
             (self.add_batch, 8),
             (self.open_batch, 2),
             (self.add_chain, 4),
-            (self.add_late, 4),
-            (self.requeue_failed, 2),
+            (self.add_late, 8),
+            (self.requeue_failed, 3),
             (self.cancel_batch, 1),
             (self.delete_member, 1),
         ]
+        self.wait_for_workers()
         begun = time.monotonic()
         killed = begun + 2
         while time.monotonic() - begun < seconds:
@@ -395,7 +420,7 @@ def _variant(place: str, seed: int) -> str:
 def test_a_history_with_killed_workers(place: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     seed = pytestconfig.getoption("--seed") or 7
     with _history(place, tmp_path / "log", seed, _variant(place, seed), "sync") as history:
-        history.live(4, kills=0.5)
+        history.live(4, kills=0.4)
         history.finish()
         history.check()
 
@@ -406,7 +431,7 @@ def test_a_history_with_killed_workers(place: str, tmp_path: Path, pytestconfig:
 def test_histories(place: str, tmp_path: Path, seed: int, api: str) -> None:
     """Long ones, also with members that are deleted when they complete, and with limits."""
     with _history(place, tmp_path / "log", seed, _variant(place, seed), api) as history:
-        history.live(25, kills=0.5)
+        history.live(25, kills=0.3)
         history.finish()
         history.check()
 

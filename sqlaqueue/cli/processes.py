@@ -409,7 +409,8 @@ def _dispose_engines(consumers: Sequence[ConsumerBase]) -> None:
 
 
 # -- worker reports ----------------------------------------------------------------------------------------------------
-# What a worker process sends to its supervisor, in lines: that it has started, and its health again and again.
+# What a worker process sends to its supervisor, in lines: its health again and again, and that it has started, or why
+# it cannot.
 #
 # A module of its own, as the module that a worker process executes must not have been imported before.
 
@@ -432,6 +433,16 @@ def health_report(healths: Mapping[str, Health]) -> bytes:
     return json.dumps(asdict(health)).encode()
 
 
-def read_report(line: bytes) -> Health:
-    values = json.loads(line)
+def read_report(line: bytes) -> Health | None:
+    values = json.loads(line) if line.startswith(b"{") else None
+    if values is None:
+        return None
     return Health(alive=values["alive"], ready=values["ready"], problems=tuple(values["problems"]))
+
+
+def error_report(text: str) -> bytes:
+    return json.dumps(text).encode()
+
+
+def read_error(line: bytes) -> str | None:
+    return str(json.loads(line)) if line.startswith(b'"') else None

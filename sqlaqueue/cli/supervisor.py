@@ -16,10 +16,12 @@ import time
 from dataclasses import replace
 from typing import NoReturn
 
+import click
+
 from sqlaqueue.cli import http as http_module
 from sqlaqueue.cli.http import serving_http
 from sqlaqueue.cli.output import FAILED, NOT_STOPPED, signals_handled
-from sqlaqueue.cli.processes import STARTED, WorkerOptions, read_report
+from sqlaqueue.cli.processes import STARTED, WorkerOptions, read_error, read_report
 from sqlaqueue.consumer.context import STUCK_AFTER, Health
 from sqlaqueue.log import fields, logger
 
@@ -36,8 +38,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def supervise(options: WorkerOptions, processes: int) -> int:
     """Keep a number of worker processes running until a signal arrives; return the exit code.
 
-    The others start after the first one has started its Consumers, as an error in the options would stop all of them.
-    A second signal kills the processes, and this one.
+    They start side by side. One that cannot start is given up, and an error that stops all of them is printed once. A
+    second signal kills the processes, and this one.
     """
     try:
         with http_module.shared_directory(wanted=options.measured) as metrics:
@@ -75,6 +77,8 @@ class WorkerSlot:
         self._reported_at = 0.0
         self.has_started = False
         """Whether the Consumers of some process of this slot have started."""
+        self.error: str | None = None
+        """Why the last process could not start, if it has said so."""
         self.closed = False
         """Whether no process is to be started here any more."""
         self._deaths = 0
@@ -101,6 +105,7 @@ class WorkerSlot:
             )
         self._socket, self._started_at = ours, time.monotonic()
         self._received, self._report, self._reported_at = b"", None, self._started_at
+        self.error = None
         # Not on the command line, where other users could read the database's password.
         with contextlib.suppress(OSError):
             ours.sendall(self._options.to_json().encode() + b"\n")
@@ -112,14 +117,17 @@ class WorkerSlot:
         """Read what the process has sent; return its exit code if it has ended."""
         if self._process is None or self._socket is None:
             return None
-        with contextlib.suppress(OSError):
-            self._received += self._socket.recv(65536)
-            *lines, self._received = self._received.split(b"\n")
-            self.has_started |= STARTED in lines
-            reports = [line for line in lines if line != STARTED]
-            if reports:
-                self._report, self._reported_at = read_report(reports[-1]), time.monotonic()
+        # Before its socket is read: what it has sent is complete then.
         code = self._process.poll()
+        with contextlib.suppress(OSError):
+            while part := self._socket.recv(65536):
+                self._received += part
+        *lines, self._received = self._received.split(b"\n")
+        self.has_started |= STARTED in lines
+        self.error = next(filter(None, map(read_error, lines)), self.error)
+        reports = [health for health in map(read_report, lines) if health is not None]
+        if reports:
+            self._report, self._reported_at = reports[-1], time.monotonic()
         if code is not None:
             self._socket.close()
             http_module.forget_process(self._process.pid, self._metrics)
@@ -164,6 +172,8 @@ class Supervisor:
         self._draining = options.drain
         self._stopping = False
         self._exit_code = 0
+        self._printed = set[str]()
+        """The errors of processes that could not start: one in the options stops all of them, and each reports it."""
 
     def healths(self) -> dict[str, Health]:
         return {f"worker {slot.number}": slot.health() for slot in self._slots}
@@ -174,16 +184,13 @@ class Supervisor:
             slot.stop()
 
     def run(self) -> int:
-        first = self._slots[0]
         while any(slot.is_running or not slot.closed for slot in self._slots):
             self._handle_signals()
-            for slot in self._slots if first.has_started or self._stopping else [first]:
+            for slot in self._slots:
                 slot.start_if_due()
                 code = slot.poll()
                 if code is not None:
                     self._handle_exit(slot, code)
-            if first.closed and not first.has_started:
-                self.stop()
             time.sleep(_CHECK_INTERVAL)
         return self._exit_code
 
@@ -200,6 +207,9 @@ class Supervisor:
             self.stop()
 
     def _handle_exit(self, slot: WorkerSlot, code: int) -> None:
+        if slot.error is not None and (slot.has_started or slot.error not in self._printed):
+            self._printed.add(slot.error)
+            click.echo(f"Error: {slot.error}", err=True)
         expected = slot.closed or (self._draining and code == 0)
         if not expected and slot.has_started:
             slot.schedule_restart(code)

@@ -300,6 +300,42 @@ def test_a_worker_that_cannot_start_ends_the_supervisor_with_its_exit_code(shop:
     assert supervisor.output.count("the database lacks what Email needs: the table email") == 1
 
 
+MEETING = f"""
+import os, time
+from pathlib import Path
+from {MODELS} import Email, send
+Path(f"here-{{os.getpid()}}").touch()
+while len([*Path().glob("here-*")]) < 3:
+    time.sleep(0.01)
+"""
+
+
+def test_processes_start_side_by_side(shop: Shop) -> None:
+    """Each waits in its import until all of them are there."""
+    (shop.directory / "meeting.py").write_text(MEETING)
+    supervisor = shop.start("worker", "meeting:Email=meeting:send", "--processes", "3")
+    wait_until(lambda: consumers(shop) == 3, lambda: supervisor.output)
+    supervisor.signal()
+    assert supervisor.end() == 0, supervisor.output
+
+
+LONELY = f"""
+from pathlib import Path
+from {MODELS} import Email, send
+Path("one").touch(exist_ok=False)
+"""
+
+
+def test_a_process_that_cannot_start_leaves_the_others_running(shop: Shop) -> None:
+    (shop.directory / "lonely.py").write_text(LONELY)
+    supervisor = shop.start("worker", "lonely:Email=lonely:send", "--processes", "3")
+    wait_until(lambda: supervisor.output.count("ended with exit code 2") == 2, lambda: supervisor.output)
+    assert supervisor.output.count("Error: lonely:Email: importing lonely failed: FileExistsError: ") == 1
+    wait_until(lambda: consumers(shop) == 1, lambda: supervisor.output)
+    supervisor.signal()
+    assert supervisor.end() == 2, supervisor.output
+
+
 def test_consumers_of_the_application_in_several_processes(shop: Shop) -> None:
     shop.add(Email(), Letter())
     assert shop.start("worker", f"{QUEUES}:both", "--processes", "1", "--drain").end() == 0

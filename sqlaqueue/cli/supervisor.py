@@ -1,4 +1,4 @@
-"""The supervisor of ``sqlaqueue worker --processes``: starts several worker processes, and restarts those that die.
+"""The supervisor of ``sqlaqueue worker --processes`` and ``--reload``: starts worker processes, and restarts them.
 
 It stops a process by closing its socket, not by a signal. A service manager may send its signal to all processes of a
 service, and a second signal would end a worker in the middle of its jobs.
@@ -7,23 +7,36 @@ service, and a second signal would end a worker in the middle of its jobs.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from sqlaqueue.cli import http as http_module
 from sqlaqueue.cli.http import serving_http
-from sqlaqueue.cli.output import FAILED, NOT_STOPPED, signals_handled
+from sqlaqueue.cli.output import (
+    FAILED,
+    NO_DATABASE,
+    NOT_STOPPED,
+    FailedError,
+    InputError,
+    first_line,
+    signals_handled,
+)
 from sqlaqueue.cli.processes import STARTED, WorkerOptions, read_error, read_report
 from sqlaqueue.consumer.context import STUCK_AFTER, Health
 from sqlaqueue.log import fields, logger
+from sqlaqueue.texts import printable
 
 FIRST_RESTART_DELAY, LONGEST_RESTART_DELAY = 0.5, 30.0
 """Seconds before a restart; each death in a row doubles the delay."""
@@ -35,15 +48,18 @@ _CHECK_INTERVAL = 0.05
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def supervise(options: WorkerOptions, processes: int) -> int:
+def supervise(options: WorkerOptions, processes: int, *, reload: bool = False) -> int:
     """Keep a number of worker processes running until a signal arrives; return the exit code.
 
     They start side by side. One that cannot start is given up, and an error that stops all of them is printed once. A
     second signal kills the processes, and this one.
+
+    :param reload: whether to restart them when a Python file changes; one that cannot start waits for a change then.
     """
     try:
         with http_module.shared_directory(wanted=options.measured) as metrics:
-            supervisor = Supervisor(replace(options, http=None), processes, metrics)
+            changes = _python_changes(_application_paths(options)) if reload else None
+            supervisor = Supervisor(replace(options, http=None), processes, metrics, changes)
             read_metrics = http_module.of_processes(metrics)
             recorded = signals_handled(_SIGNALS, lambda number, _: supervisor.signals.append(number))
             with recorded, serving_http(options.http, supervisor.healths, read_metrics):
@@ -75,8 +91,14 @@ class WorkerSlot:
         self._received = b""
         self._report: Health | None = None
         self._reported_at = 0.0
+        self.is_started = False
+        """Whether the Consumers of the current or last process have started."""
         self.has_started = False
         """Whether the Consumers of some process of this slot have started."""
+        self.is_restarting = False
+        """Whether the current process was stopped to be started again."""
+        self.waits_for_change = False
+        """Whether a process could not start, and a change of the files may help."""
         self.error: str | None = None
         """Why the last process could not start, if it has said so."""
         self.closed = False
@@ -88,7 +110,7 @@ class WorkerSlot:
         self._socket: socket.socket | None = None
 
     def start_if_due(self) -> None:
-        if self.closed or self._process is not None or time.monotonic() < self._next_start:
+        if self.closed or self.waits_for_change or self.is_running or time.monotonic() < self._next_start:
             return
         if self._metrics is not None:
             # A cleaner of temporary directories may have removed it, and no worker could start without it.
@@ -105,7 +127,7 @@ class WorkerSlot:
             )
         self._socket, self._started_at = ours, time.monotonic()
         self._received, self._report, self._reported_at = b"", None, self._started_at
-        self.error = None
+        self.error, self.is_started, self.is_restarting = None, False, False
         # Not on the command line, where other users could read the database's password.
         with contextlib.suppress(OSError):
             ours.sendall(self._options.to_json().encode() + b"\n")
@@ -123,7 +145,8 @@ class WorkerSlot:
             while part := self._socket.recv(65536):
                 self._received += part
         *lines, self._received = self._received.split(b"\n")
-        self.has_started |= STARTED in lines
+        self.is_started |= STARTED in lines
+        self.has_started |= self.is_started
         self.error = next(filter(None, map(read_error, lines)), self.error)
         reports = [health for health in map(read_report, lines) if health is not None]
         if reports:
@@ -135,8 +158,9 @@ class WorkerSlot:
         return code
 
     def health(self) -> Health:
-        if self.closed or self._process is None:
-            return Health(alive=True, ready=False, problems=("it is stopped" if self.closed else "it is restarting",))
+        if self.closed or not self.is_running:
+            waiting = "it waits for a change of the files" if self.waits_for_change else "it is restarting"
+            return Health(alive=True, ready=False, problems=("it is stopped" if self.closed else waiting,))
         if time.monotonic() - self._reported_at > STUCK_AFTER:
             return Health(alive=False, ready=False, problems=("it is stuck",))
         return self._report or Health(alive=True, ready=False, problems=("it is starting",))
@@ -149,8 +173,22 @@ class WorkerSlot:
         text = "worker %d %s; restarting in %.1f s"
         logger.warning(text, self.number, exit_reason(code), delay, extra=extra)
 
+    def wait_for_change(self, code: int) -> None:
+        self.waits_for_change = True
+        extra = fields("process_died", number=self.number)
+        logger.warning("worker %d %s; waiting for a change of the files", self.number, exit_reason(code), extra=extra)
+
+    def restart(self) -> None:
+        """Start another process now, or when the current one has stopped as after a signal."""
+        self.is_restarting, self.waits_for_change = self.is_running, False
+        self._deaths, self._next_start = 0, 0.0
+        self._stop_process()
+
     def stop(self) -> None:
         self.closed = True
+        self._stop_process()
+
+    def _stop_process(self) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
@@ -166,10 +204,18 @@ class WorkerSlot:
 
 
 class Supervisor:
-    def __init__(self, options: WorkerOptions, processes: int, metrics: str | None = None) -> None:
+    def __init__(
+        self,
+        options: WorkerOptions,
+        processes: int,
+        metrics: str | None = None,
+        changes: Iterator[Sequence[str]] | None = None,
+    ) -> None:
         self.signals: list[int] = []
         self._slots = [WorkerSlot(number, options, metrics) for number in range(1, processes + 1)]
         self._draining = options.drain
+        self._changes = changes
+        """Waits a moment for Python files that change, and yields them; None if no process is restarted then."""
         self._stopping = False
         self._exit_code = 0
         self._printed = set[str]()
@@ -191,8 +237,21 @@ class Supervisor:
                 code = slot.poll()
                 if code is not None:
                     self._handle_exit(slot, code)
-            time.sleep(_CHECK_INTERVAL)
+            if self._changes is None:
+                time.sleep(_CHECK_INTERVAL)
+            else:
+                self._restart_after(next(self._changes))
         return self._exit_code
+
+    def _restart_after(self, changed: Sequence[str]) -> None:
+        if not changed or self._stopping:
+            return
+        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        extra = fields("files_changed", count=len(changed))
+        logger.info("%s%s changed; restarting", printable(changed[0]), others, extra=extra)
+        self._printed.clear()
+        for slot in self._slots:
+            slot.restart()
 
     def _handle_signals(self) -> None:
         if len(self.signals) > 1:
@@ -207,11 +266,18 @@ class Supervisor:
             self.stop()
 
     def _handle_exit(self, slot: WorkerSlot, code: int) -> None:
-        if slot.error is not None and (slot.has_started or slot.error not in self._printed):
+        known = self._printed if self._changes is not None or not slot.has_started else ()
+        if slot.error is not None and slot.error not in known:
             self._printed.add(slot.error)
             click.echo(f"Error: {slot.error}", err=True)
+        if not slot.closed and slot.is_restarting:
+            return
         expected = slot.closed or (self._draining and code == 0)
-        if not expected and slot.has_started:
+        if not expected and self._changes is not None and not slot.is_started and code != NO_DATABASE:
+            slot.wait_for_change(code)
+            return
+        # No change of the files starts a database.
+        if not expected and (slot.has_started or self._changes is not None):
             slot.schedule_restart(code)
             return
         slot.closed = True
@@ -221,6 +287,60 @@ class Supervisor:
             # The exit code of a process that could not start tells why; a later failure is FAILED.
             tells_why = code == NOT_STOPPED or (code > 0 and not slot.has_started)
             self._exit_code = code if tells_why else FAILED
+
+
+# -- the files of the application --------------------------------------------------------------------------------------
+
+_LONGEST_GROUPING = 300
+"""Milliseconds in which changes are taken together, as an editor or git may write many files."""
+
+
+def _application_paths(options: WorkerOptions) -> list[Path]:
+    """Return the current directory, and where the modules of the targets and handlers are if not below it."""
+    here = Path.cwd()
+    paths = [here]
+    texts = [text for target in options.targets for text in target.split("=")] + options.handlers
+    for name in dict.fromkeys(text.partition(":")[0].partition(".")[0] for text in texts):
+        # A wrong name is an error in the worker processes.
+        with contextlib.suppress(ImportError, ValueError):
+            # It does not import the module, as that is the outermost one.
+            found = importlib.util.find_spec(name)
+            file = None if found is None else found.origin
+            if found is None or (file is None and not found.submodule_search_locations):
+                continue
+            folders = found.submodule_search_locations or [os.path.dirname(str(file))]  # noqa: PTH120 - a text as the others
+            paths += [Path(folder) for folder in folders if not Path(folder).is_relative_to(here)]
+    return [path for path in paths if path.is_dir()]
+
+
+def _python_changes(paths: Sequence[Path]) -> Iterator[Sequence[str]]:
+    """Yield the Python files that have changed below these paths, and nothing now and then if none has."""
+    try:
+        from watchfiles import PythonFilter, watch  # noqa: PLC0415 - it needs an extra
+    except ModuleNotFoundError:
+        raise InputError("--reload needs watchfiles: pip install 'sqlaqueue[reload]'") from None
+    # It logs each change of any file.
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
+    is_python = PythonFilter()
+    # Not its own filter: it would not return while other files change, such as a database or a log.
+    found = watch(
+        *paths,
+        watch_filter=None,
+        debounce=_LONGEST_GROUPING,
+        rust_timeout=round(_CHECK_INTERVAL * 1000),
+        yield_on_timeout=True,
+        ignore_permission_denied=True,
+    )
+    try:
+        # The processes start when the files are watched.
+        next(found)
+    except (OSError, RuntimeError) as error:
+        raise FailedError(f"--reload: the files cannot be watched: {first_line(error)}") from error
+    return (sorted(_shown(path) for change, path in each if is_python(change, path)) for each in found)
+
+
+def _shown(path: str) -> str:
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def _die_by(number: int) -> NoReturn:

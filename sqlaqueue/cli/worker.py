@@ -70,10 +70,11 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
     type=click.IntRange(1, 1000),
     help="Number of worker processes to start; those that die are restarted.",
 )
+@click.option("--reload", is_flag=True, help="Restart when a Python file of the application changes; to develop with.")
 @log_level_option
 @click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug: log every job.")
 @click.pass_context
-def worker(context: click.Context, /, *, processes: int | None, verbose: bool, **given: Any) -> None:
+def worker(context: click.Context, /, *, processes: int | None, reload: bool, verbose: bool, **given: Any) -> None:
     """Run the jobs of one or more queues in one process, until SIGTERM or SIGINT.
 
     A queue class needs a handler: app:Email=app:send, or --handler app:send. A handler is a function
@@ -103,16 +104,19 @@ def worker(context: click.Context, /, *, processes: int | None, verbose: bool, *
     )
     if given["http"] is not None:
         parse_address(given["http"])
-    if processes is None:
+    if reload and given["drain"]:
+        raise InputError("--reload: a worker with --drain ends by itself; give one of the two")
+    if processes is None and not reload:
         try:
             WorkerProcess(worker_options, lambda: None).run()
         except NotStoppedError as error:
             end_process(error)
         return
     if os.name != "posix":
-        raise InputError("--processes needs a system with POSIX signals; start several workers instead")
+        option = "--reload" if processes is None else "--processes"
+        raise InputError(f"{option} needs a system with POSIX signals; start workers without it")
     configure_logging(worker_options.log_level)
-    context.exit(supervise(worker_options, processes))
+    context.exit(supervise(worker_options, processes or 1, reload=reload))
 
 
 @click.command(short_help="Fire schedules.")

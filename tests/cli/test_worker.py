@@ -1,22 +1,27 @@
 """``sqlaqueue worker`` in processes of its own, with the signals of a service manager."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sqlaqueue.cli import main
 from sqlaqueue.cli.output import NOT_STOPPED
 from sqlaqueue.cli.processes import REPORT_INTERVAL
 from sqlaqueue.cli.supervisor import LONGEST_RESTART_DELAY, STABLE_AFTER, WorkerSlot, exit_reason, restart_delay
-from tests.cli.conftest import EMAIL, LETTER, MODELS, QUEUES, ROW, SEND, WORKER, Shop
+from tests.cli.conftest import EMAIL, LETTER, MODELS, QUEUES, ROW, SEND, WORKER, Shop, environment
 from tests.cli.shop.models import Email, Letter, Row, Task
-from tests.programs import Program, wait_until
+from tests.programs import Program, run_program, wait_until
 
 pytestmark = pytest.mark.once
 
@@ -381,6 +386,102 @@ def test_exit_reasons() -> None:
     assert exit_reason(3) == "ended with exit code 3"
     assert exit_reason(-9) == "was killed by SIGKILL"
     assert exit_reason(-77) == "was killed by signal 77"
+
+
+# -- --reload: the worker is restarted when the application changes -------------------------------------------------
+
+RELOADED = """
+import os, time
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlaqueue import Consumer, QueueMixin, prepare
+
+class Base(DeclarativeBase):
+    pass
+
+class Page(QueueMixin, Base):
+    __tablename__ = "page"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    said: Mapped[str | None]
+
+engine = prepare(sa.create_engine("sqlite:///pages.db"))
+"""
+WORKERS = """
+from app import *
+
+def write(session, page):
+    {body}
+
+workers = [Consumer(Page, write, sessionmaker(engine), grace=0.1, poll_interval=0.05)]
+"""
+
+
+class Pages:
+    """An application with a database in a file, and a worker that is restarted when it changes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self._file = directory, directory / "pages.db"
+        (directory / "app.py").write_text(RELOADED)
+        self.write("open('at_work', 'w').close(); time.sleep(3600)")
+        (directory / "tables.py").write_text("from app import *\nBase.metadata.create_all(engine)")
+        made = run_program(directory / "tables.py", environment=environment(), directory=directory)
+        assert made.returncode == 0, made.stderr
+
+    def write(self, body: str) -> None:
+        """Change the handler; written to another file first, as editors do."""
+        new = self.directory / "workers.py.new"
+        new.write_text(WORKERS.format(body=body))
+        new.rename(self.directory / "workers.py")
+
+    def add(self) -> None:
+        with contextlib.closing(sqlite3.connect(self._file)) as connection, connection:
+            connection.execute("INSERT INTO page DEFAULT VALUES")
+
+    def said(self) -> list[str]:
+        with contextlib.closing(sqlite3.connect(self._file)) as connection:
+            rows = connection.execute("SELECT status, said FROM page ORDER BY id")
+            return [f"{status}: {said}" for status, said in rows]
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Pages:
+    return Pages(tmp_path)
+
+
+def test_a_change_of_the_application_restarts_its_worker(pages: Pages) -> None:
+    """The running job is released, as at the end of the grace period; an error while importing is waited out."""
+    pages.add()
+    arguments = ("worker", "workers:workers", "--reload")
+    supervisor = Program("sqlaqueue", *arguments, environment=environment(), directory=pages.directory)
+    try:
+        wait_until((pages.directory / "at_work").exists, lambda: supervisor.output)
+        pages.write("page.said = 'second'")
+        supervisor.wait_for("workers.py changed; restarting")
+        wait_until(lambda: pages.said() == ["completed: second"], lambda: supervisor.output)
+        (pages.directory / "notes.txt").write_text("no part of the program")
+        pages.write("page.said = 'third')")
+        supervisor.wait_for("Error: workers:workers: importing workers failed: SyntaxError: unmatched ')'")
+        supervisor.wait_for("worker 1 ended with exit code 2; waiting for a change of the files")
+        pages.add()
+        pages.write("page.said = 'the third'")
+        wait_until(lambda: pages.said()[1:] == ["completed: the third"], lambda: supervisor.output)
+        supervisor.signal(signal.SIGINT)
+        assert supervisor.end() == 0, supervisor.output
+    finally:
+        supervisor.clear()
+    assert len(re.findall(r"worker 1 is process \d+", supervisor.output)) == 4
+    assert "Traceback" not in supervisor.output
+
+
+def test_reload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*more: str) -> str:
+        result = CliRunner().invoke(main, [*WORKER, "--reload", *more])
+        assert result.exit_code == 2
+        return result.stderr
+
+    assert refused("--drain") == "Error: --reload: a worker with --drain ends by itself; give one of the two\n"
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    assert refused() == "Error: --reload needs watchfiles: pip install 'sqlaqueue[reload]'\n"
 
 
 # -- --otel: the application sets OpenTelemetry up when it is imported --------------------------------------------

@@ -92,9 +92,9 @@ def _checked(key: str, known: set[str], where: str) -> str:
 def main(context: click.Context) -> None:
     """Job queues for SQLAlchemy: a job is a row of your own model.
 
-    A TARGET is a queue class, such as app.models:Email, or a Consumer of your application, such as
-    app.queues:consumer. Options can also be set in the environment (SQLAQUEUE_URL, SQLAQUEUE_WORKER_CONCURRENCY) and
-    in the table [tool.sqlaqueue] of the nearest pyproject.toml.
+    A TARGET is a queue class, such as app.models:Email, a Consumer of your application, such as app.queues:consumer,
+    or a module, such as app.models, for all queues in it. Options can also be set in the environment (SQLAQUEUE_URL,
+    SQLAQUEUE_WORKER_CONCURRENCY) and in the table [tool.sqlaqueue] of the nearest pyproject.toml.
 
     Exit codes: 0 success, 1 failure, 2 wrong input, 3 the database does not answer or lacks what the queue needs, 4 a
     worker was stopped and had to end a handler.

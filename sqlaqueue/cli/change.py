@@ -142,7 +142,7 @@ def _change_jobs(
 ) -> None:
     """Count the jobs, ask for confirmation, and change them in batches."""
     execute, rows = execute or _execute_change, []
-    for target, run in open_targets(load_targets([text]), url):
+    for target, run in open_targets(load_targets([text], of_a_key=change.job_filter.keys is not None), url):
         counts = run(count, change.job_filter)
         total = sum(counts.values())
         number = total if change.limit is None else min(change.limit, total)

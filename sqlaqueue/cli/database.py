@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,11 +49,18 @@ class Target:
         return spec_of(self.model)
 
 
-def load_targets(texts: Sequence[str], *, modules: bool = False) -> list[Target]:
-    """Return the queues of the targets: of a class, of Consumers, or with ``modules`` of a module."""
-    return [
-        target for text in texts for target in (_in_module(text) if modules and ":" not in text else _targets(text))
-    ]
+def load_targets(texts: Sequence[str], *, to_run: bool = False, of_a_key: bool = False) -> list[Target]:
+    """Return the queues of the targets: of a class, of Consumers, or of a module.
+
+    :param to_run: whether their jobs are to be run: of a module, its Consumers are taken, and not its classes.
+    :param of_a_key: whether a key is given as well, which says nothing about the jobs of another queue.
+    """
+    of_module = _consumers_of_module if to_run else _queues_of_module
+    found = [target for text in texts for target in (_targets(text) if ":" in text else of_module(text))]
+    if of_a_key and len(found) > 1:
+        names = ", ".join(f"{each.model.__module__}:{each.model.__name__}" for each in found)
+        raise InputError(f"{texts[0]}: it has several queues, and a key belongs to one; name its queue: {names}")
+    return found
 
 
 def load(text: str) -> Any:
@@ -105,15 +113,86 @@ def _called(function: Any, text: str) -> Any:
         raise InputError(f"{text}: it raised {_description(error)}") from error
 
 
-def _in_module(name: str) -> list[Target]:
-    """Return the queues whose classes are in a module; of a class and its subclasses, the one that has the table."""
+def load_module(name: str) -> ModuleType:
+    """Import a module that is a target."""
     if not _is_module_name(name):
         raise InputError(f"{name!r}: {_TARGET_EXAMPLE}, or a module, such as app.models{_module_hint(name)}")
-    found = [queue_spec(each) for each in vars(_module(name, name)).values() if isinstance(each, type)]
-    models = dict.fromkeys(spec.model for spec in found if spec is not None)
-    if not models:
-        raise InputError(f"{name}: the module has no queue class; name the one that has, such as app.models")
-    return [Target(f"{name}:{model.__name__}", model) for model in models]
+    return _module(name, name)
+
+
+def _queues_of_module(name: str) -> list[Target]:
+    """Return the queues of the classes and Consumers in a module; of a class and its subclasses, one for the table."""
+    module = load_module(name)
+    listed = [one for each in _lists_of_consumers(module).values() for one in each]
+    makers = _makers_of_consumers(module)
+    if len(makers) == 1 and not listed:
+        listed = [target.consumer for target in _targets(f"{name}:{next(iter(makers))}") if target.consumer is not None]
+    consumers: dict[type[Any], ConsumerBase] = {}
+    for consumer in [*_consumers(module).values(), *listed]:
+        consumers.setdefault(spec_of(consumer.model).model, consumer)
+    specs = [queue_spec(each) for each in vars(module).values() if isinstance(each, type)]
+    classes = dict.fromkeys(spec.model for spec in specs if spec is not None)
+    if not classes and not consumers:
+        raise InputError(f"{name}: the module has no queue class and no Consumer; name one that has, as app.models")
+    return [
+        Target(f"{name if model in classes else model.__module__}:{model.__name__}", model, consumers.get(model))
+        for model in classes | dict.fromkeys(consumers)
+    ]
+
+
+def _consumers_of_module(name: str) -> list[Target]:
+    """Return the Consumers of the only list or function in a module; without one, those that are by themselves."""
+    module = load_module(name)
+    several = [*_lists_of_consumers(module), *_makers_of_consumers(module)]
+    if len(several) > 1:
+        names = ", ".join(f"{name}:{each}" for each in several)
+        raise InputError(f"{name}: the module has several lists or functions of Consumers; name one of them: {names}")
+    if several:
+        return _targets(f"{name}:{several[0]}")
+    found = [Target(f"{name}:{attribute}", each.model, each) for attribute, each in _consumers(module).items()]
+    if not found:
+        raise InputError(
+            f"{name}: the module has no Consumer; give it one, a list of them, or a function that is annotated to "
+            "return them, such as `def workers() -> list[Consumer]`; or name a queue class with its handler, as "
+            "app.models:Email=app.tasks:send"
+        )
+    return found
+
+
+def _consumers(module: ModuleType) -> dict[str, ConsumerBase]:
+    return _distinct(module, _is_consumer)
+
+
+def _lists_of_consumers(module: ModuleType) -> dict[str, Sequence[ConsumerBase]]:
+    return _distinct(module, lambda each: isinstance(each, list | tuple) and {*map(_is_consumer, each)} == {True})
+
+
+def _makers_of_consumers(module: ModuleType) -> dict[str, Callable[[], Any]]:
+    """Return the functions without arguments whose annotation says that they return Consumers."""
+
+    def makes_consumers(each: Any) -> bool:
+        if not inspect.isfunction(each) or inspect.iscoroutinefunction(each):
+            return False
+        signature = inspect.signature(each)
+        required = [one for one in signature.parameters.values() if one.default is one.empty]
+        # As a text: its names may be imported for type checkers only.
+        return not required and _CONSUMER.search(str(signature.return_annotation)) is not None
+
+    return _distinct(module, makes_consumers)
+
+
+_CONSUMER = re.compile(r"\b(Async)?Consumer\b")
+
+
+def _is_consumer(each: object) -> bool:
+    return isinstance(each, ConsumerBase)
+
+
+def _distinct(module: ModuleType, is_wanted: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return the attributes of a module by name, each object once."""
+    wanted = {name: each for name, each in vars(module).items() if is_wanted(each)}
+    first = {id(each): name for name, each in reversed(wanted.items())}
+    return {name: each for name, each in wanted.items() if first[id(each)] == name}
 
 
 def _is_module_name(text: str) -> bool:

@@ -241,7 +241,7 @@ def _consumers(session: Session, model: type[Any], *, here: bool) -> list[dict[s
 def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any) -> None:
     """List jobs, newest first, by the time when they finished or, if they have not, when they were enqueued."""
     selected = job_filter(options, "created_at")
-    loaded, found = load_targets([target]), list[JobInfo]()
+    loaded, found = load_targets([target], of_a_key=selected.keys is not None), list[JobInfo]()
     for _, run in open_targets(loaded, url):
         found += run(admin_jobs.jobs, selected, limit=limit)
     if json:
@@ -284,7 +284,7 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
 
     Separate the parts of a composite KEY by commas. The exit code is 1 if there is no such job, nor attempts of it.
     """
-    for each, run in open_targets(load_targets([target]), url):
+    for each, run in open_targets(load_targets([target], of_a_key=True), url):
         found = run(admin_jobs.job, key)
         kept = each.spec.config.attempt_history is not None
         history = run(admin_jobs.attempts, key) if kept else []
@@ -483,7 +483,7 @@ def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
     exit code is 1 if there is no such job.
     """
     exists = True
-    for _, run in open_targets(load_targets([target]), url):
+    for _, run in open_targets(load_targets([target], of_a_key=key is not None), url):
         if key is None:
             _echo_queue(*run(_queue), json=json)
             continue

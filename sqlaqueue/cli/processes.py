@@ -132,7 +132,7 @@ class WorkerOptions:
 def make_consumers(options: WorkerOptions) -> list[ConsumerBase]:
     """Return a Consumer for each target: the application's own, or a new one for a queue class."""
     pairs = [text.partition("=") for text in options.targets]
-    loaded = [(target, handler) for text, _, handler in pairs for target in load_targets([text])]
+    loaded = [(target, handler) for text, _, handler in pairs for target in load_targets([text], to_run=True)]
     targets = [target for target, _ in loaded]
     classes = [target for target in targets if target.consumer is None]
     names = _handler_names(options, loaded)

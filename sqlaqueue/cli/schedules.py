@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin import schedules as stored
 from sqlaqueue.admin.schedules import ScheduleInfo
-from sqlaqueue.cli.database import Target, TargetDatabase, load, load_targets, run_for
+from sqlaqueue.cli.database import Target, TargetDatabase, load, load_module, load_targets, run_for
 from sqlaqueue.cli.output import (
     DURATION,
     DurationType,
@@ -42,7 +42,9 @@ def load_schedule_targets(texts: Sequence[str]) -> list[Target]:
 
 
 def _targets(text: str) -> list[Target]:
-    found = load(text)
+    found = load(text) if ":" in text else schedules_of_module(text)
+    if isinstance(found, list) and len(found) == 1:
+        found = found[0]
     if isinstance(found, SchedulerBase):
         return [Target(text, group.spec.model, scheduler=found) for group in found.groups]
     listed: list[Any] = list(found) if isinstance(found, list | tuple) else [found]
@@ -50,6 +52,20 @@ def _targets(text: str) -> list[Target]:
         with command_errors():
             return [Target(text, group.spec.model) for group in schedule_groups(listed, text)]
     return load_targets([text])
+
+
+def schedules_of_module(name: str) -> list[Any]:
+    """Return the Scheduler of a module, or its Schedules, or else its queue classes."""
+    found = vars(load_module(name))
+    schedulers = {id(each): (attribute, each) for attribute, each in found.items() if isinstance(each, SchedulerBase)}
+    if len(schedulers) > 1:
+        names = ", ".join(f"{name}:{attribute}" for attribute, _ in schedulers.values())
+        raise InputError(f"{name}: the module has several Schedulers; name one of them: {names}")
+    if schedulers:
+        return [each for _, each in schedulers.values()]
+    listed = [one for each in found.values() for one in (each if isinstance(each, list | tuple) else [each])]
+    schedules = {id(each): each for each in listed if isinstance(each, Schedule)}
+    return [*schedules.values()] or [target.model for target in load_targets([name])]
 
 
 class _Grace(DurationType):
@@ -88,7 +104,8 @@ _definition_options = with_options(
 def schedules() -> None:
     """Show and change the schedules that are stored in the database; running processes follow within seconds.
 
-    TARGET is a queue class, a Consumer, a Scheduler or a Schedule of your application: its tables have the schedules.
+    TARGET is a queue class, a Consumer, a Scheduler or a Schedule of your application, or a module with one of these:
+    its tables have the schedules.
     """
 
 

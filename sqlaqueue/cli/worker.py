@@ -15,7 +15,15 @@ import click
 import sqlalchemy as sa
 from click.core import ParameterSource
 
-from sqlaqueue.cli.database import Target, TargetDatabase, engine_for, load, load_targets, parse_url, session_factory_of
+from sqlaqueue.cli.database import (
+    Target,
+    TargetDatabase,
+    engine_for,
+    load,
+    load_targets,
+    parse_url,
+    session_factory_of,
+)
 from sqlaqueue.cli.http import parse_address
 from sqlaqueue.cli.output import (
     DURATION,
@@ -31,6 +39,7 @@ from sqlaqueue.cli.output import (
     url_option,
 )
 from sqlaqueue.cli.processes import WorkerOptions, WorkerProcess, configure_logging
+from sqlaqueue.cli.schedules import schedules_of_module
 from sqlaqueue.cli.supervisor import supervise
 from sqlaqueue.scheduler import Scheduler, SchedulerBase
 
@@ -79,7 +88,8 @@ def worker(context: click.Context, /, *, processes: int | None, reload: bool, ve
 
     A queue class needs a handler: app:Email=app:send, or --handler app:send. A handler is a function
     handler(session, job) or a coroutine function. A Consumer or AsyncConsumer of your application, a list of them,
-    or a function that returns either, has its own handler and database.
+    or a function that returns either, has its own handler and database. A module, such as app.queues, stands for its
+    list or function of Consumers, or for all Consumers in it.
 
     After the first signal running handlers may finish within the grace period, and other claimed jobs are released. A
     second signal ends the process immediately. Neither loses a job.
@@ -128,9 +138,10 @@ def scheduler(targets: Sequence[str], url: str | None, *, reset: bool, log_level
     """Fire schedules until SIGTERM or SIGINT. Any number of these processes may run at once.
 
     A TARGET is a Schedule of your application, a list of them, or a queue class for the schedules that were added at
-    run time; these need --url. Or it is one Scheduler or AsyncScheduler, which has its own database.
+    run time; these need --url. Or it is one Scheduler or AsyncScheduler, which has its own database. A module stands
+    for its Scheduler, or for its Schedules.
     """
-    found = [load(text) for text in targets]
+    found = [each for text in targets for each in ([load(text)] if ":" in text else schedules_of_module(text))]
     schedulers = [each for each in found if isinstance(each, SchedulerBase)]
     engine: Any = None
     if schedulers:
@@ -216,8 +227,7 @@ def web(
 ) -> None:
     """Show queues in the browser, and change their jobs, until SIGINT or SIGTERM.
 
-    It serves this machine only, and prints a link that signs in one browser, once. A TARGET may also be a module, such
-    as app.models, for all queue classes in it.
+    It serves this machine only, and prints a link that signs in one browser, once.
 
     For other machines, mount sqlaqueue.web.Dashboard in your application, which knows its users.
     """
@@ -234,7 +244,7 @@ def web(
             f"--host {host}: without an access rule, only this machine is served. Mount sqlaqueue.web.Dashboard in "
             "your application, which knows its users, or give --access app.module:function"
         )
-    loaded = load_targets(targets, modules=True)
+    loaded = load_targets(targets)
     configure_logging(log_level)
     if url is None:
         _check_one_database(loaded)

@@ -52,7 +52,8 @@ def refused(*arguments: str, code: int = 2, **environment: str | None) -> str:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("shop", "'shop': give module:attribute, such as app.models:Email"),
+        ("no_shop", "there is no module no_shop in the current directory"),
+        ("app/models.py", "such as app.models; write a module as app.models, not as 'app/models.py'"),
         (f"{SHOP}.models:", "give module:attribute"),
         ("app/models.py:Email", "write a module as app.models, not as 'app/models.py'"),
         ("nobody.has:This", "there is no module nobody in the current directory"),
@@ -95,6 +96,33 @@ def test_modules_that_cannot_be_imported(
     assert said in refused(command, "broken_app:Email", *(SEND if command == "worker" else ()))
 
 
+LISTS = f"""
+from {QUEUES} import async_consumer, both, consumer
+same = both
+def make() -> "list[Consumer]":
+    return both
+def make_for(name: str) -> "list[Consumer]":
+    raise NotImplementedError(name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (LISTS, "several lists or functions of Consumers; name one of them: some_app:both, some_app:make"),
+        (f"from {MODELS} import Email, send", "the module has no Consumer; give it one, a list of them, or a function"),
+        (f"from {QUEUES} import make_for, nothing, mixed, make", "the module has no Consumer"),
+    ],
+)
+def test_modules_without_what_a_worker_looks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    (tmp_path / "some_app.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "some_app", raising=False)
+    assert said in refused("worker", "some_app")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -106,6 +134,7 @@ def test_modules_that_cannot_be_imported(
         ([f"{QUEUES}:consumer", *SEND], "--handler: no effect on"),
         ([f"{QUEUES}:consumer={MODELS}:send"], "your Consumer has a handler already; remove the one given here"),
         ([f"{MODELS}:Email={MODELS}:send", *SEND], "queue classes without a handler: 0 (none), --handler: 1"),
+        ([QUEUES, *SEND], "several lists or functions of Consumers; name one of them: "),
         ([f"{QUEUES}:consumer", "--concurrency", "2", "--batch"], "--concurrency, --batch: no effect on"),
         ([f"{QUEUES}:consumer", f"{QUEUES}:consumer"], "is named twice; raise its concurrency instead"),
         ([EMAIL, *SEND, "--poll-interval", "0"], "give more than zero seconds"),

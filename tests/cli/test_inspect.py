@@ -222,6 +222,52 @@ def test_the_database_of_a_consumer_is_used(shop: Shop) -> None:
         assert json.loads(process.output)[0]["consumers"] == 0
 
 
+def test_the_queues_of_a_module(shop: Shop) -> None:
+    shop.add(Email(status="failed", last_error="ValueError: no"))
+    assert {row["queue"] for row in shop.json("stats", MODELS)} == {"email", "letter", "row", "task", "bare"}
+    assert "ValueError: no" in shop.ok("failed", MODELS)
+    assert shop.invoke("doctor", MODELS).exit_code in {0, 1}
+
+
+WITH_A_LIST = f"""
+from {MODELS} import Email, Newsletter
+from {QUEUES} import both
+"""
+WITH_BOTH = f"""
+from {QUEUES} import Consumer, consumer, nothing
+a_list = [consumer]
+def letters() -> list[Consumer]: raise NotImplementedError
+"""
+WITH_A_FUNCTION = f"""
+import {QUEUES} as queues
+from {QUEUES} import Consumer
+def workers() -> "tuple[Consumer, ...]": return (queues.consumer, queues.async_consumer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "queues"),
+    [(WITH_A_LIST, ["email", "letter"]), (WITH_BOTH, ["email"]), (WITH_A_FUNCTION, ["email", "letter"])],
+    ids=["list", "list and function", "function"],
+)
+def test_the_consumers_of_a_module_know_its_database(shop: Shop, code: str, queues: list[str]) -> None:
+    (shop.directory / "work.py").write_text(code)
+    process = shop.start("stats", "work", "--json", SQLAQUEUE_URL=None)
+    assert process.end() == 0, process.output
+    assert [row["queue"] for row in json.loads(process.output)] == queues
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("job", MODELS, "1"), ("why", MODELS, "1"), ("jobs", MODELS, "--key", "1"), ("cancel", MODELS, "--key", "1")],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_key_needs_its_queue(shop: Shop, arguments: tuple[str, ...]) -> None:
+    result = shop.invoke(*arguments)
+    assert result.exit_code == 2
+    assert "several queues, and a key belongs to one; name its queue: tests.cli.shop.models:Email, " in result.stderr
+
+
 def test_an_async_driver(shop: Shop) -> None:
     shop.add(Email())
     url = shop.database.url("asyncpg")

@@ -125,6 +125,7 @@ def test_it_is_paused_resumed_and_run(shop: Shop, scheduled: None) -> None:
         (["add", REPORT, "x", "--every", "5m"], "Report.kind cannot be NULL and has no default"),
         (["add", REPORT, "x", "--value", "kind=x"], "give either cron= or every="),
         (["list", f"{QUEUES}:timedelta"], "timedelta is not a queue"),
+        (["list", "tests.cli.shop"], "the module has no queue class and no Consumer"),
     ],
 )
 def test_wrong_input_gets_one_line(shop: Shop, scheduled: None, arguments: list[str], text: str) -> None:
@@ -162,6 +163,25 @@ def test_a_process_that_fires_schedules(shop: Shop, scheduled: None, targets: li
     assert "schedules: stopped" in process.output
 
 
+MODULES = {
+    "a_scheduler": f"from {QUEUES} import nightly, scheduler as mine\nthe_same = mine",
+    "schedules": f"from {QUEUES} import nightly, schedules",
+    "classes": f"from {QUEUES} import Report",
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_schedules_of_a_module(shop: Shop, scheduled: None, name: str) -> None:
+    (shop.directory / f"{name}.py").write_text(MODULES[name])
+    process = shop.start("scheduler", name, **({"SQLAQUEUE_URL": None} if name == "a_scheduler" else {}))
+    process.wait_for("schedules: started")
+    process.signal(signal.SIGTERM)
+    assert process.end() == 0, process.output
+    listed = shop.start("schedules", "list", name)
+    assert listed.end() == 0, listed.output
+    assert "nightly" in listed.output
+
+
 @pytest.mark.parametrize("name", ["scheduler", "async_scheduler"])
 def test_the_scheduler_of_an_application(shop: Shop, scheduled: None, name: str) -> None:
     shop.ok("schedules", "edit", REPORT, "nightly", "--every", "1")
@@ -176,6 +196,7 @@ def test_the_scheduler_of_an_application(shop: Shop, scheduled: None, name: str)
     ("arguments", "code", "text"),
     [
         ([f"{QUEUES}:scheduler", f"{QUEUES}:nightly"], 2, "your Scheduler has its schedules and its database"),
+        ([QUEUES], 2, f"several Schedulers; name one of them: {QUEUES}:scheduler, {QUEUES}:async_scheduler"),
         ([f"{QUEUES}:URL"], 2, "this is no Schedule, and no queue class"),
         ([f"{QUEUES}:nightly", "--url", "mssql://x/y"], 2, "is not supported"),
     ],

@@ -143,7 +143,7 @@ def refused(result: Result, code: int, words: str) -> None:
 
 def test_wrong_input(shop: Shop) -> None:
     refused(shop.invoke("web"), 2, "Missing argument")
-    refused(shop.invoke("web", "tests.cli.shop"), 2, "the module has no queue class")
+    refused(shop.invoke("web", "tests.cli.shop"), 2, "the module has no queue class and no Consumer")
     refused(shop.invoke("web", "tests.cli.nothing"), 2, "there is no module")
     refused(shop.invoke("web", "tests/cli/shop/models.py"), 2, "write a module as app.models")
     refused(shop.invoke("web", f"{MODELS}:NoQueue"), 2, "NoQueue is not a queue")

@@ -93,6 +93,24 @@ def test_a_list_of_consumers_is_drained(shop: Shop) -> None:
     assert "finished runs: 2" in drained(shop, f"{QUEUES}:both", SQLAQUEUE_URL=None)
 
 
+A_LIST = f"from {QUEUES} import both as workers, consumer"
+CONSUMERS = f"from {QUEUES} import async_consumer, consumer, nothing"
+A_FUNCTION = f"""
+from {QUEUES} import Consumer
+
+def workers(unused=None) -> list[Consumer]:
+    from {QUEUES} import both
+    return both
+"""
+
+
+@pytest.mark.parametrize("code", [A_LIST, CONSUMERS, A_FUNCTION], ids=["list", "consumers", "function"])
+def test_the_consumers_of_a_module(shop: Shop, code: str) -> None:
+    shop.add(Email(), Letter())
+    (shop.directory / "work.py").write_text(code)
+    assert "finished runs: 2" in drained(shop, "work", SQLAQUEUE_URL=None)
+
+
 @pytest.mark.parametrize("target", ["Email", "Letter"])
 def test_a_paused_queue_is_drained(shop: Shop, target: str) -> None:
     """With a Consumer and with an AsyncConsumer."""

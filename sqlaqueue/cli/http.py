@@ -33,6 +33,7 @@ from sqlaqueue.cli.output import (
     DatabaseError,
     FailedError,
     InputError,
+    TargetArgument,
     echo,
     echo_json,
     first_line,
@@ -248,7 +249,7 @@ _LARGEST_ANSWER = 1_000_000
 
 
 @click.command(short_help="Check whether a worker is alive and ready, or whether queues are served.")
-@click.argument("checked", metavar="ADDRESS|TARGET...", nargs=-1, required=True)
+@click.argument("checked", cls=TargetArgument, metavar="ADDRESS|TARGET...", nargs=-1, required=True)
 @click.option("--live", is_flag=True, help="Ask a worker only whether it is alive: if not, it should be restarted.")
 @click.option("--timeout", type=DURATION, default="5s", show_default=True, help="Time for a worker to answer.")
 @url_option

@@ -29,6 +29,7 @@ from sqlaqueue.cli.output import (
     FAILED,
     FailedError,
     InputError,
+    TargetArgument,
     add_row,
     ago,
     clean_interrupt,
@@ -339,7 +340,7 @@ def _json(info: JobInfo) -> dict[str, Any]:
 
 
 @click.command(short_help="Export gauges of queues to Prometheus.")
-@click.argument("targets", metavar="[TARGET]...", nargs=-1)
+@click.argument("targets", cls=TargetArgument, metavar="[TARGET]...", nargs=-1)
 @url_option
 @click.option("--port", type=click.IntRange(0, 65535), default=9187, show_default=True, help="The port to listen on.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")

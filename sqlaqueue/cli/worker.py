@@ -30,6 +30,7 @@ from sqlaqueue.cli.output import (
     FailedError,
     InputError,
     NotStoppedError,
+    TargetArgument,
     clean_interrupt,
     command_errors,
     end_process,
@@ -47,7 +48,7 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
 
 
 @click.command(short_help="Run the jobs of queues.")
-@click.argument("targets", metavar="TARGET[=HANDLER]...", nargs=-1, required=True)
+@click.argument("targets", cls=TargetArgument, metavar="TARGET[=HANDLER]...", nargs=-1, required=True)
 @click.option(
     "--handler",
     metavar="MODULE:FUNCTION",

@@ -292,13 +292,66 @@ def test_the_project_sets_options_of_the_worker(shop: Shop, project: Path) -> No
         ("[tool.sqlaqueue.worker]\nbatches = 1", "[tool.sqlaqueue.worker] batches: unknown setting"),
         ("[tool.sqlaqueue.wroker]\nbatch = true", "[tool.sqlaqueue.wroker]: unknown command; known are worker"),
         ("[tool.sqlaqueue", "pyproject.toml: "),
+        ("[tool]\nsqlaqueue = 1", "[tool.sqlaqueue] is 1; write a table"),
+        ('[tool.sqlaqueue]\nworker = "app:send"', "write [tool.sqlaqueue.worker] and below it target = ..."),
+        ("[tool.sqlaqueue]\ntarget = []", "[tool.sqlaqueue] target: write a text, or a list of texts"),
+        ("[tool.sqlaqueue]\nurl = ['hush-hush']", "[tool.sqlaqueue] url: write a text or a number"),
+        ("[tool.sqlaqueue.worker]\ndrain = 'no'", "[tool.sqlaqueue.worker] drain: write true or false"),
+        ("[tool.sqlaqueue.worker]\nconcurrency = true", ".worker] concurrency: write a text or a number"),
+        ("[tool.sqlaqueue.worker]\nconcurrency = 1.5", ".worker] concurrency: '1.5' is not a valid integer"),
+        ("[tool.sqlaqueue.worker]\ngrace = 'soon'", "[tool.sqlaqueue.worker] grace: 'soon' is not a duration; write"),
+        ("[tool.sqlaqueue.demo]\ntarget = 'app'", "[tool.sqlaqueue.demo] target: unknown setting"),
     ],
-    ids=["setting", "setting of a command", "command", "no TOML"],
 )
 @pytest.mark.usefixtures("project")
 def test_wrong_settings(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
     assert said in refused("stats", EMAIL)
+
+
+def test_the_project_names_the_target(shop: Shop, project: Path) -> None:
+    """An own one of a command comes before the one of all; the command line comes before both."""
+    project.write_text(
+        f'[tool.sqlaqueue]\nurl = "{shop.database.url()}"\ntarget = "{EMAIL}"\n'
+        f'[tool.sqlaqueue.stats]\ntarget = ["{LETTER}", "{ROW}"]\n'
+        f'[tool.sqlaqueue.worker]\ntarget = "{EMAIL}={MODELS}:send"\ndrain = true\nhandler = "{MODELS}:send"\n'
+    )
+    shop.add(Email())
+
+    def said(*arguments: str) -> str:
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert [row["queue"] for row in json.loads(said("stats", "--json"))] == ["letter", "row"]
+    assert [row["queue"] for row in json.loads(said("stats", EMAIL, "--json"))] == ["email"]
+    assert "(no error)" in said("failed")
+    assert said("job", "1").startswith("email 1 is failed")
+    assert said("why", "1").startswith("email 1 is failed")
+    assert said("why").startswith("email\n")
+    assert said("why", LETTER).startswith("letter\n")
+    assert said("pause") == "email is paused\n"
+    assert said("resume", "tests.cli.shop.models").splitlines()[0] == "email is resumed"
+    said("worker")
+    assert shop.done() == {("email", "3"): 1}
+
+
+def test_the_project_names_the_target_of_schedules(shop: Shop, project: Path) -> None:
+    """What has no colon is a name then."""
+    app.Base.metadata.create_all(shop.engine)
+    start(shop.engine, app.schedules)
+    project.write_text(f'[tool.sqlaqueue]\nurl = "{shop.database.url()}"\ntarget = "{QUEUES}:Report"\n')
+    for name in (["nightly", "often"], ["often"], [f"{QUEUES}:Report", "nightly"]):
+        result = CliRunner().invoke(main, ["schedules", "pause", *name])
+        assert result.exit_code == 0, result.output
+        assert result.stdout.count("paused") == len([each for each in name if ":" not in each])
+    assert "nightly" in CliRunner().invoke(main, ["schedules", "show", "nightly"]).stdout
+    project.write_text(f'[tool.sqlaqueue]\ntarget = ["{EMAIL}", "{ROW}"]\n')
+    assert "this command takes one of them; name it" in refused("failed")
+    project.write_text(f'[tool.sqlaqueue]\ntarget = "{EMAIL}"\n')
+    assert "Missing argument 'KEY'" in refused("job")
+    project.write_text("[tool.sqlaqueue]\n")
+    assert "Missing argument 'TARGET'" in refused("failed")
 
 
 def test_the_demo_ignores_the_url_of_the_project(project: Path) -> None:

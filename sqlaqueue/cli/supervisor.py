@@ -266,12 +266,13 @@ class Supervisor:
             self.stop()
 
     def _handle_exit(self, slot: WorkerSlot, code: int) -> None:
+        if slot.is_restarting and not slot.closed:
+            # If it has an error, that is one of files which have changed since.
+            return
         known = self._printed if self._changes is not None or not slot.has_started else ()
         if slot.error is not None and slot.error not in known:
             self._printed.add(slot.error)
             click.echo(f"Error: {slot.error}", err=True)
-        if not slot.closed and slot.is_restarting:
-            return
         expected = slot.closed or (self._draining and code == 0)
         if not expected and self._changes is not None and not slot.is_started and code != NO_DATABASE:
             slot.wait_for_change(code)

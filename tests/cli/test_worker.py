@@ -17,8 +17,15 @@ from click.testing import CliRunner
 
 from sqlaqueue.cli import main
 from sqlaqueue.cli.output import NOT_STOPPED
-from sqlaqueue.cli.processes import REPORT_INTERVAL
-from sqlaqueue.cli.supervisor import LONGEST_RESTART_DELAY, STABLE_AFTER, WorkerSlot, exit_reason, restart_delay
+from sqlaqueue.cli.processes import REPORT_INTERVAL, WorkerOptions
+from sqlaqueue.cli.supervisor import (
+    LONGEST_RESTART_DELAY,
+    STABLE_AFTER,
+    Supervisor,
+    WorkerSlot,
+    exit_reason,
+    restart_delay,
+)
 from tests.cli.conftest import EMAIL, LETTER, MODELS, QUEUES, ROW, SEND, WORKER, Shop, environment
 from tests.cli.shop.models import Email, Letter, Row, Task
 from tests.programs import Program, run_program, wait_until
@@ -489,6 +496,19 @@ def test_a_change_of_the_application_restarts_its_worker(pages: Pages) -> None:
         supervisor.clear()
     assert len(re.findall(r"worker 1 is process \d+", supervisor.output)) == 4
     assert "Traceback" not in supervisor.output
+
+
+@pytest.mark.parametrize(
+    ("is_started", "code", "waits"), [(False, 2, True), (False, -9, True), (False, 3, False), (True, -9, False)]
+)
+def test_what_no_change_of_the_files_helps_against_is_tried_again(*, is_started: bool, code: int, waits: bool) -> None:
+    """A database that does not answer, and a death of a worker that has started."""
+    supervisor = Supervisor(WorkerOptions(targets=[]), 1, changes=iter(()))
+    (slot,) = supervisor._slots
+    slot.is_started = is_started
+    supervisor._handle_exit(slot, code)
+    assert (slot.waits_for_change, slot.closed) == (waits, False)
+    assert (slot._next_start > time.monotonic()) is not waits
 
 
 def test_reload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,17 @@ def test_the_error_for_a_missing_package_names_the_extra(missing: str, extra: st
     assert result.returncode != 0
     assert f"pip install 'sqlaqueue[{extra}]'" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_extras_that_texts_name_exist() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    assert extras["standard"] == ["sqlaqueue[alembic,cli,cron,psycopg,reload]"]
+    files = [ROOT / "README.md", *(ROOT / "sqlaqueue").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    found = [names for file in files for names in re.findall(r"sqlaqueue\[([\w,]+)\]", file.read_text())]
+    named = {name for names in found for name in names.split(",")}
+    assert named >= {"standard", "reload", "cli"}
+    assert named <= set(extras)
 
 
 @pytest.mark.parametrize("missing", ["click", "rich", "psycopg", "greenlet"])

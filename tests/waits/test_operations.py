@@ -460,15 +460,16 @@ def test_one_notification_for_a_promoted_job(engine: sa.Engine) -> None:
         listening.execute(sa.func.pg_advisory_lock(*lock_numbers(channel)).select())
         raw: Any = listening.connection.driver_connection
         heard = []
-        for statement in (
-            "INSERT INTO member (id, batch_id) VALUES (4, 2)",
-            set_status("member", "completed", 1),
-            set_status("member", "failed", 2),
-            set_status("member", "completed", 3, 4),
-            "INSERT INTO batch (id) VALUES (3), (4)",
+        for statement, is_heard in (
+            ("INSERT INTO member (id, batch_id) VALUES (4, 2)", False),
+            (set_status("member", "completed", 1), False),
+            (set_status("member", "failed", 2), True),
+            (set_status("member", "completed", 3, 4), True),
+            ("INSERT INTO batch (id) VALUES (3), (4)", True),
         ):
             execute(engine, statement)
-            heard.append([each.payload.split()[2:] for each in raw.notifies(timeout=0.05)])
+            first = [*raw.notifies(timeout=10, stop_after=1)] if is_heard else []
+            heard.append([each.payload.split()[2:] for each in (*first, *raw.notifies(timeout=0.05))])
         listening.exec_driver_sql("SELECT pg_advisory_unlock_all()")
     assert [[words[0] for words in each] for each in heard] == [[], [], ["1"], ["1"], ["1"]]
     assert all(words[1] == "0" for each in heard for words in each), "a promoted job is due at once"

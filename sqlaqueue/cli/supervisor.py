@@ -298,20 +298,17 @@ _LONGEST_GROUPING = 300
 
 def _application_paths(options: WorkerOptions) -> list[Path]:
     """Return the current directory, and where the modules of the targets and handlers are if not below it."""
-    here = Path.cwd()
-    paths = [here]
+    here, paths = Path.cwd(), list[Path]()
     texts = [text for target in options.targets for text in target.split("=")] + options.handlers
     for name in dict.fromkeys(text.partition(":")[0].partition(".")[0] for text in texts):
-        # A wrong name is an error in the worker processes.
+        # A wrong name is an error in the worker processes. An outermost module is found without being imported.
         with contextlib.suppress(ImportError, ValueError):
-            # It does not import the module, as that is the outermost one.
             found = importlib.util.find_spec(name)
-            file = None if found is None else found.origin
-            if found is None or (file is None and not found.submodule_search_locations):
-                continue
-            folders = found.submodule_search_locations or [os.path.dirname(str(file))]  # noqa: PTH120 - a text as the others
-            paths += [Path(folder) for folder in folders if not Path(folder).is_relative_to(here)]
-    return [path for path in paths if path.is_dir()]
+            if found is not None and found.submodule_search_locations is not None:
+                paths += map(Path, found.submodule_search_locations)
+            elif found is not None and found.has_location:
+                paths.append(Path(str(found.origin)).parent)
+    return [here, *(path for path in dict.fromkeys(paths) if path.is_dir() and not path.is_relative_to(here))]
 
 
 def _python_changes(paths: Sequence[Path]) -> Iterator[Sequence[str]]:

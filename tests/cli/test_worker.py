@@ -23,6 +23,7 @@ from sqlaqueue.cli.supervisor import (
     STABLE_AFTER,
     Supervisor,
     WorkerSlot,
+    _application_paths,
     exit_reason,
     restart_delay,
 )
@@ -335,7 +336,9 @@ import os, time
 from pathlib import Path
 from {MODELS} import Email, send
 Path(f"here-{{os.getpid()}}").touch()
+deadline = time.monotonic() + 60
 while len([*Path().glob("here-*")]) < 3:
+    assert time.monotonic() < deadline
     time.sleep(0.01)
 """
 
@@ -498,6 +501,24 @@ def test_a_change_of_the_application_restarts_its_worker(pages: Pages) -> None:
     assert "Traceback" not in supervisor.output
 
 
+def test_the_directories_that_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current one, and those of modules that are elsewhere."""
+    here, package, module = [tmp_path / name for name in ("here", "there/a_package", "elsewhere")]
+    for directory in (here, package, module):
+        directory.mkdir(parents=True)
+    (here / "in_here.py").touch()
+    (package / "__init__.py").write_text("raise AssertionError('it is imported')")
+    (module / "a_module.py").touch()
+    monkeypatch.chdir(here)
+    for directory in (here, package.parent, module):
+        monkeypatch.syspath_prepend(directory)
+    options = WorkerOptions(
+        targets=["in_here:Email=a_package.tasks:send", "a_package", "sys:path", "nothing:there", "no.name/at:all", ""],
+        handlers=["a_module:send"],
+    )
+    assert _application_paths(options) == [here, package, module]
+
+
 @pytest.mark.parametrize(
     ("is_started", "code", "waits"), [(False, 2, True), (False, -9, True), (False, 3, False), (True, -9, False)]
 )
@@ -517,8 +538,8 @@ def test_reload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert result.exit_code == 2
         return result.stderr
 
-    assert refused("--drain") == "Error: --reload: a worker with --drain ends by itself; give one of the two\n"
     monkeypatch.setitem(sys.modules, "watchfiles", None)
+    assert refused("--drain") == "Error: --reload: a worker with --drain ends by itself; give one of the two\n"
     assert refused() == "Error: --reload needs watchfiles: pip install 'sqlaqueue[reload]'\n"
 
 

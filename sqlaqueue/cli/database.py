@@ -176,7 +176,9 @@ def _makers_of_consumers(module: ModuleType) -> dict[str, Callable[[], Any]]:
         signature = inspect.signature(each)
         required = [one for one in signature.parameters.values() if one.default is one.empty]
         # As a text: its names may be imported for type checkers only.
-        return not required and _CONSUMER.search(str(signature.return_annotation)) is not None
+        said = _CONSUMER.search(str(signature.return_annotation))
+        named = None if said is None else each.__globals__.get(said[0], ConsumerBase)
+        return not required and isinstance(named, type) and issubclass(named, ConsumerBase)
 
     return _distinct(module, makes_consumers)
 

@@ -238,6 +238,11 @@ from {QUEUES} import Consumer, consumer, nothing
 a_list = [consumer]
 def letters() -> list[Consumer]: raise NotImplementedError
 """
+WITH_ANOTHER = f"""
+from {QUEUES} import consumer
+class Consumer: pass
+def of_a_broker() -> Consumer: raise NotImplementedError
+"""
 WITH_A_FUNCTION = f"""
 import {QUEUES} as queues
 from {QUEUES} import Consumer
@@ -247,8 +252,13 @@ def workers() -> "tuple[Consumer, ...]": return (queues.consumer, queues.async_c
 
 @pytest.mark.parametrize(
     ("code", "queues"),
-    [(WITH_A_LIST, ["email", "letter"]), (WITH_BOTH, ["email"]), (WITH_A_FUNCTION, ["email", "letter"])],
-    ids=["list", "list and function", "function"],
+    [
+        (WITH_A_LIST, ["email", "letter"]),
+        (WITH_BOTH, ["email"]),
+        (WITH_ANOTHER, ["email"]),
+        (WITH_A_FUNCTION, ["email", "letter"]),
+    ],
+    ids=["list", "list and function", "function of another library", "function"],
 )
 def test_the_consumers_of_a_module_know_its_database(shop: Shop, code: str, queues: list[str]) -> None:
     (shop.directory / "work.py").write_text(code)

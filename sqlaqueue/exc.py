@@ -34,7 +34,7 @@ class JobResult(Generic[T]):
     job: T | None
     """The job, loaded again and detached; None if its row does not exist."""
     error: str | None = None
-    """The last error. A completed job has one if an earlier attempt failed."""
+    """The last error, without its traceback. A completed job has one if an earlier attempt failed."""
 
 
 class SqlaqueueError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -34,6 +35,16 @@ def moment_text(moment: datetime | None) -> str:
 def printable(text: str) -> str:
     """Return a text with its control characters escaped, as it may be printed and logged."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+TRACEBACK_HEAD = "Traceback (most recent call last):"
+_TRACEBACK = re.compile(rf"\n(?=(?:[ ]*\+ Exception Group )?{re.escape(TRACEBACK_HEAD)})")
+
+
+def split_error(text: str | None) -> tuple[str, str | None]:
+    """Return the text of ``last_error`` above the traceback, and the traceback, or None if it has none."""
+    error, *traceback = _TRACEBACK.split(text or "", maxsplit=1)
+    return error, traceback[0] if traceback else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

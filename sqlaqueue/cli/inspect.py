@@ -160,11 +160,12 @@ def _stats_table(rows: Sequence[Stats], finding: str | None = None) -> Renderabl
 @click.option(
     "--examples", type=click.IntRange(0, 100), default=3, show_default=True, help="Number of keys shown for each kind."
 )
+@click.option("--traceback", is_flag=True, help="Show the error of the newest job of each kind, with its traceback.")
 @json_option
-def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
+def failed(target: str, url: str | None, examples: int, *, traceback: bool, json: bool) -> None:
     """Show failed jobs, grouped by kind of error: the name of its class, or the kind given to Fail(kind=...).
 
-    An error whose text starts with neither is of the kind "other".
+    An error whose text starts with neither is of the kind "other". With --json the errors have their tracebacks.
     """
     loaded, found = load_targets([target]), list[dict[str, Any]]()
     for each, run in open_targets(loaded, url):
@@ -183,6 +184,9 @@ def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
             keys = " ".join(map(key_text, group.keys))
             add_row(shown, group.kind or "(no error)", group.count, ago(group.newest), keys, *text)
         console().print(shown)
+        for group in groups if traceback else ():
+            if group.error:
+                echo("", *group.error.split("\n"))
     if json:
         echo_json(found)
 

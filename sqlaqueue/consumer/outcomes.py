@@ -14,7 +14,15 @@ from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.core.errors import is_conflict, is_connect_error, is_connection_lost, text_of, text_with_kind
+from sqlaqueue.consumer.core.errors import (
+    drop_callers,
+    is_conflict,
+    is_connect_error,
+    is_connection_lost,
+    stack_text,
+    text_of,
+    text_with_kind,
+)
 from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.exc import Cancel, ConfigurationError, Fail, HandlerSignal, JobTimeout, Retry, Snooze, Throttle
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
@@ -49,6 +57,8 @@ class Outcome(NamedTuple):
     """The job runs by itself from now on."""
     throttle: tuple[str, ...] | None = None
     """The attributes of the rates whose key is held back for as long as the job; None for none."""
+    traceback: str | None = None
+    """The traceback that is stored below the error."""
 
     @property
     def state(self) -> State:
@@ -61,8 +71,13 @@ class Outcome(NamedTuple):
             starts=0 if self.event == "released" else starts,
             quarantine=self.quarantine,
             run_at=None if self.delay is None else delayed(self.delay),
-            error=None if self.error is None else sa.literal(self.error, sa.Text()),
+            error=None if self.error is None else sa.literal(self.stored_error, sa.Text()),
         )
+
+    @property
+    def stored_error(self) -> str | None:
+        """The text for ``last_error``: the first line says what happened, the traceback comes last."""
+        return self.error if self.traceback is None else f"{self.error}\n{self.traceback}"
 
 
 class HandlerAbandoned(BaseException):
@@ -209,6 +224,8 @@ class OutcomeRules:
     def outcome(self, error: BaseException | None, run: Run) -> Outcome:
         """Return the outcome of a run whose handler returned (``error`` is None) or raised."""
         spec = self._settings.spec
+        if error is not None:
+            drop_callers(error)
         if error is not None and (is_conflict(error) or isinstance(error, NotSettled)):
             times, delay = self._conflicts.record(run.key)
             if spec.has("run_at") or times <= MOST_AT_ONCE:
@@ -219,7 +236,15 @@ class OutcomeRules:
         if outcome.event == "cancelled" and spec.config.states.cancelled is None:
             # The table has no value for it, and the run has to end: else it would be claimed again for ever.
             return outcome._replace(event="failed")
+        if outcome.event in {"retried", "failed"} and outcome.error and outcome.cause is not None:
+            return outcome._replace(traceback=stack_text(outcome.cause, self._room_below(outcome.error)))
         return outcome
+
+    def _room_below(self, error: str) -> int | None:
+        """Return how many characters of a traceback fit into a short column; None if all that is stored does."""
+        column = self._settings.spec.columns.get("last_error")
+        length = None if column is None else getattr(column.type, "length", None)
+        return None if length is None else length - len(error) - 1
 
     def disconnected(self, error: BaseException, run: Run, *, alone: bool) -> Outcome:
         """Return the outcome of a run whose connection was lost.

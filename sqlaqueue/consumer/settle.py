@@ -562,8 +562,11 @@ class Settler:
             outcome = self._rules.outcome(error, one.run)
             yield outcome
         if outcome.error is not None:
-            if not outcome.error.isascii():
-                yield outcome._replace(error=ascii_text(outcome.error))
+            stack = outcome.traceback
+            if not (outcome.error.isascii() and (stack or "").isascii()):
+                stack = None if stack is None else ascii_text(stack)
+                yield outcome._replace(error=ascii_text(outcome.error), traceback=stack)
+            outcome = outcome._replace(traceback=None)
             yield outcome._replace(error=None)
 
     def complete_and_commit(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:

@@ -39,6 +39,7 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import check_session_class, execute, open_session, primary_bind, resolve_factory
 from sqlaqueue.sql.portable import in_recovery
 from sqlaqueue.sql.types import check_dialect
+from sqlaqueue.texts import split_error
 
 NOTIFY_INTERVAL = 20.0
 """Seconds between notifications, for Consumers that have started since, and as Consumers forget them."""
@@ -325,7 +326,7 @@ class JobState(NamedTuple):
     state: str
     """The name of the state, or ``gone``."""
     error: str | None
-    """The last error."""
+    """The last error, without its traceback."""
     has_row: bool
     """Whether a row says so, be it a dead letter."""
 
@@ -334,7 +335,8 @@ def read_state(session: Session, spec: QueueSpec, key: Key) -> JobState:
     state = spec.strategy.job_state(spec, key)
     row: Any = session.execute(state, bind_arguments={"mapper": spec.mapper}).one_or_none()
     if row is not None:
-        return JobState(row[0] or "gone", row[1], has_row=True)
+        error = None if row[1] is None else split_error(row[1])[0]
+        return JobState(row[0] or "gone", error, has_row=True)
     vanishes = spec.config.on_complete == "delete" or not spec.has("status")
     return JobState("completed" if vanishes else "gone", None, has_row=False)
 

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 
 from sqlaqueue.queue.run import key_text
+from sqlaqueue.texts import split_error
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 SHORT = 200
@@ -83,7 +84,7 @@ class Renderer:
             auto_reload=False,
         )
         self._environment.filters |= {
-            each.__name__: each for each in (number, capped, duration, moment, short, size, key_text)
+            each.__name__: each for each in (number, capped, duration, moment, short, size, key_text, split_error)
         }
         self.static_files = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file()}
         """The contents of the static files by name; no other file can be asked for."""

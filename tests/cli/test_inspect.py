@@ -176,6 +176,10 @@ def test_failed_jobs_with_a_composite_key_and_without_a_status(shop: Shop) -> No
     (group,) = shop.json("failed", TASK)
     assert (group["kind"], group["count"], group["keys"]) == ("ValueError", 1, ["1"])
     assert group["newest"] is not None
+    assert "in fall_ill" in group["error"]
+    assert "Traceback" not in shop.ok("failed", TASK)
+    assert "in fall_ill" in shop.ok("failed", TASK, "--traceback")
+    assert "Traceback (most recent call last):" in shop.ok("job", TASK, "1")
 
 
 def test_failed_jobs_of_a_model_without_last_error(shop: Shop) -> None:

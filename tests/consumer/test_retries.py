@@ -58,7 +58,7 @@ def test_a_policy_returns_the_delay_of_a_retry(bench: Bench) -> None:
     for key, (_, delay) in policies.items():
         assert delay - 60 < delay_of(bench, key) <= delay
         assert bench.row(key).attempts == 1
-        assert bench.row(key).last_error == f"ValueError: ('no luck', {key})"
+        assert bench.row(key).last_error.splitlines()[0] == f"ValueError: ('no luck', {key})"
     assert server.told("retried") == keys
     bench.expect(effects={})
 
@@ -73,7 +73,7 @@ def test_a_policy_that_gives_up_fails_the_job(bench: Bench) -> None:
     [key] = bench.enqueue(1)
     bench.consumer(bench.failing(ValueError("hopeless")), retry=lambda *_: None).drain()
     row = bench.row(key)
-    assert (row.status, row.attempts, row.last_error) == ("failed", 1, "ValueError: hopeless")
+    assert (row.status, row.attempts, row.last_error.splitlines()[0]) == ("failed", 1, "ValueError: hopeless")
     assert row.finished_at is not None
     bench.assert_tidy()
 

@@ -462,6 +462,30 @@ async def test_redacted_values_are_on_no_page(engine: sa.Engine, queues: Queues,
     assert "v.subject" not in (await get(client_of(**client), "/queues/email/edit", key="1")).text
 
 
+async def test_traceback_is_folded_and_redacted_with_its_error(
+    engine: sa.Engine, queues: Queues, client_of: Any, sessions: Any
+) -> None:
+    def refuse(_: Session, invoice: Any) -> None:
+        raise Fail(kind="refused", reason="no") from ValueError("of the cause")
+
+    add(engine, queues.Invoice())
+    Consumer(queues.Invoice, refuse, sessions).drain()
+    life = life_of(engine, queues.Invoice)
+    (ended,) = [event for event in events_of(life) if event.error]
+    assert ended.error == "refused: no"
+    assert "in refuse" in (ended.traceback or "")
+    text = (await get(client_of(), "/queues/invoice/job", key="1")).text
+    folded = re.findall(r"<details><summary>Traceback</summary>.*?</details>", text, re.DOTALL)
+    assert len(folded) == text.count("in refuse")
+    assert all("in refuse" in each for each in folded)
+    for path in ("/queues/invoice/jobs", "/queues/invoice"):
+        text = (await get(client_of(), path)).text
+        assert "refused: no" in text
+        assert "Traceback" not in text
+    hidden = (await get(client_of(redact=["last_error"]), "/queues/invoice/job", key="1")).text
+    assert "in refuse" not in hidden
+
+
 async def test_wrong_keys_have_a_page(queues: Queues, client_of: Any) -> None:
     async with client_of() as browser:
         for path in ("job", "edit"):

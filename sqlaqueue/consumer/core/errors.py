@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from types import TracebackType
 
 from sqlalchemy import exc
 from sqlalchemy.exc import DBAPIError
 
-from sqlaqueue.exc import Fail, Retry, SqlaqueueError
+from sqlaqueue.exc import Fail, HandlerSignal, Retry, SqlaqueueError
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import engine_of_error, sqlstate, violated_constraint
-from sqlaqueue.statements.verbs import error_text
+from sqlaqueue.statements.verbs import error_text, storable
 from sqlaqueue.strategies.unique_key import names_unique_index
+from sqlaqueue.texts import TRACEBACK_HEAD
 
 _CONFLICTS = {"40001", "40P01"}
 _LOCKS_AND_TIMEOUTS = {"55P03", "57014"}
@@ -187,3 +190,77 @@ def text_of(error: object) -> str | None:
         return error_text(error if isinstance(error, BaseException) else str(error))
     except Exception:  # noqa: BLE001 - the job must be settled all the same
         return f"{type(error).__name__}: its text could not be made"
+
+
+# -- tracebacks --------------------------------------------------------------------------------------------------------
+
+STACK_LIMIT = 4000
+"""The length of the traceback in ``last_error``, in characters; of a longer one the middle is left out."""
+
+_SHORTEST_STACK = 200
+"""If a column has no room for so many characters of a traceback, it has none: the rest would say nothing."""
+
+_CALLERS = ("sqlaqueue.consumer.", "sqlaqueue.telemetry.", "sqlaqueue.sessions")
+"""The modules whose functions call handlers."""
+
+
+def drop_callers(error: BaseException) -> None:
+    """Remove the frames of the library that called the handler from an error's traceback, for logs and rows.
+
+    A traceback without other frames is left as it is: the error is one of the call itself.
+    """
+    first: TracebackType | None = BaseException.__getattribute__(error, "__traceback__")
+    while first is not None and _is_caller(first):
+        first = first.tb_next
+    if first is not None:
+        BaseException.with_traceback(error, first)
+
+
+def _is_caller(frame: TracebackType) -> bool:
+    return str(frame.tb_frame.f_globals.get("__name__")).startswith(_CALLERS)
+
+
+def stack_text(error: BaseException, limit: int | None = None) -> str | None:
+    """Return the traceback of an error as it is stored below its text, with its causes and notes; None if it has none.
+
+    The message of the error itself is left out, as the text above has it. Values of variables are never part of it.
+
+    :param limit: the room for it in characters, if that is less than :data:`STACK_LIMIT`.
+    """
+    limit = STACK_LIMIT if limit is None else min(limit, STACK_LIMIT)
+    if limit < _SHORTEST_STACK:
+        return None
+    try:
+        follows = error.__cause__ if error.__suppress_context__ else error.__context__
+        # Where a signal is raised says nothing; what it was raised for does.
+        if follows is None and (error.__traceback__ is None or isinstance(error, HandlerSignal)):
+            return None
+        found = traceback.TracebackException.from_exception(error)
+        if isinstance(error, DBAPIError) and error.__cause__ is error.orig:
+            # It has the message of the driver's error, and its frames.
+            found.__cause__ = None
+        notes, found.__notes__ = found.__notes__, None
+        message = "".join(found.format_exception_only())
+        text = "".join(found.format()).removesuffix(message) + "\n".join(map(str, notes or ()))
+        text = storable(text.strip("\n"))
+    except BaseException:  # noqa: BLE001 - the error's own code may raise anything, and the run has to end
+        return None
+    if not _STARTS.match(text):
+        text = f"{TRACEBACK_HEAD}\n{text}"
+    return text if len(text) <= limit else _without_middle(_MARKERS.sub("", text), limit)
+
+
+def _without_middle(text: str, limit: int) -> str:
+    """Return a traceback of at most ``limit`` characters: what the handler called, and where the error was raised."""
+    if len(text) <= limit:
+        return text
+    first = text[: limit // 4].rpartition("\n")[0]
+    # 40 characters are more than the line between the two takes.
+    last = text[-(limit - limit // 4 - 40) :].partition("\n")[2]
+    return f"{first}\n... ({len(text) - len(first) - len(last)} characters left out)\n{last}"
+
+
+_MARKERS = re.compile(r"^[ |]*[~^][ ~^]*\n", re.MULTILINE)
+"""Lines below a line of source, which mark a part of it."""
+
+_STARTS = re.compile(rf"(?:[ ]*\+ Exception Group )?{re.escape(TRACEBACK_HEAD)}")

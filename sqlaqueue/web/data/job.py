@@ -28,6 +28,7 @@ from sqlaqueue.schedules.schedule import Tick, tick_of_key
 from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.sql.portable import clock
 from sqlaqueue.strategies.delete_row import letters
+from sqlaqueue.texts import split_error
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
 from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.reader import ParameterError, Part, attempt_part
@@ -435,6 +436,7 @@ class Event:
     text: str
     attempt: Attempt | None = None
     error: str | None = None
+    traceback: str | None = None
     is_future: bool = False
 
 
@@ -476,6 +478,7 @@ _OUTCOMES = {
 
 def _of_row(life: JobLife, row: StoredJob) -> list[Event]:
     roles, found = row.roles, []
+    said, traceback = split_error(roles["last_error"])
     run_at, started, finished = (roles[role] for role in ("run_at", "started_at", "finished_at"))
     by = f" by {roles['claimed_by']}" if roles["claimed_by"] else ""
     if life.state == "processing":
@@ -483,7 +486,7 @@ def _of_row(life: JobLife, row: StoredJob) -> list[Event]:
         found.append(Event(kind="running", at=started, text=f"Processing{by}{number}"))
     elif life.attempts.value is None and (started is not None or roles["last_error"]):
         text = f"Last run{by}" + (f", attempt {roles['attempts']}" if roles["attempts"] else "")
-        found.append(Event(kind="attempt", at=started, text=text, error=roles["last_error"]))
+        found.append(Event(kind="attempt", at=started, text=text, error=said or None, traceback=traceback))
     if life.cancellation.value is not None:
         asked = life.cancellation.value
         found.append(Event(kind="asked", at=asked, text="Its cancellation was requested"))
@@ -492,6 +495,8 @@ def _of_row(life: JobLife, row: StoredJob) -> list[Event]:
         found.append(Event(kind="due", at=run_at, text="Due" if not is_future else "Will be due", is_future=is_future))
     if life.state in FINISHED:
         # Without an attempt that tells it, the error is here.
-        error = None if any(event.error for event in found) or life.attempts.value else roles["last_error"]
-        found.append(Event(kind="finished", at=finished, text=life.state.capitalize(), error=error))
+        told = bool(any(event.error for event in found) or life.attempts.value)
+        error, traceback = (None, None) if told else (said or None, traceback)
+        text = life.state.capitalize()
+        found.append(Event(kind="finished", at=finished, text=text, error=error, traceback=traceback))
     return found

@@ -97,6 +97,10 @@ class Results:
         size: int | None = getattr(row, f"size_{number}", None) if text is None else None
         if text is None:
             return Cell(column, None, size=size, is_cut=size is not None)
+        if column.role == "last_error":
+            # Its traceback is shown on the job's page.
+            line = text.partition("\n")[0][:SHOWN]
+            return Cell(column, line, is_cut=len(line) < len(text))
         return Cell(column, text[:SHOWN], is_cut=len(text) > SHOWN)
 
 

@@ -464,7 +464,7 @@ def _grouped(reader: QueueReader, failed: AnySelect, *, of_attempts: bool = Fals
             kind=row.kind,
             number=row.number,
             newest=None if row.ended_at is None else row.ended_at.astimezone(UTC),
-            error=row.error or "",
+            error=(row.error or "").partition("\n")[0],
         )
         for row in reader.execute(newest)
     ]

@@ -291,6 +291,11 @@ log_level_option = click.option(
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     help="Lowest level to log; info by default. The logging configuration of an application is kept.",
 )
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"], case_sensitive=False),
+    help="Log lines of text, colored on a terminal, or a JSON object in each line; text by default.",
+)
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show how many jobs would be changed, and change none.")
 
 

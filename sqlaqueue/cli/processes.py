@@ -8,6 +8,7 @@ import gc
 import inspect
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +33,9 @@ from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.settings import function_of
 from sqlaqueue.consumer.worker import check_ready
 from sqlaqueue.exc import HandlerNotStopped, SqlaqueueError
-from sqlaqueue.log import fields, logger
+from sqlaqueue.log import JobLogFilter, JSONFormatter, fields, logger
 from sqlaqueue.queue.names import CONTROL
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.telemetry.asgi import healths_of
@@ -61,8 +63,19 @@ class PlainFormatter(logging.Formatter):
     The first line of a record is the only one that is not indented, and nothing is left that a terminal would obey.
     """
 
+    def __init__(self, *, colored: bool) -> None:
+        super().__init__("%(asctime)s [%(process)d] %(levelname)s %(message)s")
+        self._colored = colored
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
-        return printable(super().formatMessage(record))
+        key = getattr(record, "job_key", None)
+        if record.name != logger.name and key is not None:
+            # The library's own records name the job in their text.
+            keys = ", ".join(map(key_text, key)) if isinstance(key, list) else key_text(key)
+            record.message = f"queue {record.__dict__['queue']}: job {keys}: {record.message}"
+        text = printable(super().formatMessage(record))
+        color = _COLORS.get(record.levelno) if self._colored else None
+        return text if color is None else f"\x1b[{color}m{text}\x1b[0m"
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name in logging
         return _indented(super().formatException(ei))
@@ -71,22 +84,35 @@ class PlainFormatter(logging.Formatter):
         return _indented(super().formatStack(stack_info))
 
 
+_COLORS = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}
+"""The codes for a terminal: dimmed, yellow and red."""
+
+
 def _indented(text: str) -> str:
     return "\n".join(f"  {printable(line)}" for line in text.split("\n"))
 
 
-def configure_logging(level: str | None) -> None:
+_FORMATS: dict[str, type[logging.Formatter]] = {"text": logging.Formatter, "json": JSONFormatter}
+
+
+def configure_logging(level: str | None, log_format: str | None = None) -> None:
     """Log to standard error, unless the application has configured logging; None: INFO, or what that has configured."""
     number = logging.getLevelNamesMapping()[(level or "info").upper()]
-    if not logging.getLogger().handlers:
+    configured = logging.getLogger().handlers  # the list itself, to which basicConfig() adds
+    if not configured:
         # Other libraries log no more than INFO.
         root = max(number, logging.INFO)
         handler = logging.StreamHandler()
-        handler.setFormatter(PlainFormatter("%(asctime)s [%(process)d] %(levelname)s %(message)s"))
+        handler.addFilter(JobLogFilter())
+        colored = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        handler.setFormatter(JSONFormatter() if log_format == "json" else PlainFormatter(colored=colored))
         logging.basicConfig(level=root, handlers=[handler])
         logging.getLogger("sqlaqueue").setLevel(number)
     elif level is not None:
         logging.getLogger("sqlaqueue").setLevel(number)
+    if log_format is not None and not any(isinstance(each.formatter, _FORMATS[log_format]) for each in configured):
+        text = "--log-format has no effect: the application has configured logging; give its handler a JSONFormatter"
+        logger.warning(text, extra=fields("log_format_ignored"))
 
 
 def tune_interpreter() -> None:
@@ -120,6 +146,7 @@ class WorkerOptions:
     measured: bool = False
     """Whether to measure the Consumers: there is an endpoint, in this process or in the supervisor."""
     log_level: str | None = None
+    log_format: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -241,7 +268,7 @@ class WorkerProcess:
     def run(self) -> None:
         with signal_handlers.stop_on_signal(self.stop):
             consumers = make_consumers(self._options)
-            configure_logging(self._options.log_level)
+            configure_logging(self._options.log_level, self._options.log_format)
             try:
                 if self._options.otel:
                     _instrument_for_otel(consumers)

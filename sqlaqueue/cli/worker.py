@@ -35,6 +35,7 @@ from sqlaqueue.cli.output import (
     command_errors,
     end_process,
     first_line,
+    log_format_option,
     log_level_option,
     targets_argument,
     url_option,
@@ -82,6 +83,7 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
 )
 @click.option("--reload", is_flag=True, help="Restart when a Python file of the application changes; to develop with.")
 @log_level_option
+@log_format_option
 @click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug: log every job.")
 @click.pass_context
 def worker(context: click.Context, /, *, processes: int | None, reload: bool, verbose: bool, **given: Any) -> None:
@@ -112,6 +114,7 @@ def worker(context: click.Context, /, *, processes: int | None, reload: bool, ve
         otel=given["otel"],
         measured=given["http"] is not None,
         log_level="debug" if verbose else given["log_level"],
+        log_format=given["log_format"],
     )
     if given["http"] is not None:
         parse_address(given["http"])
@@ -126,7 +129,7 @@ def worker(context: click.Context, /, *, processes: int | None, reload: bool, ve
     if os.name != "posix":
         option = "--reload" if processes is None else "--processes"
         raise InputError(f"{option} needs a system with POSIX signals; start workers without it")
-    configure_logging(worker_options.log_level)
+    configure_logging(worker_options.log_level, worker_options.log_format)
     context.exit(supervise(worker_options, processes or 1, reload=reload))
 
 

@@ -28,7 +28,7 @@ from sqlaqueue.consumer.settings import ConsumerSettings, function_of
 from sqlaqueue.consumer.settle import Settler
 from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.run import Key, Run
+from sqlaqueue.queue.run import Key, Run, key_value
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import open_session
 
@@ -174,6 +174,21 @@ class ConsumerContext:
 
     def log_fields(self, event: str, **values: Any) -> dict[str, Any]:
         return fields(event, queue=self.spec.name, worker=self.settings.worker(), **values)
+
+    def job_fields(self, runs: Sequence[Run]) -> dict[str, Any]:
+        """Return the attributes of records that the handler of these jobs logs."""
+        shared = {"queue": self.spec.name, "worker": self.settings.worker()}
+        if self.settings.batch:
+            return shared | {"job_key": [key_value(run.key) for run in runs], "count": len(runs)}
+        return shared | {
+            name: value
+            for run in runs
+            for name, value in (
+                ("job_key", key_value(run.key)),
+                ("attempt", run.attempt),
+                ("max_attempts", run.max_attempts),
+            )
+        }
 
     def log_error(self, event: str, text: str, error: Exception) -> None:
         """Log an error that the run survives; the text has places for the consumer, the error's class and its text."""

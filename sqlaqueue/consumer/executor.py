@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,6 +21,7 @@ from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.in_flight import CallGroup, groups_except, runs_in
 from sqlaqueue.consumer.outcomes import COMPLETED, CancellationRequested, FinishedRun, HandlerAbandoned
 from sqlaqueue.consumer.sessions import Savepoint, is_expired, was_used
+from sqlaqueue.log import set_job
 from sqlaqueue.mapping.runs import run_of, runs_of, set_run
 from sqlaqueue.postgresql.claim_scan import planned_anew
 from sqlaqueue.queue.run import Key, Run, keys_by_token
@@ -138,6 +140,7 @@ class Executor:
         if not group:
             return None
         self.variables = self._context.variables.copy()
+        set_job(self.variables, partial(self._context.job_fields, self._runs))
         return list(group) if self._settings.batch else group[0]
 
     def _running(self) -> list[Run]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 
 from sqlaqueue.cli import main
 from sqlaqueue.cli.output import NOT_STOPPED
-from sqlaqueue.cli.processes import REPORT_INTERVAL, WorkerOptions
+from sqlaqueue.cli.processes import REPORT_INTERVAL, PlainFormatter, WorkerOptions
 from sqlaqueue.cli.supervisor import (
     LONGEST_RESTART_DELAY,
     STABLE_AFTER,
@@ -209,6 +210,31 @@ def test_verbose_logs_every_job(shop: Shop) -> None:
     assert "job 1 of queue email: completed in" in drained(shop, EMAIL, *SEND, "-v")
     shop.add(Email())
     assert "completed" not in drained(shop, EMAIL, *SEND)
+
+
+def test_each_line_of_a_json_log_is_an_object(shop: Shop) -> None:
+    """Those of the supervisor and of its workers; those of a handler name its job."""
+    shop.add(Email())
+    worker = shop.start("worker", f"{EMAIL}={MODELS}:log", "--drain", "--processes=1", "--log-format=json")
+    assert worker.end() == 0, worker.output
+    records = [json.loads(line) for line in worker.output.splitlines()]
+    assert {"process_started", "consumer_started", "drained"} <= {record.get("event") for record in records}
+    (own,) = [record for record in records if record["logger"] == "shop"]
+    assert (own["queue"], own["job_key"], own["attempt"], own["level"]) == ("email", 1, 1, "WARNING")
+
+
+def test_lines_of_a_handler_name_its_job(shop: Shop) -> None:
+    shop.add(Email())
+    output = drained(shop, f"{EMAIL}={MODELS}:log")
+    assert "WARNING queue email: job 1: at work\n" in output
+    assert "\x1b" not in output
+
+
+def test_only_a_terminal_shows_colors() -> None:
+    record = logging.makeLogRecord({"name": "sqlaqueue", "msg": "late\x1b[2J", "levelno": 30, "levelname": "WARNING"})
+    colored, plain = (PlainFormatter(colored=each).format(record) for each in (True, False))
+    assert colored == f"\x1b[33m{plain}\x1b[0m"
+    assert "\x1b" not in plain
 
 
 # -- --processes: dead processes are restarted, and all stop at a signal ------------------------------------------

@@ -3,11 +3,16 @@
 import ast
 import contextlib
 import errno
+import json
 import logging
+import math
+import threading
 import time
+from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
@@ -18,7 +23,7 @@ from sqlaqueue import log as library_log
 from sqlaqueue.consumer.core import events
 from sqlaqueue.consumer.threads import GracePeriod
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
-from sqlaqueue.log import FIELDS, database_text, fields
+from sqlaqueue.log import FIELDS, JobLogFilter, JSONFormatter, database_text, fields
 from tests.consumer.bench import Bench, Gate, for_some, logged
 from tests.consumer.models import DEADLINE, models
 from tests.contexts import make_context
@@ -338,6 +343,60 @@ def test_fields_differ_from_the_attributes_of_a_record() -> None:
     record = logging.makeLogRecord({})
     assert not set(FIELDS) & set(vars(record))
     assert set(FIELDS) <= fields("claimed").keys()
+
+
+def test_records_of_a_handler_have_its_job(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The filter gives them the attributes, also in a thread that has the handler's context, and nowhere else."""
+    caplog.handler.addFilter(JobLogFilter())
+    own = logging.getLogger("shop")
+
+    async def work(io: Any, job: Any) -> None:
+        own.warning("at work")
+        thread = threading.Thread(target=copy_context().run, args=(own.warning, "in a thread"))
+        thread.start()
+        thread.join()
+
+    keys = bench.enqueue(2)
+    bench.consumer(work, worker_name="baker").drain()
+    own.warning("outside")
+    *inside, outside = [record.__dict__ for record in caplog.records if record.name == "shop"]
+    found = sorted((each["job_key"], each["message"], each["queue"], each["attempt"]) for each in inside)
+    assert found == [(key, text, "job", 1) for key in keys for text in ("at work", "in a thread")]
+    assert all(each["max_attempts"] == 3 and each["worker"].endswith("baker") for each in inside)
+    assert (outside["job_key"], outside["queue"], outside["event"]) == (None, None, None)
+
+
+def test_records_of_a_handler_of_batches_have_its_jobs(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.addFilter(JobLogFilter())
+    keys = bench.enqueue(3)
+
+    async def work(io: Any, jobs: Any) -> None:
+        logging.getLogger("shop").warning("at work")
+
+    bench.consumer(work, batch=True, batch_size=3).drain()
+    [record] = [record.__dict__ for record in caplog.records if record.name == "shop"]
+    assert (sorted(record["job_key"]), record["count"], record["attempt"]) == (keys, 3, None)
+
+
+@pytest.mark.once
+def test_a_record_is_one_json_object() -> None:
+    def written(message: str, **values: Any) -> dict[str, Any]:
+        record = logging.makeLogRecord({"name": "shop", "levelname": "INFO", "msg": message, **values})
+        line = JSONFormatter().format(record)
+        assert "\n" not in line
+        found = json.loads(line, parse_constant=pytest.fail)
+        assert isinstance(found, dict)
+        return found
+
+    found = written("two\nlines", job_key=(1, UUID(int=0)), queue=None, event="claimed", time="mine")
+    assert (found["message"], found["level"], found["logger"]) == ("two\nlines", "INFO", "shop")
+    assert (found["job_key"], found["event"]) == ([1, str(UUID(int=0))], "claimed")
+    assert "queue" not in found
+    assert datetime.fromisoformat(found["time"]).utcoffset() == timedelta(0)
+    assert written("of a delay", delay=math.inf)["delay"] == "inf"
+    assert written("of a mapping", given={(1, 2): 3})["given"] == "{(1, 2): 3}"
+    error = ValueError("no")
+    assert "ValueError: no" in written("failed", exc_info=(type(error), error, None))["exception"]
 
 
 @pytest.mark.once

@@ -139,6 +139,10 @@ async def send_stubbornly(session: AsyncSession, job: object) -> None:
             await asyncio.sleep(60)
 
 
+def log(session: Session, job: object) -> None:
+    logging.getLogger("shop").warning("at work")
+
+
 def fall_ill(session: Session, job: object) -> None:
     msg = f"no: {job}"
     raise ValueError(msg)

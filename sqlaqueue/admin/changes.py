@@ -235,9 +235,9 @@ def _execute(session: Session, model: Any, statement: Any) -> Sequence[sa.Row[An
 
 def warn_of_refusal(spec: QueueSpec, key: Key, error: DBAPIError) -> None:
     """Log that the database refuses to change a job, and that it stays as it is."""
-    text = "job %s of queue %s stays as it is, as the database refuses to change it: %s"
+    text = "queue %s: job %s stays as it is, as the database refuses to change it: %s"
     extra = fields("change_refused", queue=spec.name, job_key=key_value(key), error_kind=kind_of(error))
-    logger.warning(text, key_text(key), spec.name, error_line(error), extra=extra)
+    logger.warning(text, spec.name, key_text(key), error_line(error), extra=extra)
 
 
 def _change(session: Session, model: type[Any], verb: Any) -> int:

@@ -379,12 +379,12 @@ def _log_failed(consumer: ConsumerBase, error: BaseException) -> None:
     """Log an error beside the one that this process ends with."""
     kind = type(error).__name__
     extra = fields("consumer_failed", queue=consumer.queue, error_kind=kind)
-    logger.error("%r: %s: %s", consumer, kind, first_line(error), exc_info=error, extra=extra)
+    logger.error("queue %s: %s: %s", consumer.queue, kind, first_line(error), exc_info=error, extra=extra)
 
 
 def _raise(consumer: ConsumerBase, error: BaseException) -> None:
     extra = fields("consumer_failed", queue=consumer.queue, error_kind=type(error).__name__)
-    logger.debug("%r failed", consumer, exc_info=error, extra=extra)
+    logger.debug("queue %s: the Consumer failed", consumer.queue, exc_info=error, extra=extra)
     with command_errors():
         if isinstance(error, SqlaqueueError | SQLAlchemyError):
             raise error
@@ -423,7 +423,7 @@ def _log_paused_queues(consumers: Sequence[ConsumerBase]) -> None:
         with TargetDatabase(consumer.session_factory) as database, command_errors(spec):
             paused = database.run(state.paused, consumer.model)
         if paused:
-            text = "queue %s is paused, so none of its jobs is claimed; `sqlaqueue resume` ends that"
+            text = "queue %s: paused, so none of its jobs is claimed; `sqlaqueue resume` ends that"
             logger.warning(text, consumer.queue, extra=fields("paused", queue=consumer.queue))
 
 

@@ -326,10 +326,10 @@ class _InBackground(ConsumerBase, Generic[T, Result]):
     def _failed_in_background(self, background: _Background, error: BaseException) -> None:
         self._error = error
         if background.entered:
-            text = "%r raised %s: %s; it no longer serves its queue, and the program continues"
+            text = "queue %s: the Consumer raised %s: %s; it no longer serves its queue, and the program continues"
             kind = type(error).__name__
             extra = fields("consumer_failed", queue=self.queue, worker=self._settings.worker(), error_kind=kind)
-            logger.error(text, self, kind, error, exc_info=error, extra=extra)
+            logger.error(text, self.queue, kind, error, exc_info=error, extra=extra)
 
     def _ended_in_background(self, background: _Background) -> None:
         with _pools_lock:

@@ -112,9 +112,11 @@ class ConsumerGroup:
         extra = fields("consumer_failed", queue=consumer.queue, error_kind=kind)
         if self.error is None:
             self.error = error
-            logger.error("%r raised %s: %s; stopping the other Consumers", consumer, kind, error, extra=extra)
+            text = "queue %s: the Consumer raised %s: %s; stopping the other Consumers"
+            logger.error(text, consumer.queue, kind, error, extra=extra)
         else:
-            logger.error("%r raised an error as well", consumer, exc_info=error, extra=extra)
+            text = "queue %s: the Consumer raised an error as well"
+            logger.error(text, consumer.queue, exc_info=error, extra=extra)
             if isinstance(error, HandlerNotStopped):
                 # The caller has to know, whatever else has failed.
                 self.error = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -21,13 +22,21 @@ from sqlaqueue.consumer.core.waker import Deadlines
 from sqlaqueue.consumer.in_flight import CallGroup, CompletionBuffer, InFlight, runs_in
 from sqlaqueue.consumer.notifications.polls import PollSchedule, WaiterRegistry
 from sqlaqueue.consumer.outcomes import ConflictDelays, OutcomeRules
-from sqlaqueue.consumer.pace import CLAIM_BYTES, EXTENSIONS_PER_LEASE, FLUSH_AFTER, BatchSizer, Intervals, RowScale
+from sqlaqueue.consumer.pace import (
+    CLAIM_BYTES,
+    EXTENSIONS_PER_LEASE,
+    FLUSH_AFTER,
+    BatchSizer,
+    FailuresInARow,
+    Intervals,
+    RowScale,
+)
 from sqlaqueue.consumer.quarantine import CrashJournal, Quarantine
 from sqlaqueue.consumer.sessions import IsolationLevel
 from sqlaqueue.consumer.settings import ConsumerSettings, function_of
 from sqlaqueue.consumer.settle import Settler
 from sqlaqueue.consumer.statements import ConsumerStatements
-from sqlaqueue.log import fields, logger
+from sqlaqueue.log import fields, logger, seconds_text
 from sqlaqueue.queue.run import Key, Run, key_value
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import open_session
@@ -104,7 +113,7 @@ class ConsumerContext:
         self.quarantine = Quarantine(settings.concurrency // 2)
         self.in_flight = InFlight(self.lock)
         self.conflicts, self.waiters = ConflictDelays(draining=draining), WaiterRegistry()
-        self.isolation = IsolationLevel(settings.spec)
+        self.isolation, self._failures = IsolationLevel(settings.spec), FailuresInARow()
         self.outcome_rules = OutcomeRules(settings, self.conflicts, marks_rows=self.statements.marks_rows)
         self.claimer = Claimer(settings, self.statements, self.quarantine, self.isolation)
         self.settler = Settler(settings, self.statements, self.outcome_rules, self.waiters, self.isolation)
@@ -175,6 +184,25 @@ class ConsumerContext:
     def log_fields(self, event: str, **values: Any) -> dict[str, Any]:
         return fields(event, queue=self.spec.name, worker=self.settings.worker(), **values)
 
+    def claim_failed(self, text: str, wait: float, kind: str) -> None:
+        """Log that a claim has failed and is tried again: as a warning once, and then now and then how often."""
+        with self.lock:
+            said = self._failures.failed(text)
+        level = logging.DEBUG if said is None else logging.WARNING
+        extra = self.log_fields("consumer_error", delay=wait, error_kind=kind)
+        logger.log(level, "queue %s: %s; next try in %.1f s", self.spec.name, said or text, wait, extra=extra)
+
+    def claim_succeeded(self) -> None:
+        self.intervals.succeeded()
+        with self.lock:
+            ended = self._failures.succeeded()
+        if ended is not None:
+            number, seconds = ended
+            failures = "1 failure" if number == 1 else f"{number} failures"
+            extra = self.log_fields("consumer_recovered", count=number, duration=seconds)
+            text = "queue %s: claims work again, after %s in %s"
+            logger.info(text, self.spec.name, failures, seconds_text(seconds), extra=extra)
+
     def job_fields(self, runs: Sequence[Run]) -> dict[str, Any]:
         """Return the attributes of records that the handler of these jobs logs."""
         shared = {"queue": self.spec.name, "worker": self.settings.worker()}
@@ -191,9 +219,9 @@ class ConsumerContext:
         }
 
     def log_error(self, event: str, text: str, error: Exception) -> None:
-        """Log an error that the run survives; the text has places for the consumer, the error's class and its text."""
+        """Log an error that the run survives; the text has places for the queue, the error's class and its text."""
         kind = type(error).__name__
-        logger.warning(text, self.name, kind, error, extra=self.log_fields(event, error_kind=kind))
+        logger.warning(text, self.spec.name, kind, error, extra=self.log_fields(event, error_kind=kind))
 
     def _noticed(self) -> None:
         self.runner.wake_maintenance()

@@ -54,7 +54,6 @@ from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.consumer.settle import without_expiring
 from sqlaqueue.consumer.statements import KEYS
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
-from sqlaqueue.log import logger
 from sqlaqueue.mapping.runs import run_of, runs_of
 from sqlaqueue.queue.names import BEGUN
 from sqlaqueue.queue.run import Key, Run, key_text, keys_by_token, keys_from
@@ -456,9 +455,7 @@ def _bring_back(
                 continue
             if context.stopping or not may_recover(error):
                 raise
-            logger.warning(
-                "%s: %s: %s", context.name, type(error).__name__, error, extra=context.log_fields("run_error")
-            )
+            context.log_error("run_error", "queue %s: %s: %s", error)
         yield Wait("stop", context.intervals.failed())
 
 

@@ -155,10 +155,10 @@ def report_rescued(context: ConsumerContext, rescued: Sequence[RescuedJob]) -> N
 def report_unclaimable(context: ConsumerContext, job: UnclaimableJob | None, error: BaseException, what: str) -> None:
     """Log a job that cannot be ``what``: claimed, rescued or settled. None is a job that was known."""
     if job is not None:
-        text = "%s: job %s cannot be %s here: %s; other jobs run, and this one is tried again after %.0f s"
+        text = "queue %s: job %s cannot be %s here: %s; other jobs run, and this one is tried again after %.0f s"
         extra = context.log_fields("job_unclaimable", job_key=key_value(job.key), error_kind=kind_of(error))
         cause = error if error.__traceback__ is not None else None
-        values = (context.name, key_text(job.key), what, job.error, TRY_AGAIN_AFTER)
+        values = (context.spec.name, key_text(job.key), what, job.error, TRY_AGAIN_AFTER)
         logger.error(text, *values, exc_info=cause, extra=extra)
 
 
@@ -309,8 +309,8 @@ def settle_postponed(context: ConsumerContext, *, last: bool = False) -> Routine
 def _report(context: ConsumerContext, finished: Sequence[FinishedRun], result: SettledEach) -> None:
     for one in result.refused:
         extra = context.log_fields("not_settled", job_key=key_value(one.run.key), attempt=one.run.attempt)
-        text = "%s: job %s could not be settled and stays as it is until its lease expires"
-        logger.error(text, context.name, key_text(one.run.key), extra=extra)
+        text = "queue %s: job %s could not be settled and stays as it is until its lease expires"
+        logger.error(text, context.spec.name, key_text(one.run.key), extra=extra)
     if result.later:
         context.completions.postponed.add(result.later)
         finished = [one for one in finished if one not in result.later]
@@ -433,7 +433,7 @@ def claim_leased_batch(
         raise (lost.__cause__ or lost) from None
     if context.settings.timeout is not None and (late := context.left_running()):
         jobs = _release_late(context, jobs, late)
-    context.intervals.succeeded()
+    context.claim_succeeded()
     took = time.monotonic() - began
     context.sizer.record_claim(took, limit, found=len(jobs))
     context.record_weight(jobs, took)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.citus import Distribution
 from sqlaqueue.postgresql.claim_scan import FEW
+from sqlaqueue.texts import duration_text
 
 # -- batch sizer -------------------------------------------------------------------------------------------------------
 # A :class:`BatchSizer` is told how long handlers and claims took, and answers with numbers: about a second's work is
@@ -463,6 +464,42 @@ _SHORTEST_PAUSE = 0.05
 def longest_wait(lease: float) -> float:
     """Return the seconds to wait for the database at most. What takes longer than two leases comes too late."""
     return min(LONGEST_WAIT, max(SHORTEST_WAIT, 2 * lease))
+
+
+_SAY_EVERY, _MOST_TEXTS = 60.0, 5
+
+
+class FailuresInARow:
+    """Which of many failures in a row deserve a warning: each new text, and once a minute how many there were."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._number, self._began, self._said_at = 0, 0.0, 0.0
+        self._texts = set[str]()
+
+    def failed(self, text: str) -> str | None:
+        """Record a failure; return its text as it is logged, None if it is known."""
+        now = self._now()
+        if self._number == 0:
+            self._began = self._said_at = now
+        self._number += 1
+        if text not in self._texts and len(self._texts) < _MOST_TEXTS:
+            # A text may have a number in it, such as a port, that differs each time.
+            self._texts.add(text)
+            return text
+        if now - self._said_at < _SAY_EVERY:
+            return None
+        self._said_at = now
+        return f"{text} ({self._number} failures in {duration_text(now - self._began)})"
+
+    def succeeded(self) -> tuple[int, float] | None:
+        """Forget the failures; return how many there were, and for how many seconds, None without any."""
+        if not self._number:
+            return None
+        ended = self._number, self._now() - self._began
+        self._number = 0
+        self._texts.clear()
+        return ended
 
 
 class Intervals:

@@ -530,8 +530,8 @@ class Settler:
                     attempt=run.attempt,
                     max_attempts=run.max_attempts,
                 )
-                text = "job %s of queue %s cannot be settled as %s: %s"
-                logger.warning(text, key_text(run.key), self._spec.name, one.outcome.event, error, extra=extra)
+                text = "queue %s: job %s cannot be settled as %s: %s"
+                logger.warning(text, self._spec.name, key_text(run.key), one.outcome.event, error, extra=extra)
                 lost = self._settle_otherwise(session, one, error) if otherwise else None
                 if lost is None:
                     result.refused.append(one)

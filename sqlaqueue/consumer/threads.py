@@ -147,8 +147,8 @@ def shut_down(context: ConsumerContext) -> Routine:
                 yield from step()
         except Exception:
             logger.exception(
-                "%s: could not settle at the end; the jobs run again when their leases have expired",
-                context.name,
+                "queue %s: could not settle at the end; the jobs run again when their leases have expired",
+                context.spec.name,
                 extra=context.log_fields("not_settled"),
             )
 
@@ -204,7 +204,8 @@ class BaseRunner(Runner):
         self._schedule_subscribers: list[tuple[sa.Engine, GroupState]] = []
         context = self.context = ConsumerContext(name, parts, factory, self, draining=draining)
         longest = longest_wait(parts.settings.lease.total_seconds())
-        self._deadlines = context.deadlines = Deadlines(longest, name, context.log_fields, in_loop=self._in_loop)
+        who = f"queue {context.spec.name}"
+        self._deadlines = context.deadlines = Deadlines(longest, who, context.log_fields, in_loop=self._in_loop)
         self._grace = GracePeriod(context)
         self._firing: FiringProcess | None = None
         """Fires the schedules; None without any, and while a queue is drained."""

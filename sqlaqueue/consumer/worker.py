@@ -115,8 +115,7 @@ def _try_again_later(context: ConsumerContext, error: Exception) -> Routine:
     context.polls.let_neighbours_poll()
     wait = context.intervals.failed()
     text = checks_of_error(error).undefined_object_advice(error, context.spec) or f"{type(error).__name__}: {error}"
-    extra = context.log_fields("consumer_error", delay=wait, error_kind=type(error).__name__)
-    logger.warning("%s: %s; next try in %.1f s", context.name, text, wait, extra=extra)
+    context.claim_failed(text, wait, type(error).__name__)
     context.report_start()
     yield Wait("stop", wait)
 
@@ -143,7 +142,7 @@ def _held_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
         unclaimable.end(suspects)
         if quarantined is not None:
             context.quarantine.end([quarantined.key])
-    context.intervals.succeeded()
+    context.claim_succeeded()
     apply(context, done)
     if context.quarantine.waiting():
         context.polls.poll_at_once()
@@ -204,7 +203,7 @@ def _run(context: ConsumerContext, executor: Executor) -> Generator[Effect, obje
     try:
         return bool((yield from run_leased(context, executor)))
     except Exception as error:  # noqa: BLE001 - such as a database that does not answer
-        context.log_error("run_error", "%s: %s: %s", error)
+        context.log_error("run_error", "queue %s: %s: %s", error)
         return False
 
 
@@ -213,7 +212,7 @@ def _has_missed_jobs(context: ConsumerContext) -> Generator[Effect, object, bool
     try:
         return bool((yield from reconcile_all(context)))
     except Exception as error:  # noqa: BLE001 - the queue has been drained all the same
-        context.log_error("maintenance_error", "%s: maintenance: %s: %s", error)
+        context.log_error("maintenance_error", "queue %s: maintenance: %s: %s", error)
         return False
 
 
@@ -466,7 +465,7 @@ def maintain(context: ConsumerContext) -> Routine:
                 is_explained = not context.start_logged and isinstance(error, NotSupportedError)
                 is_logged = may_recover(error) and not is_explained
                 if error is not context.error and (context.has_claimed or is_logged):
-                    context.log_error("maintenance_error", "%s: maintenance: %s: %s", error)
+                    context.log_error("maintenance_error", "queue %s: maintenance: %s: %s", error)
                 pause = _AFTER_ERROR
         yield Wait("maintenance", max(maintenance.until_next(), pause))
 

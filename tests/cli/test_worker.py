@@ -126,7 +126,7 @@ def test_a_paused_queue_is_drained(shop: Shop, target: str) -> None:
     shop.add(Email(), Letter())
     shop.ok("pause", f"{MODELS}:{target}")
     output = drained(shop, f"{QUEUES}:both", SQLAQUEUE_URL=None)
-    assert f"WARNING queue {target.lower()} is paused, so none of its jobs is claimed" in output
+    assert f"WARNING queue {target.lower()}: paused, so none of its jobs is claimed" in output
     assert output.count("is paused") == 1
     assert "finished runs: 1" in output
 
@@ -207,7 +207,7 @@ def test_the_log_contains_no_password(shop: Shop) -> None:
 
 def test_verbose_logs_every_job(shop: Shop) -> None:
     shop.add(Email())
-    assert "job 1 of queue email: completed in" in drained(shop, EMAIL, *SEND, "-v")
+    assert "queue email: job 1: completed in" in drained(shop, EMAIL, *SEND, "-v")
     shop.add(Email())
     assert "completed" not in drained(shop, EMAIL, *SEND)
 

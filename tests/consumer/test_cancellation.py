@@ -259,7 +259,7 @@ def test_a_handler_that_is_too_slow_has_failed(bench: Bench, log: Any) -> None:
     assert row.attempts == 1
     assert row.last_error.startswith("JobTimeout")
     assert bench.effects() == dict.fromkeys(good, 1)
-    assert f"job {slow} of queue job exceeded its timeout" in log.text
+    assert f"queue job: job {slow} exceeded its timeout" in log.text
     assert isinstance(server.errors("retried")[0], JobTimeout)
     bench.assert_tidy()
 

@@ -20,7 +20,9 @@ import sqlalchemy as sa
 import sqlaqueue
 from sqlaqueue import Cancel, Fail, JobEvent, Retry, Snooze
 from sqlaqueue import log as library_log
+from sqlaqueue.consumer.claim import Claimer
 from sqlaqueue.consumer.core import events
+from sqlaqueue.consumer.pace import FailuresInARow
 from sqlaqueue.consumer.threads import GracePeriod
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import FIELDS, JobLogFilter, JSONFormatter, database_text, fields
@@ -114,14 +116,14 @@ def test_the_log_names_the_jobs(bench: Bench, log: Any) -> None:
     keys = {payload: bench.enqueue(1, payload=payload)[0] for payload in ENDS}
     bench.consumer(end, retry=lambda *_: 7200).drain()
     lines = {record.getMessage(): record for record in log.records}
-    [completed] = [line for line in lines if line.startswith(f"job {keys['good']} of queue job: completed in ")]
+    [completed] = [line for line in lines if line.startswith(f"queue job: job {keys['good']}: completed in ")]
     assert lines[completed].levelno == logging.DEBUG
     [retried] = [line for line in lines if "ValueError: an error" in line]
     assert retried == (
-        f"job {keys['error']} of queue job: attempt 1 of 3 failed, next try in 7200 s: ValueError: an error"
+        f"queue job: job {keys['error']}: attempt 1 of 3 failed, next try in 7200 s: ValueError: an error"
     )
     assert lines[retried].levelno == logging.WARNING
-    failed = lines[f"job {keys['fail']} of queue job: attempt 1 of 3 failed, no further try: Fail: for good"]
+    failed = lines[f"queue job: job {keys['fail']}: attempt 1 of 3 failed, no further try: Fail: for good"]
     assert failed.levelno == logging.ERROR
     assert {record.name for record in log.records} <= {"sqlaqueue", "asyncio"}
 
@@ -139,8 +141,8 @@ def test_a_rescue_and_a_refusal_are_told(leased: Bench, frequent_rescues: None, 
     server = leased.consumer(work)
     server.drain()
     assert server.told("lease_lost") == [key]
-    assert f"job {key} of queue job: rescued: its lease expired" in log.text
-    assert f"job {key} of queue job: the result of attempt 1 of 3 is refused" in log.text
+    assert f"queue job: job {key}: rescued: its lease expired" in log.text
+    assert f"queue job: job {key}: the result of attempt 1 of 3 is refused" in log.text
     assert "None" not in log.text
 
 
@@ -193,7 +195,7 @@ def test_each_failed_attempt_has_one_record_with_its_traceback(mixed: Bench, log
     )
     retried, failed = logged(log, "retried")[0], logged(log, "failed")[0]
     key = retried.job_key
-    assert retried.getMessage() == f"job {key} of queue job: attempt 1 of 2 failed, next try at once: ValueError: a"
+    assert retried.getMessage() == f"queue job: job {key}: attempt 1 of 2 failed, next try at once: ValueError: a"
     assert failed.getMessage().endswith("attempt 2 of 2 failed, no further try: ValueError: a")
     for record in (retried, failed):
         assert (record.queue, record.max_attempts, record.error_kind) == ("job", 2, "ValueError")
@@ -343,6 +345,49 @@ def test_fields_differ_from_the_attributes_of_a_record() -> None:
     record = logging.makeLogRecord({})
     assert not set(FIELDS) & set(vars(record))
     assert set(FIELDS) <= fields("claimed").keys()
+
+
+def test_repeated_failures_of_claims_are_said_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are at level debug; it is said when claims work again."""
+    caplog.set_level(logging.DEBUG, "sqlaqueue")
+    failures, claim = ["no route"] * 3 + ["refused"], Claimer.claim
+
+    def fail_first(*arguments: Any) -> Any:
+        if failures:
+            raise ConnectionError(failures.pop(0))
+        return claim(*arguments)
+
+    bench.enqueue(1)
+    monkeypatch.setattr(Claimer, "claim", fail_first)
+    bench.consumer(bench.work).drain()
+    records = [(record.levelname, record.getMessage()) for record in logged(caplog, "consumer_error")]
+    warnings = [text for level, text in records if level == "WARNING"]
+    assert len(records) == 4
+    assert [text.partition(";")[0] for text in warnings] == [
+        "queue job: ConnectionError: no route",
+        "queue job: ConnectionError: refused",
+    ]
+    (recovered,) = logged(caplog, "consumer_recovered")
+    assert (recovered.levelname, recovered.count) == ("INFO", 4)
+    assert recovered.getMessage().startswith("queue job: claims work again, after 4 failures in ")
+
+
+@pytest.mark.once
+def test_failures_that_go_on_are_counted_once_a_minute() -> None:
+    clock = iter(range(0, 10_000, 10))
+    failures = FailuresInARow(lambda: next(clock))
+    assert failures.succeeded() is None
+    said = [failures.failed("no route") for _ in range(14)]
+    assert [text for text in said if text] == [
+        "no route",
+        "no route (7 failures in 1 min)",
+        "no route (13 failures in 2 min)",
+    ]
+    assert failures.succeeded() == (14, 140)
+    # A text that differs each time is not said each time.
+    assert sum(failures.failed(f"port {number}") is not None for number in range(6)) == 5
 
 
 def test_records_of_a_handler_have_its_job(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

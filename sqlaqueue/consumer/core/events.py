@@ -145,8 +145,8 @@ class EventEmitter:
         level = _LEVELS.get(event.name, logging.DEBUG)
         if logger.isEnabledFor(level):
             traceback = event.error if event.name in {"failed", "retried"} else None
-            values = (key_text(event.key), event.queue, _description(event))
-            logger.log(level, "job %s of queue %s: %s", *values, exc_info=traceback, extra=self._fields(event))
+            values = (event.queue, key_text(event.key), _description(event))
+            logger.log(level, "queue %s: job %s: %s", *values, exc_info=traceback, extra=self._fields(event))
         self.call_listeners(event)
 
     def emit_poll(self, event: PollEvent) -> None:

@@ -133,9 +133,9 @@ def _log_repaired(context: ConsumerContext, keys: Sequence[Key]) -> None:
         some = ", ".join(map(key_text, keys[:_MOST_LOGGED]))
         more = f" and {len(keys) - _MOST_LOGGED} more" if len(keys) > _MOST_LOGGED else ""
         logger.warning(
-            "%s: repaired what writes without triggers left: messages without a job, jobs without a message, or wrong "
-            "counts of awaited jobs: %s%s",
-            context.name,
+            "queue %s: repaired what writes without triggers left: messages without a job, jobs without a message, or "
+            "wrong counts of awaited jobs: %s%s",
+            context.spec.name,
             some,
             more,
             extra=context.log_fields("messages_reconciled", count=len(keys)),

@@ -126,8 +126,8 @@ def end_overdue(maintenance: Maintenance, now: float) -> Routine:
         for one in unsettled:
             key = one.run.key
             extra = context.log_fields("timed_out", job_key=key_value(key), attempt=one.run.attempt)
-            text = "%s: job %s exceeded its timeout of %g s, and cannot be settled before its handler returns"
-            logger.warning(text, context.name, key_text(key), timeout, extra=extra)
+            text = "queue %s: job %s exceeded its timeout of %g s, and cannot be settled before its handler returns"
+            logger.warning(text, context.spec.name, key_text(key), timeout, extra=extra)
         settled = [one for one in finished if one not in [*result.lease_lost, *unsettled]]
         apply(context, Report(settled=settled, lease_lost=result.lease_lost))
     all_timed_out = sum(one.timed_out for one in context.in_flight.busy()) >= context.settings.concurrency
@@ -153,21 +153,21 @@ def record_timeout(context: ConsumerContext, executor: Executor) -> None:
     runs, timeout = runs_of(executor.group), context.settings.timeout
     if executor.timed_out:
         text = (
-            "job %s of queue %s was cancelled at its timeout of %g s, and its handler goes on; it is cancelled again, "
+            "queue %s: job %s was cancelled at its timeout of %g s, and its handler goes on; it is cancelled again, "
             "and the job stays claimed until it ends"
         )
         for run in runs:
             extra = context.log_fields("cancellation_ignored", job_key=key_value(run.key), attempt=run.attempt)
-            logger.warning(text, key_text(run.key), context.spec.name, timeout, extra=extra)
+            logger.warning(text, context.spec.name, key_text(run.key), timeout, extra=extra)
         return
     executor.timed_out = True
     context.quarantine.end([run.key for run in runs])
     # The outcome of a leased run is logged in a moment; that of a held one, not before its handler returns.
     level = logging.WARNING if context.settings.holds_transaction else logging.DEBUG
-    text = "job %s of queue %s exceeded its timeout of %g s; the result of its handler is refused"
+    text = "queue %s: job %s exceeded its timeout of %g s; the result of its handler is refused"
     for run in runs:
         extra = context.log_fields("timed_out", job_key=key_value(run.key))
-        logger.log(level, text, key_text(run.key), context.spec.name, timeout, extra=extra)
+        logger.log(level, text, context.spec.name, key_text(run.key), timeout, extra=extra)
 
 
 def pass_on_blocked(maintenance: Maintenance, now: float) -> Routine:
@@ -190,7 +190,8 @@ def release_waiting(maintenance: Maintenance, now: float) -> Routine:
         if number and not context.stopping:
             context.sizer.record_released(now)
         extra = context.log_fields("jobs_released", count=number)
-        logger.info("%s: released %d jobs that would have waited for its handlers", context.name, number, extra=extra)
+        text = "queue %s: released %d jobs that would have waited for its handlers"
+        logger.info(text, context.spec.name, number, extra=extra)
         yield from settle_finished(context)
 
 

@@ -155,10 +155,10 @@ def check_received(maintenance: Maintenance) -> None:
     if maintenance.missed_proofs == _LOGGED_AFTER and not maintenance.logged_missed:
         maintenance.logged_missed = True
         logger.warning(
-            "%s: notifications do not arrive, as behind a pooler in transaction mode, so new jobs are found by "
+            "queue %s: notifications do not arrive, as behind a pooler in transaction mode, so new jobs are found by "
             "polling; give the Consumer an engine that is connected to the server itself, or set "
             "QueueConfig(notify=False)",
-            context.name,
+            context.spec.name,
             extra=context.log_fields("notifications_missed"),
         )
 

@@ -144,6 +144,10 @@ class ConsumerBase:
         """The callable that runs a job, inside the middleware."""
         return surround(self._handler, self._middleware, is_async=self.is_async)
 
+    def record_stops(self, stops: list[tuple[str, int, int]] | None) -> None:
+        """Record there how each run ends, instead of a line in the log; None ends that."""
+        self._parts.stops = stops
+
     @property
     def events(self) -> EventEmitter:
         """Calls the listeners that :meth:`on` has added."""

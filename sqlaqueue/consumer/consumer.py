@@ -17,7 +17,7 @@ from sqlaqueue.consumer.base import ConsumerBase, RunsInThread, T
 from sqlaqueue.consumer.core.signals import signal_handlers
 from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.sessions import check_shared_pool
-from sqlaqueue.consumer.threads import ThreadRunner
+from sqlaqueue.consumer.threads import ThreadRunner, log_all_stopped
 from sqlaqueue.exc import ConfigurationError, HandlerNotStopped
 from sqlaqueue.log import fields, logger
 
@@ -68,14 +68,21 @@ class ConsumerGroup:
     @contextmanager
     def running(self, *, signals: bool) -> Iterator[None]:
         """End Consumers that start after :meth:`stop` at once; at the end of the block, raise the first error."""
+        # One line for all of them: the log of a process with many queues would end with as many lines.
+        stops: list[tuple[str, int, int]] = []
         for consumer in self.consumers:
             consumer.stop_requested = lambda: self._stopped
+            if len(self.consumers) > 1:
+                consumer.record_stops(stops)
         try:
             with signal_handlers.stop_on_signal(self.stop, wanted=signals):
                 yield
         finally:
             for consumer in self.consumers:
                 consumer.stop_requested = None
+                consumer.record_stops(None)
+            if stops:
+                log_all_stopped(stops)
         if self.error is not None:
             raise self.error
 

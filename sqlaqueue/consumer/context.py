@@ -65,6 +65,8 @@ class ConsumerParts:
         self.intervals = Intervals(settings.poll_interval)
         self.journal = CrashJournal()
         mappers = sa.inspect(settings.selection.entity).self_and_descendants
+        self.stops: list[tuple[str, int, int]] | None = None
+        """Where the end of a run is recorded, of several Consumers of a process, which log it together."""
         self.scale = RowScale(mappers, settings.spec.attributes.values())
         fixed = settings.batch or (settings.holds_transaction and settings.fixed_batch_size)
         # How many jobs run or commit together is the application's decision.
@@ -104,7 +106,7 @@ class ConsumerContext:
         self.name, self.runner, self.draining = name, runner, draining
         self.id = uuid.uuid4().hex
         self.settings, self.statements, self.events = parts.settings, parts.statements, parts.events
-        self.intervals, self.sizer, self.journal = parts.intervals, parts.sizer, parts.journal
+        self.intervals, self.sizer, self.journal, self.stops = parts.intervals, parts.sizer, parts.journal, parts.stops
         self._scale, self._factory = parts.scale, factory
         settings, self.lock, self.variables = self.settings, threading.RLock(), copy_context()
         self.buffer = deque[CallGroup]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ from sqlaqueue.consumer.pace import longest_wait
 from sqlaqueue.consumer.settings import refused_result
 from sqlaqueue.consumer.worker import maintain, work
 from sqlaqueue.exc import HandlerMisuseError, HandlerNotStopped
-from sqlaqueue.log import logger
+from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.runs import runs_of
 from sqlaqueue.postgresql.schedule_tables import SCHEDULE_CHANNEL
 from sqlaqueue.postgresql.triggers import channel_of
@@ -87,7 +88,9 @@ class GracePeriod:
         numbers = {"count": running, "running": running, "waiting": waiting}
         extra = context.log_fields("shutdown_started", signal=signal, grace=grace, **numbers)
         values = (context.spec.name, reason, _running(running), grace, _jobs(waiting), aborts)
-        logger.info("queue %s: %s: stopping, %s to finish within %g s, %s to release%s", *values, extra=extra)
+        # Without jobs it takes a moment, of which the end is logged.
+        level = logging.INFO if running or waiting else logging.DEBUG
+        logger.log(level, "queue %s: %s: stopping, %s to finish within %g s, %s to release%s", *values, extra=extra)
 
     def left(self) -> float:
         """Return the seconds until it ends; inf before it begins."""
@@ -113,10 +116,27 @@ class GracePeriod:
         # A transaction that a handler keeps open releases its jobs when it ends, at the latest with the process.
         held = len(context.claimed_runs()) if context.settings.holds_transaction else 0
         released = context.runs_released - self._released_before + held
-        runs, were = "1 run" if finished == 1 else f"{finished} runs", "was" if released == 1 else "were"
-        text = "queue %s: stopped; during the stop %s ended, and %s %s released"
         extra = context.log_fields("consumer_stopped", count=finished, finished=finished, released=released)
-        logger.info(text, context.spec.name, runs, _jobs(released), were, extra=extra)
+        level = logging.INFO if context.stops is None else logging.DEBUG
+        logger.log(level, "queue %s: stopped%s", context.spec.name, _stop_text(finished, released), extra=extra)
+        if context.stops is not None:
+            context.stops.append((context.spec.name, finished, released))
+
+
+def log_all_stopped(stops: Sequence[tuple[str, int, int]]) -> None:
+    """Log the end of the Consumers of a process, given as their queues, runs that have ended, and released jobs."""
+    finished, released = sum(one[1] for one in stops), sum(one[2] for one in stops)
+    extra = fields("consumers_stopped", count=len(stops), finished=finished, released=released)
+    queues = [*dict.fromkeys(one[0] for one in stops)]
+    names = f"queue {queues[0]}" if len(queues) == 1 else f"queues {', '.join(queues)}"
+    logger.info("%s: stopped%s", names, _stop_text(finished, released), extra=extra)
+
+
+def _stop_text(finished: int, released: int) -> str:
+    if not (finished or released):
+        return ""
+    runs, were = "1 run" if finished == 1 else f"{finished} runs", "was" if released == 1 else "were"
+    return f"; during the stop {runs} ended, and {_jobs(released)} {were} released"
 
 
 def _deregister(context: ConsumerContext) -> Routine:

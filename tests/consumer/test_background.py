@@ -433,6 +433,18 @@ def test_an_idle_process_has_two_connections(mixed: Bench, monkeypatch: pytest.M
     assert mixed.states() == {"completed": 6}
 
 
+def test_several_consumers_of_a_process_log_one_stop(mixed: Bench, log: Any) -> None:
+    mixed.enqueue()
+    gate = Gate()
+    with Crowd(mixed, gate, gate).running():
+        gate.await_call()
+        gate.open()
+        wait_until(lambda: mixed.states() == {"completed": 1})
+    stopped = [record for record in log.records if record.levelname == "INFO" and "stop" in record.getMessage()]
+    assert [record.getMessage() for record in stopped] == ["queue job: stopped"]
+    assert (stopped[0].event, stopped[0].count) == ("consumers_stopped", 2)
+
+
 def test_an_error_of_one_consumer_stops_the_others_and_is_raised(mixed: Bench, log: Any) -> None:
     mixed.enqueue()
     gate = Gate()

@@ -270,6 +270,15 @@ def test_the_shutdown_counts_only_what_ends_after_its_begin(log: Any) -> None:
     assert (stopped.finished, stopped.released) == (2, 1)
 
 
+def test_an_idle_consumer_says_only_that_it_has_stopped(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sqlaqueue")
+    with bench.consumer().running() as server:
+        wait_until(lambda: logged(caplog, "consumer_started"))
+        server.stop()
+    assert not logged(caplog, "shutdown_started")
+    assert logged(caplog, "consumer_stopped")[0].getMessage() == "queue job: stopped"
+
+
 def test_jobs_that_outlive_the_grace_period_are_counted_as_released(mixed: Bench, log: Any) -> None:
     mixed.enqueue(2)
     gate = Gate()

@@ -514,10 +514,12 @@ def test_an_error_that_the_database_cannot_store(
     with rig.running(concurrency=2):
         wait_until(lambda: rig.count("failed") == GOOD)
     assert sorted(set(rig.ran)) == list(range(1, GOOD + 1))
-    assert rig.row(1)[2] == "ValueError: 3 \\u20ac"
+    assert rig.row(1)[2].splitlines()[0] == "ValueError: 3 \\u20ac"
     if kept is not None:
         with rig.engine.connect() as connection:
-            texts = set(connection.scalars(sa.text("SELECT error FROM sqlaqueue_attempt")))
+            texts = {
+                each.splitlines()[0] for each in connection.scalars(sa.text("SELECT error FROM sqlaqueue_attempt"))
+            }
         assert texts == {"ValueError: 3 \\u20ac"}
 
 
@@ -535,7 +537,7 @@ def test_an_error_that_the_database_cannot_store_behind_a_lock(latin1: Database,
             wait_until(lambda: server.context and server.context.completions.postponed._runs)
             other.rollback()
             wait_until(lambda: rig.count("failed") == 1)
-    assert rig.row(key)[2] == "ValueError: 3 \\u20ac"
+    assert rig.row(key)[2].splitlines()[0] == "ValueError: 3 \\u20ac"
 
 
 @pytest.mark.parametrize("name", ["€", "ü"])

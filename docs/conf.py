@@ -19,8 +19,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!sqlaqueue\.).*"),
     # What Consumer and AsyncConsumer inherit from; the reference documents them with all that they inherit.
     ("py:class", r"sqlaqueue\.consumer\.base\.ConsumerBase"),
-    # Type variables that stand for the job's class, and for an engine of either kind.
-    ("py:.*", r"sqlaqueue\..*\.(Engine)?T"),
+    # Type variables that stand for the job's class, for an engine of either kind, and for the parts of a function.
+    ("py:.*", r"sqlaqueue\.(.*\.(Engine)?T|functions\.[JPRS])"),
 ]
 
 html_theme = "furo"

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from sqlaqueue.consumer.consumer import Consumer
     from sqlaqueue.consumer.core.events import JobEvent
     from sqlaqueue.copy.copy_in import async_copy_in, copy_in
+    from sqlaqueue.functions import FunctionMixin
     from sqlaqueue.scheduler import Scheduler
     from sqlaqueue.unique.enqueue import async_enqueue
     from sqlaqueue.waiting.async_wait import async_wait
@@ -72,6 +73,7 @@ __all__ = [
     "Exponential",
     "Fail",
     "FairShare",
+    "FunctionMixin",
     "InOrder",
     "JobEvent",
     "JobExists",
@@ -125,6 +127,7 @@ __all__ = [
 # Loaded when first used: a program that only enqueues does not need the Consumer, which is half of the package.
 _LAZY = {
     "Consumer": "sqlaqueue.consumer.consumer",
+    "FunctionMixin": "sqlaqueue.functions",
     "JobEvent": "sqlaqueue.consumer.core.events",
     "Scheduler": "sqlaqueue.scheduler",
     "copy_in": "sqlaqueue.copy.copy_in",

@@ -36,6 +36,12 @@ class JobResult(Generic[T]):
     error: str | None = None
     """The last error, without its traceback. A completed job has one if an earlier attempt failed."""
 
+    @property
+    def value(self) -> Any:
+        """What the function of a completed job has returned, see :class:`~sqlaqueue.FunctionMixin`; otherwise None."""
+        attribute = getattr(self.job, "__returned__", None)
+        return getattr(self.job, attribute) if attribute and self.state == "completed" else None
+
 
 class SqlaqueueError(Exception):
     """Base class of all errors and signals of sqlaqueue."""
@@ -54,6 +60,10 @@ class DatabaseNotReadyError(ConfigurationError):
 
 class UnknownStrategyError(ConfigurationError):
     """``QueueConfig.strategy`` names a strategy that is not registered."""
+
+
+class WrongArguments(SqlaqueueError, TypeError):
+    """A function of a :class:`~sqlaqueue.FunctionMixin` cannot be called so, or JSON cannot hold an argument."""
 
 
 class NotAQueueError(SqlaqueueError):
@@ -261,6 +271,13 @@ class Fail(HandlerSignal):
         if not isinstance(given, str) or not all(part.isidentifier() for part in given.split(".")):
             msg = f"Fail(kind={kind!r}): give letters, digits, underscores and dots, such as 'no_stock'"
             raise ConfigurationError(msg)
+
+
+class UnknownFunction(Fail):
+    """A job of a :class:`~sqlaqueue.FunctionMixin` calls a function that its worker does not have; it is not retried.
+
+    Import the module that registers the function in the worker, and requeue the job.
+    """
 
 
 class Cancel(HandlerSignal):

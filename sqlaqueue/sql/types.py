@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from math import isfinite
 from typing import Any, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import ARRAY, CITEXT
+from sqlalchemy.dialects.postgresql import ARRAY, CITEXT, JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import WARN_LINTING
 from sqlalchemy.sql.elements import Grouping
@@ -26,6 +28,29 @@ from sqlaqueue.sql.portable import Called, KeyHash, greatest
 _make_dialect: Any = postgresql.dialect
 NEUTRAL: sa.Dialect = _make_dialect(paramstyle="named")
 """Renders SQL that is kept as text. It belongs to no driver, so it doubles no percent sign."""
+
+DOCUMENT = JSONB(none_as_null=True).with_variant(sa.JSON(none_as_null=True), "sqlite", "mysql", "mariadb")
+"""The type of a JSON document that queries and unique indexes can compare; None is NULL."""
+
+_DEEPEST = 100
+_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def not_in_document(value: Any, what: str, depth: int = 0) -> str | None:
+    """Return in words what of a value JSON cannot hold, or would change; None if it holds all of it."""
+    if value is None or isinstance(value, int) or (isinstance(value, float) and isfinite(value)):
+        return None
+    if isinstance(value, str):
+        return f"{what} has a NUL or the half of a character" if _NOT_STORABLE.search(value) else None
+    if isinstance(value, list | tuple) and depth < _DEEPEST:
+        parts: Any = enumerate(value)
+    elif isinstance(value, dict) and depth < _DEEPEST:
+        if wrong := [key for key in value if not isinstance(key, str) or _NOT_STORABLE.search(key)]:
+            return f"{what} has the key {wrong[0]!r}, and JSON has only texts as keys"
+        parts = value.items()
+    else:
+        return f"{what} is {value!r:.100}, which JSON cannot hold"
+    return next(filter(None, (not_in_document(part, f"{what}[{key!r}]", depth + 1) for key, part in parts)), None)
 
 
 def plain_type(column: sa.Column[Any]) -> Any:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 from sqlalchemy import ColumnElement, Select, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import (
     DeclarativeBase,
     InstrumentedAttribute,
@@ -17,13 +17,17 @@ from sqlalchemy.orm import (
     mapped_column,
     relationship,
     selectinload,
+    sessionmaker,
 )
 from sqlmodel import Field, SQLModel
 
 from sqlaqueue import (
+    AsyncConsumer,
     ConcurrencyLimit,
+    Consumer,
     Enqueued,
     FairShare,
+    FunctionMixin,
     InOrder,
     QueueConfig,
     QueueMixin,
@@ -140,6 +144,42 @@ async def async_enqueueing(session: AsyncSession) -> None:
     assert_type(await async_enqueue(session, Reminder(to="a")), list[Enqueued[Reminder]])
     [email] = await async_enqueue(session, [Reminder(to="a")])
     assert_type(email.job, Reminder)
+
+
+# -- type checks: functions as jobs --------------------------------------------------------------------------------
+
+
+class Call(FunctionMixin, Base):
+    __tablename__ = "call"
+
+
+@Call.task
+def send_report(session: Session, to: str, *, pages: int = 1) -> int:
+    return len(to) + pages
+
+
+@Call.task(name="later", max_attempts=3)
+async def send_later(session: AsyncSession, to: str) -> str:
+    return to
+
+
+def functions_keep_their_types(session: Session) -> None:
+    assert_type(send_report.enqueue(session, "ada", pages=3), Call)
+    assert_type(send_report.options(delay=timedelta(hours=1), priority=5).enqueue(session, to="ada"), Call)
+    assert_type(send_report(session, "ada"), int)
+    assert_type(send_report.enqueue(session, "ada").function, str | Any)
+    send_report.enqueue(session)  # type: ignore[call-arg] # the argument is missing
+    send_report.enqueue(session, "ada", pages="3")  # type: ignore[arg-type] # it is no integer
+    send_report.enqueue(session, "ada", page=3)  # type: ignore[call-arg] # there is no such parameter
+    send_report.enqueue("ada")  # type: ignore[call-arg, arg-type] # the session is missing
+    send_report.options(prioritiy=3)  # type: ignore[call-arg] # there is no such option
+    Consumer(Call, Call.run, sessionmaker())
+
+
+async def coroutine_functions_keep_their_types(session: AsyncSession) -> None:
+    assert_type(send_later.enqueue(session, "ada"), Call)
+    assert_type(await send_later(session, "ada"), str)
+    AsyncConsumer(Call, Call.async_run, async_sessionmaker())
 
 
 # -- type checks: flow control ------------------------------------------------------------------------------------

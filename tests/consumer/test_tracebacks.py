@@ -1,7 +1,9 @@
 """The traceback below the text of an error: in rows, in logs, and in what ``wait()`` returns."""
 
 import logging
+import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,20 @@ def test_signals_have_no_traceback_but_that_of_their_cause(bench: Bench) -> None
     first, stack = split_error(texts[3])
     assert first == "bounce: bounced"
     assert "in look_up" in (stack or "")
+
+
+def test_a_known_traceback_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another line of the same function is another traceback."""
+
+    def fail(number: int) -> None:
+        if number == 1:
+            look_up("first")
+        look_up("second")
+
+    texts = [stack_text(caught(partial(fail, number))) for number in (1, 2)]
+    assert texts[0] != texts[1]
+    monkeypatch.setattr(traceback, "format_tb", pytest.fail)
+    assert [stack_text(caught(partial(fail, number))) for number in (1, 2)] == texts
 
 
 class Unreadable(Exception):

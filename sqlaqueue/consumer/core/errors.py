@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from types import TracebackType
+from types import CodeType, TracebackType
 
 from sqlalchemy import exc
 from sqlalchemy.exc import DBAPIError
@@ -235,6 +235,8 @@ def stack_text(error: BaseException, limit: int | None = None) -> str | None:
         # Where a signal is raised says nothing; what it was raised for does.
         if follows is None and (error.__traceback__ is None or isinstance(error, HandlerSignal)):
             return None
+        if follows is None and not (isinstance(error, BaseExceptionGroup) or getattr(error, "__notes__", None)):
+            return _fitting(_frames_text(error.__traceback__), limit)
         found = traceback.TracebackException.from_exception(error)
         if isinstance(error, DBAPIError) and error.__cause__ is error.orig:
             # It has the message of the driver's error, and its frames.
@@ -245,13 +247,34 @@ def stack_text(error: BaseException, limit: int | None = None) -> str | None:
         text = storable(text.strip("\n"))
     except BaseException:  # noqa: BLE001 - the error's own code may raise anything, and the run has to end
         return None
-    if not _STARTS.match(text):
-        text = f"{TRACEBACK_HEAD}\n{text}"
-    return text if len(text) <= limit else _without_middle(_MARKERS.sub("", text), limit)
+    return _fitting(text if _STARTS.match(text) else f"{TRACEBACK_HEAD}\n{text}", limit)
 
 
-def _without_middle(text: str, limit: int) -> str:
+_known = dict[tuple[tuple[CodeType, int], ...], str]()
+"""The texts of tracebacks by their frames: many jobs fail at the same line, and the source is parsed for each text."""
+
+_MOST_KNOWN = 100
+
+
+def _frames_text(first: TracebackType | None) -> str:
+    frames = []
+    each = first
+    while each is not None:
+        frames.append((each.tb_frame.f_code, each.tb_lasti))
+        each = each.tb_next
+    text = _known.get(key := tuple(frames))
+    if text is None:
+        text = storable(f"{TRACEBACK_HEAD}\n{''.join(traceback.format_tb(first))}".rstrip("\n"))
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = text
+    return text
+
+
+def _fitting(text: str, limit: int) -> str:
     """Return a traceback of at most ``limit`` characters: what the handler called, and where the error was raised."""
+    if len(text) > limit:
+        text = _MARKERS.sub("", text)
     if len(text) <= limit:
         return text
     first = text[: limit // 4].rpartition("\n")[0]

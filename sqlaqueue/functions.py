@@ -242,9 +242,9 @@ class Task(Generic[S, P, R, J]):
         return self._bind(self.name, *bound.args, **bound.kwargs)
 
     def keep_result(self, job: Any, value: Any) -> None:
-        """Store what the function has returned in the row, unless the claim has deleted it."""
+        """Store what the function has returned in the row, which is written with the end of the job."""
         if wrong := not_in_document(value, "what it has returned"):
             msg = f"{self.name}: {wrong}; return numbers, texts, lists, dicts or None"
             raise Fail(msg, kind="result_not_json")
-        if not spec_of(self.model).config.rows_are_messages and (value is not None or job.result is not None):
+        if value is not None or job.result is not None:
             set_attribute(job, "result", value)

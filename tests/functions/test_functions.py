@@ -19,6 +19,7 @@ from sqlaqueue import (
     Consumer,
     Fail,
     FunctionMixin,
+    JobResult,
     QueueConfig,
     QueueMixin,
     Retry,
@@ -26,10 +27,11 @@ from sqlaqueue import (
     Unique,
     enqueue,
     prepare,
+    requeue,
     wait,
 )
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, UnknownFunction, WrongArguments
-from tests.models import STRATEGIES, new_base
+from tests.models import STRATEGIES, make_job, new_base
 
 pytestmark = pytest.mark.once
 
@@ -199,6 +201,33 @@ def test_signals_and_errors_end_a_call_as_they_end_a_job(engine: sa.Engine) -> N
     with Session(engine) as session:
         # What a function has written is undone.
         assert session.scalars(sa.select(model.max_attempts)).all() == [None] * 5
+
+
+def test_only_a_completed_call_has_a_value(engine: sa.Engine) -> None:
+    model = make(engine, max_attempts=1)
+    answers = iter([1, None, 2, ValueError("no")])
+
+    @model.task(name="answer")
+    def answer(_: Session) -> Any:
+        if isinstance(one := next(answers), Exception):
+            raise one
+        return one
+
+    found, nulls = list[Any](), list[Any]()
+    with Session(engine) as session:
+        answer.enqueue(session)
+        session.commit()
+        for _ in range(4):
+            result = wait_for(engine, model, 1)
+            found.append((result.state, result.value))
+            nulls.append(session.scalar(sa.select(sa.func.count()).where(model.result.is_(sa.null()))))
+            session.execute(requeue(sa.select(model)))
+            session.commit()
+    # None replaces what the run before has returned; what an error leaves there is no value.
+    assert found == [("completed", 1), ("completed", None), ("completed", 2), ("failed", None)]
+    assert nulls == [0, 1, 0, 0]
+    plain = JobResult("completed", make_job()(payload="x"))
+    assert (plain.value, JobResult("gone", None).value) == (None, None)
 
 
 def test_max_attempts_of_a_task_is_the_limit(engine: sa.Engine) -> None:

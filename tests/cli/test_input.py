@@ -525,7 +525,7 @@ def test_all_commands_are_looked_at() -> None:
 def test_records_of_the_log_of_worker_processes_are_harmless() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(PlainFormatter("%(levelname)s %(message)s"))
+    handler.setFormatter(PlainFormatter(colored=False))
     try:
         raise ValueError(HOSTILE)  # noqa: TRY301 - its traceback is logged
     except ValueError:
@@ -535,7 +535,7 @@ def test_records_of_the_log_of_worker_processes_are_harmless() -> None:
     text = stream.getvalue()
     assert [each for each in text if not each.isprintable() and each != "\n"] == []
     first, *others = text.splitlines()
-    assert first.startswith("ERROR job a")
+    assert " ERROR job a" in first
     assert "ValueError" in text
     assert all(line.startswith("  ") for line in others)
 

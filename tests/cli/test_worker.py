@@ -127,7 +127,7 @@ def test_a_paused_queue_is_drained(shop: Shop, target: str) -> None:
     shop.ok("pause", f"{MODELS}:{target}")
     output = drained(shop, f"{QUEUES}:both", SQLAQUEUE_URL=None)
     assert f"WARNING queue {target.lower()}: paused, so none of its jobs is claimed" in output
-    assert output.count("is paused") == 1
+    assert output.count(": paused, so") == 1
     assert "finished runs: 1" in output
 
 

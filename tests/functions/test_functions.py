@@ -31,6 +31,7 @@ from sqlaqueue import (
     wait,
 )
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, UnknownFunction, WrongArguments
+from sqlaqueue.texts import split_error
 from tests.models import STRATEGIES, make_job, new_base
 
 pytestmark = pytest.mark.once
@@ -58,7 +59,8 @@ def drain(engine: sa.Engine, model: Any) -> dict[str, Any]:
 
 def rows(engine: sa.Engine, model: Any) -> dict[str, Any]:
     with Session(engine) as session:
-        return {job.function: (job.status, job.result, job.last_error) for job in session.scalars(sa.select(model))}
+        found = session.scalars(sa.select(model))
+        return {job.function: (job.status, job.result, split_error(job.last_error)[0] or None) for job in found}
 
 
 def send_report(session: Session, to: str, pages: int = 1, *more: int, bold: bool = False, **options: Any) -> Any:
@@ -105,6 +107,24 @@ def test_a_function_runs_with_its_arguments(engine: sa.Engine, strategy: str) ->
         assert found["none"] == ("completed", None, None)
         with Session(engine) as session:
             assert session.scalar(sa.select(sa.func.count()).where(model.result.is_(sa.null()))) == 1
+
+
+def test_the_traceback_begins_with_the_function(engine: sa.Engine) -> None:
+    model = make(engine, max_attempts=1)
+
+    @model.task(name="refuse")
+    def refuse(session: Session) -> None:
+        raise LookupError("no address")
+
+    with Session(engine) as session:
+        refuse.enqueue(session)
+        session.commit()
+    drain(engine, model)
+    with Session(engine) as session:
+        error = session.scalars(sa.select(model.last_error)).one()
+    first, head, place, *_ = error.splitlines()
+    assert (first, head) == ("LookupError: no address", "Traceback (most recent call last):")
+    assert place.endswith(", in refuse")
 
 
 def wait_for(engine: sa.Engine, model: Any, key: Any) -> Any:

@@ -200,7 +200,7 @@ STACK_LIMIT = 4000
 _SHORTEST_STACK = 200
 """If a column has no room for so many characters of a traceback, it has none: the rest would say nothing."""
 
-_CALLERS = ("sqlaqueue.consumer.", "sqlaqueue.telemetry.", "sqlaqueue.sessions")
+_CALLERS = ("sqlaqueue.consumer.", "sqlaqueue.telemetry.", "sqlaqueue.sessions", "sqlaqueue.functions")
 """The modules whose functions call handlers."""
 
 

@@ -441,7 +441,9 @@ def test_several_consumers_of_a_process_log_one_stop(mixed: Bench, log: Any) -> 
         gate.open()
         wait_until(lambda: mixed.states() == {"completed": 1})
     stopped = [record for record in log.records if record.levelname == "INFO" and "stop" in record.getMessage()]
-    assert [record.getMessage() for record in stopped] == ["queue job: stopped"]
+    # The run may end in the database before the Consumer that ran it has counted it: "during the stop 1 run ended".
+    assert len(stopped) == 1
+    assert stopped[0].getMessage().startswith("queue job: stopped")
     assert (stopped[0].event, stopped[0].count) == ("consumers_stopped", 2)
 
 

@@ -60,3 +60,19 @@ def states_text(one: str, several: str, names_by_state: dict[str, Sequence[str]]
         for state, names in names_by_state.items()
         if names
     )
+
+
+def older_models(*, worked: bool) -> str:
+    """Return what to do about a column or a table that this process needs and the database lacks.
+
+    :param worked: whether this process has found it before.
+    """
+    if worked:
+        return (
+            "it was there before, so a newer version of the program has changed the database: restart this process "
+            "with that version"
+        )
+    return (
+        "if a newer version of the program has changed the database, restart this process with that version; "
+        "otherwise run `alembic upgrade head`"
+    )

@@ -14,7 +14,7 @@ from sqlalchemy.orm.attributes import instance_state, set_committed_value
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.job_reasons import MOST_COUNTED, Awaited, Facts, Reason, reasons_of
 from sqlaqueue.admin.jobs import JobInfo, job, job_info
-from sqlaqueue.admin.state import live_consumers, pause_moment
+from sqlaqueue.admin.state import last_heartbeat, live_consumers, pause_moment
 from sqlaqueue.exc import StatementError
 from sqlaqueue.flow_control.held_back import held_back_by
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
@@ -128,6 +128,8 @@ def _read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: b
         # It was deleted after the first statement.
         return replace(facts, info=None)
     facts = replace(facts, **circumstances, consumers=live_consumers(session, spec))
+    if facts.consumers is not None and not facts.consumers:
+        facts = replace(facts, last_heartbeat=last_heartbeat(session, spec))
     if facts.waits_for_duplicate:
         facts = replace(facts, duplicate=duplicate_of(session, spec, key))
     if info.state == "waiting":

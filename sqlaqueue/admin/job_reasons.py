@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from sqlaqueue.admin.jobs import JobInfo
-from sqlaqueue.admin.state import unclaimable_jobs
+from sqlaqueue.admin.state import failing_consumers, unclaimable_jobs
 from sqlaqueue.flow_control.held_back import HeldBackBy
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import key_text, key_tuple
@@ -63,6 +63,8 @@ class Facts:
     """The seconds until its lease ends, negative if it has expired; None if it has none."""
     consumers: Sequence[Any] | None = None
     """The live Consumers of the queue, as rows of ``consumers()``; None if they are not known."""
+    last_heartbeat: datetime | None = None
+    """When a Consumer has sent a heartbeat last, if none is alive; None if none is recorded."""
     claimed_here: bool = False
     """Whether the session's own transaction holds the job."""
     written_here: bool = False
@@ -351,6 +353,20 @@ def _unclaimable(facts: Facts) -> Iterator[Reason]:
         )
 
 
+def _claims_fail(facts: Facts) -> Iterator[Reason]:
+    failing = failing_consumers(facts.consumers or ())
+    if not failing or not facts.may_be_claimed:
+        return
+    others = len(facts.consumers or ()) - len(failing)
+    rest = "the other Consumers may claim it" if others > 0 else "no other Consumer is alive"
+    first = failing[0]
+    yield Reason(
+        "claims_fail",
+        f"Every claim of {_names([each.name for each in failing])} has failed since {moment_text(first.since)}: "
+        f"{first.error.removesuffix('.')}. {rest[0].upper()}{rest[1:]}.",
+    )
+
+
 def _held(facts: Facts) -> Iterator[Reason]:
     if facts.claimed_here:
         yield Reason("running", "The transaction of this session has claimed it; settle the run, and commit.")
@@ -401,9 +417,16 @@ def _no_consumer(facts: Facts) -> Iterator[Reason]:
     if facts.state == "pending" and not facts.is_held and facts.consumers is not None and not facts.consumers:
         yield Reason(
             "no_consumer",
-            f"No live Consumer serves {facts.spec.name}: none has sent a heartbeat recently; start one, for instance "
-            "with `sqlaqueue worker`.",
+            f"No live Consumer serves {facts.spec.name}: {_last_heartbeat(facts)}; start one, for instance with "
+            "`sqlaqueue worker`.",
         )
+
+
+def _last_heartbeat(facts: Facts) -> str:
+    if facts.last_heartbeat is None:
+        # Consumers delete their rows when they stop, and those of dead ones after a day.
+        return "all have stopped, or none has run for a day"
+    return f"the last heartbeat was sent at {moment_text(facts.last_heartbeat)}"
 
 
 def _quarantined(facts: Facts) -> Iterator[Reason]:
@@ -463,6 +486,7 @@ REASONS: tuple[Callable[[Facts], Iterator[Reason]], ...] = (
     _lease_expired,
     _running,
     _unclaimable,
+    _claims_fail,
     _held,
     _no_message,
     _paused,

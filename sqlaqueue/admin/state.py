@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -25,6 +26,7 @@ from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import COUNTED, STATES, UNFINISHED
 from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.sql.portable import clock, converted, filtered, seconds_between
+from sqlaqueue.sql.types import refused_elsewhere
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.update_status import waits_for_duplicate
@@ -68,6 +70,43 @@ def unclaimable_jobs(consumer: Any) -> list[tuple[list[str], str]]:
         for one in listed
         if isinstance(one, dict) and isinstance(one.get("key"), list)
     ]
+
+
+class FailingConsumer(NamedTuple):
+    """A live Consumer whose claims have failed several times in a row."""
+
+    name: str
+    failures: int
+    since: datetime
+    error: str
+
+
+def failing_consumers(alive: Sequence[Any]) -> list[FailingConsumer]:
+    """Return those of the live Consumers whose claims fail.
+
+    :param alive: rows of :func:`consumers`; whatever another program has written there.
+    """
+    return [
+        FailingConsumer(
+            str(each.name), one["failures"], each.heartbeat_at - timedelta(seconds=one["seconds"]), str(one["error"])
+        )
+        for each in alive
+        for one in (each.unclaimable if isinstance(each.unclaimable, list) else [])
+        if isinstance(one, dict) and {"failures", "seconds", "error"} <= one.keys()
+        if isinstance(one["failures"], int) and isinstance(one["seconds"], int | float)
+    ]
+
+
+def last_heartbeat(session: Session, spec: QueueSpec) -> datetime | None:
+    """Return when a Consumer of a queue has sent a heartbeat last, alive or not; None if none is recorded."""
+    table = spec.side_tables.get(CONSUMERS)
+    if table is None:
+        return None
+    latest = sa.select(sa.func.max(table.c.heartbeat_at, type_=table.c.heartbeat_at.type)).where(
+        table.c.queue == spec.name
+    )
+    found: datetime | None = session.scalar(refused_elsewhere(latest), bind_arguments=bind_arguments(spec.model))
+    return found
 
 
 def missing_indexes(session: Session, spec: QueueSpec) -> list[sa.Index]:

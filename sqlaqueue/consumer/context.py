@@ -27,6 +27,7 @@ from sqlaqueue.consumer.pace import (
     EXTENSIONS_PER_LEASE,
     FLUSH_AFTER,
     BatchSizer,
+    FailingClaims,
     FailuresInARow,
     Intervals,
     RowScale,
@@ -186,10 +187,13 @@ class ConsumerContext:
     def log_fields(self, event: str, **values: Any) -> dict[str, Any]:
         return fields(event, queue=self.spec.name, worker=self.settings.worker(), **values)
 
-    def claim_failed(self, text: str, wait: float, kind: str) -> None:
-        """Log that a claim has failed and is tried again: as a warning once, and then now and then how often."""
+    def claim_failed(self, text: str, wait: float, kind: str, *, summary: str) -> None:
+        """Log that a claim has failed and is tried again: as a warning once, and then now and then how often.
+
+        :param summary: the error in one line, which others read in the heartbeat.
+        """
         with self.lock:
-            said = self._failures.failed(text)
+            said = self._failures.failed(text, summary)
         level = logging.DEBUG if said is None else logging.WARNING
         extra = self.log_fields("consumer_error", delay=wait, error_kind=kind)
         logger.log(level, "queue %s: %s; next try in %.1f s", self.spec.name, said or text, wait, extra=extra)
@@ -204,6 +208,10 @@ class ConsumerContext:
             extra = self.log_fields("consumer_recovered", count=number, duration=seconds)
             text = "queue %s: claims work again, after %s in %s"
             logger.info(text, self.spec.name, failures, seconds_text(seconds), extra=extra)
+
+    def failing_claims(self) -> FailingClaims | None:
+        """Return how the claims fail, if several in a row have failed; None if they work."""
+        return self._failures.streak()
 
     def job_fields(self, runs: Sequence[Run]) -> dict[str, Any]:
         """Return the attributes of records that the handler of these jobs logs."""
@@ -481,8 +489,9 @@ def health_of(context: ConsumerContext | None) -> Health:
     if context.stopping:
         problems.append("it is stopping")
     elif context.intervals.failures:
-        number = context.intervals.failures
-        problems.append("the last claim has failed" if number == 1 else f"the last {number} claims have failed")
+        number, streak = context.intervals.failures, context.failing_claims()
+        failed = "the last claim has failed" if number == 1 else f"the last {number} claims have failed"
+        problems.append(failed if streak is None else f"{failed}: {streak.error}")
     elif not context.has_claimed:
         problems.append("it has not claimed yet")
     if waiting_since is not None and now - waiting_since > UNANSWERED_AFTER:

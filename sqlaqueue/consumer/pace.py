@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import getsizeof
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -468,18 +468,30 @@ def longest_wait(lease: float) -> float:
 
 _SAY_EVERY, _MOST_TEXTS = 60.0, 5
 
+_IN_A_ROW = 3
+"""So many failures are more than the end of a connection, which one claim notices and the next one survives."""
+
+
+class FailingClaims(NamedTuple):
+    """Several claims in a row that have failed, with the error of the last one."""
+
+    failures: int
+    seconds: float
+    """For how long they have failed."""
+    error: str
+
 
 class FailuresInARow:
     """Which of many failures in a row deserve a warning: each new text, and once a minute how many there were."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._number, self._began, self._said_at = 0, 0.0, 0.0
+        self._number, self._began, self._said_at, self._summary = 0, 0.0, 0.0, ""
         self._texts = set[str]()
 
-    def failed(self, text: str) -> str | None:
+    def failed(self, text: str, summary: str = "") -> str | None:
         """Record a failure; return its text as it is logged, None if it is known."""
-        now = self._now()
+        now, self._summary = self._now(), summary
         if self._number == 0:
             self._began = self._said_at = now
         self._number += 1
@@ -491,6 +503,12 @@ class FailuresInARow:
             return None
         self._said_at = now
         return f"{text} ({self._number} failures in {duration_text(now - self._began)})"
+
+    def streak(self) -> FailingClaims | None:
+        """Return the failures; None if there are less than :data:`_IN_A_ROW`."""
+        if self._number < _IN_A_ROW:
+            return None
+        return FailingClaims(self._number, self._now() - self._began, self._summary)
 
     def succeeded(self) -> tuple[int, float] | None:
         """Forget the failures; return how many there were, and for how many seconds, None without any."""

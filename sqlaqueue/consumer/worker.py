@@ -114,8 +114,9 @@ def _try_again_later(context: ConsumerContext, error: Exception) -> Routine:
     context.polls.poll_at_once()
     context.polls.let_neighbours_poll()
     wait = context.intervals.failed()
-    text = checks_of_error(error).undefined_object_advice(error, context.spec) or f"{type(error).__name__}: {error}"
-    context.claim_failed(text, wait, type(error).__name__)
+    advice = checks_of_error(error).undefined_object_advice(error, context.spec, worked=context.has_claimed)
+    text = advice or f"{type(error).__name__}: {error}"
+    context.claim_failed(text, wait, type(error).__name__, summary=advice or error_line(error))
     context.report_start()
     yield Wait("stop", wait)
 

@@ -13,6 +13,7 @@ from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.queue.strategy_protocol import Spec
 from sqlaqueue.sql.engine import engine_of, engine_of_error, exists_on, schema_of
 from sqlaqueue.sql.types import object_name
+from sqlaqueue.texts import older_models
 
 _UNDEFINED = {"42P01", "42703", "42P10"}
 
@@ -51,7 +52,8 @@ def _refuse_lack(session: Any, needed_by: str, lacking: Sequence[str]) -> None:
     if lacking:
         msg = (
             f"the database lacks what {needed_by} needs: {', '.join(lacking)}; create it with "
-            f"Base.metadata.create_all(engine), or {_engine(_connection(session)).migrating}"
+            f"Base.metadata.create_all(engine), or {_engine(_connection(session)).migrating}. If a newer version of "
+            "the program has dropped it, start that version"
         )
         raise DatabaseNotReadyError(msg)
 
@@ -131,13 +133,15 @@ def _unique_index(spec: Spec) -> sa.Index | None:
     return None if spec.config.unique is None else next(unique, None)
 
 
-def undefined_object_advice(error: BaseException, spec: Spec) -> str | None:
+def undefined_object_advice(error: BaseException, spec: Spec, *, worked: bool = False) -> str | None:
     """Return how to fix an error about a table, a column or an index that does not exist."""
     other: Any = engine_of_error(error) if isinstance(error, DBAPIError) else None
     if not isinstance(error, DBAPIError) or other is None or other.sqlstate(error) not in _UNDEFINED:
         return None
     # Drivers whose errors have a number give it before the text.
     text = error.orig.args[-1] if error.orig is not None else error
+    if worked:
+        return f"{spec.model.__name__}: {text}; {older_models(worked=True)}"
     return (
         f"{text}, which {spec.model.__name__} needs; create it with Base.metadata.create_all(engine), or "
         f"{other.migrating}"

@@ -30,7 +30,7 @@ from sqlaqueue.queue.names import CONTROL, SCHEDULE
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 from sqlaqueue.sql.types import NEUTRAL
-from sqlaqueue.texts import states_text
+from sqlaqueue.texts import older_models, states_text
 
 __all__ = [
     "check_complete",
@@ -103,7 +103,8 @@ def _refuse(missing: Sequence[str], needed_by: str) -> None:
         msg = (
             f"the database lacks what {needed_by} needs: {', '.join(missing)}; {UPDATE_COMMAND} makes it, where env.py "
             "has the plug-in sqlaqueue.alembic; metadata.create_all(engine) makes tables that are not there yet, once "
-            "the classes and Schedules are defined"
+            "the classes and Schedules are defined. If a newer version of the program has dropped it, start "
+            "that version"
         )
         raise DatabaseNotReadyError(msg)
 
@@ -169,17 +170,17 @@ def _other_version(
     return None
 
 
-def undefined_object_advice(error: BaseException, spec: QueueSpec) -> str | None:
+def undefined_object_advice(error: BaseException, spec: QueueSpec, *, worked: bool = False) -> str | None:
     """Return how to fix an error about a table or a column that does not exist; None for any other error.
 
-    A migration that changes a queue's strategy drops objects that Consumers of the old models use.
+    A migration of a newer version of the program drops columns that processes of the older version use, and one that
+    changes a queue's strategy drops tables.
+
+    :param worked: whether this process has used the queue before.
     """
     if not isinstance(error, DBAPIError) or sqlstate(error) not in {UNDEFINED_TABLE, UNDEFINED_COLUMN}:
         return None
-    return (
-        f"{spec.model.__name__}: the database does not have what this process works with. If a migration has changed "
-        f"the queue, restart this consumer with the models of today; if it has not been run, run `alembic upgrade head`"
-    )
+    return f"{spec.model.__name__}: {str(error.orig).splitlines()[0]}; {older_models(worked=worked)}"
 
 
 def _outdated(table: sa.Table, needed_by: str, what: str, names: Sequence[str]) -> str:

@@ -94,8 +94,9 @@ def consumers(model: type[Any], /) -> Any:
     ``heartbeat_at``, ``listening`` (True if notifications wake it, False if it only polls), ``running`` (the keys of
     the jobs whose handlers were running at the last heartbeat, each a list of texts), ``claimed`` (the number of its
     other claimed jobs), and ``unclaimable`` (the jobs that it cannot claim, rescue or settle, a hundred at most, each
-    with its ``key`` and the ``error``). A Consumer writes a heartbeat every ten seconds, less often if there are many
-    Consumers.
+    with its ``key`` and the ``error``; before them, if all of its claims fail, an entry with the number of ``failures``
+    in a row, the ``seconds`` that they have lasted, and the ``error``). A Consumer writes a heartbeat every ten
+    seconds, less often if there are many Consumers.
 
     ::
 

@@ -356,7 +356,7 @@ def test_a_consumer_of_the_former_strategy_is_told_to_restart(engine: sa.Engine)
     new.metadata.create_all(engine)
     with Session(engine) as session, pytest.raises(ProgrammingError) as undefined:
         session.execute(claim(old, 1))
-    assert "restart this consumer" in (undefined_object_advice(undefined.value, spec_of(old)) or "")
+    assert "restart this process" in (undefined_object_advice(undefined.value, spec_of(old)) or "")
     with Session(engine) as session, pytest.raises(ProgrammingError) as other:
         session.execute(sa.text("SELECT 1 +"))
     assert undefined_object_advice(other.value, spec_of(old)) is None

@@ -342,8 +342,8 @@ def test_a_job(shop: Shop) -> None:
     shop.add(Email(), Email(status="failed", last_error="ValueError: no", finished_at=IN_2100))
     said = shop.ok("why", EMAIL, "1")
     assert said == (
-        "email 1 is pending\n  no_consumer: No live Consumer serves email: none has sent a heartbeat recently; "
-        "start one, for instance with `sqlaqueue worker`.\n"
+        "email 1 is pending\n  no_consumer: No live Consumer serves email: all have stopped, or none has run for a "
+        "day; start one, for instance with `sqlaqueue worker`.\n"
     )
     assert "email 2 is failed\n  finished: It failed at 2100-01-01" in shop.ok("why", EMAIL, "2")
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.doctor.examination import Examination, Finding
+from sqlaqueue.admin.doctor.examination import Examination, Finding, missing_column
 from sqlaqueue.engines.checks import lacking_parts
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.facts import Severity
@@ -125,15 +125,7 @@ def _missing_column(examination: Examination, spec: QueueSpec, column: sa.Column
     add = f"ALTER TABLE {_name(connection, column.table)} ADD COLUMN {specification};"
     # SQLite adds no column to a table with rows whose default is an expression.
     refused = dialect.name == "sqlite" and "DEFAULT (" in specification
-    return Finding(
-        severity="critical",
-        code="missing_column",
-        queue=spec.name,
-        summary=f"The column {name} is missing.",
-        consequence=f"Statements of {spec.model.__name__} fail, and no Consumer starts.",
-        fixes=(MIGRATION, *(() if refused else (add,))),
-        facts={"column": name},
-    )
+    return missing_column(examination, spec, name, () if refused else (add,))
 
 
 def check_missing_indexes(examination: Examination) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, get_args
@@ -13,9 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.sql.ddl import DDLElement
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.admin.state import failing_consumers
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.postgresql.catalog_text import quoted, sql_text
+from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.facts import ServerState, Severity
+from sqlaqueue.postgresql.faults import MIGRATION
 from sqlaqueue.queue.names import CONSUMERS
 from sqlaqueue.queue.spec import QueueSpec, within_calendar
 from sqlaqueue.sql.engine import OtherEngine, engine_of
@@ -300,3 +304,44 @@ def live_consumers(examination: Examination, spec: QueueSpec) -> Sequence[Any]:
     if CONSUMERS not in spec.side_tables:
         return []
     return examination.connection.execute(consumers(spec.model).add_columns(clock().label("now"))).all()
+
+
+def missing_column(examination: Examination, spec: QueueSpec, name: str, add: Sequence[str]) -> Finding:
+    """Return the finding for a column that the database lacks.
+
+    :param name: the column with its table, as SQL.
+    :param add: the statements that add it.
+    """
+    alive: Sequence[Any] = []
+    registered = spec.side_tables.get(CONSUMERS)
+    if registered is not None:
+        connection = examination.connection
+        # It may lack a column as well.
+        with suppress(DatabaseNotReadyError):
+            checks_of(connection).check_tables(connection, [registered], spec.name)
+            alive = live_consumers(examination, spec)
+    failing = failing_consumers(alive)
+    works = [each.name for each in alive if not failing_consumers([each])]
+    consequence = f"Statements of {spec.model.__name__} fail, and no Consumer starts."
+    if works:
+        # Either a newer version has dropped it, or this is the newer version, and its migration has not been run.
+        # To add a column that has been dropped would be wrong, and the command of Alembic refuses that by itself.
+        consequence = (
+            f"Statements of {spec.model.__name__} fail in this process, whose models have the column. The Consumer "
+            f"{works[0]} works without it: if it is of a newer version of the program, restart this process with that "
+            "version; if this process is the newer one, run the migration."
+        )
+    elif failing:
+        consequence = (
+            f"It was there when the Consumer {failing[0].name} started, so a newer version of the program has dropped "
+            "it. Restart this process, and the Consumers whose claims fail, with that version."
+        )
+    return Finding(
+        severity="critical",
+        code="missing_column",
+        queue=spec.name,
+        summary=f"The column {name} is missing.",
+        consequence=consequence,
+        fixes=("alembic upgrade head",) if works else () if failing else (MIGRATION, *add),
+        facts={"column": name, "works_without": works} if works else {"column": name},
+    )

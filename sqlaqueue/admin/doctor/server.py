@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import sqlalchemy as sa
 
-from sqlaqueue.admin.doctor.examination import Check, Examination, Finding, change_setting, use_server
+from sqlaqueue.admin.doctor.examination import Check, Examination, Finding, change_setting, missing_column, use_server
 from sqlaqueue.consumer.settings import BATCH
 from sqlaqueue.flow_control.keys import flow_control
 from sqlaqueue.postgresql.catalog_text import describe_session, last_statement, literal
@@ -316,13 +316,15 @@ def _check_of(name: str, faults: Callable[[sa.Connection, QueueSpec], Iterable[F
     def check(examination: Examination) -> Iterator[Finding]:
         for spec in examination.specs:
             for fault in faults(examination.connection, spec):
-                yield _finding(spec, fault)
+                yield _finding(examination, spec, fault)
 
     check.__name__ = f"check_{name}"
     return check
 
 
-def _finding(spec: QueueSpec, fault: Fault) -> Finding:
+def _finding(examination: Examination, spec: QueueSpec, fault: Fault) -> Finding:
+    if fault.code == "missing_column":
+        return missing_column(examination, spec, fault.name, fault.fixes[1:])
     return Finding(
         severity=fault.severity,
         code=fault.code,
@@ -348,7 +350,7 @@ def check_indexes(examination: Examination) -> Iterator[Finding]:
     for spec in examination.specs:
         for fault in index_faults(examination.connection, spec):
             waits = (fault.waited or 0) > longest
-            yield _finding(spec, fault._replace(severity="warning") if waits else fault)
+            yield _finding(examination, spec, fault._replace(severity="warning") if waits else fault)
 
 
 def check_blocked_tables(examination: Examination) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from sqlaqueue.admin.explain_job import messages_of
 from sqlaqueue.admin.jobs import first_known
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_schedules
-from sqlaqueue.admin.state import has_leases, pause_moment, unclaimable_jobs
+from sqlaqueue.admin.state import failing_consumers, has_leases, pause_moment, unclaimable_jobs
 from sqlaqueue.consumer.settings import make_settings
 from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import SqlaqueueError
@@ -159,6 +159,7 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
                 ),
                 facts={"consumers": [each.name for each in silent]},
             )
+        yield from _failing(spec, alive)
         yield from _unclaimable_jobs(spec, alive)
         others = {each.name: each.version for each in alive if each.version != __version__}
         if others:
@@ -171,6 +172,29 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
                 consequence="Restart them after an upgrade, so that all work with the same rules.",
                 facts={"consumers": others},
             )
+
+
+def _failing(spec: QueueSpec, alive: Sequence[Any]) -> Iterator[Finding]:
+    failing = failing_consumers(alive)
+    if not failing:
+        return
+    first, names = failing[0], ", ".join(each.name for each in failing)
+    yield Finding(
+        severity="critical" if len(failing) == len(alive) else "warning",
+        code="claims_fail",
+        queue=spec.name,
+        summary=(
+            f"Every claim of {len(failing)} of {len(alive)} live Consumers of the queue {spec.name} fails, since "
+            f"{moment_text(first.since)}: {names}."
+        ),
+        consequence=f"They run no jobs. {first.name} says: {first.error.removesuffix('.')}.",
+        facts={
+            "consumers": [
+                {"name": each.name, "failures": each.failures, "since": each.since, "error": each.error}
+                for each in failing
+            ]
+        },
+    )
 
 
 def _unclaimable_jobs(spec: QueueSpec, alive: Sequence[Any]) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from sqlaqueue.consumer.core.errors import (
 from sqlaqueue.consumer.leased import RescuedJob, report_rescued, report_unclaimable
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.polls import notify_released, notify_settled
+from sqlaqueue.consumer.pace import FailingClaims
 from sqlaqueue.consumer.settle import LOCK_TIMEOUT_ONE_BY_ONE, execute_for_keys, extend_claims
 from sqlaqueue.consumer.statements import LOCK_TIMEOUT
 from sqlaqueue.log import logger
@@ -258,7 +259,8 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
         return
     check_received(maintenance)
     unclaimable, news = context.claimer.unclaimable, peers.listening != maintenance.sent_listening
-    changes = unclaimable.changes
+    failing = context.failing_claims()
+    changes = unclaimable.changes, failing is None
     wanted = peers.wants_heartbeat or peers.until_look() <= 0 or news or changes != maintenance.sent_changes
     if not (timers.is_due("heartbeat", now) or wanted):
         return
@@ -268,7 +270,8 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     maintenance.sent_listening, context.registered = peers.listening, True
     running, claimed = context.in_flight.running(), context.claimed_runs()
     waiting = max(0, len(claimed) - len(running))
-    beat = SentHeartbeat(peers.listening, running, waiting, unclaimable.jobs(), expires_in=3 * pause, notify=notify)
+    jobs = unclaimable.jobs()
+    beat = SentHeartbeat(peers.listening, running, waiting, jobs, failing, expires_in=3 * pause, notify=notify)
     # Even if it fails: another try each moment would not help during an outage.
     maintenance.sent_changes = changes
     others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
@@ -284,6 +287,8 @@ class SentHeartbeat(NamedTuple):
     """How many jobs it has claimed besides, which have not begun."""
     unclaimable: Sequence[UnclaimableJob]
     """The jobs that it cannot claim, rescue or settle."""
+    failing: FailingClaims | None
+    """How all of its claims fail; None if they work."""
     expires_in: float
     """The seconds after which it counts as dead without another heartbeat."""
     notify: bool
@@ -295,10 +300,15 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbe
     table = spec.side_tables[CONSUMERS]
     host, _, pid = worker_name().rpartition(":")
     running = [[str(part) for part in run.key] for run in beat.running[:_MOST_SHOWN]]
-    unclaimable = [
+    unclaimable: list[dict[str, Any]] = [
         {"key": [str(part) for part in job.key], "error": ascii_text(job.error)[:_LONGEST_ERROR]}
         for job in beat.unclaimable[:_MOST_SHOWN]
     ]
+    if beat.failing is not None:
+        failures, lasted, error = beat.failing
+        # An entry without a key: a program of an older version passes over it.
+        of_all = {"failures": failures, "seconds": round(lasted, 1), "error": ascii_text(error)[:_LONGEST_ERROR]}
+        unclaimable.insert(0, of_all)
     seen = {
         "listening": beat.listening,
         "running": as_json(sa.literal(json.dumps(running), sa.Text())),

@@ -46,7 +46,10 @@ _PROBLEMS = {
     "57014": "Reading this took too long, so it was cancelled.",
     "55P03": "A table is locked by another session, so this cannot be read.",
     "42P01": "A table is missing. Run the migrations of the application: alembic upgrade head.",
-    "42703": "A column is missing. Run the migrations of the application: alembic upgrade head.",
+    "42703": (
+        "A column is missing. If a newer version of the program has dropped it, restart this process with that "
+        "version; otherwise run the migrations of the application: alembic upgrade head."
+    ),
     "42501": "The role of the dashboard has no right to read this.",
     "25006": "The role of the dashboard may only read, and this needs to lock a row for a moment.",
 }

@@ -138,7 +138,17 @@ def worker(context: click.Context, /, *, processes: int | None, reload: bool, ve
 @url_option
 @click.option("--reset", is_flag=True, help="Replace what was changed at run time by the program's definitions.")
 @log_level_option
-def scheduler(targets: Sequence[str], url: str | None, *, reset: bool, log_level: str | None) -> None:
+@log_format_option
+@click.pass_context
+def scheduler(
+    context: click.Context,
+    targets: Sequence[str],
+    url: str | None,
+    *,
+    reset: bool,
+    log_level: str | None,
+    log_format: str | None,
+) -> None:
     """Fire schedules until SIGTERM or SIGINT. Any number of these processes may run at once.
 
     A TARGET is a Schedule of your application, a list of them, or a queue class for the schedules that were added at
@@ -149,7 +159,8 @@ def scheduler(targets: Sequence[str], url: str | None, *, reset: bool, log_level
     schedulers = [each for each in found if isinstance(each, SchedulerBase)]
     engine: Any = None
     if schedulers:
-        if len(found) > 1 or url is not None:
+        # The environment may have a URL for the other commands.
+        if len(found) > 1 or context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
             raise InputError(f"{targets[0]}: your Scheduler has its schedules and its database; give nothing else")
         made = schedulers[0]
         made.reset = made.reset or reset
@@ -163,7 +174,7 @@ def scheduler(targets: Sequence[str], url: str | None, *, reset: bool, log_level
         listed = [one for each in found for one in (each if isinstance(each, list | tuple) else [each])]
         with command_errors():
             made = _scheduler(engine, listed, reset=reset)
-    configure_logging(log_level)
+    configure_logging(log_level, log_format)
     spec = made.groups[0].spec
     with command_errors(spec):
         with TargetDatabase(made.session_factory) as database:

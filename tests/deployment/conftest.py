@@ -1,6 +1,6 @@
-"""An engine of each database, with an empty database."""
+"""An engine of each database, with an empty database, and a database of PostgreSQL for programs."""
 
+from tests.shared_database import database, shared
 from tests.shared_database import each_engine as engine
-from tests.shared_database import shared
 
-__all__ = ["engine", "shared"]
+__all__ = ["database", "engine", "shared"]

@@ -1,0 +1,1 @@
+"""A small shop: its web application enqueues an invoice with each order, and a worker writes it."""

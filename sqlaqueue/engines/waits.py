@@ -311,20 +311,27 @@ def cancel_doomed(work: Work, spec: QueueSpec, *of_range: sa.ColumnElement[bool]
             keys = work.lock(spec.keys, rows, waits=False)
             if is_lost:
                 _cancel(work, spec, keys, _LOST, None)
-            _cancel_for(work, _behind(work, spec, keys, "waiting") if is_lost else [(wait, keys)])
-            cancelled += keys
+                cancelled += keys
+            cancelled += _cancel_for(work, spec, _behind(work, spec, keys, "waiting") if is_lost else [(wait, keys)])
     return cancelled
 
 
-def _cancel_for(work: Work, doomed: Iterable[tuple[WaitRelation, Sequence[Key]]]) -> None:
-    """Cancel locked jobs because of failed ones, which the reason names, and those that wait for them in turn."""
-    left = deque(doomed)
+def _cancel_for(work: Work, spec: QueueSpec, doomed: Iterable[tuple[WaitRelation, Sequence[Key]]]) -> list[Key]:
+    """Cancel locked jobs because of failed ones, which the reason names, and those that wait for them in turn.
+
+    :returns: those of a queue.
+    """
+    left, cancelled = deque(doomed), list[Key]()
     while left:
         wait, keys = left.popleft()
+        gone = list[Key]()
         for cause, some in _causes(work, wait, keys).items():
             reason = f"{wait.awaited.model.__name__} {', '.join(map(str, cause))} has failed or was cancelled"
             _cancel(work, wait.waiting, some, reason, wait.name)
-        left += _behind(work, wait.waiting, keys, "waiting")
+            gone += some
+        left += _behind(work, wait.waiting, gone, "waiting")
+        cancelled += gone if wait.waiting is spec else []
+    return cancelled
 
 
 def _causes(work: Work, wait: WaitRelation, keys: Sequence[Key]) -> dict[Key, list[Key]]:

@@ -374,6 +374,18 @@ def test_reconcile_looks_at_all_jobs(sessions: Sessions) -> None:
         assert states(session, batch) == {1: "pending", 2: "waiting", 3: "waiting"}
 
 
+def test_reconcile_returns_what_it_has_cancelled_in_turn(sessions: Sessions) -> None:
+    node = make_tree(to_many=False, on_failure="cancel")
+    with sessions(node)() as session:
+        for key, parent in LEVELS.items():
+            session.add(node(id=key, parent_id=parent, status="waiting" if parent else "failed"))
+            session.flush()
+        session.commit()
+        assert sorted(session.scalars(reconcile(node))) == [2, 3, 4, 5]
+        session.commit()
+        assert session.scalars(reconcile(node)).all() == []
+
+
 def test_a_consumer_runs_batches_that_get_due_while_it_is_idle(sessions: Sessions) -> None:
     batch, member = make_batch()
     make = sessions(batch)

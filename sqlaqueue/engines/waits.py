@@ -507,7 +507,8 @@ def _refuse_late(text: _Text, wait: WaitRelation, event: str) -> tuple[str, str,
     if text.is_sqlite:
         condition = text.sql(sa.and_(*applies, sa.exists().where(*its, has_begun)))
         return purpose, f"AFTER {event}", f"WHEN {condition} BEGIN SELECT RAISE(ABORT, {message}); END"
-    # The row stays locked, as by the foreign key, so that the batch cannot begin before the member is committed.
+    # The row stays locked, so that the batch cannot begin before the member is committed. The foreign key locks it only
+    # after the trigger has read the state, and for UPDATE and INSERT .. SELECT the server reads that without a lock.
     begun = text.sql(sa.select(has_begun).where(*its))
     body = (
         f"FOR EACH ROW BEGIN DECLARE sqlaqueue_begun BOOLEAN; IF {text.sql(sa.and_(*applies))} THEN "

@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue
+from sqlaqueue import claim, complete, fail
 
 Sessions = Callable[[Any], sessionmaker[Session]]
+
+on_mariadb = pytest.mark.parametrize("place", ["mariadb"], indirect=True)
+"""For tests with several transactions: SQLite has one that writes."""
+
+REFUSED = (IntegrityError, OperationalError)
+"""What a violated CHECK raises: the driver of MariaDB has its own opinion."""
 
 
 @pytest.fixture(params=["sqlite", "mariadb"])
@@ -39,3 +47,22 @@ def sessions(engine: sa.Engine) -> Sessions:
         return sessionmaker(engine)
 
     return create
+
+
+def states(session: Session, model: Any) -> dict[Any, str]:
+    session.rollback()
+    return {row[0]: row[1] for row in session.execute(sa.select(model.id, model.status).order_by(model.id))}
+
+
+def drain(session: Session, *models: Any, fails: tuple[int, ...] = ()) -> list[int]:
+    """Claim and complete until no job is due; return the keys in their order."""
+    order: list[int] = []
+    while True:
+        found = [job for model in models for job in session.scalars(claim(model, 2))]
+        if not found:
+            session.commit()
+            return order
+        for job in found:
+            order.append(job.id)
+            session.execute(fail(job) if job.id in fails else complete(job))
+        session.commit()

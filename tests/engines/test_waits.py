@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 import sqlaqueue
@@ -16,8 +15,6 @@ from sqlaqueue import (
     Unique,
     cancel,
     claim,
-    complete,
-    fail,
     purge,
     reconcile,
     requeue,
@@ -28,33 +25,10 @@ from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, NotClaimabl
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.testing import drain as drain_in_test
 from sqlaqueue.testing import run_job
-from tests.engines.conftest import Sessions
+from tests.engines.conftest import REFUSED, Sessions, drain, on_mariadb, states
 from tests.waits.models import make_batch, make_dependent, make_tree
 
 pytestmark = pytest.mark.once
-
-
-REFUSED = (IntegrityError, OperationalError)
-"""What a violated CHECK raises: the driver of MariaDB has its own opinion."""
-
-
-def states(session: Session, model: Any) -> dict[Any, str]:
-    session.rollback()
-    return {row[0]: row[1] for row in session.execute(sa.select(model.id, model.status).order_by(model.id))}
-
-
-def drain(session: Session, *models: Any, fails: tuple[int, ...] = ()) -> list[int]:
-    """Claim and complete until no job is due; return the keys in their order."""
-    order: list[int] = []
-    while True:
-        found = [job for model in models for job in session.scalars(claim(model, 2))]
-        if not found:
-            session.commit()
-            return order
-        for job in found:
-            order.append(job.id)
-            session.execute(fail(job) if job.id in fails else complete(job))
-        session.commit()
 
 
 def test_a_batch_runs_once_when_its_members_have_ended(sessions: Sessions) -> None:
@@ -399,53 +373,7 @@ def test_a_consumer_runs_batches_that_get_due_while_it_is_idle(sessions: Session
     assert ran == [1]
 
 
-@pytest.fixture
-def on_mariadb(engine: sa.Engine) -> None:
-    if engine.dialect.name == "sqlite":
-        pytest.skip("one transaction writes at a time")
-
-
-@pytest.mark.usefixtures("on_mariadb")
-@pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
-def test_a_batch_with_an_open_transaction_that_adds_a_member(sessions: Sessions, strategy: str) -> None:
-    """It is not claimed, settlements do not wait for it, and it waits for the member afterwards."""
-    batch, member = make_batch(config={"strategy": strategy})
-    make = sessions(batch)
-    with make() as session, make() as adding, make() as claiming:
-        session.add(batch(id=1, members=[member(id=1)]))
-        session.commit()
-        adding.add(member(id=2, batch_id=1))
-        adding.flush()
-        session.execute(sa.text("SET SESSION innodb_lock_wait_timeout = 1"))
-        assert drain(session, member) == [1]
-        assert claiming.scalars(claim(batch, 1)).all() == []
-        claiming.commit()
-        adding.commit()
-        assert claiming.scalars(claim(batch, 1)).all() == []
-        claiming.commit()
-        assert drain(session, member) == [2]
-        assert [job.id for job in claiming.scalars(claim(batch, 1))] == [1]
-
-
-@pytest.mark.usefixtures("on_mariadb")
-def test_a_member_that_is_added_while_its_batch_is_claimed(sessions: Sessions) -> None:
-    """The INSERT waits for the claim, and is then refused."""
-    batch, member = make_batch()
-    make = sessions(batch)
-    with make() as claiming, make() as adding:
-        claiming.add(batch(id=1))
-        claiming.commit()
-        assert [job.id for job in claiming.scalars(claim(batch, 1))] == [1]
-        adding.execute(sa.text("SET SESSION innodb_lock_wait_timeout = 1"))
-        with pytest.raises(OperationalError, match="Lock wait timeout"):
-            adding.execute(sa.insert(member).values(id=1, batch_id=1))
-        adding.rollback()
-        claiming.commit()
-        with pytest.raises(REFUSED, match="takes no further Member"):
-            adding.execute(sa.insert(member).values(id=1, batch_id=1))
-
-
-@pytest.mark.usefixtures("on_mariadb")
+@on_mariadb
 def test_a_claim_needs_read_committed(sessions: Sessions, place: str) -> None:
     batch, _ = make_batch()
     with sessions(batch)() as session:
@@ -517,14 +445,14 @@ def test_schemas_are_translated(engine: sa.Engine, tmp_path: Path) -> None:
             assert drain(session, member, batch) == [1, 1]
 
 
-@pytest.mark.usefixtures("on_mariadb")
+@on_mariadb
 def test_a_status_with_a_backslash_is_refused(engine: sa.Engine) -> None:
     batch, _ = make_batch(config={"states": States(completed="do\\ne")})
     with pytest.raises(ConfigurationError, match=r"Batch: QueueConfig\(states=States\(completed='do.*a backslash"):
         batch.metadata.create_all(engine)
 
 
-@pytest.mark.usefixtures("on_mariadb")
+@on_mariadb
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
 def test_a_batch_that_is_inserted_as_pending_gets_its_members(sessions: Sessions, strategy: str) -> None:
     batch, member = make_batch(config={"strategy": strategy})

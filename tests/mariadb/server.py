@@ -11,11 +11,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 import pymysql
+import pytest
+import sqlalchemy as sa
 
 _DIRECTORIES = ("/usr/sbin", "/usr/libexec", "/usr/local/sbin")
 _PR_SET_PDEATHSIG = 1
@@ -153,3 +156,25 @@ class MariaDBServer:
             cursor = connection.cursor()
             cursor.execute(statement)
             return (cursor.fetchone() or [None])[0]
+
+
+def until_one_waits(engine: sa.Engine) -> None:
+    """Return when a transaction waits for the lock of another one."""
+    query = sa.text("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        # The server renews this table at most ten times a second.
+        time.sleep(0.15)
+        with engine.connect() as connection:
+            if connection.scalar(query):
+                return
+    pytest.fail("no transaction waits for a lock")
+
+
+@contextlib.contextmanager
+def blocked(engine: sa.Engine, step: Callable[[], Any]) -> Iterator[Future[Any]]:
+    """Execute a step in a thread; enter the block when it waits for a lock, and leave it when it has ended."""
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(step)
+        until_one_waits(engine)
+        yield future

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import threading
-import time
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -36,7 +35,7 @@ from tests.faults.duplicates import (
     work,
 )
 from tests.mariadb.models import Color, Customer, Mail, Order, Periodical, Single, Typed
-from tests.mariadb.server import MariaDBServer
+from tests.mariadb.server import MariaDBServer, until_one_waits
 from tests.models import new_base, read
 
 pytestmark = pytest.mark.once
@@ -275,24 +274,12 @@ def test_enqueue_waits_for_a_duplicate_that_is_not_committed(
         assert enqueue(session, Order(id=1, key="a"))[0].created
         thread = threading.Thread(target=enqueue_duplicate)
         thread.start()
-        waits_for_lock(unique_engine)
+        until_one_waits(unique_engine)
         assert not result
         session.commit() if commits else session.rollback()
         thread.join()
         assert [created for _, created in result] == [True, not commits]
         assert (result[1][0] == 1) == commits
-
-
-def waits_for_lock(engine: sa.Engine) -> None:
-    query = sa.text("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        # The server renews this table at most ten times a second.
-        time.sleep(0.15)
-        with engine.connect() as connection:
-            if connection.scalar(query):
-                return
-    pytest.fail("no transaction waits for a lock")
 
 
 def test_a_deadlock_is_raised_as_such(unique_engine: sa.Engine) -> None:

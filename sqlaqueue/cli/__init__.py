@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,52 @@ except ModuleNotFoundError as missing:
     raise SystemExit(f"The command line needs {missing.name}: pip install 'sqlaqueue[cli]'") from None
 
 from sqlaqueue import __version__
-from sqlaqueue.cli.bench import alembic_template, bench, demo
-from sqlaqueue.cli.change import cancel, pause, purge, reconcile, requeue, rescue, resume
-from sqlaqueue.cli.doctor import doctor
-from sqlaqueue.cli.http import health
-from sqlaqueue.cli.inspect import failed, job, jobs, metrics, stats, why, workers
 from sqlaqueue.cli.output import InputError, TargetArgument
-from sqlaqueue.cli.schedules import schedules
-from sqlaqueue.cli.worker import scheduler, web, worker
+
+_MODULES = {
+    "worker": "worker",
+    "scheduler": "worker",
+    "schedules": "schedules",
+    "stats": "inspect",
+    "failed": "inspect",
+    "jobs": "inspect",
+    "job": "inspect",
+    "why": "inspect",
+    "doctor": "doctor",
+    "workers": "inspect",
+    "health": "http",
+    "metrics": "inspect",
+    "web": "worker",
+    "requeue": "change",
+    "cancel": "change",
+    "purge": "change",
+    "rescue": "change",
+    "reconcile": "change",
+    "pause": "change",
+    "resume": "change",
+    "bench": "bench",
+    "demo": "bench",
+    "alembic-template": "bench",
+}
+"""The modules of the commands, by the names of these."""
 
 _OWN_DATABASE = ("demo",)
 """Commands that the settings of all commands do not apply to: the demo must not run in an application's database."""
+
+
+class Commands(click.Group):
+    """Commands whose modules are imported when they are needed: some import Consumers, servers or the benchmark."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # If it is not known, all are imported: the error proposes one with a similar name, which click looks for there.
+        for name in (cmd_name,) if cmd_name in _MODULES else _MODULES:
+            if name not in self.commands:
+                module = import_module(f"sqlaqueue.cli.{_MODULES[name]}")
+                self.add_command(getattr(module, name.replace("-", "_")), name)
+        return self.commands.get(cmd_name)
 
 
 def apply_settings(context: click.Context) -> None:
@@ -32,59 +68,69 @@ def apply_settings(context: click.Context) -> None:
     path = next((each for each in candidates if each.is_file()), None)
     if path is None:
         return
+    import tomllib  # noqa: PLC0415 - an installed application has no such file
+
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("sqlaqueue", {})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path}: {error}") from error
     if not isinstance(table, dict):
         raise InputError(f"{path}: [tool.sqlaqueue] is {table!r}; write a table")
-    group = context.command
-    if table and isinstance(group, click.Group):
-        context.default_map = _defaults(table, group, f"{path}: [tool.sqlaqueue")
+    if table and context.invoked_subcommand is not None:
+        context.default_map = _defaults(table, context, context.invoked_subcommand, f"{path}: [tool.sqlaqueue")
 
 
-_Commands = list[tuple[dict[str, Any], click.Command]]
-"""Commands, and the values of their parameters."""
+_Command = list[tuple[dict[str, Any], click.Command]]
+"""A command, or those of a group, and the values of their parameters."""
 
 
-def _defaults(table: dict[str, Any], group: click.Group, where: str) -> dict[str, Any]:
-    defaults: dict[str, Any] = {}
-    sections: dict[str, _Commands] = {}
-    for name, command in group.commands.items():
-        values = defaults[name] = {}
-        if isinstance(command, click.Group):
-            # A setting of a group of commands applies to those of its commands that have such an option.
-            sections[name] = [(values.setdefault(each, {}), one) for each, one in command.commands.items()]
-        else:
-            sections[name] = [(values, command)]
-    common = [each for name, commands in sections.items() if name not in _OWN_DATABASE for each in commands]
+def _defaults(table: dict[str, Any], context: click.Context, name: str, where: str) -> dict[str, Any]:
+    """Return the settings of a command. Those of other commands are checked when these run, which imports them."""
+    values, command = dict[str, Any](), _command(context, name)
+    # A setting of a group of commands applies to those of its commands that have such an option.
+    group = command.commands if isinstance(command, click.Group) else None
+    commands = [(values, command)] if group is None else [(values.setdefault(one, {}), group[one]) for one in group]
     for key, value in table.items():
-        if not isinstance(value, dict) and key in sections:
+        if isinstance(value, dict):
+            if key not in _MODULES:
+                raise InputError(f"{where}.{key}]: unknown command; known are {', '.join(_MODULES)}")
+        elif key in _MODULES:
             raise InputError(
                 f"{where}] {key}: it is a command, whose settings are in a table of their own; for its target write "
                 f"[tool.sqlaqueue.{key}] and below it target = ..."
             )
-        if not isinstance(value, dict):
-            _set(common, key, value, f"{where}]")
-    for section, values in table.items():
-        if isinstance(values, dict):
-            if section not in sections:
-                raise InputError(f"{where}.{section}]: unknown command; known are {', '.join(sections)}")
-            for key, value in values.items():
-                _set(sections[section], key, value, f"{where}.{section}]")
-    return defaults
+        elif name in _OWN_DATABASE or not _set(commands, key, value, f"{where}]"):
+            others = [_command(context, each) for each in _MODULES if each not in _OWN_DATABASE]
+            _check_known(key, others, f"{where}]")
+    for key, value in table.get(name, {}).items():
+        if not _set(commands, key, value, f"{where}.{name}]"):
+            _check_known(key, [command], f"{where}.{name}]")
+    return {name: values}
 
 
-def _set(commands: _Commands, key: str, value: Any, where: str) -> None:
-    """Set a value for the commands that have such an option."""
+def _command(context: click.Context, name: str) -> click.Command:
+    group = context.command
+    found = group.get_command(context, name) if isinstance(group, click.Group) else None
+    assert found is not None, name  # noqa: S101 - click has resolved it, or it is in the list above
+    return found
+
+
+def _set(commands: _Command, key: str, value: Any, where: str) -> bool:
+    """Set a value for the commands that have such an option; return whether one has."""
     name = key.replace("-", "_")
     found = [(values, each) for values, command in commands for each in command.params if _setting(each) == name]
-    if not found:
-        known = {_setting(each) for _, command in commands for each in command.params} - {None}
-        names = ", ".join(sorted(str(each).replace("_", "-") for each in known))
-        raise InputError(f"{where} {key}: unknown setting; known are {names}")
     for values, parameter in found:
         values[str(parameter.name)] = _checked(parameter, value, f"{where} {key}")
+    return bool(found)
+
+
+def _check_known(key: str, commands: Iterable[click.Command], where: str) -> None:
+    """Raise an error unless one of the commands has such an option."""
+    single = [one for each in commands for one in (each.commands.values() if isinstance(each, click.Group) else [each])]
+    known = {_setting(each) for command in single for each in command.params} - {None}
+    if key.replace("-", "_") not in known:
+        names = ", ".join(sorted(str(each).replace("_", "-") for each in known))
+        raise InputError(f"{where} {key}: unknown setting; known are {names}")
 
 
 def _setting(parameter: click.Parameter) -> str | None:
@@ -113,7 +159,7 @@ def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
     return value
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SQLAQUEUE"})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SQLAQUEUE"})
 @click.version_option(__version__, prog_name="sqlaqueue")
 @click.pass_context
 def main(context: click.Context) -> None:
@@ -128,31 +174,3 @@ def main(context: click.Context) -> None:
     worker was stopped and had to end a handler.
     """
     apply_settings(context)
-
-
-for command in (
-    worker,
-    scheduler,
-    schedules,
-    stats,
-    failed,
-    jobs,
-    job,
-    why,
-    doctor,
-    workers,
-    health,
-    metrics,
-    web,
-    requeue,
-    cancel,
-    purge,
-    rescue,
-    reconcile,
-    pause,
-    resume,
-    bench,
-    demo,
-    alembic_template,
-):
-    main.add_command(command)

@@ -16,19 +16,21 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.cli.output import InputError, command_errors, first_line
-from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.exc import NotAQueueError
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec, spec_of
 from sqlaqueue.preparation import prepare
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.scheduler import SchedulerBase
+
+if TYPE_CHECKING:
+    from sqlaqueue.consumer.base import ConsumerBase
+    from sqlaqueue.scheduler import SchedulerBase
 
 # -- targets -----------------------------------------------------------------------------------------------------------
 
@@ -79,16 +81,16 @@ def load(text: str) -> Any:
 
 def _targets(text: str) -> list[Target]:
     found = load(text)
-    if isinstance(found, type) and not issubclass(found, ConsumerBase):
+    if isinstance(found, type) and not issubclass(found, _consumer_class()):
         try:
             spec_of(found)
         except NotAQueueError as error:
             raise InputError(f"{text}: {error}") from None
         return [Target(text, found)]
-    if callable(found) and not isinstance(found, ConsumerBase | type):
+    if callable(found) and not isinstance(found, type) and not _is_consumer(found):
         found = _called(found, text)
     listed: list[Any] = list(found) if isinstance(found, list | tuple) else [found]
-    others = [each for each in listed if not isinstance(each, ConsumerBase)]
+    others = [each for each in listed if not _is_consumer(each)]
     if others or not listed:
         what = f"it is {others[0]!r}" if others else "it is empty"
         raise InputError(
@@ -177,8 +179,10 @@ def _makers_of_consumers(module: ModuleType) -> dict[str, Callable[[], Any]]:
         required = [one for one in signature.parameters.values() if one.default is one.empty]
         # As a text: its names may be imported for type checkers only.
         said = _CONSUMER.search(str(signature.return_annotation))
-        named = None if said is None else each.__globals__.get(said[0], ConsumerBase)
-        return not required and isinstance(named, type) and issubclass(named, ConsumerBase)
+        if said is None or required:
+            return False
+        named = each.__globals__.get(said[0])
+        return named is None or (isinstance(named, type) and issubclass(named, _consumer_class()))
 
     return _distinct(module, makes_consumers)
 
@@ -187,7 +191,13 @@ _CONSUMER = re.compile(r"\b(Async)?Consumer\b")
 
 
 def _is_consumer(each: object) -> bool:
-    return isinstance(each, ConsumerBase)
+    return isinstance(each, _consumer_class())
+
+
+def _consumer_class() -> Any:
+    """Return the class of all Consumers; nothing if no target has imported it, so that commands need not either."""
+    module = sys.modules.get("sqlaqueue.consumer.base")
+    return () if module is None else module.ConsumerBase
 
 
 def _distinct(module: ModuleType, is_wanted: Callable[[Any], bool]) -> dict[str, Any]:
@@ -245,7 +255,7 @@ def _no_attribute(where: Any, module: str, name: str) -> str:
 def _is_target(found: Any) -> bool:
     if isinstance(found, type):
         return found is not QueueMixin and issubclass(found, QueueMixin)
-    return isinstance(found, ConsumerBase)
+    return _is_consumer(found)
 
 
 P = ParamSpec("P")

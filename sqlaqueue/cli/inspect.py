@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Group, RenderableType
-from rich.live import Live
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin import jobs as admin_jobs
@@ -22,8 +21,6 @@ from sqlaqueue.admin.explain_job import MISSING, explain_job
 from sqlaqueue.admin.jobs import Attempt, JobInfo
 from sqlaqueue.admin.state import Stats
 from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, open_targets, run_for
-from sqlaqueue.cli.doctor import worst_finding, worst_finding_text, worst_of
-from sqlaqueue.cli.http import serving_metrics
 from sqlaqueue.cli.output import (
     DURATION,
     FAILED,
@@ -49,7 +46,6 @@ from sqlaqueue.cli.output import (
     targets_argument,
     url_option,
 )
-from sqlaqueue.cli.processes import configure_logging
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import UPDATE_COMMAND
@@ -93,6 +89,9 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
             if json:
                 echo_json(rows)
             else:
+                # The other commands of this module do without the checks of the doctor.
+                from sqlaqueue.cli.doctor import worst_finding, worst_finding_text, worst_of  # noqa: PLC0415 - see above
+
                 worst = worst_of(
                     (database.run(worst_finding, target.model), target.model) for target, database in databases
                 )
@@ -113,6 +112,8 @@ def _watch(query: Callable[[], list[Stats]], seconds: float, *, json: bool) -> N
         while True:
             screen.print(_stats_table(query()))
             time.sleep(seconds)
+    from rich.live import Live  # noqa: PLC0415 - most commands draw nothing again
+
     with Live(_stats_table(query()), console=screen, auto_refresh=False) as live:
         while True:
             time.sleep(seconds)
@@ -390,6 +391,8 @@ def metrics(
     if not targets:
         raise InputError("name a queue, such as app.models:Email; --dashboard and --alerts need none")
     loaded = load_targets(targets)
+    from sqlaqueue.cli.processes import configure_logging  # noqa: PLC0415 - it imports Consumers
+
     configure_logging(log_level)
     with contextlib.ExitStack() as stack:
         databases = _databases(loaded, url, stack)
@@ -460,6 +463,8 @@ def _serve(collector: ScrapeCollector, host: str, port: int) -> None:
         CollectorRegistry,
         generate_latest,
     )
+
+    from sqlaqueue.cli.http import serving_metrics  # noqa: PLC0415 - it imports servers and clients of HTTP
 
     registry = CollectorRegistry()
     registry.register(collector)

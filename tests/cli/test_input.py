@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import sys
 import uuid
 from collections.abc import Iterator
@@ -306,7 +307,15 @@ def test_the_project_sets_options_of_the_worker(shop: Shop, project: Path) -> No
 @pytest.mark.usefixtures("project")
 def test_wrong_settings(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
-    assert said in refused("stats", EMAIL)
+    section = re.match(r"\[tool\.sqlaqueue\.(worker|demo)\]", text)
+    command = section[1] if section else "stats"
+    assert said in refused(command, *([] if command == "demo" else [EMAIL]))
+
+
+def test_wrong_settings_of_a_command_do_not_stop_others(shop: Shop, project: Path) -> None:
+    project.write_text("[tool.sqlaqueue]\nlog-level = 'info'\n[tool.sqlaqueue.worker]\nbatches = 1\n")
+    assert "email" in shop.ok("stats", EMAIL)
+    assert "batches: unknown setting" in refused("worker", EMAIL)
 
 
 def test_the_project_names_the_target(shop: Shop, project: Path) -> None:
@@ -359,8 +368,11 @@ def test_the_demo_ignores_the_url_of_the_project(project: Path) -> None:
     result = CliRunner().invoke(main, ["demo", "--path", str(project.parent), "--help"])
     assert result.exit_code == 0
     context = main.make_context("sqlaqueue", ["demo"])
+    context.invoked_subcommand = "demo"
     apply_settings(context)
-    assert context.default_map["demo"] == {}
+    assert context.default_map == {"demo": {}}
+    context.invoked_subcommand = "stats"
+    apply_settings(context)
     assert "url" in context.default_map["stats"]
 
 

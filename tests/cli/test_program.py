@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 import sqlaqueue
@@ -95,6 +96,74 @@ def test_the_package_runs_as_a_module(arguments: list[str], code: int, said: str
     assert (result.stdout + result.stderr).startswith(said)
 
 
+# -- what commands import --------------------------------------------------------------------------------------------
+
+HEAVY = {
+    "http.client",
+    "http.server",
+    "jinja2",
+    "multiprocessing",
+    "prometheus_client",
+    "rich.live",
+    "rich.progress",
+    "sqlaqueue.benchmark",
+    "sqlaqueue.cli.http",
+    "sqlaqueue.cli.processes",
+    "sqlaqueue.consumer.base",
+    "sqlaqueue.demo",
+    "sqlaqueue.embedded_server",
+    "sqlaqueue.scheduler",
+    "sqlaqueue.telemetry",
+    "sqlaqueue.web",
+    "starlette",
+    "tomllib",
+    "urllib.request",
+    "watchfiles",
+}
+"""Modules that take long to import, and that no command needs which shows something and ends."""
+
+MODEL = """
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlaqueue import QueueMixin, prepare
+
+class Base(DeclarativeBase):
+    pass
+
+class Email(QueueMixin, Base):
+    __tablename__ = "email"
+    id: Mapped[int] = mapped_column(primary_key=True)
+"""
+AND_MODULES = """
+import atexit, sys
+from sqlaqueue.cli import main
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["stats", "why", "failed", "jobs", "requeue"])
+def test_a_command_imports_what_it_needs(tmp_path: Path, command: str) -> None:
+    (tmp_path / "app.py").write_text(MODEL)
+    create = f"from app import *; Base.metadata.create_all(prepare(sa.create_engine('sqlite:///{tmp_path}/app.db')))"
+    subprocess.run([sys.executable, "-c", create], cwd=tmp_path, env=environment(), check=True)
+    url = f"sqlite:///{tmp_path}/app.db"
+    done = subprocess.run(
+        [sys.executable, "-c", AND_MODULES, command, "app:Email"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(SQLAQUEUE_URL=url),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "email" in done.stdout or "no such jobs" in done.stdout
+    modules = {*done.stderr.split()}
+    assert {"rich.table", "sqlaqueue.cli.database"} <= modules
+    assert modules & HEAVY == set()
+    assert ("sqlaqueue.cli.doctor" in modules) == (command == "stats")
+
+
 # -- the commands of docs/command-line.md print what the page shows ------------------------------------------------
 
 PAGE = (ROOT / "docs" / "command-line.md").read_text()
@@ -149,7 +218,10 @@ def run_commands_of_the_page(url: str, directory: Path) -> None:
 
 
 def test_the_page_documents_every_command_and_option() -> None:
-    for name, command in main.commands.items():
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
         assert f"`{name}`" in PAGE or f"sqlaqueue {name}" in PAGE, name
         if name in {"bench", "demo", "alembic-template"}:  # documented on other pages
             continue

@@ -1,23 +1,29 @@
-"""The commands that change jobs: ``requeue``, ``cancel``, ``purge``, ``rescue``, ``reconcile``."""
+"""The commands that change jobs: ``requeue``, ``cancel``, ``purge``, ``rescue``, ``reconcile``; and ``job --set``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from sqlalchemy.orm import Session
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.orm import Mapper, Session, lazyload
 
 from sqlaqueue.admin import changes
-from sqlaqueue.admin.jobs import JobFilter, count
+from sqlaqueue.admin.jobs import JobFilter, JobInfo, count, job_info
 from sqlaqueue.admin.state import paused
 from sqlaqueue.cli.database import load_targets, open_targets
 from sqlaqueue.cli.output import (
+    FailedError,
+    InputError,
     dry_run_option,
     echo,
     echo_json,
     filter_options,
+    first_line,
     job_filter,
     jobs_text,
     json_option,
@@ -26,9 +32,15 @@ from sqlaqueue.cli.output import (
     url_option,
     with_options,
 )
-from sqlaqueue.queue.options import FINISHED, UNFINISHED
-from sqlaqueue.queue.run import key_text
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.options import FINISHED, STATES, UNFINISHED
+from sqlaqueue.queue.run import key_text, key_tuple
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements import verbs
+
+if TYPE_CHECKING:
+    from sqlaqueue.web.data.edit_fields import EditableField
+    from sqlaqueue.web.data.job_columns import JobColumn
 
 
 @dataclass(frozen=True)
@@ -242,6 +254,162 @@ def _by_state(counts: dict[str, int], limit: int | None) -> str:
 def _print(text: str, *, json: bool) -> None:
     if not json:
         echo(text)
+
+
+# -- the columns of one job --------------------------------------------------------------------------------------------
+
+_INSTEAD = {
+    "status": "`sqlaqueue requeue` and `sqlaqueue cancel` change it",
+    "attempts": "`sqlaqueue requeue` sets it to 0",
+    "lease_expires_at": "`sqlaqueue rescue` ends the claims of dead workers",
+    "claimed_by": "`sqlaqueue rescue` ends the claims of dead workers",
+}
+"""The commands for columns that the queue itself writes, by their roles."""
+
+
+def set_columns(
+    text: str, key: str, given: Sequence[str], url: str | None, *, dry_run: bool, yes: bool, json: bool
+) -> None:
+    """Change columns of one job, with the parser of the dashboard's page and what it allows.
+
+    :param given: texts ``COLUMN=VALUE``.
+    """
+    for target, run in open_targets(load_targets([text], of_a_key=True), url):
+        job = f"{target.spec.name} {key}"
+        changes: Sequence[_Changed] = run(_change_columns, key, given)
+        summary = ", ".join(f"{each.name} from {_shown(each.before)} to {_shown(each.after)}" for each in changes)
+        if not changes:
+            _print(f"{job}: nothing to change", json=json)
+        elif dry_run:
+            _print(f"{job}: {summary} would be changed", json=json)
+        else:
+            if not yes:
+                click.confirm(f"{job}: {summary} will be changed. Continue?", abort=True, err=True)
+            run(_change_columns, key, given, agreed=changes)
+            _print(f"{job}: {summary} changed", json=json)
+        if json:
+            changed = {} if dry_run else {each.name: each.text for each in changes}
+            echo_json({"queue": target.spec.name, "key": key, "changed": changed})
+
+
+@dataclass(frozen=True)
+class _Changed:
+    name: str
+    before: Any
+    after: Any
+    text: str | None
+
+
+def _change_columns(
+    session: Session, model: type[Any], key: str, given: Sequence[str], *, agreed: Sequence[_Changed] | None = None
+) -> Sequence[_Changed]:
+    """Return the columns whose values differ from the given ones.
+
+    :param agreed: what was returned before; if it still holds, it is written. The row is locked then, and not waited
+        for, so that an edit never stands against a worker.
+    """
+    from sqlaqueue.web.data.edit_fields import field_value, violation_of  # noqa: PLC0415 - most commands do without it
+
+    spec, row = spec_of(model), None
+    found = job_info(session, model, key)
+    bind = {"mapper": spec.mapper}
+    if found is not None:
+        of_job = spec.key_in(spec.keys, [key_tuple(found.key)])
+        rows = sa.select(*spec.keys).where(of_job)
+        if agreed is not None and session.execute(spec.strategy.lock(spec, rows), bind_arguments=bind).first() is None:
+            raise FailedError(f"{spec.name} {key}: it is locked: a worker runs it, or a program changes it; try again")
+        found = job_info(session, model, key)  # between the two statements it may have been claimed
+        row = session.scalars(sa.select(model).where(of_job).options(lazyload("*")), bind_arguments=bind).one_or_none()
+    _check_state(found, spec, key, has_row=row is not None)
+    texts, mapper = _texts(given), sa.inspect(row).mapper
+    fields = _fields(spec, mapper, texts)
+    changes = []
+    for name, text in texts.items():
+        field = fields[name]
+        value = text if text or field.kind == "text" else None
+        with _wrong_values(f"--set {name}={text}", field):
+            after = field_value(field, value)
+        before = getattr(row, field.attribute)
+        if (None if value is None else after) != before:
+            changes.append(_Changed(name, before, None if value is None else after, value))
+            if agreed is not None:
+                with _wrong_values(f"--set {name}={text}", field):
+                    setattr(row, field.attribute, after)
+    if agreed is None:
+        return changes
+    if changes != list(agreed):
+        raise FailedError(f"{spec.name} {key}: it was changed meanwhile, so nothing was written; look at it, try again")
+    try:
+        session.commit()
+    except DBAPIError as error:
+        violation = violation_of(error, spec)
+        if violation is None and not isinstance(error, IntegrityError):
+            raise
+        problem = violation[1] if violation is not None else first_line(error.orig or error)
+        raise InputError(f"{spec.name} {key}: {problem}") from error
+    return changes
+
+
+def _check_state(found: JobInfo | None, spec: QueueSpec, key: str, *, has_row: bool) -> None:
+    if found is None:
+        raise FailedError(f"{spec.name}: there is no job {key}")
+    if not has_row:
+        raise FailedError(
+            f"{spec.name} {key}: it is {found.state}, and its row is kept as a dead letter; requeue it, then change it"
+        )
+    if found.state == "processing":
+        raise FailedError(f"{spec.name} {key}: it is running; wait for its end, or cancel it first")
+    if found.state not in STATES:
+        raise FailedError(f"{spec.name} {key}: its status is none that the queue uses")
+
+
+def _texts(given: Sequence[str]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not equals or name in texts:
+            raise InputError(f"--set {each}: {'it is given twice' if equals else 'write COLUMN=VALUE'}")
+        texts[name] = text
+    return texts
+
+
+def _fields(spec: QueueSpec, mapper: Mapper[Any], names: Iterable[str]) -> Mapping[str, EditableField]:
+    from sqlaqueue.web.data.edit_fields import fields_of  # noqa: PLC0415 - as above
+    from sqlaqueue.web.data.job_columns import columns_of  # noqa: PLC0415 - as above
+
+    columns = columns_of(spec, lambda *_: False)
+    fields = {each.name: each for each in fields_of(columns, mapper)}
+    for name in names:
+        if name not in fields:
+            why = _why_fixed(columns.get(name), ", ".join(fields))
+            raise InputError(f"--set {name}=...: {spec.name}.{name} {why}")
+    return fields
+
+
+def _why_fixed(column: JobColumn | None, names: str) -> str:
+    can = f"those that can be changed are {names}" if names else "none of its columns can be changed"
+    if column is None:
+        return f"does not exist; {can}"
+    if column.is_key:
+        return f"is the key of the job; {can}"
+    if column.role in _INSTEAD:
+        return f"is written by the queue; {_INSTEAD[column.role]}"
+    return f"{'cannot be changed by a text' if column.role is None else 'says what has happened'}; {can}"
+
+
+@contextmanager
+def _wrong_values(given: str, field: EditableField) -> Iterator[None]:
+    """Translate what the field, or a validator of the application, says about a value."""
+    try:
+        yield
+    except Exception as error:
+        hint = field.hint or ", ".join(field.column.choices)
+        problem = str(error) or type(error).__name__
+        raise InputError(f"{given}: {problem.rstrip('.')}{f' ({hint})' if hint else ''}") from error
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else repr(value) if isinstance(value, str) else str(value)
 
 
 @click.command(short_help="Stop claiming jobs of queues.")

@@ -18,7 +18,7 @@ from sqlaqueue.admin import jobs as admin_jobs
 from sqlaqueue.admin import state
 from sqlaqueue.admin.changes import reads_by_priority
 from sqlaqueue.admin.explain_job import MISSING, explain_job
-from sqlaqueue.admin.jobs import Attempt, JobInfo
+from sqlaqueue.admin.jobs import Attempt, FailureGroup, JobInfo
 from sqlaqueue.admin.state import Stats
 from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, open_targets, run_for
 from sqlaqueue.cli.output import (
@@ -168,28 +168,27 @@ def failed(target: str, url: str | None, examples: int, *, traceback: bool, json
 
     An error whose text starts with neither is of the kind "other". With --json the errors have their tracebacks.
     """
-    loaded, found = load_targets([target]), list[dict[str, Any]]()
-    for each, run in open_targets(loaded, url):
-        queue, groups = each.spec.name, run(admin_jobs.failures, examples=examples)
-        if json:
-            found += [{"queue": queue, **vars(one), "keys": [key_text(key) for key in one.keys]} for one in groups]
-            continue
+    found: list[tuple[str, FailureGroup]] = []
+    without: list[str] = []
+    for each, run in open_targets(load_targets([target]), url):
+        groups = run(admin_jobs.failures, examples=examples)
+        found += [(each.spec.name, group) for group in groups]
         if not groups:
-            echo(f"{queue}: no failed jobs")
-            continue
-        if len(loaded) > 1:
-            echo(f"{queue}:")
-        shown = table("kind", "jobs", "newest", "keys", "last error", right=["jobs"])
-        for group in groups:
+            without.append(f"{each.spec.name}: no failed jobs")
+    if json:
+        echo_json([{"queue": queue, **vars(one), "keys": [key_text(key) for key in one.keys]} for queue, one in found])
+        return
+    if found:
+        shown = table("queue", "kind", "jobs", "newest", "keys", "last error", right=["jobs"])
+        for queue, group in found:
             text = (group.error or "").splitlines()[:1]
             keys = " ".join(map(key_text, group.keys))
-            add_row(shown, group.kind or "(no error)", group.count, ago(group.newest), keys, *text)
+            add_row(shown, queue, group.kind or "(no error)", group.count, ago(group.newest), keys, *text)
         console().print(shown)
-        for group in groups if traceback else ():
-            if group.error:
-                echo("", *group.error.split("\n"))
-    if json:
-        echo_json(found)
+    echo(*without)
+    for queue, group in found if traceback else ():
+        if group.error:
+            echo("", f"{queue}:", *group.error.split("\n"))
 
 
 @click.command(short_help="Show the Consumers of queues.")
@@ -247,8 +246,8 @@ def _consumers(session: Session, model: type[Any], *, here: bool) -> list[dict[s
 def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any) -> None:
     """List jobs, newest first, by the time when they finished or, if they have not, when they were enqueued."""
     selected = job_filter(options, "created_at")
-    loaded, found = load_targets([target], of_a_key=selected.keys is not None), list[JobInfo]()
-    for _, run in open_targets(loaded, url):
+    found: list[JobInfo] = []
+    for _, run in open_targets(load_targets([target], of_a_key=selected.keys is not None), url):
         found += run(admin_jobs.jobs, selected, limit=limit)
     if json:
         echo_json([_json(info) for info in found])
@@ -256,18 +255,15 @@ def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any
     if not found:
         echo("no such jobs")
         return
-    several = len(loaded) > 1
-    queue = ["queue"] if several else []
-    shown = table(
-        *queue, "key", "state", "enqueued", "waited", "ran", "finished", "attempts", "last error", right=["attempts"]
-    )
+    columns = ("queue", "key", "state", "enqueued", "waited", "ran", "finished", "attempts", "last error")
+    shown = table(*columns, right=["attempts"])
     for info in found:
         attempts = "-" if info.attempts is None else info.attempts
         first_line = (info.last_error or "").splitlines()[:1]
         waited, ran = _durations(info)
         add_row(
             shown,
-            *([info.queue] if several else []),
+            info.queue,
             key_text(info.key),
             info.state,
             ago(info.created_at),
@@ -284,12 +280,37 @@ def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any
 @target_argument
 @click.argument("key")
 @url_option
+@click.option(
+    "--set",
+    "changed_columns",
+    metavar="COLUMN=VALUE",
+    multiple=True,
+    help="Change a column of a job that is not running; may be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what --set would change, and change nothing.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before --set changes the job.")
 @json_option
-def job(target: str, key: str, url: str | None, *, json: bool) -> None:
+def job(
+    target: str, key: str, url: str | None, changed_columns: Sequence[str], *, dry_run: bool, yes: bool, json: bool
+) -> None:
     """Show one job with all columns of its row, and its attempts if the queue has an attempt history.
+
+    With --set its columns are changed instead, for instance the address in a job that has failed, before it is
+    requeued.
 
     Separate the parts of a composite KEY by commas. The exit code is 1 if there is no such job, nor attempts of it.
     """
+    if changed_columns:
+        from sqlaqueue.cli.change import set_columns  # noqa: PLC0415 - it imports much that shows nothing
+
+        set_columns(target, key, changed_columns, url, dry_run=dry_run, yes=yes, json=json)
+        return
+    if dry_run or yes:
+        raise InputError(f"{'--dry-run' if dry_run else '--yes'}: nothing is to be changed; give --set COLUMN=VALUE")
+    _show_job(target, key, url, json=json)
+
+
+def _show_job(target: str, key: str, url: str | None, *, json: bool) -> None:
     for each, run in open_targets(load_targets([target], of_a_key=True), url):
         found = run(admin_jobs.job, key)
         kept = each.spec.config.attempt_history is not None
@@ -302,7 +323,7 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
                 echo_json({"queue": each.spec.name, "key": key, "row": None, **more})
                 continue
             echo(f"{each.spec.name} {key} does not exist any more")
-            _show_attempts(history)
+            _show_attempts(each.spec.name, history)
             continue
         info, values = found
         if json:
@@ -317,16 +338,16 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
             first, *others = ("-" if value is None else str(value)).split("\n")
             echo(f"  {name:{width}}  {first}", *(f"  {'':{width}}  {line}" for line in others))
         if history:
-            _show_attempts(history)
+            _show_attempts(info.queue, history)
 
 
-def _show_attempts(history: list[Attempt]) -> None:
+def _show_attempts(queue: str, history: list[Attempt]) -> None:
     """Show ended attempts; their tracebacks are in the JSON."""
-    shown = table("attempt", "outcome", "started", "ran", "worker", "error", right=["attempt"])
+    shown = table("queue", "attempt", "outcome", "started", "ran", "worker", "error", right=["attempt"])
     for one in history:
         first_line = (one.error or "").splitlines()[:1]
         ran = duration_text(one.seconds)
-        add_row(shown, one.attempt, one.outcome, ago(one.started_at), ran, one.worker or "-", *first_line)
+        add_row(shown, queue, one.attempt, one.outcome, ago(one.started_at), ran, one.worker or "-", *first_line)
     console().print(shown)
 
 

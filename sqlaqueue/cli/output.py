@@ -371,7 +371,11 @@ def filter_options(
         click.option("--older-than", type=DURATION, help=f"Only jobs that {age_of} longer ago than this, such as 7d."),
         click.option("--newer-than", type=DURATION, help=f"Only jobs that {age_of} less long ago, such as 1h."),
         click.option(
-            "--error", metavar="KIND", help="Only jobs with this kind of error, as shown by `sqlaqueue failed`."
+            "--kind",
+            "--error",
+            "error",
+            metavar="KIND",
+            help="Only jobs with this kind of error, as shown by `sqlaqueue failed`.",
         ),
         click.option("--key", multiple=True, help="Only the job with this key; may be repeated."),
     )

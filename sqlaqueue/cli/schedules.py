@@ -124,11 +124,11 @@ def list_(targets: Sequence[str], url: str | None, *, json: bool) -> None:
     if not found:
         echo("no schedules; `sqlaqueue schedules add` adds one")
         return
-    shown = table("name", "queue", "when", "next tick", "last tick", "defined by", "state")
+    shown = table("queue", "name", "when", "next tick", "last tick", "defined by", "state")
     for info in found:
         last = "-" if info.last_tick is None else moment_text(info.last_tick)
         upcoming = "-" if info.next_tick is None else moment_text(info.next_tick)
-        add_row(shown, info.name, info.queue, info.words, upcoming, last, _origin(info), _state(info))
+        add_row(shown, info.queue, info.name, info.words, upcoming, last, _origin(info), _state(info))
     console().print(shown)
 
 

@@ -286,7 +286,9 @@ def _import() -> Any:
     try:
         import uvicorn  # noqa: F401, PLC0415 - it needs an extra, which the other commands do not
 
-        from sqlaqueue import web as dashboard_module  # noqa: PLC0415 - it needs an extra
+        from sqlaqueue import web as dashboard_module  # noqa: PLC0415 - most commands do without it
+
+        dashboard_module.Dashboard  # noqa: B018 - it needs an extra, and says which
     except ModuleNotFoundError as error:
         missing = "sqlaqueue.web needs uvicorn: pip install 'sqlaqueue[web]'" if error.name == "uvicorn" else str(error)
         raise InputError(missing) from None

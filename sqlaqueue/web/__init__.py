@@ -15,15 +15,27 @@ Without an application: ``sqlaqueue web app.models``.
 
 from __future__ import annotations
 
-try:
-    import jinja2  # noqa: F401 - all modules of this folder need it
-    import starlette  # noqa: F401 - all modules of this folder need it
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        f"sqlaqueue.web needs {missing.name}: pip install 'sqlaqueue[web]'", name=missing.name
-    ) from None
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from sqlaqueue.web.dashboard import Dashboard
-from sqlaqueue.web.settings import ACTIONS, Access, Action
+if TYPE_CHECKING:
+    from sqlaqueue.web.dashboard import Dashboard
+    from sqlaqueue.web.settings import ACTIONS, Access, Action
 
 __all__ = ["ACTIONS", "Access", "Action", "Dashboard"]
+
+
+# Loaded when first used: the command line edits jobs by `web.data`, which needs neither Jinja nor Starlette.
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    try:
+        import jinja2  # noqa: F401, PLC0415 - an extra, see above
+        import starlette  # noqa: F401, PLC0415 - an extra, see above
+    except ModuleNotFoundError as missing:
+        msg = f"sqlaqueue.web needs {missing.name}: pip install 'sqlaqueue[web]'"
+        raise ModuleNotFoundError(msg, name=missing.name) from None
+    module = import_module(f"sqlaqueue.web.{'dashboard' if name == 'Dashboard' else 'settings'}")
+    found = globals()[name] = getattr(module, name)
+    return found

@@ -52,6 +52,7 @@ def test_options_select_jobs(shop: Shop) -> None:
     assert selected("--error", "ValueError") == 2
     assert selected("--error", "ValueError", "--older-than", "7d") == 1
     assert selected("--newer-than", "1w") == 1
+    assert selected("--kind", "ValueError") == 2
     assert selected("--error", "") == 1
     assert selected("--key", "1", "--key", "3", "--key", "99") == 2
     assert selected("--state", "cancelled", "--state", "completed") == 0

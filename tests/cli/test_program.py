@@ -214,7 +214,7 @@ def run_commands_of_the_page(url: str, directory: Path) -> None:
                 code = f"engine = prepare(create_engine({url!r}))\n{code}"
             (directory / "script.py").write_text(f"from app import *\n{code}")
             run(directory / "script.py")
-    assert ran == 12
+    assert ran == 13
 
 
 def test_the_page_documents_every_command_and_option() -> None:

@@ -34,7 +34,7 @@ def row(shop: Shop, name: str) -> dict[str, object]:
 def test_the_list(shop: Shop, scheduled: None) -> None:
     said = shop.ok("schedules", "list", REPORT)
     first, second = said.splitlines()[1:]
-    assert first.startswith("nightly  report  at 03:00 every day, Europe/Berlin  ")
+    assert first.startswith("report  nightly  at 03:00 every day, Europe/Berlin  ")
     assert first.rstrip().endswith("the program  waiting")
     assert "every 5 min " in second
     found = shop.json("schedules", "list", f"{QUEUES}:scheduler")

@@ -29,7 +29,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         *(f"sqlaqueue.cli.{name}" for name in ("change", "doctor", "http", "inspect", "schedules", "worker")),
-        "sqlaqueue.web",
+        "sqlaqueue.web.dashboard",
         "tests.consumer.worker",
         "tests.faults.key_queues",
         "tests.faults.roles",

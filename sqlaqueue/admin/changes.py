@@ -85,6 +85,9 @@ BATCH_SIZE = 1000
 Change = Callable[[Session, type[Any], JobFilter, Sequence[Key]], int]
 """Changes the jobs with these keys that still match the filter, and returns their number."""
 
+Progress = Callable[[int], object]
+"""Is called with the number of jobs that have been dealt with since the last call; ``int`` does nothing with it."""
+
 
 def in_batches(
     session: Session,
@@ -94,15 +97,17 @@ def in_batches(
     *,
     size: int = BATCH_SIZE,
     limit: int | None = None,
+    progress: Progress = int,
 ) -> Iterator[int]:
     """Change jobs, and yield after each commit the number of jobs that the batch has changed.
 
     :param change: changes one batch, such as :func:`requeue_some`, :func:`cancel_some` or :func:`purge_some`.
     :param size: number of jobs in a batch.
     :param limit: maximum number of jobs to select; None for all.
+    :param progress: called after each batch with the number of its jobs, changed or not.
     :raises StatementError: if the queue does not support the change.
     """
-    for number, keys in enumerate(_pages(session, model, job_filter, size, limit)):
+    for number, keys in enumerate(_pages(session, model, job_filter, size, limit, progress=progress)):
         try:
             changed = change(session, model, job_filter, keys)
             session.commit()
@@ -116,7 +121,9 @@ def in_batches(
         yield changed
 
 
-def _pages(session: Session, model: Any, job_filter: JobFilter, size: int, limit: int | None) -> Iterator[list[Key]]:
+def _pages(
+    session: Session, model: Any, job_filter: JobFilter, size: int, limit: int | None, *, progress: Progress
+) -> Iterator[list[Key]]:
     """Yield the keys of selected jobs page by page; each page is read when the one before it has been dealt with."""
     after, left = None, limit
     while left is None or left > 0:
@@ -124,6 +131,7 @@ def _pages(session: Session, model: Any, job_filter: JobFilter, size: int, limit
         if not keys:
             return
         yield keys
+        progress(len(keys))
         after, left = keys[-1], None if left is None else left - len(keys)
 
 
@@ -322,6 +330,7 @@ def cancel(
     *,
     batch_size: int = BATCH_SIZE,
     limit: int | None = None,
+    progress: Progress = int,
 ) -> Cancelled:
     """Cancel pending jobs, request the cancellation of running ones, and commit each batch.
 
@@ -335,7 +344,7 @@ def cancel(
             options = {WRITES_LATER: True}
             missing = [key for key in texts if not counts(session, model, replace(job_filter, keys=(key,)), **options)]
         done.missing.extend(key_value(_converted(session, model, key)) for key in missing)
-        for keys in _pages(session, model, job_filter, batch_size, limit):
+        for keys in _pages(session, model, job_filter, batch_size, limit, progress=progress):
             _cancel_page(session, model, keys, lambda some: unchanged_jobs(model, job_filter, some), done)
         return done
     listed = instances(jobs, "cancel")
@@ -508,13 +517,15 @@ def requeue(
     *,
     batch_size: int = BATCH_SIZE,
     limit: int | None = None,
+    progress: Progress = int,
 ) -> Requeued:
     """Make finished jobs pending again, with no attempt counted; commit each batch, and return their number.
 
     :param jobs: instances; or a queue class or a select, whose jobs ``job_filter`` and ``limit`` narrow.
     """
     if isinstance(jobs, type | sa.Select):
-        results = in_batches(session, jobs, job_filter, requeue_some, size=batch_size, limit=limit)
+        options: dict[str, Any] = {"size": batch_size, "limit": limit, "progress": progress}
+        results = in_batches(session, jobs, job_filter, requeue_some, **options)
         return _sum([one for one in results if isinstance(one, Requeued)])
     listed = instances(jobs, "requeue")
     if not listed:

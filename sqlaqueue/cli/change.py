@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,6 +27,7 @@ from sqlaqueue.cli.output import (
     job_filter,
     jobs_text,
     json_option,
+    progress,
     target_argument,
     targets_argument,
     url_option,
@@ -51,6 +52,7 @@ class _BulkChange:
     job_filter: JobFilter
     batch_size: int
     limit: int | None
+    progress: changes.Progress = int
 
 
 _Execute = Callable[[Session, type[Any], _BulkChange], tuple[dict[str, Any], str]]
@@ -168,7 +170,8 @@ def _change_jobs(
             if number and not yes:
                 # On standard error, as a program may read standard output.
                 click.confirm(f"{summary} will be {change.participle}. Continue?", abort=True, err=True)
-            result, text_result = run(execute, change)
+            with progress(target.spec.name, number, json=json) as advance:
+                result, text_result = run(execute, replace(change, progress=advance))
             _print(f"{target.spec.name}: {text_result}", json=json)
         else:
             _print(f"{target.spec.name}: no jobs to {change.infinitive}", json=json)
@@ -179,14 +182,21 @@ def _change_jobs(
 
 def _execute_change(session: Session, model: type[Any], change: _BulkChange) -> tuple[dict[str, Any], str]:
     batches = changes.in_batches(
-        session, model, change.job_filter, change.change, size=change.batch_size, limit=change.limit
+        session,
+        model,
+        change.job_filter,
+        change.change,
+        size=change.batch_size,
+        limit=change.limit,
+        progress=change.progress,
     )
     changed = sum(batches)
     return {"changed": changed}, f"{jobs_text(changed)} {change.participle}"
 
 
 def _requeue(session: Session, model: type[Any], change: _BulkChange) -> tuple[dict[str, Any], str]:
-    done = changes.requeue(session, model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
+    options: dict[str, Any] = {"batch_size": change.batch_size, "limit": change.limit, "progress": change.progress}
+    done = changes.requeue(session, model, change.job_filter, **options)
     text = f"{jobs_text(done)} {change.participle}"
     result: dict[str, Any] = {"changed": int(done)}
     if done.duplicates:
@@ -213,7 +223,8 @@ def _by_text(found: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _cancel(session: Session, model: type[Any], change: _BulkChange) -> tuple[dict[str, Any], str]:
-    done = changes.cancel(session, model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
+    options: dict[str, Any] = {"batch_size": change.batch_size, "limit": change.limit, "progress": change.progress}
+    done = changes.cancel(session, model, change.job_filter, **options)
     text = f"{jobs_text(len(done.cancelled))} cancelled"
     if done.asked:
         text += f", {jobs_text(len(done.asked))} running and asked to stop"
@@ -237,7 +248,9 @@ def _execute_verb(
 ) -> None:
     rows = []
     for target, run in open_targets(load_targets([text]), url):
-        number = run(preview if dry_run else verb)
+        # One statement, of which it is not known how far it is.
+        with progress(target.spec.name, None, json=json):
+            number = run(preview if dry_run else verb)
         _print(f"{target.spec.name}: {jobs_text(number)} {'would be ' if dry_run else ''}{participle}", json=json)
         rows.append({"queue": target.spec.name, "found": number, "changed": 0 if dry_run else number})
     if json:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin import jobs as admin_jobs
@@ -24,6 +24,7 @@ from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, open_ta
 from sqlaqueue.cli.output import (
     DURATION,
     FAILED,
+    DatabaseError,
     FailedError,
     InputError,
     TargetArgument,
@@ -57,6 +58,8 @@ from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.texts import duration_text, moment_text
 
 if TYPE_CHECKING:
+    from rich.live import Live
+
     from sqlaqueue.prometheus.queues import GaugeReader, Reading, ScrapeCollector
 
 _SHOWN_KEYS = 5
@@ -103,21 +106,32 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
 
 
 def _watch(query: Callable[[], list[Stats]], seconds: float, *, json: bool) -> None:
-    if json:
+    """Show what the query returns again and again. A database that stops answering is waited for, and said once."""
+    screen, problem, rows = console(), "", query()
+    is_drawn = screen.is_terminal and not json
+    with _drawing(screen) if is_drawn else contextlib.nullcontext() as live:
         while True:
-            echo_json(query(), one_line=True)
+            if live is not None:
+                note = plain(f"{problem}; trying again, the numbers are from before") if problem else ""
+                live.update(Group(_stats_table(rows), note), refresh=True)
+            elif json and not problem:
+                echo_json(rows, one_line=True)
+            elif not problem:
+                screen.print(_stats_table(rows))
             time.sleep(seconds)
-    screen = console()
-    if not screen.is_terminal:
-        while True:
-            screen.print(_stats_table(query()))
-            time.sleep(seconds)
+            said = problem
+            try:
+                rows, problem = query(), ""
+            except DatabaseError as error:
+                problem = error.format_message()
+            if live is None and bool(problem) != bool(said):
+                click.echo(f"{problem}; trying again" if problem else "the database answers again", err=True)
+
+
+def _drawing(screen: Console) -> Live:
     from rich.live import Live  # noqa: PLC0415 - most commands draw nothing again
 
-    with Live(_stats_table(query()), console=screen, auto_refresh=False) as live:
-        while True:
-            time.sleep(seconds)
-            live.update(_stats_table(query()), refresh=True)
+    return Live(console=screen, auto_refresh=False)
 
 
 def _stats_table(rows: Sequence[Stats], finding: str | None = None) -> RenderableType:

@@ -78,6 +78,26 @@ def _to_json(value: object) -> object:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
+@contextmanager
+def progress(queue: str, total: int | None, *, json: bool) -> Iterator[Callable[[int], object]]:
+    """Show how far a change has come, on standard error if that is a terminal.
+
+    :param total: the number of jobs to be changed; None if it is not known.
+    :return: yields what is called with the number of further jobs.
+    """
+    if json or not sys.stderr.isatty():
+        yield int
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - it takes long to import
+
+    name = TextColumn("{task.description}", markup=False)
+    known = [MofNCompleteColumn()] if total is not None else []
+    columns = (name, BarColumn(), *known, TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(printable(queue), total=total)
+        yield lambda number: shown.advance(task, number)
+
+
 def ago(moment: datetime | None) -> str:
     """Return the time since a moment, such as ``5 min ago``, by this machine's clock."""
     if moment is None:

@@ -1,5 +1,8 @@
 """``requeue``, ``cancel``, ``purge``, ``rescue``, ``reconcile``, ``pause``, ``resume``, and their functions."""
 
+import os
+import pty
+import subprocess
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +13,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import claim
 from sqlaqueue.admin import Cancelled, JobFilter, QueueAdmin
 from sqlaqueue.admin.changes import in_batches, purge_some, requeue_some
-from tests.cli.conftest import BARE, EMAIL, LETTER, MODELS, NEWSLETTER, ROW, SEND, TASK, Shop
+from tests.cli.conftest import BARE, COMMAND, EMAIL, LETTER, MODELS, NEWSLETTER, ROW, SEND, TASK, Shop
 from tests.cli.shop.models import Bare, Email, Letter, Newsletter, Row, Task
 from tests.cli.shop.queues import Base, Sync
 
@@ -289,3 +292,45 @@ def test_a_job_with_a_dead_letter_is_shown(shop: Shop) -> None:
         assert QueueAdmin(session, Task).cancel().cancelled == [1]
         info, row = QueueAdmin(session, Task).job(1) or (None, {})
         assert (info.state, row["id"]) == ("cancelled", 1)
+
+
+# -- progress ------------------------------------------------------------------------------------------------------
+
+
+def on_terminal(shop: Shop, *arguments: str) -> tuple[str, str]:
+    """Run a command whose standard error is a terminal; return what it writes to the terminal, and its output."""
+    terminal, end = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=end, text=True, env=shop.environment, check=True
+        )
+        os.write(end, b"end")
+        shown = b""
+        while not shown.endswith(b"end"):
+            shown += os.read(terminal, 65536)
+    finally:
+        os.close(end)
+        os.close(terminal)
+    return shown.decode().removesuffix("end"), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [("requeue", "failed"), ("cancel", "pending"), ("purge", "completed"), ("reconcile", None)]
+)
+def test_progress_is_shown_on_a_terminal(shop: Shop, command: str, status: str | None) -> None:
+    options = ["--yes", "--batch-size", "7"] if status else []
+    target = EMAIL if status else LETTER
+    shop.add(*(Email(status=status or "pending") for _ in range(20)))
+    shown, output = on_terminal(shop, command, target, *options)
+    assert ("20/20" in shown) == (status is not None)
+    assert ("email" if status else "letter") in shown
+    assert "20 jobs" in output if status else "0 jobs" in output
+    # The line is removed at the end, and never in the output.
+    assert "/20" not in output
+
+
+def test_progress_is_not_shown_elsewhere(shop: Shop) -> None:
+    shop.add(*(Email(status="failed") for _ in range(3)))
+    assert on_terminal(shop, "requeue", EMAIL, "--yes", "--json", "--limit", "1")[0] == ""
+    result = shop.invoke("requeue", EMAIL, "--yes")
+    assert (result.stdout, result.stderr) == ("email: 2 jobs requeued\n", "")

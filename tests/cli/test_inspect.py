@@ -3,13 +3,15 @@
 import json
 import signal
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import BARE, EMAIL, LETTER, MODELS, NEWSLETTER, QUEUES, ROW, TASK, WORKER, Shop
-from tests.cli.shop.models import Bare, Email, Letter, Newsletter, Row, Task
+from tests.cli.shop.models import Bare, Base, Email, Letter, Newsletter, Row, Task
 from tests.programs import wait_until
+from tests.servers import Server
 
 pytestmark = pytest.mark.once
 
@@ -127,6 +129,35 @@ def test_watching_ends_with_ctrl_c(shop: Shop, options: tuple[str, ...]) -> None
     assert "Traceback" not in process.output
     if options:
         assert json.loads(process.lines[0])[0]["states"]["pending"] == 1
+
+
+def test_watching_goes_on_when_the_database_restarts(postgres_server: Server, tmp_path: Path) -> None:
+    """It keeps its connection, and says once that the database is gone."""
+    with postgres_server.database() as database:
+        shop = Shop(database, tmp_path)
+        Base.metadata.create_all(shop.engine)
+        process = shop.start("stats", EMAIL, "--watch", "0.05")
+        process.wait_for("email")
+        sessions = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        before = shop.execute(sessions)
+        number = process.output.count("oldest due")
+        wait_until(lambda: process.output.count("oldest due") > number + 3)
+        assert shop.execute(sessions) == before
+        assert len(before) == 1
+        postgres_server.restart()
+        process.wait_for("the database answers again")
+        shop.add(Email(status="failed", attempts=41))
+        process.wait_for("after 41")
+        process.signal(signal.SIGINT)
+        assert process.end() == 0
+        assert process.output.count("the database does not answer: ") == process.output.count("answers again") == 1
+        shop.engine.dispose()
+
+
+def test_watching_begins_with_an_answer(shop: Shop) -> None:
+    """The URL is most likely wrong."""
+    nowhere = shop.invoke("stats", EMAIL, "--watch", "--url", "postgresql://localhost:1/nowhere")
+    assert nowhere.exit_code == 3
 
 
 def test_failed_jobs_are_grouped_by_kind_of_error(shop: Shop) -> None:

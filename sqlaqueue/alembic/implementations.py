@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,12 @@ ATTEMPTS = 120
 
 PAGES_PER_BATCH = 64
 """How many pages of a table one batch reads: few enough for a writer to wait for it."""
+
+SECONDS_BETWEEN_NOTICES = 10
+"""How often the server tells how far the batches are; they can take hours."""
+
+logger = logging.getLogger("alembic.sqlaqueue")
+"""Below the logger of Alembic, whose messages the files ``alembic.ini`` show."""
 
 
 class RetryingTransaction(DDLElement):
@@ -104,6 +111,7 @@ DECLARE
   sqlaqueue_pages bigint;
   sqlaqueue_from tid;
   sqlaqueue_to tid;
+  sqlaqueue_told timestamptz := clock_timestamp();
 BEGIN
   WHILE {remaining} LOOP
     SELECT coalesce(max(pg_relation_size(relid)), pg_relation_size({{table:literal}}))
@@ -116,6 +124,11 @@ BEGIN
       sqlaqueue_to := '(' || sqlaqueue_page || ',0)';
       {work.replace("{batch}", batch)};
       COMMIT;
+      IF clock_timestamp() >= sqlaqueue_told + interval '{SECONDS_BETWEEN_NOTICES} seconds' THEN
+        RAISE NOTICE USING MESSAGE = {{table:literal}} || ': ' || least(sqlaqueue_page, sqlaqueue_pages) || ' of '
+          || sqlaqueue_pages || ' pages are done';
+        sqlaqueue_told := clock_timestamp();
+      END IF;
     END LOOP;
     PERFORM pg_sleep(0.1);
   END LOOP;
@@ -136,7 +149,8 @@ def autocommit(op: Operations) -> Iterator[None]:
     context = op.get_context()
     connection = connection_of(op)
     if connection is not None and connection.get_isolation_level() == "AUTOCOMMIT":
-        yield
+        with _notices_logged(connection):
+            yield
         return
     begun = context._transaction  # noqa: SLF001 - autocommit_block() fails with a bare assertion without it
     if connection is not None and connection.in_transaction() and begun is None:
@@ -149,10 +163,29 @@ def autocommit(op: Operations) -> Iterator[None]:
         for setting in _TIMEOUTS:
             op.execute(SqlTemplate(f"SET {setting} = 0"))
         try:
-            yield
+            with _notices_logged(connection_of(op)):
+                yield
         finally:
             for setting in _TIMEOUTS:
                 op.execute(SqlTemplate(f"RESET {setting}"))
+
+
+@contextlib.contextmanager
+def _notices_logged(connection: sa.Connection | None) -> Iterator[None]:
+    """Log the server's notices when they arrive. psycopg can; psycopg2 has them only after the statement."""
+    driver: Any = None if connection is None else connection.connection.driver_connection
+    if not hasattr(driver, "add_notice_handler"):
+        yield
+        return
+
+    def log(notice: Any) -> None:
+        logger.info("%s", notice.message_primary)
+
+    driver.add_notice_handler(log)
+    try:
+        yield
+    finally:
+        driver.remove_notice_handler(log)
 
 
 def execute(op: Operations, elements: Sequence[DDLElement], *, grant: str | None = None) -> None:

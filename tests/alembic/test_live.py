@@ -1,6 +1,7 @@
 """``-x live=table``: steps that do not block other sessions, and can be run again after an interruption."""
 
 import contextlib
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, mapped_column
 
 from sqlaqueue import QueueConfig, claim, complete, reconcile
+from sqlaqueue.alembic import implementations
 from tests.alembic.conftest import Project, dump, enqueue, execute, in_any_order, order, run_all, wanted
 from tests.servers import Database
 
@@ -94,6 +96,25 @@ def test_an_interrupted_change_can_be_run_again(
     project.downgrade()
     assert in_any_order(dump(database)) == in_any_order(schema)
     assert run_all(engine, before) == ["1", "2"]
+
+
+def test_batches_are_logged(
+    make: Any, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the driver that hands on what the server says meanwhile."""
+    monkeypatch.setattr(implementations, "PAGES_PER_BATCH", 1)
+    monkeypatch.setattr(implementations, "SECONDS_BETWEEN_NOTICES", 0)
+    project = make(order(None, sent=sent()))
+    execute(engine, "INSERT INTO orders (article) SELECT repeat('x', 1000) FROM generate_series(1, 20)")
+    project.revise("adopt", order(QueueConfig(strategy="delete_returning")), live="orders")
+    project.edit("existing_rows=...", f"existing_rows={BY_ROW}")
+    with caplog.at_level(logging.INFO, "alembic.sqlaqueue"):
+        project.upgrade()
+    said = [record.message for record in caplog.records if record.name == "alembic.sqlaqueue"]
+    assert [each for each in said if "done" in each][:3] == [
+        f"orders: {page} of 3 pages are done" for page in range(1, 4)
+    ]
+    project.check()
 
 
 def test_an_index_keeps_its_options(database: Database, make: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,8 @@ except ModuleNotFoundError as missing:
     raise SystemExit(f"The command line needs {missing.name}: pip install 'sqlaqueue[cli]'") from None
 
 from sqlaqueue import __version__
-from sqlaqueue.cli.output import InputError, TargetArgument
+from sqlaqueue.cli.database import TargetArgument
+from sqlaqueue.cli.output import InputError
 
 _MODULES = {
     "worker": "worker",
@@ -60,6 +62,33 @@ class Commands(click.Group):
                 module = import_module(f"sqlaqueue.cli.{_MODULES[name]}")
                 self.add_command(getattr(module, name.replace("-", "_")), name)
         return self.commands.get(cmd_name)
+
+
+def _complete_targets_in_bash() -> None:
+    """Let click complete ``app:Em``, which is three words to bash, of which it replaces the last one."""
+    from click.shell_completion import BashComplete, CompletionItem, add_completion_class  # noqa: PLC0415 - see below
+
+    class TargetComplete(BashComplete):
+        def get_completion_args(self) -> tuple[list[str], str]:
+            before, incomplete = super().get_completion_args()
+            words: list[str] = []
+            for word in [*before, incomplete]:
+                if words and word and (word == ":" or words[-1].endswith(":")):
+                    words[-1] += word
+                elif words and not word and words[-1].endswith(":"):
+                    pass  # after the colon nothing is typed yet
+                else:
+                    words.append(word)
+            return words[:-1], words[-1]
+
+        def format_completion(self, item: CompletionItem[Any]) -> str:
+            return f"{item.type},{item.value.rpartition(':')[2]}"
+
+    add_completion_class(TargetComplete)
+
+
+if os.environ.get("_SQLAQUEUE_COMPLETE", "").startswith("bash"):
+    _complete_targets_in_bash()
 
 
 def apply_settings(context: click.Context) -> None:

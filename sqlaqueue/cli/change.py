@@ -15,7 +15,7 @@ from sqlalchemy.orm import Mapper, Session, lazyload
 from sqlaqueue.admin import changes
 from sqlaqueue.admin.jobs import JobFilter, JobInfo, count, job_info
 from sqlaqueue.admin.state import paused
-from sqlaqueue.cli.database import load_targets, open_targets
+from sqlaqueue.cli.database import load_targets, open_targets, target_argument, targets_argument
 from sqlaqueue.cli.output import (
     FailedError,
     InputError,
@@ -28,8 +28,6 @@ from sqlaqueue.cli.output import (
     jobs_text,
     json_option,
     progress,
-    target_argument,
-    targets_argument,
     url_option,
     with_options,
 )

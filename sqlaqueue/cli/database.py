@@ -8,16 +8,20 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pkgutil
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+import click
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session, sessionmaker
@@ -29,6 +33,8 @@ from sqlaqueue.preparation import prepare
 from sqlaqueue.queue.spec import QueueSpec
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from sqlaqueue.consumer.base import ConsumerBase
     from sqlaqueue.scheduler import SchedulerBase
 
@@ -49,6 +55,56 @@ class Target:
     @property
     def spec(self) -> QueueSpec:
         return spec_of(self.model)
+
+
+class TargetArgument(click.Argument):
+    """The target of a command, or several; if none is given, what ``target`` names in [tool.sqlaqueue].
+
+    Before a key or names, an argument without a colon is no target then: it is the key, or the first of the names.
+    """
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only the shell's completion needs it
+
+        return [CompletionItem(each) for each in targets_like(incomplete)]
+
+    def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> tuple[Any, list[str]]:
+        name = str(self.name)
+        default = ctx.lookup_default(name)
+        given = _given(opts, name)
+        if default and given and isinstance(given, str) and ":" not in given:
+            given = _given_before(ctx, opts, given)
+        if default and not given:
+            if self.nargs == 1 and len(default) > 1:
+                names = ", ".join(default)
+                raise InputError(f"target in [tool.sqlaqueue]: {names}: this command takes one of them; name it")
+            opts[name] = default[0] if self.nargs == 1 else tuple(default)
+        return super().handle_parse_result(ctx, opts, args)
+
+
+def _given_before(ctx: click.Context, opts: Any, given: str) -> str:
+    """Return the target; an empty text if what was given in its place belongs to the argument after it."""
+    for other in ctx.command.params:
+        if isinstance(other, click.Argument) and not isinstance(other, TargetArgument):
+            name = str(other.name)
+            after = _given(opts, name)
+            if other.nargs != 1:
+                opts[name] = (given, *after)
+                return ""
+            if not after:
+                opts[name] = given
+                return ""
+    return given
+
+
+def _given(opts: Any, name: str) -> Any:
+    # What stands for an argument that is missing differs between releases of click.
+    value = opts.get(name)
+    return value if isinstance(value, str | tuple | list) else ()
+
+
+targets_argument = click.argument("targets", cls=TargetArgument, metavar="TARGET...", nargs=-1, required=True)
+target_argument = click.argument("target", cls=TargetArgument, metavar="TARGET")
 
 
 def load_targets(texts: Sequence[str], *, to_run: bool = False, of_a_key: bool = False) -> list[Target]:
@@ -205,6 +261,22 @@ def _distinct(module: ModuleType, is_wanted: Callable[[Any], bool]) -> dict[str,
     wanted = {name: each for name, each in vars(module).items() if is_wanted(each)}
     first = {id(each): name for name, each in reversed(wanted.items())}
     return {name: each for name, each in wanted.items() if first[id(each)] == name}
+
+
+def targets_like(text: str) -> list[str]:
+    """Return the targets that begin with a text: modules below the current directory, and the queues of one of them."""
+    name, colon, beginning = text.partition(":")
+    package, dot, last = name.rpartition(".")
+    found = [] if colon else [each.name for each in pkgutil.iter_modules([os.fspath(Path(*package.split(".")))])]
+    modules = [f"{package}{dot}{each}" for each in found if each.startswith(last) and each != "__main__"]
+    if not colon and name not in modules:
+        return modules
+    # What a module prints while it is imported is no completion, nor is why that fails.
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()), suppress(InputError):
+        attributes = vars(load_module(name))
+        queues = [key for key, each in attributes.items() if key.startswith(beginning) and _is_target(each)]
+        modules += [f"{name}:{each}" for each in queues if not each.startswith("_")]
+    return modules
 
 
 def _is_module_name(text: str) -> bool:

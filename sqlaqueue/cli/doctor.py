@@ -15,18 +15,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue import admin
 from sqlaqueue.admin.doctor.doctor import cheap_checks, examine
 from sqlaqueue.admin.doctor.examination import SEVERITIES, target_of
-from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, parse_url, shown_url
-from sqlaqueue.cli.output import (
-    DURATION,
-    FAILED,
-    InputError,
-    command_errors,
-    echo,
-    echo_json,
-    json_option,
-    targets_argument,
-    url_option,
-)
+from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, parse_url, shown_url, targets_argument
+from sqlaqueue.cli.output import DURATION, FAILED, InputError, command_errors, echo, echo_json, json_option, url_option
 from sqlaqueue.log import fields as log_fields
 from sqlaqueue.log import logger
 from sqlaqueue.mapping.mixin import spec_of

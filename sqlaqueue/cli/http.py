@@ -26,14 +26,13 @@ from urllib.parse import urlsplit
 import click
 from sqlalchemy.orm import Session
 
-from sqlaqueue.cli.database import load_targets, open_targets
+from sqlaqueue.cli.database import TargetArgument, load_targets, open_targets
 from sqlaqueue.cli.output import (
     DURATION,
     FAILED,
     DatabaseError,
     FailedError,
     InputError,
-    TargetArgument,
     echo,
     echo_json,
     first_line,

@@ -20,14 +20,22 @@ from sqlaqueue.admin.changes import reads_by_priority
 from sqlaqueue.admin.explain_job import MISSING, explain_job
 from sqlaqueue.admin.jobs import Attempt, FailureGroup, JobInfo
 from sqlaqueue.admin.state import Stats
-from sqlaqueue.cli.database import Target, TargetDatabase, load_targets, open_targets, run_for
+from sqlaqueue.cli.database import (
+    Target,
+    TargetArgument,
+    TargetDatabase,
+    load_targets,
+    open_targets,
+    run_for,
+    target_argument,
+    targets_argument,
+)
 from sqlaqueue.cli.output import (
     DURATION,
     FAILED,
     DatabaseError,
     FailedError,
     InputError,
-    TargetArgument,
     add_row,
     ago,
     clean_interrupt,
@@ -43,8 +51,6 @@ from sqlaqueue.cli.output import (
     log_level_option,
     plain,
     table,
-    target_argument,
-    targets_argument,
     url_option,
 )
 from sqlaqueue.log import fields, logger

@@ -319,51 +319,6 @@ log_format_option = click.option(
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show how many jobs would be changed, and change none.")
 
 
-class TargetArgument(click.Argument):
-    """The target of a command, or several; if none is given, what ``target`` names in [tool.sqlaqueue].
-
-    Before a key or names, an argument without a colon is no target then: it is the key, or the first of the names.
-    """
-
-    def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> tuple[Any, list[str]]:
-        name = str(self.name)
-        default = ctx.lookup_default(name)
-        given = _given(opts, name)
-        if default and given and isinstance(given, str) and ":" not in given:
-            given = _given_before(ctx, opts, given)
-        if default and not given:
-            if self.nargs == 1 and len(default) > 1:
-                names = ", ".join(default)
-                raise InputError(f"target in [tool.sqlaqueue]: {names}: this command takes one of them; name it")
-            opts[name] = default[0] if self.nargs == 1 else tuple(default)
-        return super().handle_parse_result(ctx, opts, args)
-
-
-def _given_before(ctx: click.Context, opts: Any, given: str) -> str:
-    """Return the target; an empty text if what was given in its place belongs to the argument after it."""
-    for other in ctx.command.params:
-        if isinstance(other, click.Argument) and not isinstance(other, TargetArgument):
-            name = str(other.name)
-            after = _given(opts, name)
-            if other.nargs != 1:
-                opts[name] = (given, *after)
-                return ""
-            if not after:
-                opts[name] = given
-                return ""
-    return given
-
-
-def _given(opts: Any, name: str) -> Any:
-    # What stands for an argument that is missing differs between releases of click.
-    value = opts.get(name)
-    return value if isinstance(value, str | tuple | list) else ()
-
-
-targets_argument = click.argument("targets", cls=TargetArgument, metavar="TARGET...", nargs=-1, required=True)
-target_argument = click.argument("target", cls=TargetArgument, metavar="TARGET")
-
-
 def with_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """Return a decorator that adds options to a command, in this order."""
 

@@ -11,7 +11,16 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin import schedules as stored
 from sqlaqueue.admin.schedules import ScheduleInfo
-from sqlaqueue.cli.database import Target, TargetDatabase, load, load_module, load_targets, run_for
+from sqlaqueue.cli.database import (
+    Target,
+    TargetDatabase,
+    load,
+    load_module,
+    load_targets,
+    run_for,
+    target_argument,
+    targets_argument,
+)
 from sqlaqueue.cli.output import (
     DURATION,
     DurationType,
@@ -23,8 +32,6 @@ from sqlaqueue.cli.output import (
     echo_json,
     json_option,
     table,
-    target_argument,
-    targets_argument,
     url_option,
     with_options,
 )

@@ -17,12 +17,14 @@ from click.core import ParameterSource
 
 from sqlaqueue.cli.database import (
     Target,
+    TargetArgument,
     TargetDatabase,
     engine_for,
     load,
     load_targets,
     parse_url,
     session_factory_of,
+    targets_argument,
 )
 from sqlaqueue.cli.http import parse_address
 from sqlaqueue.cli.output import (
@@ -30,14 +32,12 @@ from sqlaqueue.cli.output import (
     FailedError,
     InputError,
     NotStoppedError,
-    TargetArgument,
     clean_interrupt,
     command_errors,
     end_process,
     first_line,
     log_format_option,
     log_level_option,
-    targets_argument,
     url_option,
 )
 from sqlaqueue.cli.processes import WorkerOptions, WorkerProcess, configure_logging

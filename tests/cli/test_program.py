@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -162,6 +163,63 @@ def test_a_command_imports_what_it_needs(tmp_path: Path, command: str) -> None:
     assert {"rich.table", "sqlaqueue.cli.database"} <= modules
     assert modules & HEAVY == set()
     assert ("sqlaqueue.cli.doctor" in modules) == (command == "stats")
+
+
+# -- completion by the shell -----------------------------------------------------------------------------------------
+
+COMPLETE = """
+eval "$(_SQLAQUEUE_COMPLETE=bash_source sqlaqueue)"
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_sqlaqueue_completion sqlaqueue
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["re"], ["reconcile", "requeue", "rescue", "resume"]),
+        (["requeue", "--ki"], ["--kind"]),
+        (["requeue", "app", "--state", ""], ["completed", "failed", "cancelled"]),
+        (["schedules", "ru"], ["run"]),
+        (["stats", "a"], ["app"]),
+        (["stats", "app"], ["app", "Email", "Letter"]),
+        # A colon is a word of its own in bash, which replaces only what is behind it.
+        (["stats", "app", ":"], ["Email", "Letter"]),
+        (["stats", "app", ":", "E"], ["Email"]),
+        (["job", "app", ":", "L"], ["Letter"]),
+        (["stats", "app", ":", "Email", "app", ":", "L"], ["Letter"]),
+        (["stats", "nothing", ":", "E"], [""]),
+        (["stats", "mail.que"], ["mail.queues"]),
+        (["stats", "broken", ":", "E"], [""]),
+    ],
+)
+def test_bash_completes(tmp_path: Path, words: list[str], expected: list[str]) -> None:
+    (tmp_path / "app.py").write_text(f"print('hello')\n{MODEL}\nclass Letter(QueueMixin, Base):\n{LETTER}")
+    (tmp_path / "broken.py").write_text("raise RuntimeError")
+    (tmp_path / "mail").mkdir()
+    (tmp_path / "mail" / "queues.py").touch()
+    (tmp_path / "mail" / "__init__.py").touch()
+    program = tmp_path / "bin" / "sqlaqueue"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m sqlaqueue "$@"\n')
+    program.chmod(0o755)
+    done = subprocess.run(
+        [str(shutil.which("bash")), "--norc", "-c", COMPLETE, "bash", "sqlaqueue", *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(PATH=f"{program.parent}:{os.environ['PATH']}"),
+        check=False,
+    )
+    # The shell itself complains that nobody completes in it.
+    assert done.stdout.splitlines() == expected, done.stderr
+
+
+LETTER = """
+    __tablename__ = "letter"
+    id: Mapped[int] = mapped_column(primary_key=True)
+"""
 
 
 # -- the commands of docs/command-line.md print what the page shows ------------------------------------------------

@@ -113,7 +113,10 @@ class HandlerMisuseError(SqlaqueueError):
 
 
 class JobTimeout(SqlaqueueError):
-    """A handler ran for longer than the Consumer's ``timeout``; its result is refused, and the attempt has failed."""
+    """A handler ran for longer than the Consumer's ``timeout``; its result is refused, and the attempt has failed.
+
+    With ``sqlaqueue worker --isolate`` its process was killed.
+    """
 
 
 class HandlerNotStopped(SqlaqueueError):
@@ -131,7 +134,10 @@ class HandlerNotStopped(SqlaqueueError):
 
 
 class WorkerDied(SqlaqueueError):
-    """The error in ``last_error`` of a job whose worker died while it ran only this job."""
+    """The error in ``last_error`` of a job whose worker died while it ran only this job.
+
+    The worker may have been killed by ``sqlaqueue worker --isolate --max-memory``, as the text says then.
+    """
 
 
 class WaitTimeout(SqlaqueueError, TimeoutError):

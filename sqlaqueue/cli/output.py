@@ -273,8 +273,9 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 # ParamType is generic in recent versions of click only.
 if TYPE_CHECKING:
     _ParamType = click.ParamType[timedelta]
+    _SizeParamType = click.ParamType[int]
 else:
-    _ParamType = click.ParamType
+    _ParamType = _SizeParamType = click.ParamType
 
 
 class DurationType(_ParamType):
@@ -298,6 +299,24 @@ class DurationType(_ParamType):
 
 
 DURATION = DurationType()
+
+_SIZES = {"k": 2**10, "m": 2**20, "g": 2**30}
+
+
+class SizeType(_SizeParamType):
+    """An amount of memory with its unit, such as 512M or 1.5G, in bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])(i?b)?", str(value).strip().lower(), re.ASCII)
+        size = 0 if found is None else int(float(found[1]) * _SIZES[found[2]])
+        return size or self.fail(f"{value!r} is no amount of memory; write a number with a unit, as 512M or 2G")
+
+
+SIZE = SizeType()
 
 url_option = click.option(
     "--url",

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import sqlalchemy as sa
@@ -147,6 +148,12 @@ class WorkerOptions:
     """Whether to measure the Consumers: there is an endpoint, in this process or in the supervisor."""
     log_level: str | None = None
     log_format: str | None = None
+    isolate: bool = False
+    """Whether each process runs one handler at a time, and is killed if that exceeds a limit."""
+    max_memory: int | None = None
+    """``--max-memory`` in bytes."""
+    max_jobs: int | None = None
+    """``--max-jobs``: the number of jobs after which a process is replaced."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -241,10 +248,19 @@ _DISPOSAL = 5.0
 
 
 class WorkerProcess:
-    """The Consumers of this process; ``on_start`` is called when the database was checked, and they start."""
+    """The Consumers of this process.
 
-    def __init__(self, options: WorkerOptions, on_start: Callable[[], object]) -> None:
-        self._options, self._on_start = options, on_start
+    :param on_start: called when the database was checked, and they start.
+    :param prepare: called with them when they were made.
+    """
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        on_start: Callable[[], object],
+        prepare: Callable[[Sequence[ConsumerBase]], object] = lambda _: None,
+    ) -> None:
+        self._options, self._on_start, self._prepare = options, on_start, prepare
         self._group: ConsumerGroup | None = None
         self._stopping = False
         self._failure: tuple[ConsumerBase, BaseException] | None = None
@@ -274,6 +290,7 @@ class WorkerProcess:
                     _instrument_for_otel(consumers)
                 if self._options.measured:
                     http_module.instrument_all(consumers)
+                self._prepare(consumers)
                 self._consumers = consumers
                 with serving_http(self._options.http, self.healths, http_module.of_this_process()):
                     _log_worst([(_check_database(consumer), consumer.model) for consumer in consumers])
@@ -286,7 +303,7 @@ class WorkerProcess:
                 _dispose_engines(consumers)
         if self._failure is not None:
             _raise(*self._failure)
-        if self._options.drain:
+        if self._options.drain and not self._stopping:
             extra = fields("drained", count=self._finished_runs)
             logger.info("no job is left to claim; finished runs: %d", self._finished_runs, extra=extra)
 
@@ -465,6 +482,88 @@ def read_report(line: bytes) -> Health | None:
     if values is None:
         return None
     return Health(alive=values["alive"], ready=values["ready"], problems=tuple(values["problems"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call of the handler that begins in an isolated process."""
+
+    jobs: str
+    """The jobs in words, for the log."""
+    limit: float | None
+    """The seconds after which the process is killed."""
+    run: dict[str, Any] | None
+    """The run of the only job; None for several, of which none is known to be responsible for a death."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftRun:
+    """A run whose process has died, for the process that takes its place."""
+
+    run: dict[str, Any]
+    seconds: float
+    """How long the handler had run."""
+    kind: str | None
+    """The class of the error in :mod:`sqlaqueue.exc`; None if the job is not the reason."""
+    error: str
+
+
+CALL_ENDED = b"-"
+"""The line that is sent when the handler has returned."""
+
+
+def call_report(call: Call) -> bytes:
+    return b"+" + json.dumps(asdict(call)).encode()
+
+
+def read_call(line: bytes) -> Call | None:
+    return Call(**json.loads(line[1:])) if line.startswith(b"+") else None
+
+
+def leaving_report(why: str) -> bytes:
+    """Return the line that says that the process ends after its current job, to be replaced."""
+    return b"." + why.encode()
+
+
+def read_leaving(line: bytes) -> str | None:
+    return line[1:].decode() if line.startswith(b".") else None
+
+
+def note_report(text: str) -> bytes:
+    """Return the line with a text that the supervisor logs once, however many processes send it."""
+    return b"~" + text.encode()
+
+
+def read_note(line: bytes) -> str | None:
+    return line[1:].decode() if line.startswith(b"~") else None
+
+
+def left_line(left: Sequence[LeftRun]) -> bytes:
+    """Return the line with runs that processes have left behind.
+
+    The first such line, after the options, lets the Consumers of a process start, and they settle its runs. Those of
+    later lines are settled if the process claims their jobs.
+    """
+    return json.dumps([asdict(one) for one in left]).encode() + b"\n"
+
+
+def read_left(line: bytes) -> list[LeftRun]:
+    return [LeftRun(**one) for one in json.loads(line)]
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+
+
+def resident_bytes(pid: int) -> int:
+    """Return how much memory a process has resident, from ``/proc``; 0 if there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def memory_text(size: int) -> str:
+    return f"{size / 2**20:.0f}M"
 
 
 def error_report(text: str) -> bytes:

@@ -1,4 +1,6 @@
-"""The supervisor of ``sqlaqueue worker --processes`` and ``--reload``: starts worker processes, and restarts them.
+"""The supervisor of ``sqlaqueue worker``: starts worker processes, and restarts them.
+
+It is there with ``--processes``, ``--reload`` and ``--isolate``.
 
 It stops a process by closing its socket, not by a signal. A service manager may send its signal to all processes of a
 service, and a second signal would end a worker in the middle of its jobs.
@@ -33,7 +35,21 @@ from sqlaqueue.cli.output import (
     first_line,
     signals_handled,
 )
-from sqlaqueue.cli.processes import STARTED, WorkerOptions, read_error, read_report
+from sqlaqueue.cli.processes import (
+    CALL_ENDED,
+    STARTED,
+    Call,
+    LeftRun,
+    WorkerOptions,
+    left_line,
+    memory_text,
+    read_call,
+    read_error,
+    read_leaving,
+    read_note,
+    read_report,
+    resident_bytes,
+)
 from sqlaqueue.consumer.context import STUCK_AFTER, Health
 from sqlaqueue.log import fields, logger
 from sqlaqueue.texts import printable
@@ -83,14 +99,140 @@ def restart_delay(deaths: int) -> float:
     return float(min(LONGEST_RESTART_DELAY, FIRST_RESTART_DELAY * 2 ** min(deaths - 1, 20)))
 
 
+class _Process:
+    """A worker process, and what it has reported."""
+
+    def __init__(self, number: int, options: WorkerOptions, metrics: str | None) -> None:
+        if metrics is not None:
+            # A cleaner of temporary directories may have removed it, and no worker could start without it.
+            os.makedirs(metrics, mode=0o700, exist_ok=True)  # noqa: PTH103 - the directory is kept as a text
+        self._options, self._metrics = options, metrics
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._popen = subprocess.Popen(
+                # -P, or a file in the working directory could shadow a module of the library.
+                [sys.executable, "-P", "-m", "sqlaqueue.cli.supervised_worker"],
+                stdin=theirs.fileno(),
+                # Ctrl-C at the terminal must reach the supervisor only.
+                start_new_session=True,
+                env=None if metrics is None else {**os.environ, http_module.DIRECTORY: metrics},
+            )
+        self.pid, self.started_at = self._popen.pid, time.monotonic()
+        self.is_started = False
+        """Whether its Consumers have started, or could."""
+        self.error: str | None = None
+        """Why it cannot start, if it has said so."""
+        self.leaves: str | None = None
+        """Why it ends after its current job, to be replaced; None if it does not."""
+        self.killed_as: str | None = None
+        """Why it was killed, as a limit was exceeded."""
+        self.notes: list[str] = []
+        self._received = b""
+        self._health: Health | None = None
+        self._reported_at = self.started_at
+        self._call: Call | None = None
+        self._called_at = 0.0
+        self._killed: tuple[Call, str, str] | None = None
+        """The call for which it was killed, and the class and the text of the error."""
+        # Not on the command line, where other users could read the database's password.
+        self._send(options.to_json().encode() + b"\n")
+        self._socket.settimeout(0)
+        extra = fields("process_started", number=number, pid=self.pid)
+        logger.info("worker %d is process %d", number, self.pid, extra=extra)
+
+    def send_left(self, left: Sequence[LeftRun]) -> None:
+        """Let its Consumers start, which settle these runs of an earlier process first; then, tell it of others."""
+        self._send(left_line(left))
+
+    def _send(self, line: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.sendall(line)
+
+    def poll(self) -> int | None:
+        """Read what the process has sent; return its exit code if it has ended."""
+        # Before its socket is read: what it has sent is complete then.
+        code = self._popen.poll()
+        with contextlib.suppress(OSError):
+            while part := self._socket.recv(65536):
+                self._received += part
+        *lines, self._received = self._received.split(b"\n")
+        for line in lines:
+            self._read(line)
+        if code is not None:
+            self._socket.close()
+            http_module.forget_process(self.pid, self._metrics)
+        return code
+
+    def _read(self, line: bytes) -> None:
+        if line == STARTED:
+            self.is_started = True
+        elif line == CALL_ENDED:
+            self._call = None
+        elif (call := read_call(line)) is not None:
+            self._call, self._called_at = call, time.monotonic()
+        elif (health := read_report(line)) is not None:
+            self._health, self._reported_at = health, time.monotonic()
+        elif (note := read_note(line)) is not None:
+            self.notes.append(note)
+        else:
+            self.leaves, self.error = read_leaving(line) or self.leaves, read_error(line) or self.error
+
+    def health(self) -> Health:
+        if time.monotonic() - self._reported_at > STUCK_AFTER:
+            return Health(alive=False, ready=False, problems=("it is stuck",))
+        return self._health or Health(alive=True, ready=False, problems=("it is starting",))
+
+    def exceed_limit(self) -> LeftRun | None:
+        """Return the run whose handler has exceeded a limit, for which the process is to be killed; None usually."""
+        call, most = self._call, self._options.max_memory
+        if call is None or self._killed is not None:
+            return None
+        ran = time.monotonic() - self._called_at
+        if call.limit is not None and ran > call.limit:
+            kind = "JobTimeout"
+            text = f"the handler ran for longer than {call.limit:g} seconds, and its process was killed"
+        elif most is not None and (size := resident_bytes(self.pid)) > most:
+            had = f"{memory_text(size)} of memory, more than --max-memory {memory_text(most)}"
+            kind, text = "WorkerDied", f"its process had {had}, and was killed"
+        else:
+            return None
+        self._killed, self.killed_as = (call, kind, text), f"{call.jobs}: {text}"
+        return LeftRun(run=call.run or {}, seconds=ran, kind=kind, error=text)
+
+    def kill_group(self) -> None:
+        """Kill the process, and those that its handler has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def left_run(self, code: int) -> LeftRun | None:
+        """Return the run that it has left behind, after it has ended with this exit code; None without any."""
+        call = self._call
+        # A worker that ends by itself has released its job.
+        if call is None or call.run is None or code in {0, NOT_STOPPED}:
+            return None
+        kind: str | None = "WorkerDied"
+        error = f"its process {exit_reason(code)} while it ran this job alone"
+        if code == -signal.SIGKILL:
+            error += "; the system does that when it is out of memory"
+        if self._killed is not None:
+            # Another job may have begun at the last moment, which is not to blame.
+            kind, error = self._killed[1:] if self._killed[0] is call else (None, "")
+        return LeftRun(run=call.run, seconds=time.monotonic() - self._called_at, kind=kind, error=error)
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+
 class WorkerSlot:
     """One of the numbered places for a worker process, and its current process."""
 
     def __init__(self, number: int, options: WorkerOptions, metrics: str | None = None) -> None:
         self.number, self._options, self._metrics = number, options, metrics
-        self._received = b""
-        self._report: Health | None = None
-        self._reported_at = 0.0
         self.is_started = False
         """Whether the Consumers of the current or last process have started."""
         self.has_started = False
@@ -106,64 +248,70 @@ class WorkerSlot:
         self._deaths = 0
         self._next_start = 0.0
         self._started_at = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._process: _Process | None = None
+        self._next: _Process | None = None
+        """The process that takes the place of one that leaves: it has started, and waits for the end of the other."""
+        self._left: list[LeftRun] = []
+        """The runs that processes have left behind, for the next one."""
 
     def start_if_due(self) -> None:
-        if self.closed or self.waits_for_change or self.is_running or time.monotonic() < self._next_start:
+        if self.closed or self.waits_for_change or time.monotonic() < self._next_start:
             return
-        if self._metrics is not None:
-            # A cleaner of temporary directories may have removed it, and no worker could start without it.
-            os.makedirs(self._metrics, mode=0o700, exist_ok=True)  # noqa: PTH103 - the directory is kept as a text
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                # -P, or a file in the working directory could shadow a module of the library.
-                [sys.executable, "-P", "-m", "sqlaqueue.cli.supervised_worker"],
-                stdin=theirs.fileno(),
-                # Ctrl-C at the terminal must reach the supervisor only.
-                start_new_session=True,
-                env=None if self._metrics is None else {**os.environ, http_module.DIRECTORY: self._metrics},
-            )
-        self._socket, self._started_at = ours, time.monotonic()
-        self._received, self._report, self._reported_at = b"", None, self._started_at
-        self.error, self.is_started, self.is_restarting = None, False, False
-        # Not on the command line, where other users could read the database's password.
-        with contextlib.suppress(OSError):
-            ours.sendall(self._options.to_json().encode() + b"\n")
-        ours.settimeout(0)
-        extra = fields("process_started", number=self.number, pid=self._process.pid)
-        logger.info("worker %d is process %d", self.number, self._process.pid, extra=extra)
+        if self._process is None:
+            process = self._process = self._next or _Process(self.number, self._options, self._metrics)
+            self._next, self._started_at = None, time.monotonic()
+            self.error, self.is_started, self.is_restarting = None, False, False
+            process.send_left(self._left)
+            self._left = []
+        elif self._process.leaves and self._next is None and not self.is_restarting:
+            self._next = _Process(self.number, self._options, self._metrics)
 
     def poll(self) -> int | None:
         """Read what the process has sent; return its exit code if it has ended."""
-        if self._process is None or self._socket is None:
+        if self._next is not None and self._next.poll() is not None:
+            # The reason comes up again when one is started in its place.
+            self._next = None
+        process = self._process
+        if process is None:
             return None
-        # Before its socket is read: what it has sent is complete then.
-        code = self._process.poll()
-        with contextlib.suppress(OSError):
-            while part := self._socket.recv(65536):
-                self._received += part
-        *lines, self._received = self._received.split(b"\n")
-        self.is_started |= STARTED in lines
+        code = process.poll()
+        self.is_started |= process.is_started
         self.has_started |= self.is_started
-        self.error = next(filter(None, map(read_error, lines)), self.error)
-        reports = [health for health in map(read_report, lines) if health is not None]
-        if reports:
-            self._report, self._reported_at = reports[-1], time.monotonic()
-        if code is not None:
-            self._socket.close()
-            http_module.forget_process(self._process.pid, self._metrics)
-            self._process = self._socket = None
+        self.error = process.error or self.error
         return code
 
+    def enforce_limits(self, others: Sequence[WorkerSlot]) -> None:
+        """Kill the process if its handler has exceeded a limit.
+
+        Without a lease its job is free from then on, and one of the others may be the first to claim it. So they know
+        of the death before.
+        """
+        process = self._process
+        exceeding = None if process is None else process.exceed_limit()
+        if process is not None and exceeding is not None:
+            for other in others if exceeding.run else ():
+                if other is not self and other._process is not None:  # noqa: SLF001 - its own kind
+                    other._process.send_left([exceeding])  # noqa: SLF001 - its own kind
+            process.kill_group()
+
+    def take_notes(self) -> list[str]:
+        if self._process is None:
+            return []
+        notes, self._process.notes = self._process.notes, []
+        return notes
+
+    def take_ended(self, code: int) -> _Process | None:
+        """Return the process, which has ended with this code, and forget it."""
+        process, self._process = self._process, None
+        left = None if process is None else process.left_run(code)
+        self._left += [] if left is None else [left]
+        return process
+
     def health(self) -> Health:
-        if self.closed or not self.is_running:
+        if self.closed or self._process is None:
             waiting = "it waits for a change of the files" if self.waits_for_change else "it is restarting"
             return Health(alive=True, ready=False, problems=("it is stopped" if self.closed else waiting,))
-        if time.monotonic() - self._reported_at > STUCK_AFTER:
-            return Health(alive=False, ready=False, problems=("it is stuck",))
-        return self._report or Health(alive=True, ready=False, problems=("it is starting",))
+        return self._process.health()
 
     def schedule_restart(self, code: int) -> None:
         self._deaths = 1 if time.monotonic() - self._started_at >= STABLE_AFTER else self._deaths + 1
@@ -189,14 +337,21 @@ class WorkerSlot:
         self._stop_process()
 
     def _stop_process(self) -> None:
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
+        self._kill_next()
+        if self._process is not None:
+            self._process.stop()
 
     def kill(self) -> None:
+        self._kill_next()
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+
+    def _kill_next(self) -> None:
+        # It has no job yet.
+        if self._next is not None:
+            self._next.kill()
+            self._next.poll()
+            self._next = None
 
     @property
     def is_running(self) -> bool:
@@ -235,6 +390,10 @@ class Supervisor:
             for slot in self._slots:
                 slot.start_if_due()
                 code = slot.poll()
+                if code is None:
+                    slot.enforce_limits(self._slots)
+                for note in slot.take_notes():
+                    self._log_once(note)
                 if code is not None:
                     self._handle_exit(slot, code)
             if self._changes is None:
@@ -242,6 +401,11 @@ class Supervisor:
             else:
                 self._restart_after(next(self._changes))
         return self._exit_code
+
+    def _log_once(self, note: str) -> None:
+        if note not in self._printed:
+            self._printed.add(note)
+            logger.warning("%s", note, extra=fields("isolated"))
 
     def _restart_after(self, changed: Sequence[str]) -> None:
         if not changed or self._stopping:
@@ -266,6 +430,15 @@ class Supervisor:
             self.stop()
 
     def _handle_exit(self, slot: WorkerSlot, code: int) -> None:
+        process = slot.take_ended(code)
+        if process is not None and process.killed_as is not None:
+            extra = fields("process_killed", number=slot.number, pid=process.pid)
+            logger.warning("worker %d: %s", slot.number, process.killed_as, extra=extra)
+            return
+        if process is not None and process.leaves is not None and code == 0:
+            extra = fields("process_replaced", number=slot.number, pid=process.pid)
+            logger.info("worker %d is replaced %s", slot.number, process.leaves, extra=extra)
+            return
         if slot.is_restarting and not slot.closed:
             # If it has an error, that is one of files which have changed since.
             return

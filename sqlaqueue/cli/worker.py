@@ -29,6 +29,7 @@ from sqlaqueue.cli.database import (
 from sqlaqueue.cli.http import parse_address
 from sqlaqueue.cli.output import (
     DURATION,
+    SIZE,
     FailedError,
     InputError,
     NotStoppedError,
@@ -40,7 +41,7 @@ from sqlaqueue.cli.output import (
     log_level_option,
     url_option,
 )
-from sqlaqueue.cli.processes import WorkerOptions, WorkerProcess, configure_logging
+from sqlaqueue.cli.processes import WorkerOptions, WorkerProcess, configure_logging, resident_bytes
 from sqlaqueue.cli.schedules import schedules_of_module
 from sqlaqueue.cli.supervisor import supervise
 from sqlaqueue.scheduler import Scheduler, SchedulerBase
@@ -81,6 +82,18 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
     type=click.IntRange(1, 1000),
     help="Number of worker processes to start; those that die are restarted.",
 )
+@click.option(
+    "--isolate", is_flag=True, help="Run one handler at a time in each process, which is killed if that hangs."
+)
+@click.option(
+    "--max-memory",
+    type=SIZE,
+    metavar="SIZE",
+    help="With --isolate: kill a process whose handler makes it larger, such as 512M.",
+)
+@click.option(
+    "--max-jobs", type=click.IntRange(min=1), help="With --isolate: replace a process after this number of jobs."
+)
 @click.option("--reload", is_flag=True, help="Restart when a Python file of the application changes; to develop with.")
 @log_level_option
 @log_format_option
@@ -115,22 +128,34 @@ def worker(context: click.Context, /, *, processes: int | None, reload: bool, ve
         measured=given["http"] is not None,
         log_level="debug" if verbose else given["log_level"],
         log_format=given["log_format"],
+        isolate=given["isolate"],
+        max_memory=given["max_memory"],
+        max_jobs=given["max_jobs"],
     )
+    _check_isolation(worker_options)
     if given["http"] is not None:
         parse_address(given["http"])
     if reload and given["drain"]:
         raise InputError("--reload: a worker with --drain ends by itself; give one of the two")
-    if processes is None and not reload:
+    if processes is None and not reload and not worker_options.isolate:
         try:
             WorkerProcess(worker_options, lambda: None).run()
         except NotStoppedError as error:
             end_process(error)
         return
     if os.name != "posix":
-        option = "--reload" if processes is None else "--processes"
+        option = "--isolate" if worker_options.isolate else "--reload" if processes is None else "--processes"
         raise InputError(f"{option} needs a system with POSIX signals; start workers without it")
     configure_logging(worker_options.log_level, worker_options.log_format)
     context.exit(supervise(worker_options, processes or 1, reload=reload))
+
+
+def _check_isolation(options: WorkerOptions) -> None:
+    for option, value in (("--max-memory", options.max_memory), ("--max-jobs", options.max_jobs)):
+        if value is not None and not options.isolate:
+            raise InputError(f"{option}: it limits the processes of --isolate; add --isolate, or leave it out")
+    if options.max_memory is not None and not resident_bytes(os.getpid()):
+        raise InputError("--max-memory: this system has no /proc, which tells the memory of a process; leave it out")
 
 
 @click.command(short_help="Fire schedules.")

@@ -17,6 +17,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.citus import Distribution
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts, Health, health_of
 from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName, PollListener
+from sqlaqueue.consumer.in_flight import Deaths
 from sqlaqueue.consumer.sessions import check_engine, check_pool, check_shared_pool, check_two_phase
 from sqlaqueue.consumer.settings import (
     ConsumerSettings,
@@ -101,6 +102,25 @@ class ConsumerBase:
         """
         added = check_middleware([middleware], type(self).__name__, is_async=self.is_async)
         self._middleware = (*added, *self._middleware)
+
+    def isolate(self) -> Deaths:
+        """Run one job at a time, and claim none ahead, as ``sqlaqueue worker --isolate`` does. It must not be running.
+
+        The timeout of a thread is dropped: the supervisor kills the process, and nothing is settled beside a handler
+        that goes on. A task is cancelled at its timeout as usual.
+
+        :return: where to say which other processes have died.
+        """
+        given = self._settings
+        settings = self._settings = given._replace(
+            concurrency=1,
+            batch_size=given.batch_size if given.batch else 1,
+            fixed_batch_size=given.fixed_batch_size or not given.batch,
+            timeout=given.timeout if self.is_async else None,
+        )
+        listeners, self._parts = self._parts.events, ConsumerParts(settings, ConsumerStatements(settings))
+        self._parts.events = listeners
+        return self._parts.deaths
 
     def stop(self) -> None:
         """Claim no more jobs, and make ``run()`` or ``drain()`` return after the grace period at the latest.

@@ -19,7 +19,7 @@ from sqlaqueue.consumer.claim import Claimer
 from sqlaqueue.consumer.core.events import EventEmitter
 from sqlaqueue.consumer.core.signals import ForkGuard
 from sqlaqueue.consumer.core.waker import Deadlines
-from sqlaqueue.consumer.in_flight import CallGroup, CompletionBuffer, InFlight, runs_in
+from sqlaqueue.consumer.in_flight import CallGroup, CompletionBuffer, Deaths, InFlight, runs_in
 from sqlaqueue.consumer.notifications.polls import PollSchedule, WaiterRegistry
 from sqlaqueue.consumer.outcomes import ConflictDelays, OutcomeRules
 from sqlaqueue.consumer.pace import (
@@ -64,7 +64,7 @@ class ConsumerParts:
         statements.claim  # noqa: B018 - a selection that cannot be claimed is refused when the Consumer is made
         self.events = EventEmitter(settings.worker)
         self.intervals = Intervals(settings.poll_interval)
-        self.journal = CrashJournal()
+        self.journal, self.deaths = CrashJournal(), Deaths()
         mappers = sa.inspect(settings.selection.entity).self_and_descendants
         self.stops: list[tuple[str, int, int]] | None = None
         """Where the end of a run is recorded, of several Consumers of a process, which log it together."""
@@ -108,7 +108,7 @@ class ConsumerContext:
         self.id = uuid.uuid4().hex
         self.settings, self.statements, self.events = parts.settings, parts.statements, parts.events
         self.intervals, self.sizer, self.journal, self.stops = parts.intervals, parts.sizer, parts.journal, parts.stops
-        self._scale, self._factory = parts.scale, factory
+        self._scale, self._factory, self.deaths = parts.scale, factory, parts.deaths
         settings, self.lock, self.variables = self.settings, threading.RLock(), copy_context()
         self.buffer = deque[CallGroup]()
         """The claimed jobs that no worker has taken yet, detached from any session. It is changed under the lock."""

@@ -27,8 +27,8 @@ from sqlaqueue.consumer.core.errors import (
     may_settle_later,
 )
 from sqlaqueue.consumer.executor import Executor, reload
-from sqlaqueue.consumer.in_flight import run_of_claimed
-from sqlaqueue.consumer.leased import Report, WorkerTurn, emit_claimed, emit_polled, report_unclaimable, rollback
+from sqlaqueue.consumer.in_flight import LeftBehind, run_of_claimed
+from sqlaqueue.consumer.leased import Report, WorkerTurn, apply, emit_claimed, emit_polled, report_unclaimable, rollback
 from sqlaqueue.consumer.notifications.polls import NO_ANNOUNCEMENT, Poll, notify_all_claimed, notify_released
 from sqlaqueue.consumer.outcomes import (
     COMPLETED,
@@ -137,11 +137,13 @@ class EndRefused(Exception):
 
 
 def settle_alone(
-    session: Session, context: ConsumerContext, finished: FinishedRun, entry: JournalEntry
+    session: Session, context: ConsumerContext, finished: FinishedRun, entry: JournalEntry, *, fenced: bool = False
 ) -> FinishedRun | None:
     """Claim one job of a batch that was rolled back, and settle its run, all in one transaction.
 
     If the database refuses the outcome of the run, another one is written.
+
+    :param fenced: whether the run counts only if its journal entry is there: otherwise it has ended already.
     :return: the settled run; None when another worker has claimed the job by now.
     """
     refused: Exception | None = None
@@ -156,7 +158,10 @@ def settle_alone(
         try:
             again = _settle_anew(session, context, one)
             if again is not None:
-                _close_journal_entry(session, context, [again], entry)
+                was_open = _close_journal_entry(session, context, [again], entry)
+                if fenced and not was_open:
+                    session.rollback()
+                    return None
                 context.settler.commit(session)
         except Exception as failed:
             session.rollback()
@@ -167,6 +172,30 @@ def settle_alone(
             return again
     msg = f"the database refuses to settle the run of job {key_text(finished.run.key)}"
     raise EndRefused(msg) from refused
+
+
+def settle_left(session: Session, context: ConsumerContext, left: LeftBehind) -> FinishedRun | None:
+    """Settle the run of a process that has died, in a transaction of its own.
+
+    :return: the settled run; None if it has ended after all, or another worker has the job by now. Then the journal
+        counts the death.
+    """
+    run = left.run
+    entry = quarantine.left_entry(session, context.spec, run.worker or "", run.key)
+    if entry is None:
+        return None
+    outcome = RELEASED if left.error is None else context.outcome_rules.outcome(left.error, run)
+    return settle_alone(session, context, FinishedRun(run, outcome, starts=entry.deaths + 1), entry, fenced=True)
+
+
+def settle_left_behind(context: ConsumerContext, left: LeftBehind) -> Routine:
+    try:
+        settled = yield ExecuteInOwnSession(settle_left, (context, left))
+    except EndRefused as refused:
+        # The journal has counted the death.
+        context.log_error("run_error", "queue %s: %s: %s", refused)
+        return
+    apply(context, Report(settled=[] if settled is None else [settled]))
 
 
 def settle_committed(
@@ -213,12 +242,12 @@ def _settle_anew(session: Session, context: ConsumerContext, finished: FinishedR
 
 def _close_journal_entry(
     session: Session, context: ConsumerContext, finished: Sequence[FinishedRun], entry: JournalEntry
-) -> None:
+) -> bool:
+    """Delete the entry, and return whether it was there."""
     # A released run counts no attempt, so entries that other batches left behind for its job must stay.
     if any(one.outcome.event == "released" or one.outcome.quarantine for one in finished):
-        quarantine.delete_entry(session, context.spec, entry)
-    else:
-        quarantine.close_entry(session, context.spec, entry)
+        return quarantine.delete_entry(session, context.spec, entry)
+    return quarantine.close_entry(session, context.spec, entry)
 
 
 JOURNAL_DEADLINE = 2.0
@@ -299,19 +328,32 @@ def _claim(
     return jobs, more
 
 
+def _count_deaths(context: ConsumerContext, job: Any, entry: JournalEntry) -> FinishedRun | None:
+    """Count the starts of a job that ended in the death of its worker; return its last run if no other one may begin.
+
+    That is so if no attempt is left, or if it is known why the worker died: then its run is settled as any other, with
+    the delay of the retry policy.
+    """
+    run, deaths = run_of_claimed(job), entry.deaths
+    known = context.deaths.take(entry.names[0])
+    if known is not None:
+        run.attempt, run.worker, run.duration = run.attempt + deaths - 1, known.worker, known.seconds
+        run.handler_started_at = time.monotonic() - known.seconds
+        return FinishedRun(run, context.outcome_rules.outcome(known.error, run), job, deaths)
+    run.attempt += deaths
+    if run.attempt <= run.max_attempts:
+        return None
+    died = WorkerDied(f"the worker died {deaths} times while it ran this job alone, or the database refused its end")
+    return FinishedRun(run, Outcome("failed", error=f"WorkerDied: {died}", cause=died), job, deaths)
+
+
 def _run(
     context: ConsumerContext, jobs: Sequence[Any], entry: JournalEntry
 ) -> Generator[Effect, Any, list[FinishedRun]]:
     rules, starts, finished = context.outcome_rules, entry.deaths + 1, list[FinishedRun]()
-    if entry.deaths:
-        run = run_of_claimed(jobs[0])
-        run.attempt += entry.deaths
-        if run.attempt > run.max_attempts:
-            died = WorkerDied(
-                f"the worker died {entry.deaths} times while it ran this job alone, or the database refused its end"
-            )
-            outcome = Outcome("failed", error=f"WorkerDied: {died}", cause=died)
-            return [FinishedRun(run, outcome, jobs[0], entry.deaths)]
+    died = _count_deaths(context, jobs[0], entry) if entry.deaths else None
+    if died is not None:
+        return [died]
     groups = context.settings.call_groups(jobs)
     while groups:
         executor = Executor(context, groups, finished.extend, time_limit=context.sizer.time_in_transaction())

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -17,6 +17,46 @@ from sqlaqueue.queue.run import Run
 
 CallGroup = Sequence[Any]
 """The jobs of one call of the handler: one, or all of a batch."""
+
+
+class LeftBehind(NamedTuple):
+    """A run whose process has died, known from the supervisor that watched it: its lease need not expire."""
+
+    run: Run
+    error: BaseException | None
+    """Why its handler could not end; None if the job is not the reason, so that no attempt counts."""
+
+
+class KnownDeath(NamedTuple):
+    """The death of another process for a job, which this one may claim before the run is settled."""
+
+    error: BaseException
+    seconds: float
+    """How long the handler had run."""
+    worker: str
+
+
+class Deaths:
+    """What a supervisor tells an isolated Consumer of processes that have died."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.left_behind: Sequence[LeftBehind] = ()
+        """Runs that are to be settled before the first claim."""
+        self._known: dict[str, tuple[KnownDeath, float]] = {}
+        self._now = now
+
+    def add(self, key: str, death: KnownDeath) -> None:
+        """Record a death by the key of its job, as a text."""
+        self._known[key] = death, self._now() + _DEATH_IS_KNOWN
+
+    def take(self, key: str) -> KnownDeath | None:
+        """Return the death of the job's last run, once."""
+        death, until = self._known.pop(key, (None, 0.0))
+        return death if self._now() < until else None
+
+
+_DEATH_IS_KNOWN = 30.0
+"""Seconds; a later death of the same job may have another reason."""
 
 
 def run_of_claimed(job: Any) -> Run:

@@ -20,7 +20,7 @@ from sqlaqueue.consumer.core.errors import (
 )
 from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, make_event
 from sqlaqueue.consumer.executor import Executor, expunge, load_again, reload
-from sqlaqueue.consumer.in_flight import run_of_claimed, runs_in
+from sqlaqueue.consumer.in_flight import LeftBehind, run_of_claimed, runs_in
 from sqlaqueue.consumer.notifications.polls import Poll, notify_all_claimed
 from sqlaqueue.consumer.outcomes import (
     COMPLETED,
@@ -315,6 +315,16 @@ def _report(context: ConsumerContext, finished: Sequence[FinishedRun], result: S
         context.completions.postponed.add(result.later)
         finished = [one for one in finished if one not in result.later]
     report_settled(context, finished, result.lease_lost, result.refused)
+
+
+def settle_left_behind(context: ConsumerContext, left: LeftBehind) -> Routine:
+    """Settle the run of a process that has died, unless the job has ended or belongs to another run by now."""
+    one = FinishedRun(left.run, RELEASED if left.error is None else context.outcome_rules.outcome(left.error, left.run))
+    result: SettledEach = yield ExecuteInOwnSession(context.settler.settle_each, ([one],))
+    if result.later:
+        context.completions.postponed.add([one])
+    elif not (result.lease_lost or result.refused):
+        apply(context, Report(settled=[one]))
 
 
 # -- worker turn -------------------------------------------------------------------------------------------------------

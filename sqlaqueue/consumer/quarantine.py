@@ -256,10 +256,24 @@ def _look_and_insert(session: Session, spec: QueueSpec, values: Mapping[str, Any
     return rows
 
 
-def delete_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
-    """Delete the row of a batch; other rows with its jobs stay."""
+def left_entry(session: Session, spec: QueueSpec, worker: str, key: Key) -> JournalEntry | None:
+    """Return the entry that a worker left behind when it died running this job alone; None if the run has ended."""
+    journal, name = spec.side_tables[CRASH_JOURNAL], key_text(key)
+    has_it = sa.and_(journal.c.queue == spec.name, HasName(journal.c["keys"], sa.literal(name, sa.Text())))
+    rows = _execute(session, spec, sa.select(journal.c.id, journal.c.worker, journal.c.starts).where(has_it)).all()
+    mine = next((row for row in rows if row.worker == worker), None)
+    if mine is None:
+        return None
+    entry, others = JournalEntry((name,), solely_responsible=True), [row for row in rows if row is not mine]
+    entry.id, entry.deaths = mine.id, sum(row.starts for row in others)
+    entry.quarantined = frozenset([name] if others else [])
+    return entry
+
+
+def delete_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> bool:
+    """Delete the row of a batch, and return whether it was there; other rows with its jobs stay."""
     journal = spec.side_tables[CRASH_JOURNAL]
-    _execute(session, spec, sa.delete(journal).where(journal.c.id == entry.id))
+    return bool(_execute(session, spec, sa.delete(journal).where(journal.c.id == entry.id)).rowcount)
 
 
 def discard_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
@@ -283,20 +297,24 @@ def _reduce_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> Non
     _execute(session, spec, insert_or_replace(spec.side_tables[CRASH_JOURNAL], row, replaced=list(kept)))
 
 
-def close_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
-    """Delete the row of a batch whose runs are settled, and its only job from rows that were left behind."""
-    delete_entry(session, spec, entry)
+def close_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> bool:
+    """Delete the row of a batch whose runs are settled, and its only job from rows that were left behind.
+
+    :return: whether the row of the batch was there.
+    """
+    was_open = delete_entry(session, spec, entry)
     if len(entry.names) == 1 and entry.quarantined:
         journal, name = spec.side_tables[CRASH_JOURNAL], entry.names[0]
         has_it = sa.and_(journal.c.queue == spec.name, HasName(journal.c["keys"], sa.literal(name, sa.Text())))
         if engine_of(session.connection(bind_arguments={"mapper": spec.mapper}).dialect) is not None:
             _remove_name(session, spec, has_it, name)
-            return
+            return was_open
         remaining = journal.c["keys"].op("-")(sa.literal(name, sa.Text()))
         _execute(session, spec, sa.update(journal).where(has_it).values(keys=remaining))
         # In a statement of its own, which sees what another worker removed from the row while the UPDATE waited for it.
         empty = sa.and_(journal.c.queue == spec.name, sa.func.jsonb_array_length(journal.c["keys"]) == 0)
         _execute(session, spec, sa.delete(journal).where(empty))
+    return was_open
 
 
 def _remove_name(session: Session, spec: QueueSpec, has_it: sa.ColumnElement[bool], name: str) -> None:

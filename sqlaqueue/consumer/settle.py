@@ -177,7 +177,7 @@ class AttemptHistory:
             "outcome": [one.ended_as.event for one in attempts],
             "error": [_error(one) for one in attempts],
             "traceback": [tracebacks.get(id(one.outcome.cause)) for one in attempts],
-            "worker": [None if _died(one) else values[_WORKER] for one in attempts],
+            "worker": [None if _died(one) else one.run.worker or values[_WORKER] for one in attempts],
         }
 
 
@@ -409,7 +409,8 @@ class Settler:
         # Only rows that the claim deleted are inserted again from their instances.
         jobs = () if spec.strategy.keeps_rows else [one.job for one in group]
         settlement = first.outcome.settlement(first.starts)
-        settlement = with_run_details(spec, settlement, [one.run for one in group], self._settings.worker())
+        worker = first.run.worker or self._settings.worker()
+        settlement = with_run_details(spec, settlement, [one.run for one in group], worker)
         statement = settle_statement(spec, ClaimedJobs(list(claims.items()), jobs), settlement)
         found = session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=self._bind)
         if not self._cancels_for_duplicates or first.outcome.state != "pending":

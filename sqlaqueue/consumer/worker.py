@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, NotSupportedError
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer import held, leased
 from sqlaqueue.consumer.claim import ClaimFailed
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Effect, Execute, ExecuteInOwnSession, Routine, Wait, WithSession
@@ -27,6 +28,7 @@ from sqlaqueue.consumer.core.errors import (
 from sqlaqueue.consumer.core.events import JobEvent
 from sqlaqueue.consumer.executor import Executor
 from sqlaqueue.consumer.held import discard_entries, run_held_batch
+from sqlaqueue.consumer.in_flight import LeftBehind
 from sqlaqueue.consumer.leased import (
     Report,
     WorkerTurn,
@@ -132,6 +134,7 @@ def _held_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
     if not context.wants_poll():
         return False
     yield from check(context)
+    yield from _settle_left_behind(context, held.settle_left_behind)
     yield from discard_entries(context)
     quarantined, unclaimable = context.quarantine.take(), context.claimer.unclaimable
     suspects = unclaimable.take() if unclaimable and quarantined is None else None
@@ -148,6 +151,14 @@ def _held_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
     if context.quarantine.waiting():
         context.polls.poll_at_once()
     return bool(done.claimed)
+
+
+def _settle_left_behind(context: ConsumerContext, settle: Callable[[ConsumerContext, LeftBehind], Routine]) -> Routine:
+    """Settle the runs of a process that has died; if the database does not answer, they are tried again."""
+    deaths = context.deaths
+    while deaths.left_behind:
+        yield from settle(context, deaths.left_behind[0])
+        deaths.left_behind = deaths.left_behind[1:]
 
 
 def _leased_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
@@ -175,6 +186,7 @@ def _leased_turn(context: ConsumerContext, turn: WorkerTurn) -> Routine:
 def _claim(context: ConsumerContext, turn: WorkerTurn) -> Routine:
     """Claim, and settle with the same commit the runs that have ended."""
     yield from check(context)
+    yield from _settle_left_behind(context, leased.settle_left_behind)
     if context.polls.quarantined:
         context.quarantine.may_wait, context.polls.quarantined = True, False
     unclaimable = context.claimer.unclaimable

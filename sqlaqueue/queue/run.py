@@ -108,6 +108,8 @@ class Run:
     """The key of the job, see :mod:`sqlaqueue.flow_control.freed`, until its end is known there."""
     traceparent: str | None = None
     """The trace of the transaction that enqueued the job, see :mod:`sqlaqueue.queue.roles`."""
+    worker: str | None = None
+    """The worker that ran the job, if another one settles the run; None for the one that settles it."""
     notes: dict[str, Any] | None = None
     """What middleware has noted for event listeners; None for nothing."""
 

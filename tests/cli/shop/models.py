@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -164,3 +165,34 @@ def without_arguments() -> None:
 def log_interpreter_settings(session: Session, job: object) -> None:
     said = f"young: {gc.get_threshold()[0]} frozen: {gc.get_freeze_count() > 0} switch: {sys.getswitchinterval()}"
     logging.getLogger("sqlaqueue").info(said)
+
+
+def hang(session: Session, job: object) -> None:
+    """Never return, and let no other thread run, if the key of the job is 1."""
+    session.add(_done(job))
+    if sa.inspect(job).identity[0] == 1:
+        session.flush()
+        re.match("(a+)+$", "a" * 40 + "b")
+
+
+async def hang_in_loop(session: AsyncSession, job: object) -> None:
+    """Block the event loop, so that the task cannot be cancelled, if the key of the job is 1."""
+    session.add(_done(job))
+    Path(os.environ["SHOP_AT_WORK"]).touch()  # noqa: ASYNC240 - it blocks the loop anyway
+    while sa.inspect(job).identity[0] == 1:
+        pass
+
+
+def allocate(session: Session, job: object) -> None:
+    """Take memory until there is none, if the key of the job is 1."""
+    session.add(_done(job))
+    taken = []
+    while sa.inspect(job).identity[0] == 1:
+        taken.append(b"x" * 2**22)
+        time.sleep(0.001)
+
+
+def send_at_risk(session: Session, job: object) -> None:
+    """Take a moment, in which a test kills the process."""
+    session.add(_done(job))
+    time.sleep(0.02)

@@ -1,0 +1,163 @@
+"""``sqlaqueue worker --isolate``: handlers that hang, take memory or kill their process."""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sqlaqueue.cli import main
+from tests.cli.conftest import EMAIL, MODELS, QUEUES, WORKER, Shop
+from tests.cli.shop.models import Email, Letter, Row
+from tests.programs import wait_until
+
+pytestmark = pytest.mark.once
+
+
+def started(output: str) -> list[int]:
+    """Return the process IDs of all workers that were started, in order."""
+    return [int(pid) for pid in re.findall(r"worker \d+ is process (\d+)", output)]
+
+
+def ended(shop: Shop, table: str) -> list[tuple[object, ...]]:
+    return [tuple(row) for row in shop.execute(f'SELECT status, attempts, last_error FROM "{table}" ORDER BY 1')]
+
+
+LATE = "the handler ran for longer than {} seconds, and its process was killed"
+
+
+@pytest.mark.parametrize("model", ["Email", "Letter", "Row"])
+def test_a_handler_that_hangs_is_killed_and_its_attempt_counts(shop: Shop, model: str) -> None:
+    """It lets no other thread of its process run. What it has written is undone, and the other job is run.
+
+    Without a lease, the other process claims the job before a new one has started.
+    """
+    if model == "Row":
+        shop.add(Row(year=1, number="1", max_attempts=1), Row(year=2, number="1"))
+    else:
+        shop.add(*(Email(), Email()) if model == "Email" else (Letter(max_attempts=1), Letter()))
+    options = ("--isolate", "--timeout", "300ms", "--drain", "--lease", "1h")
+    processes = ("--processes", "2") if model == "Row" else ()
+    worker = shop.start("worker", f"{MODELS}:{model}={MODELS}:hang", *options, *processes)
+    assert worker.end() == 0, worker.output
+    key, kills = ("1,1" if model == "Row" else "1"), 2 if model == "Email" else 1
+    said = f"queue {model.lower()}: job {key}: {LATE.format(0.3)}"
+    assert len(re.findall(rf"WARNING worker \d: {re.escape(said)}", worker.output)) == kills
+    error = f"JobTimeout: {LATE.format(0.3)}"
+    assert ended(shop, model.lower()) == [("completed", 1, None), ("failed", kills, error)]
+    assert list(shop.done().values()) == [1]
+
+
+def test_a_coroutine_that_blocks_its_event_loop_is_killed_while_the_worker_stops(shop: Shop, tmp_path: Path) -> None:
+    """It cannot be cancelled. Nothing is settled by then: no process takes the place of this one."""
+    shop.add(Email(max_attempts=1))
+    worker = shop.start("worker", f"{EMAIL}={MODELS}:hang_in_loop", "--isolate", "--timeout", "100ms", "--grace", "1h")
+    wait_until((tmp_path / "at_work").exists, lambda: worker.output)
+    worker.signal()
+    assert worker.end() == 0, worker.output
+    assert LATE.format(2.1) in worker.output
+    assert shop.states("email") == {"processing": 1}
+
+
+def test_a_handler_that_takes_memory_is_killed(shop: Shop) -> None:
+    shop.add(Email(max_attempts=1), Email())
+    limit = ("--max-memory", "400M", "--concurrency", "4")
+    worker = shop.start("worker", f"{EMAIL}={MODELS}:allocate", "--isolate", *limit, "--drain", "--lease", "1h")
+    assert worker.end() == 0, worker.output
+    (completed, (state, attempts, error)) = ended(shop, "email")
+    assert (completed, state, attempts) == (("completed", 1, None), "failed", 1)
+    text = r"WorkerDied: its process had \d+M of memory, more than --max-memory 400M, and was killed"
+    assert re.fullmatch(text, str(error)), error
+    assert worker.output.count("so concurrency=4 of its Consumer has no effect") == 1
+
+
+def test_a_process_is_replaced_after_a_number_of_jobs(shop: Shop, tmp_path: Path) -> None:
+    """By one that has started before, and that waits for the end of the other."""
+    shop.add(Email(), Email())
+    worker = shop.start("worker", f"{EMAIL}={MODELS}:send_slowly", "--isolate", "--max-jobs", "1", "--drain")
+    wait_until(lambda: len(started(worker.output)) == 2, lambda: worker.output)
+    assert shop.states("email") == {"pending": 1, "processing": 1}
+    (tmp_path / "go_on").touch()
+    assert worker.end() == 0, worker.output
+    assert shop.done() == {("email", "1"): 1, ("email", "2"): 1}
+    assert sorted(shop.pids()) == sorted(started(worker.output)[:2])
+    assert worker.output.count("worker 1 is replaced after 1 jobs") == 2
+
+
+def test_a_process_that_dies_gives_its_job_back_at_once(shop: Shop) -> None:
+    """The lease has not expired, and the text says what is known."""
+    shop.add(Email(max_attempts=1))
+    worker = shop.start("worker", f"{EMAIL}={MODELS}:die", "--isolate", "--drain", "--lease", "1h")
+    assert worker.end() == 0, worker.output
+    error = (
+        "its process was killed by SIGKILL while it ran this job alone; the system does that when it is out of memory"
+    )
+    assert ended(shop, "email") == [("failed", 1, f"WorkerDied: {error}")]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("model", ["Email", "Letter"])
+def test_processes_that_are_killed_at_random_lose_no_job_and_run_none_twice(shop: Shop, model: str) -> None:
+    kind, number = {"Email": Email, "Letter": Letter}[model], 60
+    shop.add(*(kind(max_attempts=1000) for _ in range(number)))
+    limits = ("--processes", "2", "--max-jobs", "8", "--max-memory", "2G", "--timeout", "30s", "--lease", "3s")
+    worker = shop.start("worker", f"{MODELS}:{model}={MODELS}:send_at_risk", "--isolate", *limits)
+    dice = random.Random(7)
+    for done in range(10, number, 10):
+        wait_until(lambda done=done: len(shop.done()) >= done, lambda: worker.output)
+        # It may have been replaced a moment ago.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(dice.choice(started(worker.output)[-2:]), signal.SIGKILL)
+    wait_until(lambda: shop.states(model.lower()) == {"completed": number}, lambda: worker.output)
+    worker.signal()
+    assert worker.end() == 0, worker.output
+    assert set(shop.done().values()) == {1}
+    assert worker.output.count("was killed by SIGKILL") >= 3
+    assert "is replaced after 8 jobs" in worker.output
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(main, [*WORKER, "--url", "postgresql://localhost:1/nowhere", *arguments])
+    assert result.exit_code == 2, result.output
+    return result.stderr.splitlines()[-1]
+
+
+def test_wrong_options_are_refused() -> None:
+    unit = "is no amount of memory; write a number with a unit, as 512M or 2G"
+    for wrong in ("lots", "512", "0M", "-1M", "1T"):
+        assert refused("--isolate", f"--max-memory={wrong}").endswith(f"'{wrong}' {unit}")
+    for option in ("--max-memory=1g", "--max-jobs=3"):
+        name = option.partition("=")[0]
+        assert refused(option) == f"Error: {name}: it limits the processes of --isolate; add --isolate, or leave it out"
+    assert "0 is not in the range x>=1" in refused("--isolate", "--max-jobs=0")
+
+
+def test_max_memory_needs_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["sqlaqueue.cli.worker"], "resident_bytes", lambda _: 0)
+    expected = "Error: --max-memory: this system has no /proc, which tells the memory of a process; leave it out"
+    assert refused("--isolate", "--max-memory=1g") == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((f"{EMAIL}={MODELS}:send", "--timeout=0"), "a handler cannot end in zero seconds; give None for no limit"),
+        ((f"{EMAIL}={MODELS}:send", "--max-memory=1M"), " before its first job; give more"),
+        (
+            (f"{QUEUES}:both",),
+            "--isolate: 2 Consumers (email, letter), but a process runs one handler at a time; start ",
+        ),
+    ],
+    ids=["timeout", "memory", "consumers"],
+)
+def test_what_a_process_refuses_ends_the_worker(shop: Shop, arguments: tuple[str, ...], error: str) -> None:
+    url = None if arguments[0] == f"{QUEUES}:both" else shop.database.url()
+    worker = shop.start("worker", *arguments, "--isolate", SQLAQUEUE_URL=url)
+    assert worker.end() == 2
+    assert f"{error}" in worker.output
+    assert worker.output.count("Error: ") == 1

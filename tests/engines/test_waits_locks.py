@@ -1,5 +1,6 @@
 """Jobs that wait for others on MariaDB: what several transactions at the same time do with them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,6 +76,19 @@ def test_a_member_that_is_added_while_its_batch_is_claimed(
             assert claiming.scalars(claim(batch, 1)).all() == []
 
 
+def before_first_lock(engine: sa.Engine, step: Callable[[], None]) -> list[str]:
+    """Execute a step once before the first statement of an engine that locks rows; return that statement in a list."""
+    found: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def execute(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "FOR UPDATE" in statement and not found:
+            found.append(statement)
+            step()
+
+    return found
+
+
 @on_mariadb
 @pytest.mark.every_combination
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
@@ -87,21 +101,32 @@ def test_a_member_that_is_committed_before_a_claim_has_locked_its_batch(
     with make() as claiming, make() as adding:
         claiming.add(batch(id=1, status="pending"))
         claiming.commit()
-        before_lock: list[str] = []
-
-        @event.listens_for(engine, "before_cursor_execute")
-        def add(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-            if "FOR UPDATE" in statement and not before_lock:
-                before_lock.append(statement)
-                add_member(adding, member, "insert")
-
+        added = before_first_lock(engine, lambda: add_member(adding, member, "insert"))
         assert claiming.scalars(claim(batch, 1)).all() == []
-        assert len(before_lock) == 1
+        assert len(added) == 1
         claiming.commit()
         assert states(claiming, batch) == {1: "pending"}
         assert drain(claiming, batch) == []
         assert states(claiming, batch) == {1: "waiting"}
         assert drain(claiming, member, batch) == [1, 1]
+
+
+@on_mariadb
+def test_a_look_reads_what_is_committed_though_the_engine_has_another_level(
+    sessions: Sessions, engine: sa.Engine, place: str
+) -> None:
+    batch, member = make_batch()
+    make = sessions(batch)
+    strict = sqlaqueue.prepare(sa.create_engine(place, isolation_level="REPEATABLE READ"))
+    with Session(strict) as claiming, make() as adding:
+        adding.add(batch(id=1))
+        adding.commit()
+        claiming.connection(execution_options={"isolation_level": "READ COMMITTED"})
+        added = before_first_lock(strict, lambda: add_member(adding, member, "insert"))
+        assert claiming.scalars(claim(batch, 1)).all() == []
+        assert len(added) == 1
+        assert states(adding, batch) == {1: "waiting"}
+    strict.dispose()
 
 
 @on_mariadb
@@ -201,6 +226,19 @@ def test_a_job_is_not_cancelled_for_one_that_is_being_requeued(sessions: Session
         looking.commit()
         requeuing.commit()
         assert states(looking, child) == {1: "waiting"}
+
+
+@on_mariadb
+def test_a_job_is_cancelled_while_another_one_that_waits_for_the_same_is_added(sessions: Sessions) -> None:
+    """The foreign key has locked what has failed, and an open transaction may last."""
+    parent, child = make_dependent(on_failure="cancel")
+    make = sessions(parent)
+    with make() as looking, make() as adding:
+        add_a_failure(looking, parent, child)
+        adding.execute(sa.insert(child).values(id=2, a_id=1))
+        assert looking.scalars(claim(child, 1)).all() == []
+        looking.commit()
+        assert states(looking, child) == {1: "cancelled"}
 
 
 @on_mariadb

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from sqlaqueue.functions import FunctionMixin
     from sqlaqueue.scheduler import Scheduler
     from sqlaqueue.unique.enqueue import async_enqueue
-    from sqlaqueue.waiting.async_wait import async_wait
-    from sqlaqueue.waiting.wait import wait
+    from sqlaqueue.waiting.async_wait import async_wait, async_wait_all
+    from sqlaqueue.waiting.wait import wait, wait_all
 
 __all__ = [
     "AsyncConsumer",
@@ -100,6 +100,7 @@ __all__ = [
     "async_copy_in",
     "async_enqueue",
     "async_wait",
+    "async_wait_all",
     "cancel",
     "claim",
     "complete",
@@ -121,6 +122,7 @@ __all__ = [
     "resume",
     "retry",
     "wait",
+    "wait_all",
 ]
 
 
@@ -132,6 +134,7 @@ _LAZY = {
     "Scheduler": "sqlaqueue.scheduler",
     "copy_in": "sqlaqueue.copy.copy_in",
     "wait": "sqlaqueue.waiting.wait",
+    "wait_all": "sqlaqueue.waiting.wait",
 }
 # SQLAlchemy's asyncio extension needs greenlet; sync code must be able to import this package without it.
 _ASYNC = {
@@ -140,6 +143,7 @@ _ASYNC = {
     "async_copy_in": "sqlaqueue.copy.copy_in",
     "async_enqueue": "sqlaqueue.unique.enqueue",
     "async_wait": "sqlaqueue.waiting.async_wait",
+    "async_wait_all": "sqlaqueue.waiting.async_wait",
 }
 
 

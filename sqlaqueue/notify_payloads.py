@@ -143,11 +143,14 @@ def _jobs(text: str) -> list[str]:
     return jobs
 
 
-def settled_payloads(jobs: Sequence[str]) -> Iterator[Settled]:
-    """Yield the payloads for jobs that were settled: as many as keep each short enough."""
+def settled_payloads(jobs: Sequence[str], reserve: int = 0) -> Iterator[Settled]:
+    """Yield the payloads for jobs that were settled: as many as keep each short enough.
+
+    :param reserve: the number of bytes to leave.
+    """
     some: list[str] = []
     for job in jobs:
-        if some and len(str(Settled([*some, job]))) > MAX_BYTES:
+        if some and len(str(Settled([*some, job]))) + reserve > MAX_BYTES:
             yield Settled(some)
             some = []
         some.append(job)

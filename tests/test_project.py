@@ -26,7 +26,7 @@ MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 NAMESPACES = "admin alembic citus exc log otel prometheus sessions telemetry testing testing.conformance web"
 PUBLIC = ["sqlaqueue", *(f"sqlaqueue.{name}" for name in NAMESPACES.split())]
 MOST_FILES, MOST_LINES, MOST_IN_FOLDER, SMALL = 236, 700, 25, 100
-SMALL_FILES: dict[str, str] = {"sqlaqueue.waiting.async_wait": "it needs greenlet, which sync code may lack"}
+SMALL_FILES: dict[str, str] = {}
 """The small files that only one other file imports, each with the reason why it is a file."""
 SEVERAL_MEANINGS = {
     "Attempt": "public: one that has ended, in admin; one that runs, for telemetry",

@@ -556,14 +556,15 @@ class ClaimStrategy(StatementParts):
         """
         return job_listing(spec, chosen, states)
 
-    def job_state(self, spec: QueueSpec, key: Key) -> AnySelect:
-        """Return a SELECT of the state's name and the last error of one job: no row if the job does not exist.
+    def job_states(self, spec: QueueSpec, keys: Sequence[Key]) -> AnySelect:
+        """Return a SELECT of the key, the state's name and the last error of jobs: no row for one that does not exist.
 
         The name is null for a job whose status is none of the queue's values.
         """
         known = [state for state in STATES if getattr(spec.config.states, state) is not None]
         name = sa.case(*((spec.in_state(state), sa.literal(state, sa.Text())) for state in known), else_=None)
-        return sa.select(name, spec.columns.get("last_error", sa.null())).where(spec.key_in(spec.keys, [key]))
+        error = spec.columns.get("last_error", sa.null())
+        return sa.select(*spec.keys, name, error).where(spec.key_in(spec.keys, keys))
 
 
 # -- held --------------------------------------------------------------------------------------------------------------

@@ -304,16 +304,20 @@ class DeleteRow(HeldStrategy):
         verb = back(found, found.c.sqlaqueue_letter_key == opened.c.key)
         return in_steps(verb, LetterSteps(spec, all_of_them, back))
 
-    def job_state(self, spec: QueueSpec, key: Key) -> AnySelect:
-        """Select the row first, then the dead letter: a job may be enqueued again under the key of a dead letter."""
+    def job_states(self, spec: QueueSpec, keys: Sequence[Key]) -> AnySelect:
+        """Select rows last and dead letters first: a job may be enqueued again under the key of a dead letter."""
         dead = spec.side_tables[DEAD_LETTER]
-        parts = [_cast(part, column) for part, column in zip(key, spec.keys, strict=True)]
-        error = spec.columns.get("last_error", sa.null())
-        waits = sa.select(sa.literal("pending", sa.Text()).label("state"), sa.cast(error, sa.Text()).label("error"))
-        here = sa.and_(dead.c.queue == spec.name, dead.c.key == key_json(parts))
-        buried = sa.select(dead.c.state, dead.c.error).where(here)
-        both = sa.union_all(waits.where(spec.key_in(spec.keys, [key])), buried).subquery("sqlaqueue_both")
-        return sa.select(both).order_by(both.c.state != "pending").limit(1)
+        error = sa.cast(spec.columns.get("last_error", sa.null()), sa.Text()).label("error")
+        waits = sa.select(*spec.keys, sa.literal("pending", sa.Text()).label("state"), error)
+        each = [[_cast(part, column) for part, column in zip(key, spec.keys, strict=True)] for key in keys]
+        rows = stored_rows(dead.c.row, list(spec.keys))
+        buried = (
+            sa.select(*(rows.c[key.key] for key in spec.keys), dead.c.state, dead.c.error)
+            .select_from(dead.join(rows, sa.true()))
+            .where(dead.c.queue == spec.name, dead.c.key.in_([key_json(parts) for parts in each]))
+        )
+        both = sa.union_all(waits.where(spec.key_in(spec.keys, keys)), buried).subquery("sqlaqueue_both")
+        return sa.select(both).order_by(both.c.state == "pending")
 
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
         """Delete dead letters."""

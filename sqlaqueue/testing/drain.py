@@ -50,7 +50,7 @@ from sqlaqueue.testing.rows import (
     restore_settings,
     show_changes,
 )
-from sqlaqueue.waiting.wait import read_state
+from sqlaqueue.waiting.wait import read_states
 
 if TYPE_CHECKING:
     from sqlaqueue.testing.in_transaction import AnyAsyncSession, AsyncHandler
@@ -209,7 +209,7 @@ class RunResult(JobResult[T]):
 
 
 def result_of(session: Session, spec: QueueSpec, model: type[T], event: JobEvent) -> RunResult[T]:
-    state, error, _ = read_state(session, spec, event.key)
+    ((state, error, _),) = read_states(session, spec, [event.key])
     return RunResult(
         cast("Any", state),
         session.get(model, event.key),

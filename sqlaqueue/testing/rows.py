@@ -22,7 +22,7 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.portable import clock, elapsed, set_setting, setting
 from sqlaqueue.sql.types import check_dialect
 from sqlaqueue.statements.selection import JobSelection, instances, key_of
-from sqlaqueue.waiting.wait import read_state
+from sqlaqueue.waiting.wait import read_states
 
 
 def check_prepared(session: Session, spec: QueueSpec, function: str) -> None:
@@ -55,7 +55,7 @@ def not_claimable(session: Session, model: type[Any], key: Key, function: str) -
 
 def _reason(session: Session, spec: QueueSpec, key: Key) -> str:
     bind = {"mapper": spec.mapper}
-    state = read_state(session, spec, key)
+    (state,) = read_states(session, spec, [key])
     if not state.has_row:
         return "has no row in this transaction"
     if state.state != "pending":

@@ -554,14 +554,14 @@ def clock() -> Clock:
 
 
 def new_state(clock: Clock, name: str = "5", timeout: float | None = None) -> WaitState:
-    return WaitState(name, lambda: None, timeout, now=clock, draw=lambda: 0.5)
+    return WaitState([name], lambda: None, timeout, now=clock, draw=lambda: 0.5)
 
 
 def listening(clock: Clock, timeout: float | None = None) -> WaitState:
     """Return a state that has received its notification, and polled."""
     state = new_state(clock, timeout=timeout)
     assert state.take_notification()
-    state.receive(state.notification)
+    state.receive(state.notifications[0])
     assert state.take_poll()
     state.not_settled()
     return state
@@ -573,7 +573,7 @@ def test_it_announces_immediately_and_then_at_intervals(clock: Clock) -> None:
     assert state.seconds_until_due() == 0
     assert state.take_notification()
     assert not state.take_notification()
-    state.receive(state.notification)
+    state.receive(state.notifications[0])
     clock.now += NOTIFY_INTERVAL - 1
     state.take_notification()
     notified = 0
@@ -600,7 +600,7 @@ def test_the_delay_between_unanswered_announcements_grows(clock: Clock) -> None:
 def test_it_polls_after_its_own_notification_and_when_the_job_is_settled(clock: Clock) -> None:
     state = new_state(clock)
     assert not state.take_poll()
-    state.receive(state.notification)
+    state.receive(state.notifications[0])
     assert state.seconds_until_due() == 0
     assert state.take_poll()
     state.not_settled()
@@ -608,6 +608,24 @@ def test_it_polls_after_its_own_notification_and_when_the_job_is_settled(clock: 
     state.receive(Settled(["4", "5"]))
     assert state.take_poll()
     assert not state.take_poll()
+
+
+@pytest.mark.once
+def test_of_several_jobs_it_polls_after_the_last_one(clock: Clock) -> None:
+    state = WaitState(["5", "6", "7"], lambda: None, None, now=clock, draw=lambda: 0.5)
+    assert state.take_notification()
+    state.receive(Settled(["5", "8"]))
+    assert not state.take_poll()
+    state.has_ended("7")
+    state.receive(Settled(["6"]))
+    assert state.take_poll()
+    state.not_settled()
+    # Its row was read before; it is read again soon.
+    assert 0 < state.seconds_until_due() <= FIRST_DELAY
+    many = WaitState([f"{number:050}" for number in range(1000)], lambda: None, now=clock)
+    assert many.notifies
+    assert len(many.notifications) > 1
+    assert sorted(job for each in many.notifications for job in each.jobs) == sorted(many._jobs)
 
 
 @pytest.mark.once

@@ -21,8 +21,10 @@ from sqlaqueue import (
     Retry,
     async_copy_in,
     async_wait,
+    async_wait_all,
     copy_in,
     wait,
+    wait_all,
 )
 from sqlaqueue.testing import (
     RunResult,
@@ -139,6 +141,8 @@ def results_have_the_type_of_the_job(email: Email) -> None:
     assert_type(result.job, Email | None)
     assert_type(wait(make_session, (Email, 5), timeout=10, check=True), JobResult[Email])
     assert_type(wait(make_session, Email, 5), JobResult[Email])
+    assert_type(wait_all(make_session, [email], timeout=10), list[JobResult[Email]])
+    assert_type(wait_all(make_session, [(Email, 5)], check=True), list[JobResult[Email]])
     assert_type(wait(make_session, (Email, (5, "a"))).error, str | None)
     wait(make_async_session, email)  # type: ignore[arg-type] # sessions of the other kind
     assert_type(JobFailed("broken", result).result.state == "failed", bool)
@@ -148,6 +152,8 @@ async def async_results_as_well(email: Email) -> None:
     assert_type(await async_wait(make_async_session, email, timeout=10), JobResult[Email])
     assert_type(await async_wait(make_async_session, (Email, 5)), JobResult[Email])
     assert_type(await async_wait(make_async_session, Email, 5), JobResult[Email])
+    assert_type(await async_wait_all(make_async_session, [email]), list[JobResult[Email]])
+    assert_type(await async_wait_all(make_async_session, ((Email, 5),)), list[JobResult[Email]])
 
 
 def a_retention_is_time() -> None:

@@ -41,9 +41,12 @@ def test_a_handler_that_hangs_is_killed_and_its_attempt_counts(shop: Shop, model
         shop.add(Row(year=1, number="1", max_attempts=1), Row(year=2, number="1"))
     else:
         shop.add(*(Email(), Email()) if model == "Email" else (Letter(max_attempts=1), Letter()))
-    options = ("--isolate", "--timeout", "300ms", "--drain", "--lease", "1h")
     processes = ("--processes", "2") if model == "Row" else ()
-    worker = shop.start("worker", f"{MODELS}:{model}={MODELS}:hang", *options, *processes)
+    options = ("--timeout", "300ms", "--lease", "1h", *processes)
+    worker = shop.start("worker", f"{MODELS}:{model}={MODELS}:hang", "--isolate", *options)
+    both = {"completed": 1, "failed": 1}
+    wait_until(lambda: shop.states(f'"{model.lower()}"') == both, lambda: worker.output)
+    worker.signal()
     assert worker.end() == 0, worker.output
     key, kills = ("1,1" if model == "Row" else "1"), 2 if model == "Email" else 1
     said = f"queue {model.lower()}: job {key}: {LATE.format(0.3)}"

@@ -93,14 +93,17 @@ def test_a_process_is_replaced_after_a_number_of_jobs(shop: Shop, tmp_path: Path
 
 
 def test_a_process_that_dies_gives_its_job_back_at_once(shop: Shop) -> None:
-    """The lease has not expired, and the text says what is known."""
-    shop.add(Email(max_attempts=1))
-    worker = shop.start("worker", f"{EMAIL}={MODELS}:die", "--isolate", "--drain", "--lease", "1h")
+    """The lease has not expired, and the text says what is known. The next one has too much memory after its job."""
+    shop.add(Email(max_attempts=1), Email())
+    limits = ("--max-memory", "2G", "--lease", "1h")
+    worker = shop.start("worker", f"{EMAIL}={MODELS}:die_or_grow", "--isolate", "--drain", *limits)
     assert worker.end() == 0, worker.output
     error = (
         "its process was killed by SIGKILL while it ran this job alone; the system does that when it is out of memory"
     )
-    assert ended(shop, "email") == [("failed", 1, f"WorkerDied: {error}")]
+    assert ended(shop, "email") == [("completed", 1, None), ("failed", 1, f"WorkerDied: {error}")]
+    assert "worker 1 is replaced as it has 4096M of memory after a job" in worker.output
+    assert len(started(worker.output)) == 3
 
 
 @pytest.mark.thorough

@@ -192,6 +192,13 @@ def allocate(session: Session, job: object) -> None:
         time.sleep(0.001)
 
 
+def die_or_grow(session: Session, job: object) -> None:
+    """Kill the process if the key of the job is 1; otherwise let it look larger than it is."""
+    if sa.inspect(job).identity[0] == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    vars(sys.modules["__main__"])["resident_bytes"] = lambda _: 2**32
+
+
 def send_at_risk(session: Session, job: object) -> None:
     """Take a moment, in which a test kills the process."""
     session.add(_done(job))

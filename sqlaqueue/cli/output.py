@@ -366,7 +366,6 @@ def filter_options(
         click.option("--newer-than", type=DURATION, help=f"Only jobs that {age_of} less long ago, such as 1h."),
         click.option(
             "--kind",
-            "--error",
             "error",
             metavar="KIND",
             help="Only jobs with this kind of error, as shown by `sqlaqueue failed`.",

@@ -52,16 +52,15 @@ def test_options_select_jobs(shop: Shop) -> None:
         return int(found["found"])
 
     assert selected() == 4
-    assert selected("--error", "ValueError") == 2
-    assert selected("--error", "ValueError", "--older-than", "7d") == 1
-    assert selected("--newer-than", "1w") == 1
     assert selected("--kind", "ValueError") == 2
-    assert selected("--error", "") == 1
+    assert selected("--kind", "ValueError", "--older-than", "7d") == 1
+    assert selected("--newer-than", "1w") == 1
+    assert selected("--kind", "") == 1
     assert selected("--key", "1", "--key", "3", "--key", "99") == 2
     assert selected("--state", "cancelled", "--state", "completed") == 0
     assert selected("--limit", "3") == 3
     assert keys(shop, "status = 'failed'") == [1, 2, 3, 4]
-    shop.ok("requeue", EMAIL, "--yes", "--error", "ValueError", "--older-than", "7d12h")
+    shop.ok("requeue", EMAIL, "--yes", "--kind", "ValueError", "--older-than", "7d12h")
     assert keys(shop, "status = 'pending'") == [1]
 
 
@@ -143,8 +142,8 @@ def test_rows_that_are_messages(shop: Shop) -> None:
 
     assert selected() == 3
     assert selected("--state", "cancelled") == 1
-    assert selected("--error", "ValueError") == 3
-    assert selected("--error", "ValueError", "--newer-than", "1h", "--key", "2") == 1
+    assert selected("--kind", "ValueError") == 3
+    assert selected("--kind", "ValueError", "--newer-than", "1h", "--key", "2") == 1
     assert selected("--older-than", "1h") == 0
     shop.ok("requeue", TASK, "--yes", "--key", "2")
     assert keys(shop, "true", "task") == [2]
@@ -190,7 +189,7 @@ def test_reconcile_repairs_what_bypassed_the_triggers(shop: Shop) -> None:
 
 def test_options_for_attributes_that_the_model_leaves_out(shop: Shop) -> None:
     shop.add(Bare(status="failed"))
-    for option, attribute in [("--older-than=1d", "finished_at"), ("--error=ValueError", "last_error")]:
+    for option, attribute in [("--older-than=1d", "finished_at"), ("--kind=ValueError", "last_error")]:
         result = shop.invoke("requeue", BARE, "--yes", option)
         assert result.exit_code == 2
         assert f"needs the queue attribute '{attribute}', which Bare leaves out" in result.stderr

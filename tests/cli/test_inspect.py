@@ -196,7 +196,7 @@ def test_an_order_number_is_not_a_kind_of_error(shop: Shop) -> None:
     shop.add(*(Email(status="failed", last_error=text) for text in texts))
     found = {group["kind"]: group["count"] for group in shop.json("failed", EMAIL)}
     assert found == {"other": 3, "no_stock": 2, "shop.no_stock": 1, "ValueError": 1, "LeaseExpired": 1}
-    (selected,) = shop.json("requeue", EMAIL, "--dry-run", "--error", "no_stock")
+    (selected,) = shop.json("requeue", EMAIL, "--dry-run", "--kind", "no_stock")
     assert selected["found"] == 2
 
 

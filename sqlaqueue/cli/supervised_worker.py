@@ -8,6 +8,7 @@ supervisor died.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import socket
 import sys
@@ -52,6 +53,9 @@ from sqlaqueue.queue.spec import QueueSpec
 
 AFTER_CANCELLATION = 2.0
 """Seconds that a task has to end after it was cancelled at its timeout, before its process is killed."""
+
+_WITHOUT_SUPERVISOR = 5.0
+"""Seconds after which a process that should have been killed ends itself: its supervisor is dead, or stands still."""
 
 
 class _Supervisor:
@@ -224,10 +228,14 @@ class _Isolation:
         self._jobs += len(runs)
         # Before the handler is called: it may hold the interpreter's lock for ever.
         self._send(call_report(Call(jobs=f"queue {self._consumer.queue}: {jobs}", limit=self._limit, run=known)))
+        if self._limit is not None:
+            # Its thread does not need the interpreter's lock. It writes where the handler hangs.
+            faulthandler.dump_traceback_later(self._limit + _WITHOUT_SUPERVISOR, exit=True, file=2)
         if self._options.max_jobs is not None and self._jobs >= self._options.max_jobs:
             self._leave(f"after {self._jobs} jobs")
 
     def _end(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
         self._send(CALL_ENDED)
         if self._options.max_memory is not None:
             size = resident_bytes(os.getpid())

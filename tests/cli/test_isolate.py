@@ -107,6 +107,18 @@ def test_a_process_that_dies_gives_its_job_back_at_once(shop: Shop) -> None:
 
 
 @pytest.mark.thorough
+def test_a_handler_that_hangs_ends_though_its_supervisor_is_dead(shop: Shop, tmp_path: Path) -> None:
+    """No thread of its process can run, and its lease is not extended for ever. The log says where it was."""
+    shop.add(Email())
+    worker = shop.start("worker", f"{EMAIL}={MODELS}:hang", "--isolate", "--timeout", "300ms")
+    wait_until((tmp_path / "at_work").exists, lambda: worker.output)
+    worker.signal(signal.SIGKILL)
+    assert worker.end() == -signal.SIGKILL
+    assert re.search(r"Timeout \(0:00:05\.3\d*\)!", worker.output), worker.output
+    assert " in hang" in worker.output
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["Email", "Letter"])
 def test_processes_that_are_killed_at_random_lose_no_job_and_run_none_twice(shop: Shop, model: str) -> None:
     kind, number = {"Email": Email, "Letter": Letter}[model], 60

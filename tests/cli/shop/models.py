@@ -172,6 +172,7 @@ def hang(session: Session, job: object) -> None:
     session.add(_done(job))
     if sa.inspect(job).identity[0] == 1:
         session.flush()
+        Path(os.environ["SHOP_AT_WORK"]).touch()
         re.match("(a+)+$", "a" * 40 + "b")
 
 

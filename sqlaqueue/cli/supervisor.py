@@ -268,10 +268,16 @@ class WorkerSlot:
 
     def poll(self) -> int | None:
         """Read what the process has sent; return its exit code if it has ended."""
-        if self._next is not None and self._next.poll() is not None:
-            # The reason comes up again when one is started in its place.
-            self._next = None
         process = self._process
+        if self._next is not None:
+            was_started = self._next.is_started
+            if self._next.poll() is not None:
+                # The reason comes up again when one is started in its place.
+                self._next = None
+            elif self._next.is_started and not was_started and process is not None:
+                extra = fields("process_waits", number=self.number, pid=self._next.pid)
+                text = "worker %d: process %d waits for the end of process %d"
+                logger.debug(text, self.number, self._next.pid, process.pid, extra=extra)
         if process is None:
             return None
         code = process.poll()

@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,11 +83,14 @@ def test_a_handler_that_takes_memory_is_killed(shop: Shop) -> None:
 def test_a_process_is_replaced_after_a_number_of_jobs(shop: Shop, tmp_path: Path) -> None:
     """By one that has started before, and that waits for the end of the other."""
     shop.add(Email(), Email())
-    worker = shop.start("worker", f"{EMAIL}={MODELS}:send_slowly", "--isolate", "--max-jobs", "1", "--drain")
-    wait_until(lambda: len(started(worker.output)) == 2, lambda: worker.output)
-    assert shop.states("email") == {"pending": 1, "processing": 1}
+    worker = shop.start("worker", f"{EMAIL}={MODELS}:send_slowly", "--isolate", "--max-jobs", "1", "--drain", "-v")
+    worker.wait_for("waits for the end of process ")
+    # If it did not wait, it would start now.
+    time.sleep(0.3)
     (tmp_path / "go_on").touch()
     assert worker.end() == 0, worker.output
+    next_starts = f"[{started(worker.output)[1]}] INFO queue email: started"
+    assert worker.output.index("worker 1 is replaced") < worker.output.index(next_starts)
     assert shop.done() == {("email", "1"): 1, ("email", "2"): 1}
     assert sorted(shop.pids()) == sorted(started(worker.output)[:2])
     assert worker.output.count("worker 1 is replaced after 1 jobs") == 2

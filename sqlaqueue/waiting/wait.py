@@ -523,6 +523,7 @@ def wait_all(
 
     ::
 
+        emails = [Email(to="ada@example.com"), Email(to="bob@example.com")]
         session.add_all(emails)
         session.commit()
         with Consumer(Email, send, sessions):

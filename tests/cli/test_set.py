@@ -220,7 +220,9 @@ def test_a_job_that_a_transaction_has_claimed_stays(sessions: Any) -> None:
         other.add(Held(id=1))
         other.commit()
         session.execute(claim(Held, 1)).scalars().all()
-        url = session.get_bind().url.render_as_string(hide_password=False)
+        # Without the lock that is not waited for, the edit would wait until the claim ends.
+        url = session.get_bind().url.update_query_dict({"options": "-c lock_timeout=5s"})
+        url = url.render_as_string(hide_password=False)
         said = CliRunner().invoke(main, ["job", HELD, "1", "--set", "to=ada", "--yes"], env={"SQLAQUEUE_URL": url})
     assert said.exit_code == 1
     assert "held_to_set 1: it is locked: a worker runs it, or a program changes it; try again" in said.stderr

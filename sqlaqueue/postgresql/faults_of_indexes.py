@@ -30,7 +30,8 @@ from sqlaqueue.postgresql.catalog_text import (
 from sqlaqueue.postgresql.ddl import index_definition, literal_sql
 from sqlaqueue.postgresql.faults import MIGRATION, Fault
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.sql.types import is_name_of, object_name
+from sqlaqueue.sql.engine import exists_on
+from sqlaqueue.sql.types import NEUTRAL, is_name_of, object_name
 from sqlaqueue.texts import duration_text
 
 
@@ -128,7 +129,8 @@ def index_faults(connection: sa.Connection, spec: QueueSpec) -> list[Fault]:
 def _own_indexes(spec: QueueSpec, tables: Sequence[sa.Table]) -> list[sa.Index]:
     own = [each for each in spec.table.indexes if is_name_of(str(each.name), "ix", spec.table.name, "queue")]
     side = [each for table in tables if table in spec.side_tables.values() for each in table.indexes]
-    return sorted({*spec.claim_indexes, *own, *side}, key=lambda index: str(index.name))
+    there = (each for each in {*spec.claim_indexes, *own, *side} if exists_on(each, NEUTRAL))
+    return sorted(there, key=lambda index: str(index.name))
 
 
 @dataclass

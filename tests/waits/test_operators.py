@@ -95,6 +95,15 @@ def test_the_doctor_compares_the_counts(engine: sa.Engine) -> None:
         assert "disabled_trigger" in {each.code for each in doctor(session, batch, member)}
 
 
+def test_the_doctor_asks_for_no_index_of_another_database(engine: sa.Engine) -> None:
+    batch, member = make_batch()
+    # Where the class has an index of its foreign key, only SQLite needs one with the state as well.
+    sa.Index("mine", member.__table__.c.batch_id)
+    _make(engine, batch, member)
+    with Session(engine) as session:
+        assert "missing_index" not in {each.code for each in doctor(session, batch, member)}
+
+
 @pytest.mark.parametrize("ondelete", [None, "CASCADE", "SET NULL"])
 def test_what_somebody_waits_for_is_kept(engine: sa.Engine, ondelete: str | None) -> None:
     parent, child = _make(engine, *make_dependent(ondelete=ondelete))

@@ -343,7 +343,10 @@ def _count_deaths(context: ConsumerContext, job: Any, entry: JournalEntry) -> Fi
     run.attempt += deaths
     if run.attempt <= run.max_attempts:
         return None
-    died = WorkerDied(f"the worker died {deaths} times while it ran this job alone, or the database refused its end")
+    # This claim is no run: the last death was the last attempt.
+    run.attempt -= 1
+    times = "once" if deaths == 1 else f"{deaths} times"
+    died = WorkerDied(f"the worker died {times} while it ran this job alone, or the database refused its end")
     return FinishedRun(run, Outcome("failed", error=f"WorkerDied: {died}", cause=died), job, deaths)
 
 

@@ -160,8 +160,7 @@ class AttemptHistory:
             f"key_{number}": list(part) for number, part in enumerate(zip(*(run.key for run in runs), strict=True))
         }
         values |= {
-            # The run of a job whose worker died has counted its own start, which is none.
-            "attempt": [one.run.attempt - _died(one) for one in attempts],
+            "attempt": [run.attempt for run in runs],
             "started_ago": [_ago(now, run.handler_started_at) for run in runs],
             "ended_ago": [_ago(now, _ended_at(run.handler_started_at, run.duration, now)) for run in runs],
             _WORKER: self._settings.worker(),

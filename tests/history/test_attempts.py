@@ -249,14 +249,16 @@ def test_a_killed_worker_leaves_a_rescued_attempt(leased: HistoryQueue, monkeypa
     assert (rescued.started_at, rescued.traceback) == (None, None)
 
 
-def test_a_job_that_kills_its_workers(held: HistoryQueue) -> None:
+def test_a_job_that_kills_its_workers(held: HistoryQueue, caplog: pytest.LogCaptureFixture) -> None:
     """The deaths roll everything back; the run that retires the job is the only one that can be written."""
     [key] = held.enqueue("die")
     for _ in range(2):
         with worker_process(held) as worker:
             worker.join(DEADLINE)
             assert worker.exitcode == 13
-    held.drain()
+    with caplog.at_level("ERROR", logger="sqlaqueue"):
+        held.drain()
+    assert f"job {key}: attempt 2 of 2 failed, no further try: WorkerDied: the worker died 2 times" in caplog.text
     (row,) = held.history()
     assert (row.key, row.outcome, row.attempt) == ([key], "failed", 2)
     assert row.error.startswith("WorkerDied: the worker died 2 times")

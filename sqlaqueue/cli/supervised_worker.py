@@ -137,6 +137,8 @@ class _Isolation:
         self._limit: float | None = None
         self._jobs = 0
         self._leaves = False
+        # While the application is imported, processes of others may be killed, whose jobs are free from then on.
+        supervisor.on_death = self._note_death
 
     def _prepare(self, consumers: Sequence[ConsumerBase]) -> None:
         if len(consumers) != 1:
@@ -162,8 +164,7 @@ class _Isolation:
         if given.timeout is not None:
             # A thread cannot be cancelled.
             self._limit = given.timeout + AFTER_CANCELLATION if consumer.is_async else given.timeout
-        self._deaths = consumer.isolate()
-        self._supervisor.on_death = self._note_death
+        consumer.isolate(self._deaths)
         consumer.add_middleware(self._around_async if consumer.is_async else self._around)
 
     def _start(self) -> None:

@@ -51,6 +51,7 @@ from sqlaqueue.cli.processes import (
     resident_bytes,
 )
 from sqlaqueue.consumer.context import STUCK_AFTER, Health
+from sqlaqueue.consumer.in_flight import DEATH_IS_KNOWN
 from sqlaqueue.log import fields, logger
 from sqlaqueue.texts import printable
 
@@ -253,6 +254,8 @@ class WorkerSlot:
         """The process that takes the place of one that leaves: it has started, and waits for the end of the other."""
         self._left: list[LeftRun] = []
         """The runs that processes have left behind, for the next one."""
+        self._told: list[tuple[float, LeftRun]] = []
+        """The runs of processes of other slots that were killed, and when, for a process that does not run yet."""
 
     def start_if_due(self) -> None:
         if self.closed or self.waits_for_change or time.monotonic() < self._next_start:
@@ -262,7 +265,9 @@ class WorkerSlot:
             self._next, self._started_at = None, time.monotonic()
             self.error, self.is_started, self.is_restarting = None, False, False
             process.send_left(self._left)
-            self._left = []
+            if told := [one for at, one in self._told if time.monotonic() - at < DEATH_IS_KNOWN]:
+                process.send_left(told)
+            self._left, self._told = [], []
         elif self._process.leaves and self._next is None and not self.is_restarting:
             self._next = _Process(self.number, self._options, self._metrics)
 
@@ -296,9 +301,16 @@ class WorkerSlot:
         exceeding = None if process is None else process.exceed_limit()
         if process is not None and exceeding is not None:
             for other in others if exceeding.run else ():
-                if other is not self and other._process is not None:  # noqa: SLF001 - its own kind
-                    other._process.send_left([exceeding])  # noqa: SLF001 - its own kind
+                if other is not self:
+                    other.tell(exceeding)
             process.kill_group()
+
+    def tell(self, killed: LeftRun) -> None:
+        """Tell the current process of a run whose process is being killed, or else the next one."""
+        if self._process is not None:
+            self._process.send_left([killed])
+        if not self.closed and (self._process is None or self._next is not None):
+            self._told.append((time.monotonic(), killed))
 
     def take_notes(self) -> list[str]:
         if self._process is None:

@@ -103,13 +103,13 @@ class ConsumerBase:
         added = check_middleware([middleware], type(self).__name__, is_async=self.is_async)
         self._middleware = (*added, *self._middleware)
 
-    def isolate(self) -> Deaths:
+    def isolate(self, deaths: Deaths) -> None:
         """Run one job at a time, and claim none ahead, as ``sqlaqueue worker --isolate`` does. It must not be running.
 
         The timeout of a thread is dropped: the supervisor kills the process, and nothing is settled beside a handler
         that goes on. A task is cancelled at its timeout as usual.
 
-        :return: where to say which other processes have died.
+        :param deaths: says which other processes have died, from now on or before.
         """
         given = self._settings
         settings = self._settings = given._replace(
@@ -119,8 +119,7 @@ class ConsumerBase:
             timeout=given.timeout if self.is_async else None,
         )
         listeners, self._parts = self._parts.events, ConsumerParts(settings, ConsumerStatements(settings))
-        self._parts.events = listeners
-        return self._parts.deaths
+        self._parts.events, self._parts.deaths = listeners, deaths
 
     def stop(self) -> None:
         """Claim no more jobs, and make ``run()`` or ``drain()`` return after the grace period at the latest.

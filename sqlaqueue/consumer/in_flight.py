@@ -47,7 +47,7 @@ class Deaths:
 
     def add(self, key: str, death: KnownDeath) -> None:
         """Record a death by the key of its job, as a text."""
-        self._known[key] = death, self._now() + _DEATH_IS_KNOWN
+        self._known[key] = death, self._now() + DEATH_IS_KNOWN
 
     def take(self, key: str) -> KnownDeath | None:
         """Return the death of the job's last run, once."""
@@ -55,7 +55,7 @@ class Deaths:
         return death if self._now() < until else None
 
 
-_DEATH_IS_KNOWN = 30.0
+DEATH_IS_KNOWN = 30.0
 """Seconds; a later death of the same job may have another reason."""
 
 

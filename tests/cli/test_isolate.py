@@ -5,14 +5,20 @@ import os
 import random
 import re
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy.orm import sessionmaker
 
-from sqlaqueue.cli import main
+from sqlaqueue import Consumer
+from sqlaqueue.cli import main, supervisor
+from sqlaqueue.cli.processes import LeftRun, WorkerOptions, left_line
+from sqlaqueue.cli.supervised_worker import _Isolation, _Supervisor
+from sqlaqueue.cli.supervisor import WorkerSlot
 from tests.cli.conftest import EMAIL, MODELS, QUEUES, WORKER, Shop
 from tests.cli.shop.models import Email, Letter, Row
 from tests.programs import wait_until
@@ -141,6 +147,54 @@ def test_processes_that_are_killed_at_random_lose_no_job_and_run_none_twice(shop
     assert set(shop.done().values()) == {1}
     assert worker.output.count("was killed by SIGKILL") >= 3
     assert "is replaced after 8 jobs" in worker.output
+
+
+def killed(key: str) -> LeftRun:
+    return LeftRun(run={"key": key, "worker": "elsewhere:7"}, seconds=1.0, kind="JobTimeout", error="it hung")
+
+
+def test_a_process_that_starts_is_told_of_a_death() -> None:
+    """Without a lease, the job is free then, and this may be the first process to claim it."""
+    ours, theirs = socket.socketpair()
+    connection = _Supervisor(theirs)
+    isolation = _Isolation(WorkerOptions(targets=["app:Email"], isolate=True), connection)
+    with ours:
+        ours.sendall(left_line([]) + left_line([killed("1")]))
+    # The application is being imported, and there is no Consumer yet.
+    connection.wait_until_closed()
+    consumer = Consumer(Email, lambda session, job: None, sessionmaker())
+    isolation._prepare([consumer])
+    death = consumer._parts.deaths.take("1")
+    assert death is not None
+    assert (str(death.error), death.worker) == ("it hung", "elsewhere:7")
+
+
+def test_a_process_that_is_restarted_is_told_of_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not run at the time of the death."""
+    sent = list[list[LeftRun]]()
+
+    class Process:
+        leaves = None
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def left_run(self, code: int) -> None:
+            pass
+
+        def send_left(self, left: list[LeftRun]) -> None:
+            sent.append([*left])
+
+    monkeypatch.setattr(supervisor, "_Process", Process)
+    slot = WorkerSlot(1, WorkerOptions(targets=["app:Email"], isolate=True))
+    slot.tell(killed("1"))
+    slot.start_if_due()
+    assert sent == [[], [killed("1")]]
+    slot.tell(killed("2"))
+    assert sent[2:] == [[killed("2")]]
+    slot.take_ended(0)
+    slot.start_if_due()
+    assert sent[3:] == [[]]
 
 
 def refused(*arguments: str) -> str:

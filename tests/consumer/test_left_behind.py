@@ -62,10 +62,12 @@ def drain(engine: sa.Engine, model: Any, *left: LeftBehind, death: KnownDeath | 
     """Drain the queue; return how many handlers were called, and the events."""
     calls, events = list[object](), list[str]()
     consumer = Consumer(model, lambda session, job: calls.append(job), sessionmaker(engine), concurrency=4, timeout=9)
-    deaths = consumer.isolate()
-    deaths.left_behind = left
+    deaths = Deaths()
     if death is not None:
+        # While this process starts.
         deaths.add("1", death)
+    consumer.isolate(deaths)
+    deaths.left_behind = left
     consumer.on("retried", lambda event: events.append(f"{event.name} {event.attempt}"))
     consumer.on("failed", lambda event: events.append(f"{event.name} {event.attempt}"))
     consumer.on("lease_lost", lambda event: events.append(event.name))

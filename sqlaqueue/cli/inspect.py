@@ -19,7 +19,7 @@ from sqlaqueue.admin import state
 from sqlaqueue.admin.changes import reads_by_priority
 from sqlaqueue.admin.explain_job import MISSING, explain_job
 from sqlaqueue.admin.jobs import Attempt, FailureGroup, JobInfo
-from sqlaqueue.admin.state import Stats
+from sqlaqueue.admin.state import FailingConsumer, Stats
 from sqlaqueue.cli.database import (
     Target,
     TargetArgument,
@@ -549,28 +549,31 @@ def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
         click.get_current_context().exit(FAILED)
 
 
-def _queue(session: Session, model: type[Any]) -> tuple[Stats, datetime | None]:
+def _queue(session: Session, model: type[Any]) -> tuple[Stats, datetime | None, list[FailingConsumer]]:
     spec = spec_of(model)
     moment = None
     if spec.has("run_at"):
         upcoming = spec.strategy.upcoming(spec, 1, by_priority=reads_by_priority(session, spec))
         moment = session.scalar(upcoming, bind_arguments={"mapper": spec.mapper})
-    return state.stats(session, model), None if moment is None else datetime.fromtimestamp(float(moment), UTC)
+    next_due = None if moment is None else datetime.fromtimestamp(float(moment), UTC)
+    failing = state.failing_consumers(state.live_consumers(session, spec) or ())
+    return state.stats(session, model), next_due, failing
 
 
-def _echo_queue(stats: Stats, next_due: datetime | None, *, json: bool) -> None:
+def _echo_queue(stats: Stats, next_due: datetime | None, failing: Sequence[FailingConsumer], *, json: bool) -> None:
     if json:
         shown = ("queue", "paused", "consumers", "running", "due", "oldest_due")
         values = {name: getattr(stats, name) for name in shown}
         full = [asdict(each) for each in stats.at_limit]
-        echo_json({**values, "next_due": next_due, "at_limit": full, "failed": stats.states.get("failed", 0)})
+        failed, fail = stats.states.get("failed", 0), [each._asdict() for each in failing]
+        echo_json({**values, "claims_fail": fail, "next_due": next_due, "at_limit": full, "failed": failed})
         return
     echo(stats.queue)
-    for line in _lines(stats, next_due):
+    for line in _lines(stats, next_due, failing):
         echo(f"  {line}")
 
 
-def _lines(stats: Stats, next_due: datetime | None) -> Iterator[str]:
+def _lines(stats: Stats, next_due: datetime | None, failing: Sequence[FailingConsumer]) -> Iterator[str]:
     if stats.paused:
         yield "It is paused, so no job is claimed; `sqlaqueue resume` ends that."
     if stats.consumers:
@@ -578,6 +581,8 @@ def _lines(stats: Stats, next_due: datetime | None) -> Iterator[str]:
         yield f"{number} it; {jobs_text(stats.running)} running."
     else:
         yield "No live Consumer serves it; start one, for instance with `sqlaqueue worker`."
+    for each in failing:
+        yield f"Every claim of {each.name} has failed since {moment_text(each.since)}: {each.error.removesuffix('.')}."
     since = "" if stats.oldest_due is None else f", the oldest of them for {duration_text(stats.oldest_due)}"
     then = "" if next_due is None else f"; the next one is due at {moment_text(next_due)}"
     yield f"Due: {jobs_text(stats.due)}{since}{then}."

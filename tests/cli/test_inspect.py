@@ -434,6 +434,12 @@ def test_a_queue(shop: Shop) -> None:
         "  1 live Consumer serves it; 0 jobs running.",
     ]
     assert said[3].startswith("  Due: 2 jobs, the oldest of them for ")
+    report = '[{"failures": 8, "seconds": 5, "error": "column email.note does not exist"}]'
+    shop.execute(f"UPDATE sqlaqueue_consumer SET unclaimable = '{report}'")
+    said = shop.ok("why", EMAIL).splitlines()
+    assert said[3].startswith("  Every claim of a has failed since 2")
+    assert said[3].endswith(" UTC: column email.note does not exist.")
+    assert [each["failures"] for each in shop.json("why", EMAIL)["claims_fail"]] == [8]
 
 
 @pytest.mark.parametrize("job", [Letter(), Task(), Bare()], ids=lambda job: type(job).__name__)

@@ -20,8 +20,8 @@ from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
 from sqlaqueue.web.data.job import JobLife, ShownValue, events_of, read_life
 from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, indented
 from sqlaqueue.web.data.job_filters import OF_STATE, OPERATORS, Condition, filterable, parameter_of
-from sqlaqueue.web.data.job_pages import Count, JobPage, ListRequest, count_states, parse_request, read_page
-from sqlaqueue.web.data.job_windows import Cell
+from sqlaqueue.web.data.job_pages import Count, JobPage, ListRequest, count_states, is_in_time, parse_request, read_page
+from sqlaqueue.web.data.job_windows import WINDOW, Cell
 from sqlaqueue.web.data.reader import Part, attempt_part
 from sqlaqueue.web.data.waits import Group, Waits, read_waits
 from sqlaqueue.web.errors import NotFound
@@ -97,15 +97,29 @@ class ListView:
         return (self.request.wanted.listed or "all").capitalize()
 
     def order_note(self, page: JobPage) -> str:
-        """Return in which order due jobs are, where the head of a column does not say it."""
+        """Return in which order the jobs are, where the head of a column does not say it."""
         wanted = self.request.wanted
-        if wanted.only != "due":
-            return ""
         by_priority, run_at = wanted.columns.by_role.get("priority"), wanted.columns.by_role.get("run_at")
-        if by_priority is not None and page.sort == by_priority.name:
-            return "In claim order: by priority, and then the job first that has been due for the longest time."
-        if run_at is not None and run_at.name not in page.sorts:
+        if wanted.state == "pending" and by_priority is not None and page.sort == by_priority.name:
+            rest = "has been due for the longest time" if wanted.only == "due" else "is due first"
+            return f"In claim order: by priority, and then the job first that {rest}."
+        key = wanted.columns.of_key[0].name
+        if self.request.sort is not None or page.sort.removeprefix("-") != key:
+            return ""
+        if not is_in_time(wanted.columns):
+            return (
+                f"In the order of the key, which is not that of time: no index of this table has these jobs by time, "
+                f"and there are more than {WINDOW:,} rows to sort.{self._index_hint()}"
+            )
+        if wanted.only == "due" and run_at is not None and run_at.name not in page.sorts:
             return "The newest keys come first, as no index of this table has the due jobs in the order of their time."
+        return ""
+
+    def _index_hint(self) -> str:
+        """Return which index has the list in the order of time."""
+        wanted = self.request.wanted
+        if wanted.state in FINISHED and "finished_at" in wanted.columns.by_role and wanted.columns.spec.has("status"):
+            return " With QueueConfig(retention=...), or an index of status and finished_at, the newest come first."
         return ""
 
     def tabs(self) -> list[Tab]:

@@ -26,7 +26,7 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.charts import Bar, Range, bar_chart, range_chart, sparkline
 from sqlaqueue.web.context import PageContext, SharedResult, both, shared_result
 from sqlaqueue.web.data import queues as data
-from sqlaqueue.web.data.past import DAY, HOUR, MINUTES, Durations, Percentiles, Throughput
+from sqlaqueue.web.data.past import MINUTES, SPANS, Durations, Percentiles, Throughput
 from sqlaqueue.web.data.queues import COUNT_LIMIT
 from sqlaqueue.web.data.reader import Memory, Part, Unavailable, attempt_part, problem_text
 from sqlaqueue.web.errors import BadRequest, PageError
@@ -274,16 +274,16 @@ def _sum(numbers: Iterable[int]) -> str:
     return f"{sum(listed):,}" + ("+" if any(each >= COUNT_LIMIT for each in listed) else "")
 
 
-_SPANS = {"hour": HOUR, "day": DAY}
+_SPANS = {span.name: span for span in SPANS}
 
 
 async def queue(context: PageContext) -> Response:
     shown, database, memory = context.queue, context.database, memory_of(context)
     spec, is_redacted = shown.spec, context.settings.is_redacted(shown.spec, "last_error")
-    name = context.request.query_params.get("span", HOUR.name)
-    if name not in _SPANS:
+    name = context.request.query_params.get("span")
+    if name is not None and name not in _SPANS:
         raise BadRequest(f"span={name[:100]}: there is no such span.", f"Use one of {', '.join(_SPANS)}.")
-    span = _SPANS[name]
+    span = None if name is None else _SPANS[name]
     # At the same time: one has many short statements, the other a few long ones.
     (state, schedules), past = await both(
         database.read(data.read_present, spec, memory),
@@ -297,7 +297,8 @@ async def queue(context: PageContext) -> Response:
         past=past,
         state=state,
         running=None if consumers is None else sum(len(each.running) for each in consumers),
-        span=span,
+        span=past.span,
+        chosen_span=span,
         spans=_SPANS,
         count_limit=COUNT_LIMIT,
         target=target_of(spec),

@@ -139,6 +139,19 @@ def make_rows(strategy: str = "update_status", **options: Any) -> Any:
 
 
 @shared
+def make_tokens(**options: Any) -> Any:
+    """Return a queue whose keys are UUIDs, so that their order is none of time."""
+
+    class Token(QueueMixin, new_base()):
+        __tablename__ = "token"
+        __queue__ = QueueConfig(strategy="update_status", **options)
+        id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
+        number: Mapped[int] = mapped_column()
+
+    return Token
+
+
+@shared
 def make_pairs() -> Any:
     class Pair(QueueMixin, new_base()):
         __tablename__ = "pair"

@@ -3,6 +3,7 @@
 import base64
 import json
 import random
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from sqlaqueue.web.data.reader import ParameterError
 from tests.models import execute, sent_statements
 from tests.strategies.conftest import nodes_of
 from tests.web.jobs import columns, cost, created, keys, keys_by_sql, make_window_small, page, pages, plan_of
-from tests.web.models import make_messages, make_pairs, make_rows
+from tests.web.models import make_messages, make_pairs, make_rows, make_tokens
 
 ORDERS = {
     "id": "id",
@@ -206,6 +207,102 @@ def test_composite_keys_page_in_their_order(engine: sa.Engine) -> None:
     assert sorted(keys(pages(engine, model, ("state", "pending"), size=4))) == sorted(keys(found))
 
 
+# -- the order of a list for which none is given ----------------------------------------------------------------------
+
+MONTH = {"completed": timedelta(days=30), "failed": timedelta(days=30)}
+TIMES = """
+INSERT INTO {table} (id, {own}, status, priority, run_at, attempts, created_at, finished_at)
+SELECT {key}, n, CASE WHEN n % 3 = 0 THEN 'pending' WHEN n % 3 = 1 THEN 'failed' ELSE 'completed' END, n % 2,
+       now() - n * 7 % 101 * interval '1 min', 0, now() - n * interval '1 min',
+       CASE WHEN n % 3 > 0 THEN now() - n * 11 % 97 * interval '1 min' END
+FROM generate_series(1, 90) n
+"""
+
+
+def fill_times(engine: sa.Engine, model: Any) -> None:
+    name = model.__table__.name
+    key, own = ("gen_random_uuid()", "number") if name == "token" else ("n", "other")
+    execute(engine, TIMES.format(table=name, own=own, key=key))
+
+
+def in_order(engine: sa.Engine, model: Any, state: str, order: str) -> list[str]:
+    return keys_by_sql(engine, f"SELECT id FROM {model.__table__.name} WHERE status = '{state}' ORDER BY {order}")
+
+
+@pytest.mark.parametrize("make", [make_rows, make_tokens])
+@pytest.mark.parametrize("state", ["completed", "failed"])
+def test_finished_jobs_are_listed_newest_first_where_an_index_has_them(
+    engine: sa.Engine, make: Any, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_window_small(monkeypatch, 10)  # nothing is few, so that only an index can give this order
+    model = created(engine, make(retention=MONTH))
+    fill_times(engine, model)
+    found = list(pages(engine, model, ("state", state), size=7))
+    assert keys(found) == in_order(engine, model, state, "finished_at DESC, id DESC")
+    assert {each.sort for each in found} == {"-finished_at"}
+    back = pages(engine, model, ("state", state), size=7, before=found[-1].previous, backwards=True)
+    assert keys(reversed(list(back))) == keys(found[:-1])
+
+
+def test_finished_jobs_without_such_an_index_are_listed_by_an_integer_key(engine: sa.Engine) -> None:
+    model = created(engine, make_rows())
+    fill_times(engine, model)
+    with sent_statements(engine) as sent:
+        assert keys(pages(engine, model, ("state", "failed"), size=7)) == in_order(engine, model, "failed", "id DESC")
+    # The integer key needs no count of whether few rows can be sorted.
+    assert not any("finished_at DESC" in statement for statement, _ in sent)
+
+
+@pytest.mark.parametrize("make", [make_rows, make_tokens])
+def test_pending_jobs_are_listed_in_claim_order(engine: sa.Engine, make: Any) -> None:
+    model = created(engine, make())
+    fill_times(engine, model)
+    found = list(pages(engine, model, ("state", "pending"), size=7))
+    assert keys(found) == in_order(engine, model, "pending", "priority, run_at, id")
+    of_one = keys(pages(engine, model, ("state", "pending"), ("f.priority", "1"), size=7))
+    wanted = [key for key in keys(found) if key in of_one]
+    assert of_one == wanted
+    assert len(of_one) == 15
+
+
+def test_few_jobs_with_keys_without_time_are_sorted_by_time(engine: sa.Engine) -> None:
+    model = created(engine, make_tokens())
+    fill_times(engine, model)
+    orders = {"failed": "finished_at DESC, id DESC", "completed": "finished_at DESC, id DESC"}
+    for state, order in orders.items():
+        found = list(pages(engine, model, ("state", state), size=7))
+        assert keys(found) == in_order(engine, model, state, order)
+        back = pages(engine, model, ("state", state), size=7, before=found[-1].previous, backwards=True)
+        assert keys(reversed(list(back))) == keys(found[:-1])
+        assert "finished_at" in found[0].sorts
+        oldest = keys(pages(engine, model, ("state", state), ("sort", "finished_at"), size=7))
+        assert oldest == keys(found)[::-1]
+    by_creation = keys(pages(engine, model, size=7))
+    assert by_creation == keys_by_sql(engine, "SELECT id FROM token ORDER BY created_at DESC, id DESC")
+
+
+def test_many_jobs_with_keys_without_time_are_not_sorted(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_window_small(monkeypatch, 10)
+    model = created(engine, make_tokens())
+    fill_times(engine, model)
+    found = page(engine, model, ("state", "failed"))
+    assert found.sort == "-id"
+    assert "finished_at" not in found.sorts
+    with pytest.raises(ParameterError, match="sort: no index gives this order"):
+        page(engine, model, ("state", "failed"), ("sort", "finished_at"))
+    execute(engine, "CREATE INDEX ON token (created_at)")
+    assert page(engine, model).sort == "-created_at"
+
+
+def test_a_redacted_time_gives_no_order(engine: sa.Engine) -> None:
+    model = created(engine, make_tokens(retention=MONTH))
+    fill_times(engine, model)
+    found = page(engine, model, ("state", "failed"), redacted=["finished_at"])
+    assert found.sort == "-created_at"
+    found = page(engine, model, ("state", "failed"), redacted=["finished_at", "created_at"])
+    assert found.sort == "-id"
+
+
 @pytest.mark.parametrize("window", [20_000, 5])
 def test_dead_letters_are_listed_with_their_columns(
     engine: sa.Engine, window: int, monkeypatch: pytest.MonkeyPatch
@@ -225,7 +322,8 @@ def test_dead_letters_are_listed_with_their_columns(
         jobs = session.scalars(claim(sa.select(model).where(model.id <= 20), 20)).all()
         session.execute(fail(jobs, error="ValueError: no"))
         session.commit()
-    assert keys(pages(engine, model, size=3)) == [str(number) for number in range(30, 20, -1)]
+    # In claim order; all of them are due since the same moment.
+    assert keys(pages(engine, model, size=3)) == [str(number) for number in range(21, 31)]
     failed = list(pages(engine, model, ("state", "failed"), size=3))
     assert keys(failed) == [str(number) for number in range(20, 0, -1)]
     cells = next(each.jobs for each in failed if each.jobs)[0].cells

@@ -287,12 +287,41 @@ async def test_each_strategy_has_a_page(engine: sa.Engine, kind: str, options: A
         assert "sqlaqueue worker tests.models:Job=MODULE:HANDLER" in page
 
 
+@pytest.mark.parametrize(
+    ("ended", "opened"),
+    [((1, 40), "hour"), ((4000, 90_000), "day"), ((90_000, 10**6), "week"), ((2 * 10**6,), "month")],
+)
+async def test_the_page_opens_on_the_span_in_which_something_has_ended(
+    engine: sa.Engine, ended: tuple[int, ...], opened: str
+) -> None:
+    setup = Setup.of(engine, "update_status", unique=None)
+    finish(setup, "completed", *ended)
+    page = await page_of(setup, "queues/job")
+    (current,) = re.findall(r'span=(\w+)" aria-current="true"', page)
+    assert current == opened
+    assert "Nothing has ended" not in page
+    assert "Nothing has ended within the last hour" not in page
+    # A span that was chosen stays, although it is empty.
+    chosen = await page_of(setup, "queues/job?span=hour")
+    assert ("Nothing has ended within the last hour" in chosen) == (opened != "hour")
+    assert 'span=hour" aria-current="true"' in chosen
+
+
+async def test_the_times_are_those_of_the_span_that_is_shown(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status", unique=None, extra_columns=("started_at",))
+    finish(setup, "completed", 2 * 86400, 3 * 86400, started_at=7, created_at=9)
+    page = await page_of(setup, "queues/job")
+    assert "Of the newest runs of the last week" in page
+    assert "7.0 s" in page
+    assert "No job has run within the last day" in await page_of(setup, "queues/job?span=day")
+
+
 async def test_an_empty_queue_says_how_to_begin(engine: sa.Engine) -> None:
     page = await page_of(Setup.of(engine, "update_status", unique=None, **HISTORY))
     for text in (
         "session.add(Job(...))",
         "No Consumer runs",
-        "Nothing has ended within the last hour",
+        "Nothing has ended within the last 30 days",
         "No failed jobs",
     ):
         assert text in page

@@ -175,7 +175,7 @@ def preview(session: Session, action: BulkAction, chosen: Selection) -> Preview:
     if chosen.until is None:
         chosen = replace(chosen, wanted=replace(chosen.wanted, at=now))
     with session.begin_nested() as savepoint:
-        page = read_page(session, ListRequest(chosen.wanted, after=chosen.after), MOST_SHOWN)
+        page = read_page(session, ListRequest(chosen.wanted, after=chosen.after, is_walked=True), MOST_SHOWN)
         savepoint.rollback()  # with the settings of the planner
     first_keys = [job.key for job in page.jobs if is_key(chosen.columns, job.key)]
     jobs = attempt_part(session, _previewed, action, chosen.columns, first_keys)
@@ -265,7 +265,7 @@ def _act_by_filter(session: Session, action: BulkAction, chosen: ByFilter, done:
     if wanted.state is not None and wanted.state not in APPLIES_TO[action]:
         return
     while left > 0:
-        page = read_page(session, ListRequest(wanted, after=cursor), min(_BATCH, left))
+        page = read_page(session, ListRequest(wanted, after=cursor, is_walked=True), min(_BATCH, left))
         session.rollback()  # with the settings of the planner
         keys = [job.key for job in page.jobs if job.state in APPLIES_TO[action] and is_key(chosen.columns, job.key)]
         later = _later(session, chosen, keys)

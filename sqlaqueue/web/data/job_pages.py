@@ -16,9 +16,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.postgresql.catalog_indexes import SETTINGS
+from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.sql.engine import sqlstate
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, kind_of_type, states_of
-from sqlaqueue.web.data.job_filters import JobsWanted, Only, lists_of, parse_filter, typed_as
+from sqlaqueue.web.data.job_filters import JobsWanted, lists_of, parse_filter, typed_as
 from sqlaqueue.web.data.job_sources import JobOrder, OrderColumn, Orders, Source, orders_of, source_of
 from sqlaqueue.web.data.job_windows import WINDOW, FoundJobs, JobReader, JobRow, Results, Texts, Windows, clauses_of
 from sqlaqueue.web.data.reader import ParameterError
@@ -104,9 +105,20 @@ PAGE = 50
 _INVALID_VALUE = "22"
 """The class of SQLSTATEs for values that a type does not have."""
 
-FIRST_ORDERS: dict[Only | None, tuple[str, ...]] = {"due": ("run_at", "priority"), "expired": ("lease_expires_at",)}
-"""The roles by which some lists are sorted first, if an index has that order. An index of claims that begins with the
-priority has the due jobs in claim order: of each priority, those that have been due for the longest time come first."""
+FIRST_ORDERS: dict[str | None, tuple[str, ...]] = {
+    "pending": ("priority", "run_at"),
+    "due": ("run_at", "priority"),
+    "expired": ("lease_expires_at",),
+    **dict.fromkeys(FINISHED, ("-finished_at",)),
+}
+"""The roles by which lists are sorted first, if an index has that order; ``-`` stands for descending. An index of
+claims that begins with the priority has the jobs in claim order: of each priority, those that are due first."""
+
+_SORTED_BY: dict[str | None, str] = {"pending": "run_at", "due": "run_at", **dict.fromkeys(FINISHED, "-finished_at")}
+"""The roles by which few jobs are sorted if no index has a better order than that of a key which tells no time."""
+
+_IN_TIME = ("integer", "moment", "naive_moment", "date")
+"""The kinds of keys that grow with time."""
 
 _OWN = ("sort", "columns", "after", "before")
 
@@ -116,12 +128,13 @@ class ListRequest:
     wanted: JobsWanted
     columns: str | None = None
     sort: str | None = None
-    """The name of a column, with ``-`` before it for a descending order; None for the order of :data:`FIRST_ORDERS`, or
-    the newest keys first."""
+    """The name of a column, with ``-`` before it for a descending order; None for the first order of the list."""
     after: str | None = None
     """The cursor from which the page begins."""
     before: str | None = None
     """The cursor before which it ends."""
+    is_walked: bool = False
+    """Whether an action walks over it: in an order that stays the same whatever the action and others change."""
 
     def parameters(self, **changed: str | None) -> list[tuple[str, str]]:
         """Return the parameters of a URL of the list from its first page on; None as a changed value leaves one out."""
@@ -190,8 +203,8 @@ def read_page(session: Session, request: ListRequest, size: int = PAGE) -> JobPa
     source = source_of(wanted.columns, wanted)
     parts = source.parts()
     orders = orders_of(session, source, parts)
-    order = _order(orders, request)
     reader = JobReader(session, Windows(source, parts, Results(shown)), orders)
+    order, sorts = _order(reader, request)
     backwards = request.before is not None
     parameter = "before" if backwards else "after"
     cursor = request.before or request.after
@@ -208,7 +221,7 @@ def read_page(session: Session, request: ListRequest, size: int = PAGE) -> JobPa
     same_table = None if source.spec.has("status") else wanted.state
     unfiltered = source_of(wanted.columns, JobsWanted(wanted.columns, state=same_table))
     lasting = orders_of(session, unfiltered, unfiltered.fixed())
-    return replace(page, sorts=orders.names(), lasting_sorts=lasting.names())
+    return replace(page, sorts=sorts, lasting_sorts=lasting.names())
 
 
 def set_planner(session: Session, columns: JobColumns) -> None:
@@ -217,23 +230,57 @@ def set_planner(session: Session, columns: JobColumns) -> None:
     session.execute(sa.select(*calls), bind_arguments={"mapper": columns.spec.mapper})
 
 
-def _order(orders: Orders, request: ListRequest) -> JobOrder:
-    names = orders.names()
-    sort = request.sort or _first_order(request.wanted, names)
+def _order(reader: JobReader, request: ListRequest) -> tuple[JobOrder, list[str]]:
+    """Return the order of a list, and the names of the columns by which it can be sorted."""
+    orders, wanted, names = reader.orders, request.wanted, reader.orders.names()
+    first = _first_order(orders, wanted, names)
+    if request.is_walked and (first is None or wanted.only is None):
+        first = f"-{names[0]}"
+    sort = request.sort or first or f"-{names[0]}"
+    by_time = _time_of(wanted)
+    if first is None and by_time is not None and request.sort in {None, by_time.name, f"-{by_time.name}"}:
+        few = reader.few_parts()
+        if few is not None:
+            sort = request.sort or _time_first(wanted)
+            order = orders.of_few(by_time, few, is_descending=sort.startswith("-"))
+            if order is not None:
+                return order, [*names, by_time.name]
     name = sort.removeprefix("-")
-    order = orders.by(name, is_descending=sort.startswith("-")) if name in names else None
-    if order is None:
+    found = orders.by(name, is_descending=sort.startswith("-")) if name in names else None
+    if found is None:
         raise ParameterError("sort", f"no index gives this order; use one of {', '.join(names)}")
-    return order
+    return found, names
 
 
-def _first_order(wanted: JobsWanted, names: Sequence[str]) -> str:
-    """Return the order of a list for which none is given: the newest keys first, if no index has a better one."""
-    for role in FIRST_ORDERS.get(wanted.only, ()):
-        column = wanted.columns.by_role.get(role)
-        if column is not None and column.name in names:
-            return column.name
-    return f"-{names[0]}"
+def _first_order(orders: Orders, wanted: JobsWanted, names: Sequence[str]) -> str | None:
+    """Return the order of a list for which none is given; None if all that is left is a key which tells no time."""
+    roles = [*FIRST_ORDERS.get(wanted.listed, ()), *(() if is_in_time(wanted.columns) else ("-created_at",))]
+    for role in roles:
+        column = wanted.columns.by_role.get(role.removeprefix("-"))
+        # By a column of which the filter gives the only value nothing is sorted.
+        if column is not None and column.name in names and not orders.is_given(column):
+            return f"-{column.name}" if role.startswith("-") else column.name
+    return f"-{names[0]}" if is_in_time(wanted.columns) else None
+
+
+def is_in_time(columns: JobColumns) -> bool:
+    """Return whether the order of the keys is that in which the jobs were enqueued, as far as their type tells."""
+    keys = columns.of_key
+    return len(keys) == 1 and keys[0].kind in _IN_TIME
+
+
+def _time_of(wanted: JobsWanted) -> JobColumn | None:
+    """Return the column by which few jobs are sorted; None if the queue has none that is shown."""
+    roles = (_SORTED_BY.get(wanted.listed, "created_at"), "created_at")
+    found = (wanted.columns.by_role.get(role.removeprefix("-")) for role in roles)
+    return next((each for each in found if each is not None and not each.is_redacted), None)
+
+
+def _time_first(wanted: JobsWanted) -> str:
+    column = _time_of(wanted)
+    name = "" if column is None else column.name
+    # Those that wait begin with the one that is due first; of all others the newest is looked for.
+    return name if column is not None and column.role == "run_at" else f"-{name}"
 
 
 def _page(request: ListRequest, shown: Sequence[JobColumn], order: JobOrder, found: FoundJobs, size: int) -> JobPage:

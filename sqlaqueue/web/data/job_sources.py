@@ -97,13 +97,13 @@ class Source:
         serves = condition.is_equality or condition.is_range
         return FilterPart(
             lambda jobs: condition.on(jobs.values[condition.column.name]),
-            self._stored(condition.column) if serves else None,
+            self.stored(condition.column) if serves else None,
             condition.on(condition.column.column) if serves else None,
             condition.is_equality,
             condition.is_equality and condition.operator == "null",
         )
 
-    def _stored(self, column: JobColumn) -> sa.Column[Any] | None:
+    def stored(self, column: JobColumn) -> sa.Column[Any] | None:
         return column.column
 
     def _of_key(self) -> list[FilterPart]:
@@ -214,7 +214,7 @@ class DeadLetters(Source):
         keys = [values[each.name] for each in self.columns.of_key]
         return Exposed(rows.join(letter, sa.true()), values, keys, stored["state"])
 
-    def _stored(self, column: JobColumn) -> sa.Column[Any] | None:
+    def stored(self, column: JobColumn) -> sa.Column[Any] | None:
         return self.table.c.created_at if column.role == "finished_at" else None
 
     def _of_key(self) -> list[FilterPart]:
@@ -292,6 +292,8 @@ class JobOrder:
     """The columns of the index from the sorted one on."""
     rest: tuple[OrderColumn, ...] = ()
     """The columns of the key, if jobs may be equal in those of the index."""
+    few: Sequence[FilterPart] | None = None
+    """The conditions that leave few rows, which are read and sorted; None for the order of an index."""
 
     @property
     def is_total(self) -> bool:
@@ -306,8 +308,10 @@ class JobOrder:
         return f"-{self.name}" if self.is_descending else self.name
 
     def reversed(self) -> JobOrder:
-        parts = (tuple(each.reversed() for each in some) for some in (self.prefix, self.columns, self.rest))
-        return JobOrder(self.name, not self.is_descending, *parts)
+        prefix, columns, rest = (
+            tuple(each.reversed() for each in some) for some in (self.prefix, self.columns, self.rest)
+        )
+        return JobOrder(self.name, not self.is_descending, prefix, columns, rest, self.few)
 
 
 class Orders:
@@ -352,6 +356,22 @@ class Orders:
         ]
         # One that the filter restricts most; then one that needs no sort.
         return max(found, key=lambda order: (len(order.prefix), order.is_total), default=None)
+
+    def of_few(self, by: JobColumn, few: Sequence[FilterPart], *, is_descending: bool) -> JobOrder | None:
+        """Return an order that no index has, of few rows; None if the source does not store the column."""
+        stored = self.source.stored(by)
+        if stored is None:
+            return None
+        # Without a time a job is last in either direction that a list begins with.
+        column = OrderColumn(stored, is_descending, nulls_first=False, is_nullable=True)
+        return JobOrder(
+            by.name, is_descending, (), (column,), _keys(self.source.keys, is_descending=is_descending), few
+        )
+
+    def is_given(self, column: JobColumn) -> bool:
+        """Return whether the filter gives a column one value."""
+        stored = self.source.stored(column)
+        return stored is not None and stored.name in self._equal
 
     def narrower(self, order: JobOrder) -> list[list[FilterPart]]:
         """Return conditions that another index serves, and which that of ``order`` does not; the most first."""

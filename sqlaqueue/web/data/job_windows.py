@@ -315,6 +315,8 @@ class JobReader:
     def read(self, order: JobOrder, position: Texts | None, need: int) -> FoundJobs:
         """Return the next ``need`` jobs after a position, fewer at the end of the list or of the window."""
         source = self.windows.source
+        if order.few is not None:
+            return self._sorted(clauses_of(order.few), order.few, order.all, position, need)
         narrow = self.first_of_few(self.orders.narrower(order))
         if narrow is not None:
             return self._sorted(clauses_of(narrow), narrow, order.all, position, need)
@@ -336,6 +338,10 @@ class JobReader:
 
     def first_of_few(self, candidates: Sequence[list[FilterPart]]) -> list[FilterPart] | None:
         return next((some for some in candidates if self.has_few(clauses_of(some))), None)
+
+    def few_parts(self) -> list[FilterPart] | None:
+        """Return conditions that leave few rows, which can be sorted by any column; None if an index finds none."""
+        return self.first_of_few([*self.orders.served(), self.windows.source.fixed()])
 
     def has_few(self, clauses: Sequence[sa.ColumnElement[bool]]) -> bool:
         return self._scalar(self.windows.count(clauses, WINDOW + 1)) <= WINDOW

@@ -136,7 +136,7 @@ JOINED = 1_000
 """The number of runs where the row of each job has to be looked up."""
 
 SPAN = timedelta(days=1)
-"""How long ago a run may have ended."""
+"""How long ago a run may have ended, unless the chart of the page goes further back."""
 
 _SLACK = timedelta(seconds=1)
 _RUNS = ("completed", "retried", "failed", "cancelled")
@@ -163,7 +163,10 @@ class Durations:
     claim."""
 
 
-def read_durations(reader: QueueReader, source: FinishedJobs | Unavailable | None = None) -> Durations:
+def read_durations(
+    reader: QueueReader, source: FinishedJobs | Unavailable | None = None, within: timedelta = SPAN
+) -> Durations:
+    """Return the times of the newest runs that have ended within a span of time."""
     found = source or find_finished_jobs(reader)
     if isinstance(found, Unavailable):
         return Durations(waits=found, runs=found)
@@ -172,19 +175,19 @@ def read_durations(reader: QueueReader, source: FinishedJobs | Unavailable | Non
         fixes = (attempt_history_fix(reader.spec), _add_role(reader.spec, "started_at"))
         lacking = Unavailable(reason=reason, fixes=fixes)
         return Durations(waits=lacking, runs=lacking)
-    jobs = found.newest(SPAN, SAMPLE).subquery("sqlaqueue_newest")
+    jobs = found.newest(within, SAMPLE).subquery("sqlaqueue_newest")
     ran = jobs.c.outcome.in_(_RUNS)
     runs = _read(reader, sa.select(_seconds(jobs.c.ended_at - jobs.c.started_at).label("seconds")).where(ran))
-    return Durations(waits=_waits(reader, found), runs=runs)
+    return Durations(waits=_waits(reader, found, within), runs=runs)
 
 
-def _waits(reader: QueueReader, found: FinishedJobs) -> Percentiles | Unavailable | None:
+def _waits(reader: QueueReader, found: FinishedJobs, within: timedelta) -> Percentiles | Unavailable | None:
     spec = reader.spec
     if not (spec.has("run_at") or spec.has("created_at")):
         reason = f"{spec.model.__name__} leaves out the queue attributes 'run_at' and 'created_at'."
         return Unavailable(reason=reason, fixes=(_add_role(spec, "created_at"),))
     if found.source == "jobs":
-        jobs = found.newest(SPAN, SAMPLE).subquery("sqlaqueue_newest")
+        jobs = found.newest(within, SAMPLE).subquery("sqlaqueue_newest")
         return _read(reader, sa.select(_seconds(jobs.c.started_at - jobs.c.due_at).label("seconds")))
     if not spec.strategy.keeps_rows or spec.config.on_complete == "delete":
         reason = "The rows of completed jobs are deleted, and with them the time when they were enqueued."
@@ -192,12 +195,12 @@ def _waits(reader: QueueReader, found: FinishedJobs) -> Percentiles | Unavailabl
     if not spec.has("attempts"):
         reason = f"{spec.model.__name__} leaves out the queue attribute 'attempts', which tells the last attempt."
         return Unavailable(reason=reason, fixes=(_add_role(spec, "attempts"),))
-    return _read(reader, _waits_of_attempts(spec, found))
+    return _read(reader, _waits_of_attempts(spec, found, within))
 
 
-def _waits_of_attempts(spec: QueueSpec, found: FinishedJobs) -> AnySelect:
+def _waits_of_attempts(spec: QueueSpec, found: FinishedJobs, within: timedelta) -> AnySelect:
     """Return the wait of the last attempts of jobs, whose rows still say when they were due."""
-    newest = found.newest(SPAN, JOINED).subquery("sqlaqueue_newest")
+    newest = found.newest(within, JOINED).subquery("sqlaqueue_newest")
     key: Any = newest.c.key
     same = [column == sa.cast(key[number].as_string(), column.type) for number, column in enumerate(spec.keys)]
     is_last = sa.func.coalesce(spec.columns["attempts"], 1) == newest.c.attempt
@@ -263,6 +266,21 @@ def _lengths(*numbers: int) -> tuple[timedelta, ...]:
 MINUTES = ChartSpan(name="minutes", length=timedelta(minutes=15), buckets=_lengths(5, 10, 15, 30), bars=30)
 HOUR = ChartSpan(name="hour", length=timedelta(hours=1), buckets=_lengths(5, 10, 15, 30, 60), bars=60)
 DAY = ChartSpan(name="day", length=timedelta(days=1), buckets=_lengths(300, 900), bars=96)
+WEEK = ChartSpan(name="week", length=timedelta(days=7), buckets=_lengths(3600, 7200), bars=96)
+MONTH = ChartSpan(name="month", length=timedelta(days=30), buckets=_lengths(10800, 21600, 43200), bars=96)
+
+SPANS = (HOUR, DAY, WEEK, MONTH)
+"""The spans of the page of a queue."""
+
+
+def span_with_data(reader: QueueReader, source: FinishedJobs | Unavailable) -> ChartSpan:
+    """Return the shortest span in which something has ended; the shortest of all if nothing has in any of them."""
+    if isinstance(source, Unavailable):
+        return SPANS[0]
+    newest = source.newest(SPANS[-1].length, 1).subquery("sqlaqueue_newest")
+    ended = reader.execute(sa.select(newest.c.ended_at)).scalar()
+    ago = timedelta(0) if ended is None else reader.now - ended
+    return next((span for span in SPANS if ago <= span.length), SPANS[-1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,6 +160,7 @@ def one_of_each_table(specs: Iterable[QueueSpec]) -> list[QueueSpec]:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePast:
+    span: past.ChartSpan
     throughput: Part[past.Throughput | Unavailable]
     durations: Part[past.Durations]
     failures: Part[past.FailureKinds | Unavailable]
@@ -171,22 +172,28 @@ def read_present(session: Session, spec: QueueSpec, memory: Memory) -> tuple[Que
 
 
 def read_past(
-    session: Session, spec: QueueSpec, span: past.ChartSpan, memory: Memory, *, shows_errors: bool = True
+    session: Session, spec: QueueSpec, span: past.ChartSpan | None, memory: Memory, *, shows_errors: bool = True
 ) -> QueuePast:
+    """Return what has happened in a span of time; for None, in the shortest one in which something has ended."""
     reader = QueueReader.begin(session, spec, memory)
     found = reader.part(lambda: past.find_finished_jobs(reader))
     source = found.value
     if source is None:
         problem = found.problem
         return QueuePast(
-            throughput=Part(problem=problem), durations=Part(problem=problem), failures=Part(problem=problem)
+            span=span or past.HOUR,
+            throughput=Part(problem=problem),
+            durations=Part(problem=problem),
+            failures=Part(problem=problem),
         )
+    wanted = span or reader.part(lambda: past.span_with_data(reader, source)).value or past.HOUR
+    within = max(past.SPAN, wanted.length)
     hidden = Unavailable(reason="The texts of errors are redacted.")
     failures: Part[past.FailureKinds | Unavailable]
-    throughput = reader.part(lambda: past.read_throughput(reader, span, source=source))
-    durations = reader.part(lambda: past.read_durations(reader, source))
+    throughput = reader.part(lambda: past.read_throughput(reader, wanted, source=source))
+    durations = reader.part(lambda: past.read_durations(reader, source, within))
     failures = reader.part(lambda: past.read_failure_kinds(reader, source) if shows_errors else hidden)
-    return QueuePast(throughput=throughput, durations=durations, failures=failures)
+    return QueuePast(span=wanted, throughput=throughput, durations=durations, failures=failures)
 
 
 _GROWING = (ATTEMPT, DEAD_LETTER)

@@ -96,6 +96,7 @@ async def health(context: PageContext) -> Response:
         counts={severity: sum(each.severity == severity for each in findings) for severity in SEVERITIES},
         examined_at=found.made_at,
         is_deep=is_deep,
+        blocked_jobs_of=lambda finding: _blocked_jobs(context, finding),
         url_of={queue.name: context.url("queue", queue=queue) for queue in context.queues}.get,
     )
 
@@ -123,12 +124,51 @@ async def examined(context: PageContext, *, is_deep: bool = False) -> SharedResu
     return await shared_result(context.state, ("health", names, is_deep), seconds, examine)
 
 
+_HIDDEN = "(hidden)"
+
+UNCLAIMABLE = "unclaimable_jobs"
+"""The code of the finding that names jobs."""
+
+
 def _shown(context: PageContext, finding: Finding) -> Finding:
-    """Return a finding without the error of a schedule, which may repeat a value, if errors are redacted."""
-    queue, error = context.settings.queues.get(finding.queue or ""), finding.facts.get("error")
-    if not error or queue is None or not context.settings.is_redacted(queue.spec, "last_error"):
+    """Return a finding without the errors in it, which may repeat a value, if errors are redacted."""
+    queue = context.settings.queues.get(finding.queue or "")
+    if queue is None or not context.settings.is_redacted(queue.spec, "last_error"):
         return finding
-    return replace(finding, summary=finding.summary.replace(error, "(hidden)"), facts={})
+    summary, consequence = finding.summary, finding.consequence
+    # The longest first: one may be a part of another.
+    for error in sorted(_errors_in(finding.facts), key=len, reverse=True):
+        summary, consequence = summary.replace(error, _HIDDEN), consequence.replace(error, _HIDDEN)
+    jobs = finding.facts["jobs"] if finding.code == UNCLAIMABLE else ()
+    named = [{**job, "consumers": dict.fromkeys(job["consumers"], _HIDDEN)} for job in jobs]
+    return replace(finding, summary=summary, consequence=consequence, facts={"jobs": named})
+
+
+def _errors_in(facts: Mapping[str, Any]) -> set[str]:
+    """Return the texts of errors in the facts of a finding, as its sentences have them."""
+    consumers, jobs = facts.get("consumers"), facts.get("jobs")
+    found = [facts.get("error")]
+    found += [each.get("error") for each in consumers if isinstance(each, dict)] if isinstance(consumers, list) else []
+    found += [error for each in jobs for error in each["consumers"].values()] if isinstance(jobs, list) else []
+    return {str(error).removesuffix(".") for error in found if error} - {""}
+
+
+def _blockers(context: PageContext, queue: Queue, consumers: Part[Sequence[Any]]) -> data.Blockers:
+    """Return what blocks a queue, without the texts of errors if they are redacted."""
+    is_redacted = context.settings.is_redacted(queue.spec, "last_error")
+    return data.blockers_of(consumers.value or (), lambda error: _HIDDEN if is_redacted else error)
+
+
+def _blocked_jobs(context: PageContext, finding: Finding) -> tuple[Queue, Sequence[data.BlockedJob]] | None:
+    """Return the jobs that a finding is about, for their links; None for other findings."""
+    queue = context.settings.queues.get(finding.queue or "")
+    if queue is None or finding.code != UNCLAIMABLE:
+        return None
+    jobs = [
+        data.BlockedJob(key=each["key"], error=next(iter(each["consumers"].values())), consumers=[*each["consumers"]])
+        for each in finding.facts["jobs"]
+    ]
+    return queue, jobs
 
 
 async def schedules(context: PageContext) -> Response:
@@ -177,6 +217,10 @@ def _error(context: PageContext, schedule: ScheduleInfo) -> str:
     return "redacted" if is_redacted else short(schedule.last_error, 500)
 
 
+MOST_BLOCKED = 5
+"""How many queues the first page says what blocks them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One queue of the list; without an overview if nothing of it can be read."""
@@ -185,6 +229,7 @@ class Row:
     part: Part[data.QueueOverview]
     running: int | None
     """The number of running jobs; under a strategy that holds a transaction, those of the last heartbeats."""
+    blockers: data.Blockers | None
 
 
 async def overview(context: PageContext) -> Response:
@@ -195,13 +240,14 @@ async def overview(context: PageContext) -> Response:
             group.start_soon(_read_schedules, context)
         for queue in context.queues:
             group.start_soon(_read_one, context, queue, found)
-    rows = [
-        Row(queue=queue, part=found[queue.name], running=_running(found[queue.name].value)) for queue in context.queues
-    ]
+    rows = [_row(context, queue, found[queue.name]) for queue in context.queues]
+    blocked = [row for row in rows if row.blockers]
     response = context.render(
         "overview.html",
         rows=rows,
         totals=_totals(rows),
+        blocked=sorted(blocked, key=lambda row: row.blockers is not None and not row.blockers.is_critical),
+        most_blocked=MOST_BLOCKED,
         count_limit=COUNT_LIMIT,
         spark=_spark,
         listed_url=lambda queue, listed: listed_url(context, queue, listed),
@@ -212,6 +258,11 @@ async def overview(context: PageContext) -> Response:
         # After the page was sent: it takes longer than the page, which shows the last result.
         response.background = BackgroundTask(_refresh_findings, context)
     return response
+
+
+def _row(context: PageContext, queue: Queue, part: Part[data.QueueOverview]) -> Row:
+    blockers = None if part.value is None else _blockers(context, queue, part.value.state.consumers)
+    return Row(queue=queue, part=part, running=_running(part.value), blockers=blockers)
 
 
 def memory_of(context: PageContext) -> Memory:
@@ -296,6 +347,7 @@ async def queue(context: PageContext) -> Response:
         schedules=schedules,
         past=past,
         state=state,
+        blockers=_blockers(context, shown, state.consumers),
         running=None if consumers is None else sum(len(each.running) for each in consumers),
         span=past.span,
         chosen_span=span,

@@ -6,13 +6,13 @@ refused. A claim that comes later passes over the locked row, or sees what was w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, StatementError
 from sqlalchemy.orm import Session, attributes, defer, lazyload
 
 from sqlaqueue.admin.changes import requeue_some
@@ -36,6 +36,10 @@ _BUSY = (
     "Another transaction has locked this job: a worker is running it, or a program is changing it. Try again when that "
     "has ended."
 )
+
+
+_UNLOADABLE = (LookupError, ValueError, TypeError, ArithmeticError, AssertionError, InvalidRequestError)
+"""What types of columns and polymorphic classes raise for a value that this program does not know."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,12 @@ def _write(
 ) -> Edited:
     spec, job = columns.spec, attempt.job
     with session.no_autoflush:
-        instance = _letter_instance(session, columns, key) if job.is_dead_letter else _instance(session, columns, job)
+        try:
+            instance = _loaded(session, columns, key, attempt)
+        except _UNLOADABLE as error:
+            # Without the text of the error, which may repeat a redacted value.
+            text = f"This program cannot load its row ({type(error).__name__}). Correct the value that it cannot load."
+            return Edited("refused", _typed(columns, job, attempt.given, refused=text))
         fields = fields_of(columns, sa.inspect(instance).mapper)
         _parse(attempt, fields)
         if not attempt.errors:
@@ -187,10 +196,28 @@ def _lock(session: Session, columns: JobColumns, key: str, job: StoredJob) -> bo
     return session.execute(row, bind_arguments={"mapper": spec.mapper}).first() is not None
 
 
-def _instance(session: Session, columns: JobColumns, job: StoredJob) -> Any:
-    """Return the instance of a locked row, without its large columns, and without its relationships."""
+def _loaded(session: Session, columns: JobColumns, key: str, attempt: _Attempt) -> Any:
+    """Return the instance of a locked row; without the values that are replaced if one cannot be loaded.
+
+    Only then: a validator of the application may read them.
+    """
+    job = attempt.job
+    if job.is_dead_letter:
+        return _letter_instance(session, columns, key)
+    try:
+        return _instance(session, columns, job)
+    except _UNLOADABLE:
+        typed = {name: text for name, text in attempt.given.items() if name in job.values}
+        replaced = [name for name, text in typed.items() if not _same(text, job.values[name].text)]
+        if not replaced:
+            raise
+        return _instance(session, columns, job, without=replaced)
+
+
+def _instance(session: Session, columns: JobColumns, job: StoredJob, without: Collection[str] = ()) -> Any:
+    """Return the instance of a locked row, without its large columns, some others, and its relationships."""
     spec = columns.spec
-    large = {value.column.column for value in job.values.values() if value.size}
+    large = {value.column.column for name, value in job.values.items() if value.size or name in without}
     deferred = [
         defer(getattr(spec.model, attribute.key))
         for attribute in spec.mapper.column_attrs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,13 +17,24 @@ from sqlaqueue.admin.doctor.service import claim_of
 from sqlaqueue.admin.jobs import bind_arguments
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_all
-from sqlaqueue.admin.state import Depth, KeyAtLimit, depth, is_paused, keys_at_limit, live_consumers
+from sqlaqueue.admin.state import (
+    Depth,
+    FailingConsumer,
+    KeyAtLimit,
+    depth,
+    failing_consumers,
+    is_paused,
+    keys_at_limit,
+    live_consumers,
+    unclaimable_jobs,
+)
 from sqlaqueue.postgresql.catalog import missing_tables
 from sqlaqueue.postgresql.catalog_text import describe_session
 from sqlaqueue.postgresql.facts import HorizonHolders, IndexSize, PlanNode, StatementPlan, TableStatistics
 from sqlaqueue.postgresql.plans import explain
 from sqlaqueue.postgresql.server import horizon_holders, index_sizes, table_statistics
 from sqlaqueue.queue.names import ATTEMPT, DEAD_LETTER
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.recurrence import ScheduleTables
 from sqlaqueue.web.data import past
@@ -111,6 +122,68 @@ class QueueState:
     consumers: Part[Sequence[Any]]
     """The live ones, the oldest first, as rows with the columns of :func:`sqlaqueue.consumers`."""
     at_limit: Part[Sequence[KeyAtLimit]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockedJob:
+    """A job that live Consumers cannot claim."""
+
+    key: str
+    error: str
+    """What the first of them says."""
+    consumers: Sequence[str]
+    """Their names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blockers:
+    """What keeps the jobs of a queue from running, as its live Consumers say in their heartbeats."""
+
+    failing: Sequence[FailingConsumer]
+    """The Consumers whose claims fail, those first that fail for the longest time."""
+    jobs: Sequence[BlockedJob]
+    alive: int
+    """How many Consumers are alive."""
+
+    def __bool__(self) -> bool:
+        return bool(self.failing or self.jobs)
+
+    @property
+    def all_fail(self) -> bool:
+        """Whether no Consumer runs any job."""
+        return bool(self.failing) and len(self.failing) >= self.alive
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether jobs do not run; otherwise another Consumer runs them."""
+        return self.all_fail or any(len(job.consumers) >= self.alive for job in self.jobs)
+
+
+def consumer_name(consumer: Any) -> str:
+    """Return the name of a Consumer with its process: several may have the same name."""
+    process = f"{consumer.host}:{consumer.pid}"
+    return process if consumer.name in {None, process} else f"{consumer.name} ({process})"
+
+
+def blockers_of(alive: Sequence[Any], shown: Callable[[str], str] = str) -> Blockers:
+    """Return what the heartbeats of the live Consumers say about jobs that do not run.
+
+    :param alive: rows of :func:`sqlaqueue.consumers`.
+    :param shown: returns what is shown of the text of an error.
+    """
+    jobs: dict[str, list[tuple[str, str]]] = {}
+    for each in alive:
+        for key, error in unclaimable_jobs(each):
+            jobs.setdefault(key_text(key), []).append((consumer_name(each), error))
+    failing = sorted(failing_consumers(alive), key=lambda each: each.since)
+    return Blockers(
+        failing=[each._replace(error=shown(each.error)) for each in failing],
+        jobs=[
+            BlockedJob(key=key, error=shown(found[0][1]), consumers=[name for name, _ in found])
+            for key, found in jobs.items()
+        ],
+        alive=len(alive),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

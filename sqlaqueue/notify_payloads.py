@@ -16,6 +16,7 @@ the first gives its kind::
     quarantined                         rescued jobs became pending, so that there may be quarantined ones
     rescued                             a Consumer has looked for jobs whose lease expired
     cancel_requested                    the cancellation of running jobs was requested
+    consumer_requested                  a Consumer was asked to be quiet, to claim again, or to stop
     unwatched                           a Consumer that has polled for all of them, or was notified for all, has no
                                         capacity any more: another one watches the queue
     wait <waiter> <jobs>                a caller waits until these jobs are settled
@@ -55,6 +56,7 @@ class Signal(enum.StrEnum):
     QUARANTINED = "quarantined"
     RESCUED = "rescued"
     CANCEL_REQUESTED = "cancel_requested"
+    CONSUMER_REQUESTED = "consumer_requested"
     UNWATCHED = "unwatched"
 
 

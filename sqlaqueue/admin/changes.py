@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -21,7 +21,7 @@ from sqlaqueue.consumer.statements import LOCK_TIMEOUT
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.plans import shard_column
-from sqlaqueue.postgresql.side_tables import key_json
+from sqlaqueue.postgresql.side_tables import key_json, request_of_consumer, withdraw_request
 from sqlaqueue.queue.names import CONTROL
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import Key, key_text, key_value
@@ -417,6 +417,25 @@ def resume(session: Session, model: type[Any]) -> None:
     """Let Consumers claim jobs of a paused queue again, and commit."""
     with routing_to_primary(session):
         session.execute(verbs.resume(model), bind_arguments=bind_arguments(model))
+    session.commit()
+
+
+ConsumerAction = Literal["quiet", "resume", "stop"]
+"""What a Consumer can be asked: to claim no more jobs, to claim them again, and to stop as after SIGTERM."""
+
+
+def ask_consumers(session: Session, model: type[Any], action: ConsumerAction, ids: Iterable[str]) -> None:
+    """Ask Consumers, given by their ids, for something, and commit.
+
+    They read it with their next heartbeat: at once if they are notified, otherwise within some ten seconds.
+    """
+    spec = select_jobs(model, "ask_consumers").spec
+    with routing_to_primary(session):
+        for each in ids:
+            asked = (
+                withdraw_request(spec, "quiet", each) if action == "resume" else request_of_consumer(spec, action, each)
+            )
+            session.execute(asked, bind_arguments=bind_arguments(model))
     session.commit()
 
 

@@ -21,7 +21,7 @@ from sqlaqueue.flow_control.keys import KeyLimit, flow_control
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks_of import checks_of
 from sqlaqueue.postgresql.due_times import due_since
-from sqlaqueue.postgresql.side_tables import PAUSE
+from sqlaqueue.postgresql.side_tables import PAUSE, REQUESTS, is_requested
 from sqlaqueue.queue.names import CONSUMERS, CONTROL
 from sqlaqueue.queue.options import COUNTED, STATES, UNFINISHED
 from sqlaqueue.queue.spec import QueueSpec, within_calendar
@@ -95,6 +95,42 @@ def failing_consumers(alive: Sequence[Any]) -> list[FailingConsumer]:
         if isinstance(one, dict) and {"failures", "seconds", "error"} <= one.keys()
         if isinstance(one["failures"], int) and isinstance(one["seconds"], int | float)
     ]
+
+
+class AboutConsumer(NamedTuple):
+    """What a Consumer says of itself beside the columns of its row."""
+
+    handlers: list[str]
+    """Its handlers, each as ``module:name``; empty if it is of an older version."""
+    quiet: bool
+    """Whether it claims no more jobs, as somebody has asked it."""
+
+
+def about_consumer(consumer: Any) -> AboutConsumer:
+    """Return what a Consumer says of itself.
+
+    :param consumer: a row of :func:`consumers` or :func:`workers`; whatever another program has written there.
+    """
+    listed = consumer.unclaimable if isinstance(consumer.unclaimable, list) else []
+    about = next((one for one in listed if isinstance(one, dict) and isinstance(one.get("handlers"), list)), {})
+    return AboutConsumer([str(each) for each in about.get("handlers", ())], about.get("quiet") is True)
+
+
+def workers(session: Session, spec: QueueSpec) -> Sequence[Any]:
+    """Return the Consumers of a queue whose rows are there, alive or dead, the oldest first.
+
+    The rows have all columns of the table, and ``is_alive``, and whether a Consumer was asked to be quiet or to stop:
+    ``quiet_asked`` and ``stop_asked``. The row of one that has ended is gone; that of one that has died stays for a
+    day.
+    """
+    table = spec.side_tables.get(CONSUMERS)
+    if table is None:
+        return []
+    alive: sa.ColumnElement[bool] = table.c.expires_at > clock()
+    asked = [is_requested(spec, request, table.c.id).label(f"{request}_asked") for request in REQUESTS]
+    found = sa.select(*table.c, alive.label("is_alive"), *asked).where(table.c.queue == spec.name)
+    ordered = refused_elsewhere(found.order_by(table.c.created_at, table.c.id))
+    return session.execute(ordered, bind_arguments=bind_arguments(spec.model)).all()
 
 
 def last_heartbeat(session: Session, spec: QueueSpec) -> datetime | None:

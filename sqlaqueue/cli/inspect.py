@@ -14,8 +14,8 @@ import click
 from rich.console import Console, Group, RenderableType
 from sqlalchemy.orm import Session
 
+from sqlaqueue.admin import changes, state
 from sqlaqueue.admin import jobs as admin_jobs
-from sqlaqueue.admin import state
 from sqlaqueue.admin.changes import reads_by_priority
 from sqlaqueue.admin.explain_job import MISSING, explain_job
 from sqlaqueue.admin.jobs import Attempt, FailureGroup, JobInfo
@@ -215,12 +215,34 @@ def failed(target: str, url: str | None, examples: int, *, traceback: bool, json
 @targets_argument
 @url_option
 @click.option("--here", is_flag=True, help="Only those of this machine.")
+@click.option("--quiet", metavar="NAME", help="Ask the Consumers of this name to claim no more jobs, and stay alive.")
+@click.option("--resume", metavar="NAME", help="Ask the Consumers of this name to claim jobs again.")
+@click.option("--stop", metavar="NAME", help="Ask the Consumers of this name to stop, as after SIGTERM.")
 @json_option
-def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) -> None:
+def workers(
+    targets: Sequence[str],
+    url: str | None,
+    *,
+    here: bool,
+    quiet: str | None,
+    resume: str | None,
+    stop: str | None,
+    json: bool,
+) -> None:
     """Show the Consumers, on all machines, that have sent a heartbeat recently.
 
     The exit code is 1 if one of the queues has none.
+
+    A NAME is that of the list, or HOST:PID. If several Consumers have it, all of them are asked. They obey at once if
+    they are notified, otherwise within some ten seconds.
     """
+    given: dict[changes.ConsumerAction, str | None] = {"quiet": quiet, "resume": resume, "stop": stop}
+    asked = [(action, name) for action, name in given.items() if name is not None]
+    if asked:
+        if len(asked) > 1:
+            raise InputError(f"--{asked[0][0]} and --{asked[1][0]}: give one of them at a time")
+        _ask_consumers(targets, url, *asked[0], here=here, json=json)
+        return
     rows: list[dict[str, Any]] = []
     all_served = True
     for target, run in open_targets(load_targets(targets), url):
@@ -237,6 +259,44 @@ def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) 
         click.get_current_context().exit(FAILED)
 
 
+def _ask_consumers(
+    targets: Sequence[str], url: str | None, action: changes.ConsumerAction, name: str, *, here: bool, json: bool
+) -> None:
+    """Ask the live Consumers of a name; those that are not alive are past being asked."""
+    rows: list[dict[str, Any]] = []
+    others: list[str] = []
+    for _, run in open_targets(load_targets(targets), url):
+        alive = [each for each in run(_live_workers) if not here or each.host == this_host()]
+        chosen = [each for each in alive if name in {each.name, f"{each.host}:{each.pid}"}]
+        others += [str(each.name) for each in alive]
+        if chosen:
+            run(_ask, action, [each.id for each in chosen])
+        rows += [{"queue": each.queue, "name": each.name, "host": each.host, "pid": each.pid} for each in chosen]
+    if not rows:
+        known = f"there are {', '.join(dict.fromkeys(others))}" if others else "no Consumer is alive"
+        raise InputError(f"--{action} {name}: no live Consumer of these queues has this name; {known}")
+    if json:
+        echo_json([{**row, "asked": action} for row in rows])
+        return
+    for row in rows:
+        echo(f"{row['queue']}: {row['name']} was asked {ASKED[action]}")
+
+
+ASKED: dict[changes.ConsumerAction, str] = {
+    "quiet": "to claim no more jobs",
+    "resume": "to claim jobs again",
+    "stop": "to stop",
+}
+
+
+def _live_workers(session: Session, model: type[Any]) -> list[Any]:
+    return [each for each in state.workers(session, spec_of(model)) if each.is_alive]
+
+
+def _ask(session: Session, model: type[Any], action: changes.ConsumerAction, ids: Sequence[str]) -> None:
+    changes.ask_consumers(session, model, action, ids)
+
+
 def _consumers_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
     columns = ("queue", "host", "pid", "name", "started", "heartbeat", "listening", "version", "claimed", "running")
     shown = table(*columns, right=["pid", "claimed"])
@@ -245,7 +305,7 @@ def _consumers_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
         if len(row["running"]) > _SHOWN_KEYS:
             running += f" ... ({len(row['running'])})"
         started, heartbeat = ago(row["created_at"]), ago(row["heartbeat_at"])
-        listening = "yes" if row["listening"] else "no, polling"
+        listening = "quiet" if row["quiet"] else "yes" if row["listening"] else "no, polling"
         process = (row["queue"], row["host"], row["pid"], row["name"])
         add_row(shown, *process, started, heartbeat, listening, row["version"], row["claimed"], running)
     return shown
@@ -253,8 +313,17 @@ def _consumers_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
 
 def _consumers(session: Session, model: type[Any], *, here: bool) -> list[dict[str, Any]]:
     found = session.execute(verbs.consumers(model), bind_arguments={"mapper": model})
-    host, _, _ = worker_name().rpartition(":")
-    return [dict(row._mapping) for row in found if not here or row.host == host]  # noqa: SLF001 - SQLAlchemy's public name
+    # The names of SQLAlchemy's own attributes begin with an underscore.
+    return [
+        {**row._mapping, **state.about_consumer(row)._asdict()}  # noqa: SLF001 - public names
+        for row in found
+        if not here or row.host == this_host()
+    ]
+
+
+def this_host() -> str:
+    """Return the name of this machine, as its Consumers write it."""
+    return worker_name().rpartition(":")[0]
 
 
 @click.command(short_help="List jobs.")

@@ -42,6 +42,9 @@ from sqlaqueue.queue.run import Key, Run, key_value
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sessions import open_session
 
+_MOST_HANDLERS = 20
+"""How many handlers a heartbeat names."""
+
 
 class Runner(Protocol):
     """The threads or tasks of one run, as the routines see them."""
@@ -100,6 +103,8 @@ class ConsumerContext:
     """The context variables of the program, of which each call of a handler gets a copy."""
     engine: sa.Engine
     deadlines: Deadlines | None = None
+    quiet = was_asked = False
+    """Whether somebody has asked it to claim no more jobs, and whether anything was ever asked of it."""
     waits_for_database_since: float | None = None
     """When the maintenance loop began to wait for the database; None while it does not."""
 
@@ -265,11 +270,39 @@ class ConsumerContext:
         self.stopping = True
         self.runner.stop()
 
+    def obey(self, *, quiet: bool, stop: bool) -> None:
+        """Do what somebody has asked of this consumer, as it has read with its heartbeat."""
+        self.was_asked = self.was_asked or quiet or stop
+        if self.stopping:
+            return
+        if stop or (quiet and self.draining):
+            extra = self.log_fields("consumer_requested", request="stop")
+            logger.info("queue %s: was asked to stop", self.spec.name, extra=extra)
+            self.stop()
+        elif quiet != self.quiet:
+            self.quiet = quiet
+            does = "is quiet, and claims no more jobs" if quiet else "is not quiet any more, and claims jobs again"
+            extra = self.log_fields("consumer_requested", request="quiet" if quiet else "resume")
+            logger.info("queue %s: %s", self.spec.name, does, extra=extra)
+            # The workers that wait for a poll must not wait for one while it is quiet.
+            self.polls.poll_at_once()
+            self.changed(self.settings.concurrency)
+
+    def about(self) -> dict[str, Any]:
+        """Return what the heartbeat says of this consumer beside the columns of its table."""
+        dispatch = self.settings.dispatch
+        handlers = self.fork_guard.handlers if dispatch is None else dispatch.by_class.values()
+        functions = [function_of(each) for each in handlers]
+        names = [f"{each.__module__}:{getattr(each, '__qualname__', type(each).__name__)}" for each in functions]
+        return {"handlers": [*dict.fromkeys(names)][:_MOST_HANDLERS], **({"quiet": True} if self.quiet else {})}
+
     def fail(self, error: BaseException) -> None:
         self.error = self.error or error
         self.stop()
 
     def wants_poll(self) -> bool:
+        if self.quiet:
+            return False
         if self.draining or self.polls.is_due() or self.quarantine.waiting():
             return True
         # A run that has ended may let a job begin: one transaction settles it and claims.
@@ -422,7 +455,7 @@ class ConsumerContext:
     @property
     def settles_with_poll(self) -> bool:
         """Whether the worker whose turn it is to claim settles ended runs, together with a claim of what they free."""
-        return self.claimer.held_back.due and self.claiming > 0
+        return self.claimer.held_back.due and self.claiming > 0 and not self.quiet
 
     def request_cancellation(self, requested: Iterable[tuple[Key, float]], now: float) -> None:
         """Cancel runs, by their keys; a request that is older than the run was meant for an earlier one."""
@@ -492,6 +525,8 @@ def health_of(context: ConsumerContext | None) -> Health:
         number, streak = context.intervals.failures, context.failing_claims()
         failed = "the last claim has failed" if number == 1 else f"the last {number} claims have failed"
         problems.append(failed if streak is None else f"{failed}: {streak.error}")
+    elif context.quiet:
+        problems.append("it is quiet: it was asked to claim no more jobs, until `sqlaqueue workers --resume`")
     elif not context.has_claimed:
         problems.append("it has not claimed yet")
     if waiting_since is not None and now - waiting_since > UNANSWERED_AFTER:

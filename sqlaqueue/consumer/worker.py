@@ -98,6 +98,10 @@ def _take_turns(context: ConsumerContext, take_turn: Callable[[ConsumerContext, 
                 context.stop()
             else:
                 yield Wait("change", _PAUSE_DRAINING, seen)
+        elif context.quiet:
+            # Not in polls.waiting(): nobody must count on this consumer for the next jobs.
+            turn.end()
+            yield Wait("change", _LONGEST_PAUSE, context.version)
         else:
             # The turn to claim is kept meanwhile: one poll of an empty queue is enough for all workers.
             with context.polls.waiting():

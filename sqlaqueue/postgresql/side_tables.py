@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -116,6 +116,49 @@ def request_cancellation(spec: QueueSpec, running: sa.FromClause) -> sa.Insert:
         spec.side_tables[CONTROL], (["queue", "key", "created_at"], rows.select_from(running)), replaced=["created_at"]
     )
     return requested.returning(notification(spec, Signal.CANCEL_REQUESTED)) if wakes(spec) else requested
+
+
+ConsumerRequest = Literal["quiet", "stop"]
+"""What a Consumer can be asked: to claim no more jobs, or to stop as after SIGTERM."""
+
+REQUESTS: tuple[ConsumerRequest, ...] = get_args(ConsumerRequest)
+
+
+def request_key(request: ConsumerRequest, consumer: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
+    """Return the key of the row with a request to a Consumer, given by its id; no job has it.
+
+    An id is random, and each run of a Consumer has another one: no later run finds the request.
+    """
+    return json_array(_text(f"sqlaqueue_{request}"), consumer)
+
+
+def request_of_consumer(spec: QueueSpec, request: ConsumerRequest, consumer: str) -> sa.Insert:
+    """Return the statement that asks a Consumer, given by its id, for something."""
+    key = request_key(request, sa.literal(consumer, sa.Text()))
+    asked = insert_or_ignore(spec.side_tables[CONTROL], {"queue": spec.name, "key": key, "created_at": clock()})
+    return asked.returning(notification(spec, Signal.CONSUMER_REQUESTED)) if wakes(spec) else asked
+
+
+def withdraw_request(spec: QueueSpec, request: ConsumerRequest, consumer: str) -> Any:
+    """Return the statement that withdraws what a Consumer was asked."""
+    control, key = spec.side_tables[CONTROL], request_key(request, sa.literal(consumer, sa.Text()))
+    gone: Any = sa.delete(control).where(control.c.queue == spec.name, control.c.key == key)
+    return gone.returning(notification(spec, Signal.CONSUMER_REQUESTED)) if wakes(spec) else gone
+
+
+def is_requested(spec: QueueSpec, request: ConsumerRequest, consumer: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Return whether a Consumer, given by its id, was asked for something."""
+    control = spec.side_tables[CONTROL]
+    asked = sa.exists().where(control.c.queue == spec.name, control.c.key == request_key(request, consumer))
+    return asked.correlate_except(control)
+
+
+def is_of_live_consumer(spec: QueueSpec) -> sa.ColumnElement[bool]:
+    """Return whether a row of the control table is a request to a Consumer that is alive."""
+    control, alive = spec.side_tables[CONTROL], spec.side_tables[CONSUMERS]
+    keys = [control.c.key == request_key(request, alive.c.id) for request in REQUESTS]
+    lives = sa.exists().where(alive.c.queue == spec.name, alive.c.expires_at > clock(), sa.or_(*keys))
+    return lives.correlate(control)
 
 
 class RowJson(Called):

@@ -95,7 +95,8 @@ def consumers(model: type[Any], /) -> Any:
     the jobs whose handlers were running at the last heartbeat, each a list of texts), ``claimed`` (the number of its
     other claimed jobs), and ``unclaimable`` (the jobs that it cannot claim, rescue or settle, a hundred at most, each
     with its ``key`` and the ``error``; before them, if all of its claims fail, an entry with the number of ``failures``
-    in a row, the ``seconds`` that they have lasted, and the ``error``). A Consumer writes a heartbeat every ten
+    in a row, the ``seconds`` that they have lasted, and the ``error``; after them an entry with its ``handlers``, and
+    ``quiet`` if it was asked to claim no more jobs). A Consumer writes a heartbeat every ten
     seconds, less often if there are many Consumers.
 
     ::

@@ -18,6 +18,7 @@ from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_pages import Count, ListRequest
 from sqlaqueue.web.data.reader import ParameterError
 from sqlaqueue.web.errors import BadRequest, NotFound, ServiceUnavailable
+from sqlaqueue.web.queues import worker_of
 from sqlaqueue.web.security import FormData
 
 LABELS: dict[BulkAction, str] = {"requeue": "Requeue", "cancel": "Cancel", "purge": "Delete"}
@@ -227,6 +228,37 @@ async def _pause(context: PageContext, action: str) -> Response:
         await context.database.write(operation, queue.model)
     context.audit(action, queue)
     return context.redirect(context.url("queue", queue=queue), (f"{action}d", 1))
+
+
+_OF_WORKERS: dict[changes.ConsumerAction, str] = {"quiet": "Quiet", "resume": "Resume", "stop": "Stop"}
+
+
+def _worker_action(name: str) -> changes.ConsumerAction:
+    found = next((each for each in _OF_WORKERS if each == name), None)
+    if found is None:
+        raise NotFound("There is no such action.", "Go back to the list of workers.")
+    return found
+
+
+async def confirm_worker(context: PageContext) -> Response:
+    given = context.request.query_params
+    action = _worker_action(given.get("action", ""))
+    worker, others = await worker_of(context, given.get("queue", ""), given.get("id", ""))
+    claiming = [each for each in others if not (each.row.quiet_asked or each.row.stop_asked)]
+    return context.render(
+        "confirm_worker.html", action=action, label=_OF_WORKERS[action], worker=worker, others=claiming
+    )
+
+
+async def act_on_worker(context: PageContext) -> Response:
+    action = _worker_action(context.request.path_params["action"])
+    form = await context.form()
+    worker, _ = await worker_of(context, form.get("queue"), form.get("id"))
+    queue, facts = worker.queue, {"worker": worker.name, "id": worker.row.id}
+    with context.failures_audited(f"{action}_worker", queue, **facts):
+        await context.database.write(changes.ask_consumers, queue.model, action, [worker.row.id])
+    context.audit(f"{action}_worker", queue, **facts)
+    return context.redirect(context.url("workers"), (f"{action}_asked", 1))
 
 
 _OF_SCHEDULES: dict[str, tuple[Any, str]] = {

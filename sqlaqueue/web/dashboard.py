@@ -32,12 +32,12 @@ from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.sessions import primary_bind
 from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.web import errors
-from sqlaqueue.web.actions import act_on_queue, act_on_schedule, confirm, edit
+from sqlaqueue.web.actions import act_on_queue, act_on_schedule, act_on_worker, confirm, confirm_worker, edit
 from sqlaqueue.web.context import PATHS, Page, PageContext, path_below_mount
 from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.jobs import job, jobs
-from sqlaqueue.web.queues import claim, health, overview, queue, schedules
+from sqlaqueue.web.queues import claim, health, overview, queue, schedules, workers
 from sqlaqueue.web.rendering import shared_renderer
 from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, secured
 from sqlaqueue.web.settings import Access, Column, Link, Queue, Settings
@@ -292,6 +292,8 @@ GET: dict[str, Page] = {
     "overview": overview,
     "queue": queue,
     "claim": claim,
+    "workers": workers,
+    "confirm_worker": confirm_worker,
     "schedules": schedules,
     "health": health,
     "events": events,
@@ -301,7 +303,11 @@ GET: dict[str, Page] = {
     "confirm": confirm,
 }
 
-POST: dict[str, Page] = {"act": act_on_queue, "act_on_schedule": act_on_schedule}
+POST: dict[str, Page] = {
+    "act": act_on_queue,
+    "act_on_schedule": act_on_schedule,
+    "act_on_worker": act_on_worker,
+}
 
 ORIGINAL = "sqlaqueue.scope"
 """The key of the scope that the application has given."""

@@ -21,7 +21,8 @@ from starlette.responses import Response
 from sqlaqueue.admin.doctor.doctor import doctor
 from sqlaqueue.admin.doctor.examination import SEVERITIES, Finding, target_of
 from sqlaqueue.admin.schedules import ScheduleInfo
-from sqlaqueue.admin.state import KeyAtLimit
+from sqlaqueue.admin.state import AboutConsumer, KeyAtLimit, about_consumer, failing_consumers
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.charts import Bar, Range, bar_chart, range_chart, sparkline
 from sqlaqueue.web.context import PageContext, SharedResult, both, shared_result
@@ -29,7 +30,7 @@ from sqlaqueue.web.data import queues as data
 from sqlaqueue.web.data.past import MINUTES, SPANS, Durations, Percentiles, Throughput
 from sqlaqueue.web.data.queues import COUNT_LIMIT
 from sqlaqueue.web.data.reader import Memory, Part, Unavailable, attempt_part, problem_text
-from sqlaqueue.web.errors import BadRequest, PageError
+from sqlaqueue.web.errors import BadRequest, NotFound, PageError
 from sqlaqueue.web.links import listed_url
 from sqlaqueue.web.rendering import duration, short
 from sqlaqueue.web.settings import Queue
@@ -169,6 +170,80 @@ def _blocked_jobs(context: PageContext, finding: Finding) -> tuple[Queue, Sequen
         for each in finding.facts["jobs"]
     ]
     return queue, jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A Consumer, alive or dead."""
+
+    queue: Queue
+    row: Any
+    """See :func:`sqlaqueue.admin.state.workers`."""
+    left: Sequence[str] | None = None
+    """The keys of jobs that are still claimed under its name, if it is dead and that is known."""
+
+    @property
+    def name(self) -> str:
+        return str(self.row.name or f"{self.row.host}:{self.row.pid}")
+
+    @property
+    def about(self) -> AboutConsumer:
+        return about_consumer(self.row)
+
+    @property
+    def running(self) -> list[str]:
+        return [key_text(key) for key in self.row.running if isinstance(key, list) and key]
+
+    @property
+    def is_failing(self) -> bool:
+        return bool(failing_consumers([self.row]))
+
+
+async def workers(context: PageContext) -> Response:
+    found: list[Worker] = []
+    problems: list[str] = []
+    # Each in a session of its own: a queue that waits for a lock does not delay the others.
+    async with anyio.create_task_group() as group:
+        for queue in context.queues:
+            group.start_soon(_read_workers, context, queue, found, problems)
+    found.sort(key=lambda each: (each.row.host, each.row.pid, each.queue.name))
+    return context.render(
+        "workers.html",
+        alive=[each for each in found if each.row.is_alive],
+        dead=[each for each in found if not each.row.is_alive],
+        problems=list(dict.fromkeys(problems)),
+    )
+
+
+async def _read_workers(context: PageContext, queue: Queue, found: list[Worker], problems: list[str]) -> None:
+    try:
+        part = await context.database.read(attempt_part, data.read_workers, queue.spec)
+    except (PageError, SQLAlchemyError) as error:
+        text = f"{error.text} {error.advice}".strip() if isinstance(error, PageError) else problem_text(error)
+        problems.append(f"{queue.name}: {text}")
+        return
+    if part.value is None:
+        problems.append(f"{queue.name}: {part.problem}")
+        return
+    left = part.value.left
+    found += [
+        Worker(queue=queue, row=row, left=None if row.is_alive or left is None else left.get(row.name))
+        for row in part.value.rows
+    ]
+
+
+async def worker_of(context: PageContext, name: str, given: str) -> tuple[Worker, list[Worker]]:
+    """Return a live Consumer that may be asked for something, by its queue and its id, and the other live ones."""
+    queue = next((each for each in context.queues if each.name == name), None)
+    if queue is None:
+        raise NotFound("There is no such queue, or you have no access to it.", "Choose a Consumer from the list.")
+    context.require("workers", queue)
+    found = await context.database.read(data.read_workers, queue.spec)
+    alive = [Worker(queue=queue, row=row) for row in found.rows if row.is_alive]
+    chosen = next((each for each in alive if each.row.id == given), None)
+    if chosen is None:
+        raise NotFound("There is no such live Consumer.", "It may have ended; look at the list again.")
+    return chosen, [each for each in alive if each is not chosen]
 
 
 async def schedules(context: PageContext) -> Response:

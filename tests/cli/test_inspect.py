@@ -240,6 +240,42 @@ def test_workers_shows_the_consumers_of_a_queue(shop: Shop) -> None:
     assert shop.invoke("workers", EMAIL, "--json").exit_code == 1
 
 
+def test_workers_are_asked_to_be_quiet_to_claim_again_and_to_stop(shop: Shop) -> None:
+    worker = shop.start(*WORKER, "--worker-name", "postman")
+    wait_until(lambda: shop.invoke("workers", EMAIL).exit_code == 0, lambda: worker.output)
+    wait_until(lambda: [each["listening"] for each in shop.json("workers", EMAIL)] == [True], lambda: worker.output)
+    (row,) = shop.json("workers", EMAIL)
+    assert row["quiet"] is False
+    assert len(row["handlers"]) == 1
+    assert ":" in row["handlers"][0]
+    name, process = row["name"], f"{row['host']}:{row['pid']}"
+    assert shop.ok("workers", EMAIL, LETTER, "--quiet", name) == f"email: {name} was asked to claim no more jobs\n"
+    wait_until(lambda: [each["quiet"] for each in shop.json("workers", EMAIL)] == [True], lambda: worker.output)
+    assert "quiet" in shop.ok("workers", EMAIL)
+    assert shop.ok("workers", EMAIL, "--resume", process) == f"email: {name} was asked to claim jobs again\n"
+    wait_until(lambda: [each["quiet"] for each in shop.json("workers", EMAIL)] == [False], lambda: worker.output)
+    (asked,) = shop.json("workers", EMAIL, "--stop", name, "--here")
+    assert (asked["queue"], asked["name"], asked["pid"], asked["asked"]) == ("email", name, row["pid"], "stop")
+    assert worker.end() == 0
+
+
+def test_wrong_requests_to_workers(shop: Shop) -> None:
+    nobody = shop.invoke("workers", EMAIL, "--stop", "ada")
+    assert (nobody.exit_code, nobody.stderr) == (
+        2,
+        "Error: --stop ada: no live Consumer of these queues has this name; no Consumer is alive\n",
+    )
+    shop.execute(
+        "INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, heartbeat_at, "
+        "expires_at) VALUES ('x', 'letter', 'grace', 'elsewhere', 1, '1', true, '[]', now(), now() + interval '1 min')"
+    )
+    other = shop.invoke("workers", LETTER, "--quiet", "ada")
+    assert "there are grace" in other.stderr
+    assert shop.invoke("workers", LETTER, "--quiet", "grace", "--here").exit_code == 2
+    both = shop.invoke("workers", LETTER, "--quiet", "grace", "--stop", "grace")
+    assert "--quiet and --stop: give one of them at a time" in both.stderr
+
+
 def test_workers_of_another_machine_are_not_here(shop: Shop) -> None:
     shop.execute(
         "INSERT INTO sqlaqueue_consumer (id, queue, host, pid, version, listening, running, heartbeat_at, expires_at) "

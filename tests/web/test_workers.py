@@ -15,8 +15,10 @@ from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin
 from sqlaqueue.admin import QueueAdmin
-from sqlaqueue.admin.state import unclaimable_jobs
+from sqlaqueue.admin.state import about_consumer, unclaimable_jobs, workers
+from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web import Access
+from sqlaqueue.web.settings import ACTIONS
 from tests.models import execute
 from tests.programs import wait_until
 from tests.web.conftest import ask, hidden
@@ -223,3 +225,156 @@ async def test_a_row_that_cannot_be_loaded_is_found_edited_and_cancelled(engine:
         done = await browser.post("/queues/parcel/actions/edit", data=fields)
         assert done.status_code == 303, html.unescape(done.text)
         assert "notice=edited%3A1" in done.headers["location"]
+
+
+# -- the page of all Consumers ------------------------------------------------------------------------------------
+
+ABOUT = {"handlers": ["app.jobs:send"]}
+ASK = "workers/confirm?action=quiet&queue=email&id=email-web%3A1"
+
+
+async def test_all_consumers_are_listed(client_of: Any, engine: sa.Engine) -> None:
+    heartbeat(engine, "web:1", unclaimable=[failing(), ABOUT], running=[["7"], ["8"]])
+    heartbeat(engine, "web:2", unclaimable=[{**ABOUT, "quiet": True}])
+    heartbeat(engine, "web:3", "picture", listening=False, running=[["a,b", "c"]])
+    page = await page_of(client_of(), "workers")
+    one, two, three = part_of(page, "workers").split("<tbody>")[1].split("<tr>")[1:]
+    assert "web:1" in one
+    assert "web, process 1, version 1" in one
+    assert "app.jobs:send" in one
+    assert 'href="./queues/email/job?key=7"' in one
+    assert ">listening<" in one
+    assert 'href="./queues/email#blockers">claims fail<' in one
+    assert ">quiet<" in two
+    assert ">idle<" in two
+    assert "claims fail" not in two
+    assert 'href="./queues/picture/job?key=%22a%2Cb%22%2Cc"' in three
+    assert ">only polls<" in three
+    assert "not known" in three
+    assert 'id="dead"' not in page
+    assert "email" not in part_of(
+        await page_of(client_of(access=lambda _: Access(read=["picture"])), "workers"), "workers"
+    )
+
+
+async def test_the_dead_are_listed_with_what_they_have_lost(client_of: Any, queues: Any, engine: sa.Engine) -> None:
+    claimed = "UPDATE email SET status = 'processing', lease_token = gen_random_uuid(), lease_expires_at = now()"
+    execute(engine, "INSERT INTO email (recipient) SELECT 'ada' FROM generate_series(1, 4)")
+    execute(engine, f"{claimed}, claimed_by = 'web:1' WHERE id = 2")
+    execute(engine, f"{claimed}, claimed_by = 'web:2' WHERE id = 3")
+    execute(engine, f"{claimed}, claimed_by = 'web:9' WHERE id = 4")
+    heartbeat(engine, "web:1", dead=True, running=[["1"], ["2"]], unclaimable=[ABOUT])
+    heartbeat(engine, "web:2", dead=True)
+    execute(engine, "UPDATE sqlaqueue_consumer SET id = 'before' WHERE name = 'web:2'")
+    heartbeat(engine, "web:2")
+    heartbeat(engine, "web:3", "invoice", dead=True)
+    page = await page_of(client_of(), "workers")
+    assert part_of(page, "workers").count('<th scope="row">') == 1
+    dead = part_of(page, "dead")
+    rows = dead.split("<tr>")[1:]
+    one, two, three = (next(row for row in rows if f">{name}<" in row) for name in ("web:1", "web:2", "web:3"))
+    assert one.count("email/job?key=1") == 1
+    assert one.count("email/job?key=2") == 2
+    assert "app.jobs:send" in one
+    # A live Consumer has the same name, or leases name nobody.
+    assert part_after(two, "Not rescued yet").startswith('<span class="muted">not known')
+    assert part_after(three, "Not rescued yet").startswith('<span class="muted">not known')
+    assert "Quiet" not in dead
+
+
+def part_after(row: str, label: str) -> str:
+    return row.partition(f'data-label="{label}">')[2]
+
+
+async def test_a_consumer_is_asked_after_a_preview(client_of: Any, engine: sa.Engine, audit: Any) -> None:
+    heartbeat(engine, running=[["7"]])
+    browser = client_of()
+    preview = await browser.get(f"/{ASK}")
+    text = html.unescape(preview.text)
+    assert "No other Consumer of email claims jobs: its jobs will wait." in text
+    assert "it ran 1 job" in text
+    assert await requests(engine) == []
+    done = await browser.post("/workers/quiet", data=dict(hidden(preview.text)))
+    assert done.status_code == 303
+    page = await page_of(browser, "workers?notice=quiet_asked:1")
+    assert "The Consumer was asked to claim no more jobs." in page
+    assert ">asked to be quiet<" in page
+    assert await requests(engine) == [["sqlaqueue_quiet", "email-web:1"]]
+    fields = {"queue": "email", "id": "email-web:1"}
+    assert (await browser.post("/workers/resume", data=fields)).status_code == 303
+    assert await requests(engine) == []
+    assert (await browser.post("/workers/stop", data=fields)).status_code == 303
+    assert ">asked to stop<" in await page_of(browser, "workers")
+    facts = "queue='email' worker='web:1' id='email-web:1'"
+    assert audit() == [f"user='ada' action={action}_worker {facts}" for action in ("quiet", "resume", "stop")]
+
+
+async def requests(engine: sa.Engine) -> list[Any]:
+    with engine.connect() as connection:
+        return [*connection.scalars(sa.text("SELECT key FROM sqlaqueue_control"))]
+
+
+@pytest.mark.parametrize("action", ["quiet", "resume", "stop"])
+async def test_asking_a_consumer_needs_a_right_of_its_own(client_of: Any, engine: sa.Engine, action: str) -> None:
+    heartbeat(engine)
+    fields = {"queue": "email", "id": "email-web:1"}
+    others = [each for each in ACTIONS if each != "workers"]
+    for access in (
+        Access(read=True),
+        Access(read=True, act={"email": others}),
+        Access(read=True, act={"invoice": ["workers"]}),
+    ):
+        browser = client_of(access=lambda _, access=access: access)
+        assert "/confirm?" not in await page_of(browser, "workers")
+        assert (await browser.get(f"/{ASK}")).status_code == 403
+        assert (await browser.post(f"/workers/{action}", data=fields)).status_code == 403
+    unseen = client_of(access=lambda _: Access(read=["invoice"], act=True))
+    assert (await unseen.post(f"/workers/{action}", data=fields)).status_code == 404
+    assert await requests(engine) == []
+    allowed = client_of(access=lambda _: Access(read=True, act={"email": ["workers"]}))
+    assert (await allowed.post(f"/workers/{action}", data=fields)).status_code == 303
+
+
+async def test_what_is_no_live_consumer_or_no_request_is_refused(client_of: Any, engine: sa.Engine) -> None:
+    heartbeat(engine, "web:1", dead=True)
+    heartbeat(engine, "web:2", "invoice")
+    browser = client_of()
+    for queue, id_ in (("email", "email-web:1"), ("email", "invoice-web:2"), ("email", ""), ("none", "x")):
+        assert (await browser.post("/workers/stop", data={"queue": queue, "id": id_})).status_code == 404
+    fields = {"queue": "invoice", "id": "invoice-web:2"}
+    assert (await browser.post("/workers/kill", data=fields)).status_code == 404
+    assert (await browser.get("/workers/confirm?action=kill&queue=invoice&id=invoice-web:2")).status_code == 404
+    headers = {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"}
+    assert (await browser.post("/workers/stop", data=fields, headers=headers)).status_code == 403
+    assert await requests(engine) == []
+
+
+async def test_a_queue_that_cannot_be_read_hides_no_other_one(client_of: Any, engine: sa.Engine) -> None:
+    heartbeat(engine)
+    execute(engine, "DROP TABLE sqlaqueue_control CASCADE")
+    page = await page_of(client_of(), "workers")
+    assert "email: A table is missing. Run the migrations of the application" in page
+
+
+async def test_workers_obey_the_page(engine: sa.Engine) -> None:
+    parcel = make_parcel("update_status")
+    parcel.metadata.create_all(engine)
+    browser = ask(engine, parcel)
+    with consuming(engine, parcel, worker_name="packer"):
+        wait_until(lambda: len(_workers(engine, parcel)) == 1 and _workers(engine, parcel)[0].listening)
+        page = await page_of(browser, "workers")
+        assert "packer" in page
+        assert "tests.web.test_workers:consuming" in page or "tests.web.test_workers:<lambda>" in page
+        (worker,) = _workers(engine, parcel)
+        fields = {"queue": "parcel", "id": worker.id}
+        await browser.post("/workers/quiet", data=fields)
+        wait_until(lambda: about_consumer(_workers(engine, parcel)[0]).quiet)
+        assert ">quiet<" in await page_of(browser, "workers")
+        await browser.post("/workers/stop", data=fields)
+        wait_until(lambda: _workers(engine, parcel) == [])
+        assert "No Consumer runs" in await page_of(browser, "workers")
+
+
+def _workers(engine: sa.Engine, model: Any) -> list[Any]:
+    with Session(engine) as session:
+        return [*workers(session, spec_of(model))]

@@ -37,7 +37,7 @@ from sqlaqueue.postgresql.catalog import missing_tables, sees_all
 from sqlaqueue.postgresql.facts import TableRead
 from sqlaqueue.postgresql.faults_of_indexes import index_faults
 from sqlaqueue.postgresql.plans import disabled_plans, on_shards, whole_reads
-from sqlaqueue.postgresql.side_tables import PAUSE
+from sqlaqueue.postgresql.side_tables import PAUSE, is_of_live_consumer
 from sqlaqueue.postgresql.triggers import wakes
 from sqlaqueue.postgresql.waits import miscounted
 from sqlaqueue.queue.names import CONSUMERS, CONTROL, CRASH_JOURNAL
@@ -239,7 +239,8 @@ def check_leftovers(examination: Examination) -> Iterator[Finding]:
             entries = sa.and_(journal.c.queue == spec.name, journal.c.created_at < old, ~is_alive)
             yield from _left_over(examination, spec, journal, entries)
         if control is not None:
-            requests = sa.and_(control.c.queue == spec.name, control.c.key != PAUSE, control.c.created_at < old)
+            asked = control.c.key != PAUSE, ~is_of_live_consumer(spec)
+            requests = sa.and_(control.c.queue == spec.name, *asked, control.c.created_at < old)
             yield from _left_over(examination, spec, control, requests)
 
 

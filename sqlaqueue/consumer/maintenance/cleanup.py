@@ -31,7 +31,7 @@ from sqlaqueue.consumer.settle import BESIDE_ORM, execute_for_keys
 from sqlaqueue.flow_control.rates import delete_idle
 from sqlaqueue.log import logger
 from sqlaqueue.postgresql.claim_scan import planned_anew
-from sqlaqueue.postgresql.side_tables import PAUSE
+from sqlaqueue.postgresql.side_tables import PAUSE, is_of_live_consumer
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, RATE
 from sqlaqueue.queue.run import Key, key_text, keys_from
 from sqlaqueue.sql.engine import engine_of
@@ -191,7 +191,7 @@ def _delete_old(session: Session, context: ConsumerContext) -> None:
     control = spec.side_tables.get(CONTROL)
     if control is not None:
         old = control.c.created_at < earlier(clock(), _KEEP)
-        mine = sa.and_(control.c.queue == spec.name, control.c.key != PAUSE)
+        mine = sa.and_(control.c.queue == spec.name, control.c.key != PAUSE, ~is_of_live_consumer(spec))
         session.execute(sa.delete(control).where(mine, old), bind_arguments=bind)
     consumers = spec.side_tables.get(CONSUMERS)
     if consumers is not None:

@@ -33,7 +33,7 @@ from sqlaqueue.consumer.settle import LOCK_TIMEOUT_ONE_BY_ONE, execute_for_keys,
 from sqlaqueue.consumer.statements import LOCK_TIMEOUT
 from sqlaqueue.log import logger
 from sqlaqueue.notify_payloads import Deregistered, Heartbeat, Signal
-from sqlaqueue.postgresql.side_tables import as_json
+from sqlaqueue.postgresql.side_tables import REQUESTS, as_json, is_requested, withdraw_request
 from sqlaqueue.postgresql.triggers import notification
 from sqlaqueue.queue.names import ATTEMPT, CONSUMERS
 from sqlaqueue.queue.run import Key, Run, keys_by_token
@@ -258,20 +258,22 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     if not context.has_claimed or CONSUMERS not in context.spec.side_tables:
         return
     check_received(maintenance)
-    unclaimable, news = context.claimer.unclaimable, peers.listening != maintenance.sent_listening
+    # While it is quiet, the others share its jobs among them.
+    listening = peers.listening and not context.quiet
+    unclaimable, news = context.claimer.unclaimable, listening != maintenance.sent_listening
     failing = context.failing_claims()
-    changes = unclaimable.changes, failing is None
+    changes = unclaimable.changes, failing is None, context.quiet
     wanted = peers.wants_heartbeat or peers.until_look() <= 0 or news or changes != maintenance.sent_changes
     if not (timers.is_due("heartbeat", now) or wanted):
         return
     pause = context.intervals.heartbeat(peers.count)
     timers.set("heartbeat", now + pause)
     notify = peers.begin_heartbeat(news=news)
-    maintenance.sent_listening, context.registered = peers.listening, True
+    maintenance.sent_listening, context.registered = listening, True
     running, claimed = context.in_flight.running(), context.claimed_runs()
     waiting = max(0, len(claimed) - len(running))
     jobs = unclaimable.jobs()
-    beat = SentHeartbeat(peers.listening, running, waiting, jobs, failing, expires_in=3 * pause, notify=notify)
+    beat = SentHeartbeat(listening, running, waiting, jobs, failing, expires_in=3 * pause, notify=notify)
     # Even if it fails: another try each moment would not help during an outage.
     maintenance.sent_changes = changes
     others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
@@ -309,6 +311,9 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbe
         # An entry without a key: a program of an older version passes over it.
         of_all = {"failures": failures, "seconds": round(lasted, 1), "error": ascii_text(error)[:_LONGEST_ERROR]}
         unclaimable.insert(0, of_all)
+    about = context.about()
+    if any(about.values()):
+        unclaimable.append(about)
     seen = {
         "listening": beat.listening,
         "running": as_json(sa.literal(json.dumps(running), sa.Text())),
@@ -332,12 +337,21 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: SentHeartbe
     others = sa.func.coalesce(collected(table.c.id), converted([], sa.ARRAY(sa.Text())), type_=sa.ARRAY(sa.Text()))
     now = epoch(ticking_clock())
     asked = sa.select(others, now).select_from(table).where(alive)
+    # Citus does not read a reference table and a local one by one statement that writes as well.
+    apart = settings.distribution is not None
+    requests = [is_requested(spec, each, sa.literal(context.id, sa.Text())) for each in REQUESTS]
+    asked = asked if apart else asked.add_columns(*requests)
     if engine_of(session.connection(bind_arguments=settings.bind_arguments).dialect) is None:
         asked = asked.add_cte(upsert.cte("sqlaqueue_heartbeat"))
     else:
         session.execute(upsert, bind_arguments=settings.bind_arguments)
-    names, moment = session.execute(asked, bind_arguments=settings.bind_arguments).one()
+    names, moment, *asked_of_it = session.execute(asked, bind_arguments=settings.bind_arguments).one()
     session.commit()
+    if apart:
+        asked_of_it = [*session.execute(sa.select(*requests), bind_arguments=settings.bind_arguments).one()]
+        session.commit()
+    quiet, stop = asked_of_it
+    context.obey(quiet=bool(quiet), stop=bool(stop))
     return list(names), float(moment)
 
 
@@ -347,6 +361,9 @@ def deregister(session: Session, context: ConsumerContext) -> None:
     if context.settings.notifies:
         gone = gone.returning(notification(context.spec, Deregistered(context.id)))
     session.execute(gone, bind_arguments=context.settings.bind_arguments)
+    for request in REQUESTS if context.was_asked else ():
+        withdrawn = withdraw_request(context.spec, request, context.id)
+        session.execute(withdrawn, bind_arguments=context.settings.bind_arguments)
     session.commit()
 
 

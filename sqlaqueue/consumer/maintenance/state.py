@@ -386,8 +386,8 @@ class Maintenance:
         """The runs whose leases were not extended, probably since a transaction has locked their rows."""
         self.sent_listening: bool | None = None
         """The ``listening`` of the last heartbeat; None before the first."""
-        self.sent_changes: tuple[int, bool] = (0, True)
-        """The changes of the unclaimable jobs up to the last heartbeat, and whether claims worked then."""
+        self.sent_changes: tuple[int, bool, bool] = (0, True, False)
+        """The changes of the unclaimable jobs up to the last heartbeat, and whether claims worked and it was quiet."""
         self.missed_proofs = 0
         """How many heartbeats in a row were not received back."""
         self.logged_missed = False

@@ -484,6 +484,10 @@ class PollSchedule:
             case Signal.CANCEL_REQUESTED:
                 self.cancellation_requested = True
                 self._wake_maintenance()
+            case Signal.CONSUMER_REQUESTED:
+                # A heartbeat reads what was asked.
+                self.peers.wants_heartbeat = True
+                self._wake_maintenance()
 
     def listening_lost(self) -> None:
         """Poll, since notifications may have been missed: the connection that they come by is lost, or a new one."""

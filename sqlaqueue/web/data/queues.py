@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -23,10 +23,12 @@ from sqlaqueue.admin.state import (
     KeyAtLimit,
     depth,
     failing_consumers,
+    has_leases,
     is_paused,
     keys_at_limit,
     live_consumers,
     unclaimable_jobs,
+    workers,
 )
 from sqlaqueue.postgresql.catalog import missing_tables
 from sqlaqueue.postgresql.catalog_text import describe_session
@@ -184,6 +186,41 @@ def blockers_of(alive: Sequence[Any], shown: Callable[[str], str] = str) -> Bloc
         ],
         alive=len(alive),
     )
+
+
+MOST_LOST = 100
+"""How many jobs are shown that are still claimed under the names of dead Consumers."""
+
+_PROCESSING = 10_000
+"""Among how many processing jobs, those whose leases expire first, these are looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """The Consumers of a queue, alive or dead within a day."""
+
+    rows: Sequence[Any]
+    """See :func:`sqlaqueue.admin.state.workers`."""
+    left: Mapping[str, Sequence[str]] | None
+    """The keys of jobs that are still claimed under the names of dead Consumers; None if that is not known."""
+
+
+def read_workers(session: Session, spec: QueueSpec) -> Workers:
+    rows = workers(session, spec)
+    alive = {row.name for row in rows if row.is_alive}
+    dead = {row.name for row in rows if not row.is_alive} - alive - {None}
+    if not (has_leases(spec) and spec.has("claimed_by")):
+        return Workers(rows=rows, left=None)
+    left: dict[str, list[str]] = {name: [] for name in dead}
+    if dead:
+        # By the index of leases, whose first entries are those of the dead.
+        claimed_by, expires = spec.columns["claimed_by"], spec.columns["lease_expires_at"]
+        columns = [*(key.label(f"key_{number}") for number, key in enumerate(spec.keys)), claimed_by.label("worker")]
+        first = sa.select(*columns).where(spec.in_state("processing")).order_by(expires).limit(_PROCESSING).subquery()
+        mine = sa.select(*first.c).where(first.c.worker.in_(sorted(dead))).limit(MOST_LOST)
+        for *key, worker in session.execute(mine, bind_arguments=bind_arguments(spec.model)):
+            left[worker].append(key_text(tuple(key)))
+    return Workers(rows=rows, left=left)
 
 
 @dataclass(frozen=True, kw_only=True)

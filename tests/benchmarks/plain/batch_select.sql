@@ -314,7 +314,9 @@ DELETE FROM sqlaqueue_consumer WHERE sqlaqueue_consumer.id = %(id_1)s::VARCHAR R
 
 DELETE FROM sqlaqueue_consumer WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.expires_at < statement_timestamp() - %(statement_timestamp_1)s
 
-DELETE FROM sqlaqueue_control WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key != CAST('[]' AS JSONB) AND sqlaqueue_control.created_at < statement_timestamp() - %(statement_timestamp_1)s
+DELETE FROM sqlaqueue_control WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key != CAST('[]' AS JSONB) AND NOT (EXISTS (SELECT *
+FROM sqlaqueue_consumer
+WHERE sqlaqueue_consumer.queue = %(queue_2)s::VARCHAR AND sqlaqueue_consumer.expires_at > statement_timestamp() AND (sqlaqueue_control.key = jsonb_build_array('sqlaqueue_quiet', sqlaqueue_consumer.id) OR sqlaqueue_control.key = jsonb_build_array('sqlaqueue_stop', sqlaqueue_consumer.id)))) AND sqlaqueue_control.created_at < statement_timestamp() - %(statement_timestamp_1)s
 
 DELETE FROM sqlaqueue_crash_journal WHERE sqlaqueue_crash_journal.id = %(id_1)s::UUID
 
@@ -469,6 +471,10 @@ WHERE CASE WHEN (sqlaqueue_its.name IN (SELECT jsonb_array_elements_text(CAST(%(
 
 WITH sqlaqueue_heartbeat AS
 (INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, unclaimable, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, CAST(%(param_10)s::VARCHAR AS JSONB), statement_timestamp(), (statement_timestamp() + %(param_11)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, unclaimable = excluded.unclaimable, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
- SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_12)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
+ SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_12)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1, EXISTS (SELECT *
+FROM sqlaqueue_control
+WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key = jsonb_build_array('sqlaqueue_quiet', %(param_13)s::VARCHAR)) AS anon_2, EXISTS (SELECT *
+FROM sqlaqueue_control
+WHERE sqlaqueue_control.queue = %(queue_2)s::VARCHAR AND sqlaqueue_control.key = jsonb_build_array('sqlaqueue_stop', %(param_14)s::VARCHAR)) AS anon_3
 FROM sqlaqueue_consumer
-WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()
+WHERE sqlaqueue_consumer.queue = %(queue_3)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()

@@ -334,7 +334,9 @@ DELETE FROM sqlaqueue_consumer WHERE sqlaqueue_consumer.id = %(id_1)s::VARCHAR R
 
 DELETE FROM sqlaqueue_consumer WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.expires_at < statement_timestamp() - %(statement_timestamp_1)s
 
-DELETE FROM sqlaqueue_control WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key != CAST('[]' AS JSONB) AND sqlaqueue_control.created_at < statement_timestamp() - %(statement_timestamp_1)s
+DELETE FROM sqlaqueue_control WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key != CAST('[]' AS JSONB) AND NOT (EXISTS (SELECT *
+FROM sqlaqueue_consumer
+WHERE sqlaqueue_consumer.queue = %(queue_2)s::VARCHAR AND sqlaqueue_consumer.expires_at > statement_timestamp() AND (sqlaqueue_control.key = jsonb_build_array('sqlaqueue_quiet', sqlaqueue_consumer.id) OR sqlaqueue_control.key = jsonb_build_array('sqlaqueue_stop', sqlaqueue_consumer.id)))) AND sqlaqueue_control.created_at < statement_timestamp() - %(statement_timestamp_1)s
 
 INSERT INTO email ("to") SELECT p0::VARCHAR FROM (VALUES (%(to__0)s::VARCHAR, 0), (%(to__1)s::VARCHAR, 1), (%(to__2)s::VARCHAR, 2), (%(to__3)s::VARCHAR, 3), (%(to__4)s::VARCHAR, 4), (%(to__5)s::VARCHAR, 5), (%(to__6)s::VARCHAR, 6), (%(to__7)s::VARCHAR, 7), (%(to__8)s::VARCHAR, 8), (%(to__9)s::VARCHAR, 9), (%(to__10)s::VARCHAR, 10), (%(to__11)s::VARCHAR, 11), (%(to__12)s::VARCHAR, 12), (%(to__13)s::VARCHAR, 13), (%(to__14)s::VARCHAR, 14), (%(to__15)s::VARCHAR, 15), (%(to__16)s::VARCHAR, 16), (%(to__17)s::VARCHAR, 17), (%(to__18)s::VARCHAR, 18), (%(to__19)s::VARCHAR, 19), (%(to__20)s::VARCHAR, 20), (%(to__21)s::VARCHAR, 21), (%(to__22)s::VARCHAR, 22), (%(to__23)s::VARCHAR, 23), (%(to__24)s::VARCHAR, 24), (%(to__25)s::VARCHAR, 25), (%(to__26)s::VARCHAR, 26), (%(to__27)s::VARCHAR, 27), (%(to__28)s::VARCHAR, 28), (%(to__29)s::VARCHAR, 29)) AS imp_sen(p0, sen_counter) ORDER BY sen_counter RETURNING email.id, email.status, email.priority, email.run_at, email.attempts, email.created_at, email.id AS id__1
 
@@ -495,9 +497,13 @@ FROM sqlaqueue_ended) != %(sqlaqueue_expected)s::BIGINT
 
 WITH sqlaqueue_heartbeat AS
 (INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, unclaimable, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, CAST(%(param_10)s::VARCHAR AS JSONB), statement_timestamp(), (statement_timestamp() + %(param_11)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, unclaimable = excluded.unclaimable, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
- SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_12)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
+ SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_12)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1, EXISTS (SELECT *
+FROM sqlaqueue_control
+WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key = jsonb_build_array('sqlaqueue_quiet', %(param_13)s::VARCHAR)) AS anon_2, EXISTS (SELECT *
+FROM sqlaqueue_control
+WHERE sqlaqueue_control.queue = %(queue_2)s::VARCHAR AND sqlaqueue_control.key = jsonb_build_array('sqlaqueue_stop', %(param_14)s::VARCHAR)) AS anon_3
 FROM sqlaqueue_consumer
-WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()
+WHERE sqlaqueue_consumer.queue = %(queue_3)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()
 
 WITH sqlaqueue_picked AS
 (SELECT sqlaqueue_found.id AS id

@@ -350,6 +350,8 @@ _ALL = {
     "edit": f"queues/email/edit?key={FAILED}",
     "confirm": f"queues/email/confirm?action=requeue&key={FAILED}",
     "claim": "queues/email/claim",
+    "workers": "workers",
+    "confirm_worker": "workers/confirm?action=quiet&queue=email&id=email-1",
     "schedules": "schedules",
     "health": "health",
 }

@@ -196,7 +196,7 @@ class _Isolation:
     def _note_death(self, left: LeftRun) -> None:
         error = _error(left)
         if error is not None:
-            self._deaths.add(left.run["key"], KnownDeath(error, left.seconds, left.run["worker"]))
+            self._deaths.add(left.run["key"], KnownDeath(error, left.seconds, left.run["worker"], left.run["attempt"]))
 
     def _around(self, job: Any, call: Callable[[], Any]) -> None:
         self._begin(job)

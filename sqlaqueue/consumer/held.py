@@ -143,7 +143,8 @@ def settle_alone(
 
     If the database refuses the outcome of the run, another one is written.
 
-    :param fenced: whether the run counts only if its journal entry is there: otherwise it has ended already.
+    :param fenced: whether the run counts only if its journal entry is there, and if it is the last one of the job:
+        otherwise it has ended already, or another worker has run the job since, and has counted this death.
     :return: the settled run; None when another worker has claimed the job by now.
     """
     refused: Exception | None = None
@@ -156,7 +157,7 @@ def settle_alone(
         tries.append(replace(finished, outcome=Outcome("failed", error=finished.outcome.error, cause=cause), starts=0))
     for one in tries:
         try:
-            again = _settle_anew(session, context, one)
+            again = _settle_anew(session, context, one, deaths=entry.deaths if fenced else None)
             if again is not None:
                 was_open = _close_journal_entry(session, context, [again], entry)
                 if fenced and not was_open:
@@ -227,10 +228,20 @@ def settle_committed(
     return [one for one in again if one is not None]
 
 
-def _settle_anew(session: Session, context: ConsumerContext, finished: FinishedRun) -> FinishedRun | None:
+def _settle_anew(
+    session: Session, context: ConsumerContext, finished: FinishedRun, *, deaths: int | None = None
+) -> FinishedRun | None:
+    """Claim the job of a run, and settle the run; return None if the job cannot be claimed.
+
+    :param deaths: those of the job that other entries of the journal count; then it is settled only if no other run of
+        it has begun since.
+    """
     for job in context.claimer.claim_to_settle(session, finished.run.key):
         # With the token of this claim: a settlement inserts only rows that the claim with its token has deleted.
         claimed = run_of(job)
+        if deaths is not None and claimed is not None and finished.run.attempt != claimed.attempt + deaths:
+            session.rollback()
+            return None
         again = replace(finished, run=replace(finished.run, token=claimed.token if claimed else None), job=job)
         lost = context.settler.settle(session, [again])
         if lost:
@@ -336,7 +347,8 @@ def _count_deaths(context: ConsumerContext, job: Any, entry: JournalEntry) -> Fi
     """
     run, deaths = run_of_claimed(job), entry.deaths
     known = context.deaths.take(entry.names[0])
-    if known is not None:
+    # Otherwise it is an earlier death, whose run another process has settled.
+    if known is not None and known.attempt == run.attempt + deaths - 1:
         run.attempt, run.worker, run.duration = run.attempt + deaths - 1, known.worker, known.seconds
         run.handler_started_at = time.monotonic() - known.seconds
         return FinishedRun(run, context.outcome_rules.outcome(known.error, run), job, deaths)

@@ -34,6 +34,8 @@ class KnownDeath(NamedTuple):
     seconds: float
     """How long the handler had run."""
     worker: str
+    attempt: int
+    """The number of the attempt."""
 
 
 class Deaths:

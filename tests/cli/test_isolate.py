@@ -6,7 +6,6 @@ import random
 import re
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -150,7 +149,9 @@ def test_processes_that_are_killed_at_random_lose_no_job_and_run_none_twice(shop
 
 
 def killed(key: str) -> LeftRun:
-    return LeftRun(run={"key": key, "worker": "elsewhere:7"}, seconds=1.0, kind="JobTimeout", error="it hung")
+    return LeftRun(
+        run={"key": key, "worker": "elsewhere:7", "attempt": 1}, seconds=1.0, kind="JobTimeout", error="it hung"
+    )
 
 
 def test_a_process_that_starts_is_told_of_a_death() -> None:
@@ -214,7 +215,7 @@ def test_wrong_options_are_refused() -> None:
 
 
 def test_max_memory_needs_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["sqlaqueue.cli.worker"], "resident_bytes", lambda _: 0)
+    monkeypatch.setattr("sqlaqueue.cli.worker.resident_bytes", lambda _: 0)
     expected = "Error: --max-memory: this system has no /proc, which tells the memory of a process; leave it out"
     assert refused("--isolate", "--max-memory=1g") == expected
 

@@ -139,12 +139,28 @@ def test_a_run_that_ends_while_it_is_looked_at_is_left_alone(engine: sa.Engine, 
 def test_a_job_that_another_process_claims_first_is_settled_there(engine: sa.Engine, model: Any) -> None:
     """It is free as soon as its process is dead. The reason is known here, and its delay holds."""
     die(engine, model)
-    death = KnownDeath(LATE, 2.0, DEAD)
+    death = KnownDeath(LATE, 2.0, DEAD, 1)
     assert drain(engine, model, death=death) == (0, ["retried 1"])
     assert read(engine, model, "last_error") == {1: f"JobTimeout: {LATE}"}
     with Session(engine) as session:
         (attempt,) = QueueAdmin(session, model).attempts(1)
     assert (attempt.attempt, attempt.worker, round(attempt.seconds or 0)) == (1, DEAD, 2)
+
+
+@pytest.mark.parametrize("model", KINDS[1:], indirect=True)
+def test_an_earlier_death_is_no_reason_for_a_later_one(engine: sa.Engine, model: Any) -> None:
+    """The first attempt was settled elsewhere; that of the second one is unknown, and counts in the journal."""
+    die(engine, model, attempt=2, starts=(1, 1))
+    assert drain(engine, model, death=KnownDeath(LATE, 2.0, DEAD, 1)) == (1, [])
+    assert read(engine, model, "attempts") == {1: 3}
+
+
+@pytest.mark.parametrize("model", KINDS[1:], indirect=True)
+def test_a_run_after_which_another_one_has_begun_is_left_to_the_journal(engine: sa.Engine, model: Any) -> None:
+    """Another process has claimed the job, counted this death, and died as well before this run was settled."""
+    run = die(engine, model, attempt=1, starts=(1, 1))
+    assert drain(engine, model, LeftBehind(run, LATE)) == (1, [])
+    assert read(engine, model, "attempts") == {1: 3}
 
 
 @pytest.mark.parametrize("model", KINDS[1:], indirect=True)
@@ -159,7 +175,7 @@ def test_a_job_that_another_process_runs_is_left_to_it(engine: sa.Engine, model:
 
 def test_a_death_is_known_for_a_moment() -> None:
     now = 0.0
-    deaths, death = Deaths(now=lambda: now), KnownDeath(LATE, 2.0, DEAD)
+    deaths, death = Deaths(now=lambda: now), KnownDeath(LATE, 2.0, DEAD, 1)
     deaths.add("1", death)
     deaths.add("2", death)
     assert deaths.take("3") is None

@@ -19,7 +19,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from sqlaqueue.admin.doctor.doctor import doctor
-from sqlaqueue.admin.doctor.examination import SEVERITIES, Finding, target_of
+from sqlaqueue.admin.doctor.examination import PLACEHOLDER, SEVERITIES, Finding, target_of
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.state import AboutConsumer, KeyAtLimit, about_consumer, failing_consumers
 from sqlaqueue.queue.run import key_text
@@ -27,7 +27,7 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.charts import Bar, Range, bar_chart, range_chart, sparkline
 from sqlaqueue.web.context import PageContext, SharedResult, both, shared_result
 from sqlaqueue.web.data import queues as data
-from sqlaqueue.web.data.past import MINUTES, SPANS, Durations, Percentiles, Throughput
+from sqlaqueue.web.data.past import DAY, HOUR, MINUTES, SPANS, Durations, FailureKinds, Percentiles, Throughput
 from sqlaqueue.web.data.queues import COUNT_LIMIT
 from sqlaqueue.web.data.reader import Memory, Part, Unavailable, attempt_part, problem_text
 from sqlaqueue.web.errors import BadRequest, NotFound, PageError
@@ -59,8 +59,32 @@ async def claim(context: PageContext) -> Response:
 
     tables, horizon = await context.database.read(read_server)
     return context.render(
-        "claim.html", queue=shown, measured=measured.value, measured_at=measured.made_at, tables=tables, horizon=horizon
+        "claim.html",
+        queue=shown,
+        measured=measured.value,
+        measured_at=measured.made_at,
+        verdict=verdict_of(measured.value),
+        tables=tables,
+        horizon=horizon,
     )
+
+
+def verdict_of(measured: _Measured) -> tuple[str, str] | None:
+    """Return what the plan of a claim means, with its severity or ``alive``; None if there is no plan."""
+    plan, findings = measured.plan.value, measured.findings.value or ()
+    if plan is None or isinstance(plan, Unavailable):
+        return None
+    if findings:
+        worst = min((finding.severity for finding in findings), key=SEVERITIES.index)
+        return worst, "An index of claims is missing or damaged, so it reads more than it has to. The repair is above."
+    if plan.whole_tables:
+        names = " and ".join(plan.whole_tables)
+        reason = "no index is missing, so this is right only if hardly any row is due."
+        return "warning", f"It reads the whole table {names}; {reason}"
+    if not plan.is_measured:
+        return "alive", "It would find its jobs by index. It was not executed, so its time is not known."
+    used, milliseconds = plan.plan.root.buffers.used, plan.plan.execution_milliseconds
+    return "alive", f"It finds its jobs by index: {used:,} buffers in {milliseconds:.1f} ms."
 
 
 async def _measure(context: PageContext, shown: Queue) -> _Measured:
@@ -91,15 +115,60 @@ async def health(context: PageContext) -> Response:
     is_deep = given == "1"
     found = await examined(context, is_deep=is_deep)
     findings = [_shown(context, finding) for finding in found.value]
+    failed = await _failed_jobs(context, is_deep=is_deep)
+    groups = groups_of(findings)
     return context.render(
         "health.html",
-        groups=groups_of(findings),
+        # A queue of which nothing else is wrong has a group as well.
+        groups=groups | {each.queue.name: groups.get(each.queue.name, []) for each in failed if each.found},
+        failed={each.queue.name: each for each in failed},
+        not_counted=[each for each in failed if each.problem],
+        shows_kinds=lambda queue: not context.settings.is_redacted(queue.spec, "last_error"),
+        queue_of=context.settings.queues.get,
         counts={severity: sum(each.severity == severity for each in findings) for severity in SEVERITIES},
         examined_at=found.made_at,
         is_deep=is_deep,
         blocked_jobs_of=lambda finding: _blocked_jobs(context, finding),
         url_of={queue.name: context.url("queue", queue=queue) for queue in context.queues}.get,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedJobs:
+    """The failed jobs of the last day of a queue."""
+
+    queue: Queue
+    found: FailureKinds | None
+    """None if there are none, or if that is not known."""
+    problem: str = ""
+    """Why it is not known."""
+
+
+async def _failed_jobs(context: PageContext, *, is_deep: bool) -> Sequence[FailedJobs]:
+    """Return the failed jobs of the queues that the user sees, as old as the findings beside them."""
+    names = tuple(queue.name for queue in context.queues)
+
+    async def read() -> Sequence[FailedJobs]:
+        found: list[FailedJobs] = []
+        async with anyio.create_task_group() as group:
+            for queue in context.queues:
+                group.start_soon(_read_failed, context, queue, found)
+        return sorted(found, key=lambda each: names.index(each.queue.name))
+
+    seconds = DEEP_SHARED_FOR if is_deep else FINDINGS_SHARED_FOR
+    return (await shared_result(context.state, ("failed", names, is_deep), seconds, read)).value
+
+
+async def _read_failed(context: PageContext, queue: Queue, found: list[FailedJobs]) -> None:
+    try:
+        part: Part[FailureKinds | Unavailable]
+        part = await context.database.read(attempt_part, data.read_recent_failures, queue.spec, memory_of(context))
+        value, problem = part.value, part.problem
+    except (PageError, SQLAlchemyError) as error:
+        value, problem = None, error.text if isinstance(error, PageError) else problem_text(error)
+    kinds = value if isinstance(value, FailureKinds) and value.number else None
+    problem = value.reason if isinstance(value, Unavailable) else problem
+    found.append(FailedJobs(queue=queue, found=kinds, problem=problem))
 
 
 def groups_of(findings: Sequence[Finding]) -> dict[str | None, list[Finding]]:
@@ -132,7 +201,12 @@ UNCLAIMABLE = "unclaimable_jobs"
 
 
 def _shown(context: PageContext, finding: Finding) -> Finding:
-    """Return a finding without the errors in it, which may repeat a value, if errors are redacted."""
+    """Return a finding as it is shown: with repairs that can be pasted, and without errors where they are redacted."""
+    fixes = tuple(fix for fix in finding.fixes if PLACEHOLDER not in fix)
+    if len(fixes) < len(finding.fixes):
+        of_worker = any(fix.startswith("sqlaqueue worker ") for fix in finding.fixes if fix not in fixes)
+        start = " Start a worker with the function that handles its jobs: no heartbeat names it." if of_worker else ""
+        finding = replace(finding, fixes=fixes, consequence=f"{finding.consequence}{start}".strip())
     queue = context.settings.queues.get(finding.queue or "")
     if queue is None or not context.settings.is_redacted(queue.spec, "last_error"):
         return finding

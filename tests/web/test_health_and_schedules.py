@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import Schedule
+from sqlaqueue._version import __version__
 from sqlaqueue.admin.doctor.examination import Finding, Thresholds
 from sqlaqueue.schedules.schedule import schedule_groups
 from sqlaqueue.schedules.store import declare
@@ -264,3 +265,112 @@ async def test_a_schedule_of_any_name_can_be_paused(client_of: Any, change: Any,
         response = await browser.post("/schedules/pause", data={"queue": "invoice", "schedule": name})
         assert response.status_code == 303, response.text
         assert execute(engine, "SELECT array_agg(name) FROM sqlaqueue_schedule WHERE paused_at IS NOT NULL") == [name]
+
+
+# -- failed jobs, repairs and buttons ------------------------------------------------------------------------------
+
+
+def failed_jobs(engine: sa.Engine, number: int, error: str, hours: float = 0.5, table: str = "invoice") -> None:
+    execute(
+        engine,
+        f"INSERT INTO {table} (status, priority, attempts, max_attempts, created_at, run_at, finished_at, last_error) "
+        "SELECT 'failed', 0, 1, 1, now(), now(), now() - :hours * interval '1 hour', :error "
+        "FROM generate_series(1, :number)",
+        number=number,
+        error=error,
+        hours=hours,
+    )
+
+
+async def test_failed_jobs_are_not_nothing(client_of: Any, engine: sa.Engine) -> None:
+    failed_jobs(engine, 3, "ValueError: x")
+    failed_jobs(engine, 2, "KeyError: y", hours=5)
+    failed_jobs(engine, 9, "OSError: long ago", hours=30)
+    page = await page_of(client_of)
+    assert "Nothing is wrong" not in page
+    assert "5 jobs have failed</a> within the last day, 3 of them within the last hour." in page
+    assert page.index(">ValueError</a>: 3, ") < page.index(">KeyError</a>: 2.")
+    assert 'href="./queues/invoice/jobs?state=failed&error=ValueError"' in page
+    assert "OSError" not in page
+    assert "finding--critical" not in page
+    redacted = await page_of(client_of, redact=["invoice.last_error"])
+    assert "5 jobs have failed</a> within the last day" in redacted
+    assert "ValueError" not in redacted
+    assert "Nothing is wrong" in await page_of(client_of, access=lambda _: Access(read=["email"]))
+
+
+async def test_jobs_that_have_failed_longer_ago_are_no_finding(client_of: Any, engine: sa.Engine) -> None:
+    failed_jobs(engine, 9, "OSError: long ago", hours=30)
+    assert "Nothing is wrong" in await page_of(client_of)
+
+
+def due(engine: sa.Engine) -> None:
+    execute(
+        engine,
+        "INSERT INTO invoice (status, priority, attempts, max_attempts, created_at, run_at) "
+        "VALUES ('pending', 0, 0, 5, now() - interval '1 hour', now() - interval '1 hour')",
+    )
+
+
+def heartbeat(engine: sa.Engine, name: str, handlers: str, *, alive: bool = False) -> None:
+    execute(
+        engine,
+        "INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, unclaimable, "
+        "heartbeat_at, expires_at) VALUES (:name, 'invoice', :name, 'web', 1, :version, true, '[]', "
+        "CAST(:about AS jsonb), now(), now() + :left * interval '1 min')",
+        name=name,
+        version=__version__,
+        about=f"[{handlers}]",
+        left=1 if alive else -1,
+    )
+
+
+async def test_a_command_names_the_handler_that_heartbeats_name(client_of: Any, engine: sa.Engine) -> None:
+    due(engine)
+    in_words = await page_of(client_of)
+    assert "no_consumer" in in_words
+    assert "MODULE" not in in_words
+    assert "Start a worker with the function that handles its jobs: no heartbeat names it." in in_words
+    heartbeat(engine, "web:1", '{"handlers": ["app.jobs:send"]}')
+    assert "Invoice=app.jobs:send</code>" in await page_of(client_of)
+    # Which of two is not known.
+    heartbeat(engine, "web:2", '{"handlers": ["app.jobs:other"]}')
+    assert "MODULE" not in await page_of(client_of)
+
+
+@pytest.mark.parametrize("name", ["app.jobs:make.<locals>.send", "sqlaqueue.functions:FunctionMixin.run", "x; rm -rf"])
+async def test_a_handler_that_no_command_can_name_is_left_out(client_of: Any, engine: sa.Engine, name: str) -> None:
+    due(engine)
+    heartbeat(engine, "web:1", f'{{"handlers": ["{name}"]}}')
+    page = await page_of(client_of)
+    assert name not in page
+    assert "no heartbeat names it" in page
+
+
+async def test_a_paused_queue_and_expired_leases_have_buttons(client_of: Any, engine: sa.Engine) -> None:
+    due(engine)
+    heartbeat(engine, "web:1", "", alive=True)
+    execute(engine, "INSERT INTO sqlaqueue_control (queue, key) VALUES ('invoice', '[]')")
+    execute(
+        engine,
+        "INSERT INTO email (recipient, status, lease_token, lease_expires_at) "
+        "VALUES ('ada', 'processing', gen_random_uuid(), now() - interval '1 hour')",
+    )
+    page = await page_of(client_of)
+    assert 'action="./queues/invoice/actions/resume"' in page
+    assert 'action="./queues/email/actions/rescue"' in page
+    reader = await page_of(client_of, access=lambda _: Access(read=True))
+    assert "paused" in reader
+    assert "/actions/" not in reader
+
+
+async def test_a_queue_whose_consumers_are_all_quiet_is_a_finding(client_of: Any, engine: sa.Engine) -> None:
+    due(engine)
+    heartbeat(engine, "web:1", '{"handlers": ["app.jobs:send"], "quiet": true}', alive=True)
+    page = await page_of(client_of)
+    assert "all_quiet" in page
+    assert "Invoice --resume web:1</code>" in page
+    assert 'href="./workers">Workers</a></div>' in page
+    assert "backlog" not in page
+    heartbeat(engine, "web:2", '{"handlers": ["app.jobs:send"]}', alive=True)
+    assert "all_quiet" not in await page_of(client_of)

@@ -521,6 +521,10 @@ async def test_the_page_shows_buffers_tables_and_indexes(engine: sa.Engine, kind
     assert "<dt>Buffers</dt>" in page
     assert "Executed by EXPLAIN (ANALYZE, BUFFERS)" in page
     assert "public.job" in page
+    # The verdict is above the plan, which is folded.
+    plan = page.partition("Plan of a claim")[2]
+    assert '<span class="badge badge--alive">good</span> It finds its jobs by index: ' in plan
+    assert plan.index("It finds its jobs by index") < plan.index("<details") < plan.index("Steps of the plan")
 
 
 async def test_missing_and_invalid_indexes_of_claims_are_shown_with_their_fix(engine: sa.Engine) -> None:
@@ -537,6 +541,13 @@ async def test_missing_and_invalid_indexes_of_claims_are_shown_with_their_fix(en
     assert "ix_job_queue_lease" in findings
     assert "mine" not in findings, "it is no index of claims"
     assert "<dt>Buffers</dt>" in plan
+    assert 'badge--warning">warning</span> An index of claims is missing or damaged' in plan
+
+
+async def test_a_held_queue_says_why_nothing_reads_as_processing(client_of: Any) -> None:
+    for queue, is_held in (("email", False), ("invoice", True), ("picture", True)):
+        page = (await client_of().get(f"/queues/{queue}")).text
+        assert ("Nothing reads as processing here" in page) is is_held
 
 
 async def test_a_missing_index_of_messages_is_shown(engine: sa.Engine) -> None:

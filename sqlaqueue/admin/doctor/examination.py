@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.ddl import DDLElement
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.admin.state import failing_consumers
+from sqlaqueue.admin.state import about_consumer, failing_consumers
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.postgresql.catalog_text import quoted, sql_text
 from sqlaqueue.postgresql.checks_of import checks_of
@@ -261,6 +262,31 @@ class Examination:
 Check = Callable[[Examination], Iterator[Finding]]
 """A check yields what it finds. It executes each statement by ``examination.connection``; if one fails, the examination
 rolls back to the savepoint before the check, and reports that the check could not be made."""
+
+
+PLACEHOLDER = "MODULE:"
+"""What the command of a fix has where the reader has to name something."""
+
+
+def worker_command(examination: Examination, spec: QueueSpec, options: str = "") -> str:
+    """Return the command that starts a worker of a queue, with the handler that its Consumers have or had.
+
+    A queue whose heartbeats name no handler, or several, has a placeholder instead.
+    """
+    table, names = spec.side_tables.get(CONSUMERS), set[str]()
+    if table is not None:
+        own = sa.select(table.c.unclaimable).where(table.c.queue == spec.name).order_by(table.c.heartbeat_at.desc())
+        for row in examination.connection.execute(own.limit(_HEARTBEATS)):
+            names.update(about_consumer(row).handlers)
+    known = [name for name in names if len(names) == 1 and _IMPORTABLE.fullmatch(name)]
+    return f"sqlaqueue worker {target_of(spec)}={known[0] if known else f'{PLACEHOLDER}HANDLER'}{options}"
+
+
+_HEARTBEATS = 100
+"""From how many Consumers the handler is read."""
+
+_IMPORTABLE = re.compile(r"(?!sqlaqueue\b)[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
+"""A handler that can be named: no function in a function, and not that of a queue of functions."""
 
 
 def target_of(spec: QueueSpec) -> str:

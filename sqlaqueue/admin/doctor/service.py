@@ -23,12 +23,13 @@ from sqlaqueue.admin.doctor.examination import (
     live_consumers,
     number_text,
     target_of,
+    worker_command,
 )
 from sqlaqueue.admin.explain_job import messages_of
 from sqlaqueue.admin.jobs import first_known
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_schedules
-from sqlaqueue.admin.state import failing_consumers, has_leases, pause_moment, unclaimable_jobs
+from sqlaqueue.admin.state import about_consumer, failing_consumers, has_leases, pause_moment, unclaimable_jobs
 from sqlaqueue.consumer.settings import make_settings
 from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import SqlaqueueError
@@ -88,27 +89,40 @@ def check_due_jobs(examination: Examination) -> Iterator[Finding]:
                 queue=spec.name,
                 summary=f"No live Consumer serves the queue {spec.name}, and {waits}.",
                 consequence="Its jobs do not run, unless a program claims them without a Consumer.",
-                fixes=(f"sqlaqueue worker {target}=MODULE:HANDLER",),
+                fixes=(worker_command(examination, spec),),
                 facts=facts,
             )
         running = sum(len(each.running) + each.claimed for each in alive)
+        quiet = [each for each in alive if about_consumer(each).quiet]
+        if alive and len(quiet) == len(alive):
+            names = [*dict.fromkeys(str(each.name or f"{each.host}:{each.pid}") for each in quiet)]
+            yield Finding(
+                severity="warning",
+                code="all_quiet",
+                queue=spec.name,
+                summary=f"Every live Consumer of the queue {spec.name} was asked to be quiet, and {waits}.",
+                consequence="They claim no jobs until they are asked to resume, or another one is started.",
+                fixes=(f"sqlaqueue workers {target} --resume {quote(names[0])}",),
+                facts={**facts, "consumers": names},
+            )
+            continue
         is_old = oldest is not None and oldest >= limits.oldest_due.total_seconds()
         # Under a held transaction running jobs read as pending.
         if alive and is_old and paused_at is None and due > running:
-            yield _backlog(spec, waits, {**facts, "consumers": len(alive), "running": running})
+            yield _backlog(examination, spec, waits, {**facts, "consumers": len(alive), "running": running})
 
 
-def _backlog(spec: QueueSpec, waits: str, facts: dict[str, Any]) -> Finding:
+def _backlog(examination: Examination, spec: QueueSpec, waits: str, facts: dict[str, Any]) -> Finding:
     target, number = target_of(spec), facts["consumers"]
     held_back = " Limits, rates or an order may hold them back." if flow_control(spec) is not None else ""
     look = f"sqlaqueue stats {target}" if held_back else f"sqlaqueue workers {target}"
     if facts["running"]:
         consequence = "More jobs are enqueued than run."
-        fixes: tuple[str, ...] = (f"sqlaqueue worker {target}=MODULE:HANDLER --processes 4", look)
+        fixes: tuple[str, ...] = (worker_command(examination, spec, " --processes 4"), look)
     else:
         # More workers would fail in the same way.
         consequence = "No Consumer has claimed a job: if their claims fail, their log says why."
-        fixes = (look, f"sqlaqueue worker {target}=MODULE:HANDLER --processes 4")
+        fixes = (look, worker_command(examination, spec, " --processes 4"))
     return Finding(
         severity="warning",
         code="backlog",
@@ -145,7 +159,8 @@ def check_consumers(examination: Examination) -> Iterator[Finding]:
         old = examination.thresholds.not_listening_for
         # Only PostgreSQL notifies other processes.
         notifies = examination.other is None and wakes(spec)
-        silent = [each for each in alive if notifies and not each.listening and each.now - each.created_at >= old]
+        deaf = [each for each in alive if notifies and not each.listening and not about_consumer(each).quiet]
+        silent = [each for each in deaf if each.now - each.created_at >= old]
         if silent:
             names = ", ".join(str(each.name) for each in silent)
             yield Finding(
@@ -394,7 +409,7 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
             f"The leases of {number_text(number, 'job')} have expired, the first {duration_text(age)} ago, {whose}."
         ),
         consequence=f"Their workers died, and the jobs do not run until they are rescued. {then}",
-        fixes=(f"sqlaqueue rescue {target}", *(() if alive else (f"sqlaqueue worker {target}=MODULE:HANDLER",))),
+        fixes=(f"sqlaqueue rescue {target}", *(() if alive else (worker_command(examination, spec),))),
         facts={"jobs": number, "seconds": age, "consumers": alive},
     )
 
@@ -562,7 +577,7 @@ def check_schedules(examination: Examination) -> Iterator[Finding]:
                 queue=spec.name,
                 summary=f"No live Consumer serves the queue {spec.name}, for which there are schedules: {names}.",
                 consequence="The jobs that they enqueue do not run until a Consumer is started.",
-                fixes=(f"sqlaqueue worker {target_of(spec)}=MODULE:HANDLER",),
+                fixes=(worker_command(examination, spec),),
                 facts={"schedules": [each.name for each in active]},
             )
 

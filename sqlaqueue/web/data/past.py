@@ -408,6 +408,8 @@ class FailureKinds:
     """Whether there are more, older ones."""
     of_attempts: bool
     """Whether these are attempts of the last day from the attempt history, whose jobs may have been requeued since."""
+    last_hour: int = 0
+    """How many of them are of the last hour."""
 
 
 def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
@@ -429,26 +431,30 @@ def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
 
 
 def read_failure_kinds(
-    reader: QueueReader, source: FinishedJobs | Unavailable | None = None
+    reader: QueueReader, source: FinishedJobs | Unavailable | None = None, *, within: timedelta | None = None
 ) -> FailureKinds | Unavailable:
+    """Return the newest failures by kind.
+
+    :param within: how old they may be; None for all that are read.
+    """
     spec = reader.spec
     if not spec.has("status"):
         letters = _letters(spec, GROUPED).subquery("sqlaqueue_letters")
         failed_letters = sa.select(letters.c.error, letters.c.ended_at).where(letters.c.state == "failed")
-        return _grouped(reader, failed_letters)
+        return _grouped(reader, failed_letters, within=within)
     if not spec.has("last_error"):
         return Unavailable(reason=f"{spec.model.__name__} leaves out the queue attribute 'last_error'.")
     if spec.config.states.failed is None:
         return FailureKinds(kinds=(), number=0, is_capped=False, of_attempts=False)
     newest = _failed_rows(spec)
     if reader.is_small or (spec.has("finished_at") and reader.is_bounded("newest failed", newest)):
-        return _grouped(reader, newest)
+        return _grouped(reader, newest, within=within)
     found = source or find_finished_jobs(reader)
     if isinstance(found, Unavailable):
         return found
     recent = found.newest(DAY.length, LIMIT).subquery("sqlaqueue_recent")
     failed = sa.select(recent.c.error, recent.c.ended_at).where(recent.c.outcome == "failed").limit(GROUPED)
-    return _grouped(reader, failed, of_attempts=found.source == "attempts")
+    return _grouped(reader, failed, of_attempts=found.source == "attempts", within=within)
 
 
 def _failed_rows(spec: QueueSpec) -> AnySelect:
@@ -466,17 +472,24 @@ def _letters(spec: QueueSpec, limit: int) -> AnySelect:
     return letters.where(dead.c.queue == spec.name).limit(limit)
 
 
-def _grouped(reader: QueueReader, failed: AnySelect, *, of_attempts: bool = False) -> FailureKinds:
+def _grouped(
+    reader: QueueReader, failed: AnySelect, *, of_attempts: bool = False, within: timedelta | None = None
+) -> FailureKinds:
     rows = failed.subquery("sqlaqueue_failed")
+    recent = [] if within is None else [rows.c.ended_at > reader.now - within]
     text: Any = sa.func.left(rows.c.error, _SHOWN, type_=sa.Text())
-    kinds = sa.select(kind_of(text).label("kind"), text.label("error"), rows.c.ended_at).subquery("sqlaqueue_kinds")
+    read = sa.select(kind_of(text).label("kind"), text.label("error"), rows.c.ended_at).where(*recent)
+    kinds = read.subquery("sqlaqueue_kinds")
+    of_hour: Any = sa.func.count().filter(kinds.c.ended_at > reader.now - HOUR.length)
     newest_first = kinds.c.ended_at.desc().nulls_last()
     ranked = sa.select(
         *kinds.c,
         sa.func.count().over(partition_by=kinds.c.kind).label("number"),
+        of_hour.over(partition_by=kinds.c.kind).label("of_hour"),
         sa.func.row_number().over(partition_by=kinds.c.kind, order_by=newest_first).label("rank"),
     ).subquery("sqlaqueue_ranked")
     newest = sa.select(ranked).where(ranked.c.rank == 1).order_by(ranked.c.number.desc(), ranked.c.kind)
+    ranks = reader.execute(newest).all()
     found = [
         FailureKind(
             kind=row.kind,
@@ -484,7 +497,9 @@ def _grouped(reader: QueueReader, failed: AnySelect, *, of_attempts: bool = Fals
             newest=None if row.ended_at is None else row.ended_at.astimezone(UTC),
             error=(row.error or "").partition("\n")[0],
         )
-        for row in reader.execute(newest)
+        for row in ranks
     ]
-    number = sum(each.number for each in found)
-    return FailureKinds(kinds=found, number=number, is_capped=number >= GROUPED, of_attempts=of_attempts)
+    number, last_hour = sum(each.number for each in found), sum(row.of_hour for row in ranks)
+    return FailureKinds(
+        kinds=found, number=number, is_capped=number >= GROUPED, of_attempts=of_attempts, last_hour=last_hour
+    )

@@ -268,6 +268,11 @@ def one_of_each_table(specs: Iterable[QueueSpec]) -> list[QueueSpec]:
     return list(found.values())
 
 
+def read_recent_failures(session: Session, spec: QueueSpec, memory: Memory) -> past.FailureKinds | Unavailable:
+    """Return the failures of the last day by kind."""
+    return past.read_failure_kinds(QueueReader.begin(session, spec, memory), within=past.DAY.length)
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueuePast:
     span: past.ChartSpan

@@ -13,7 +13,7 @@ from sqlaqueue.exc import SqlaqueueError, StatementError
 from sqlaqueue.web import links
 from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import BULK_ACTIONS, BulkAction, ByFilter, ByKeys, Done, Selection, act, preview
-from sqlaqueue.web.data.edit import EditForm, read_form, save
+from sqlaqueue.web.data.edit import EditForm, read_copy, read_form, save, save_copy
 from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_pages import Count, ListRequest
 from sqlaqueue.web.data.reader import ParameterError
@@ -33,7 +33,7 @@ async def confirm(context: PageContext) -> Response:
     queue = context.queue
     context.require(action, queue)
     with links.bad_parameters():
-        came_from = links.list_in(context, pairs)
+        came_from, place = links.list_in(context, pairs), links.place_in(context, pairs)
         if links.is_nothing(pairs):
             return context.redirect(links.list_url(context, came_from), ("none_selected", 0))
         chosen = links.selection_of(links.columns_in(context), action, pairs)
@@ -56,8 +56,11 @@ async def confirm(context: PageContext) -> Response:
         is_one=changed == Count(1, is_complete=True),
         can=can,
         count_text=count_text,
-        fields=[*links.fields_of_selection(chosen, until=until, most=most), *links.list_fields(came_from)],
-        back=back_url(context, chosen, came_from),
+        fields=[
+            *links.fields_of_selection(chosen, until=until, most=most),
+            *(links.list_fields(came_from) if place is None else place.fields()),
+        ],
+        back=_page_of(context, chosen, place) or back_url(context, chosen, came_from),
     )
 
 
@@ -65,6 +68,13 @@ def bulk_action(name: str) -> BulkAction:
     if name not in BULK_ACTIONS:
         raise BadRequest(f"action: use one of {', '.join(BULK_ACTIONS)}.")
     return BULK_ACTIONS[BULK_ACTIONS.index(name)]
+
+
+def _page_of(context: PageContext, chosen: Selection, place: links.Place | None) -> str | None:
+    """Return the page of the job on which an action was chosen, if it came from a list."""
+    if place is None or not isinstance(chosen, ByKeys) or len(chosen.keys) != 1:
+        return None
+    return links.job_url(context, chosen.keys[0], place)
 
 
 def back_url(context: PageContext, chosen: object, came_from: ListRequest | None) -> str:
@@ -119,6 +129,32 @@ async def save_edit(context: PageContext) -> Response:
     return context.redirect(job, *notices, *([("requeued", 1)] if edited.outcome == "requeued" else []))
 
 
+async def enqueue(context: PageContext) -> Response:
+    context.require("enqueue", context.queue)
+    key = links.key_in(context, context.request.query_params.get("key"))
+    with links.bad_parameters():
+        form = await context.database.read(read_copy, links.columns_in(context), key)
+    if form is None:
+        raise NotFound(*_MISSING)
+    return _page(context, key, form, is_copy=True)
+
+
+async def save_enqueued(context: PageContext) -> Response:
+    queue = context.queue
+    context.require("enqueue", queue)
+    data = await context.form()
+    key = links.key_in(context, data.get("key") if data.all("key") else None)
+    columns = links.columns_in(context)
+    with links.bad_parameters(), context.failures_audited("enqueue", queue, like=key):
+        edited = await context.database.write(save_copy, columns, key, _given(data, columns))
+    if edited.outcome == "missing":
+        raise NotFound(*_MISSING)
+    if edited.form is not None:
+        return _page(context, key, edited.form, status=_STATUS[edited.outcome], is_copy=True)
+    context.audit("enqueue", queue, count=1, keys=[edited.key], like=key)
+    return context.redirect(context.url("job", queue=queue, query={"key": edited.key}), ("enqueued", 1))
+
+
 def _given(data: FormData, columns: JobColumns) -> dict[str, str | None]:
     nulls = {name.removeprefix(_NULL) for name, _ in data.fields if name.startswith(_NULL)}
     were_null = {name.removeprefix(_WAS_NULL) for name, _ in data.fields if name.startswith(_WAS_NULL)}
@@ -136,7 +172,15 @@ def _given(data: FormData, columns: JobColumns) -> dict[str, str | None]:
     return given
 
 
-def _page(context: PageContext, key: str, form: EditForm, *, status: int = 200, is_changed: bool = False) -> Response:
+def _page(
+    context: PageContext,
+    key: str,
+    form: EditForm,
+    *,
+    status: int = 200,
+    is_changed: bool = False,
+    is_copy: bool = False,
+) -> Response:
     return context.render(
         "edit.html",
         status=status,
@@ -144,6 +188,7 @@ def _page(context: PageContext, key: str, form: EditForm, *, status: int = 200, 
         key=key,
         form=form,
         is_changed=is_changed,
+        is_copy=is_copy,
         field_id=lambda field: f"{_VALUE}{field.name}",
     )
 
@@ -158,6 +203,8 @@ async def act_on_queue(context: PageContext) -> Response:
         return await _act_on_jobs(context, bulk_action(action))
     if action == "edit":
         return await save_edit(context)
+    if action == "enqueue":
+        return await save_enqueued(context)
     if action == "rescue":
         return await _rescue(context)
     if action in {"pause", "resume"}:
@@ -170,7 +217,7 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
     context.require(action, queue)
     form = await context.form()
     with links.bad_parameters():
-        came_from = links.list_in(context, form.fields)
+        came_from, place = links.list_in(context, form.fields), links.place_in(context, form.fields)
         if links.is_nothing(form.fields):
             return context.redirect(links.list_url(context, came_from), ("none_selected", 0))
         chosen = links.selection_of(links.columns_in(context), action, form.fields)
@@ -190,7 +237,8 @@ async def _act_on_jobs(context: PageContext, action: BulkAction) -> Response:
         raise ServiceUnavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
     counts |= {_CHANGED[action]: done.changed, "unchanged": done.unchanged}
     notices = [(code, counts[code]) for code in (_CHANGED[action], *facts, "unchanged") if counts[code]]
-    return context.redirect(_next(context, action, chosen, done, came_from), *(notices or [("unchanged", 0)]))
+    page = _page_of(context, chosen, place) if not (action == "purge" and done.changed) else None
+    return context.redirect(page or _next(context, action, chosen, done, came_from), *(notices or [("unchanged", 0)]))
 
 
 def _next(context: PageContext, action: str, chosen: Selection, done: Done, came_from: ListRequest | None) -> str:

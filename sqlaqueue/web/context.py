@@ -19,8 +19,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from sqlaqueue.exc import StatementError
 from sqlaqueue.web.data.reader import ParameterError
 from sqlaqueue.web.database import Database, of_this_loop
-from sqlaqueue.web.errors import Forbidden, NotFound, PageError
-from sqlaqueue.web.rendering import Renderer, notices_in
+from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError
+from sqlaqueue.web.rendering import SERVER, ZONE, ZONE_COOKIE, Renderer, Zone, notices_in, zone_of
 from sqlaqueue.web.security import FormData, read_form, write_audit
 from sqlaqueue.web.settings import Access, Action, Queue, Settings
 
@@ -73,7 +73,9 @@ PATHS = {
     "queue": "queues/{queue}",
     "jobs": "queues/{queue}/jobs",
     "job": "queues/{queue}/job",
+    "job_json": "queues/{queue}/job.json",
     "edit": "queues/{queue}/edit",
+    "enqueue": "queues/{queue}/enqueue",
     "confirm": "queues/{queue}/confirm",
     "act": "queues/{queue}/actions/{action}",
     "claim": "queues/{queue}/claim",
@@ -83,6 +85,7 @@ PATHS = {
     "schedules": "schedules",
     "act_on_schedule": "schedules/{action}",
     "health": "health",
+    "zone": "zone",
     "events": "events",
     "static": "static/{file}",
 }
@@ -104,6 +107,20 @@ class PageContext:
     @property
     def user(self) -> str:
         return self.access.user
+
+    @cached_property
+    def zone(self) -> Zone:
+        """The time zone that the user has chosen; otherwise that of the server."""
+        return zone_of(self.request.cookies.get(ZONE_COOKIE, SERVER)) or Zone()
+
+    @property
+    def here(self) -> str | None:
+        """The path of this page, with its query, below the first page; None for one that a POST has made."""
+        if self.request.method == "POST":
+            return None
+        query = [pair for pair in self.request.query_params.multi_items() if pair[0] != "notice"]
+        path = quote(path_below_mount(self.request.scope).lstrip("/"), safe="/~")
+        return path + (f"?{urlencode(query)}" if query else "")
 
     @cached_property
     def queues(self) -> list[Queue]:
@@ -162,11 +179,14 @@ class PageContext:
         return f"{'../' * depth or './'}{PATHS[name].format(**parts)}{end}"
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        ZONE.set(self.zone)
         text = self.renderer.render(
             template,
             context=self,
             url=self.url,
             may=self.may,
+            zone_cookie=ZONE_COOKIE,
+            server_zone=Zone(),
             settings=self.settings,
             notices=notices_in(self.request.query_params),
             **values,
@@ -217,6 +237,25 @@ async def both(one: Awaitable[A], other: Awaitable[B]) -> tuple[A, B]:
     if errors:
         raise errors[0]
     return ones[0], others[0]
+
+
+_LONGEST_PATH = 16_000
+
+
+async def choose_zone(context: PageContext) -> Response:
+    """Remember the time zone of the reader in a cookie, and go back to the page on which it was chosen."""
+    form = await context.form()
+    name, back = form.get("zone"), form.get("back")
+    if zone_of(name) is None:
+        raise BadRequest(f"zone={name[:100]}: there is no such time zone.", "Use a name such as Europe/Berlin or UTC.")
+    if len(back) > _LONGEST_PATH or not all(" " < each < "\x7f" for each in back):
+        raise BadRequest("back: it is no path of this dashboard.", "Start from the overview.")
+    # Relative, so that it is never the page of another site.
+    response = context.redirect(f"./{back}")
+    # Without a path it is that of the dashboard, wherever that is mounted; the script sets it for the same one.
+    value = f"{ZONE_COOKIE}={name}; Max-Age=31536000; SameSite=Lax"
+    response.headers.append("Set-Cookie", value)
+    return response
 
 
 T = TypeVar("T")

@@ -32,11 +32,11 @@ from sqlaqueue.postgresql.triggers import channel_of
 from sqlaqueue.sessions import primary_bind
 from sqlaqueue.telemetry.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.web import errors
-from sqlaqueue.web.actions import act_on_queue, act_on_schedule, act_on_worker, confirm, confirm_worker, edit
-from sqlaqueue.web.context import PATHS, Page, PageContext, path_below_mount
+from sqlaqueue.web.actions import act_on_queue, act_on_schedule, act_on_worker, confirm, confirm_worker, edit, enqueue
+from sqlaqueue.web.context import PATHS, Page, PageContext, choose_zone, path_below_mount
 from sqlaqueue.web.data.reader import problem_text
 from sqlaqueue.web.database import Database
-from sqlaqueue.web.jobs import job, jobs
+from sqlaqueue.web.jobs import job, job_json, jobs
 from sqlaqueue.web.queues import claim, health, overview, queue, schedules, workers
 from sqlaqueue.web.rendering import shared_renderer
 from sqlaqueue.web.security import AS_IT_IS, check_host, check_origin, secured
@@ -299,7 +299,9 @@ GET: dict[str, Page] = {
     "events": events,
     "jobs": jobs,
     "job": job,
+    "job_json": job_json,
     "edit": edit,
+    "enqueue": enqueue,
     "confirm": confirm,
 }
 
@@ -307,6 +309,7 @@ POST: dict[str, Page] = {
     "act": act_on_queue,
     "act_on_schedule": act_on_schedule,
     "act_on_worker": act_on_worker,
+    "zone": choose_zone,
 }
 
 ORIGINAL = "sqlaqueue.scope"

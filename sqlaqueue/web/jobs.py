@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from sqlaqueue.admin.job_reasons import MISCOUNTED
+from sqlaqueue.admin.jobs import kind_of
 from sqlaqueue.consumer.pace import RESCUE
 from sqlaqueue.queue.options import FINISHED, STATES
 from sqlaqueue.queue.spec import QueueSpec
@@ -18,14 +22,33 @@ from sqlaqueue.web.actions import LABELS, count_text
 from sqlaqueue.web.context import PageContext
 from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
 from sqlaqueue.web.data.job import JobLife, ShownValue, events_of, read_life
-from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, indented
-from sqlaqueue.web.data.job_filters import OF_STATE, OPERATORS, Condition, filterable, parameter_of
-from sqlaqueue.web.data.job_pages import Count, JobPage, ListRequest, count_states, is_in_time, parse_request, read_page
-from sqlaqueue.web.data.job_windows import WINDOW, Cell
-from sqlaqueue.web.data.reader import Part, attempt_part
+from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, indented, parse_exact
+from sqlaqueue.web.data.job_filters import OF_STATE, OPERATORS, Condition, JobsWanted, filterable, parameter_of
+from sqlaqueue.web.data.job_pages import (
+    Count,
+    JobPage,
+    ListRequest,
+    count_list,
+    count_states,
+    is_in_time,
+    parse_request,
+    read_page,
+)
+from sqlaqueue.web.data.job_windows import SHOWN, WINDOW, Cell, JobRow
+from sqlaqueue.web.data.reader import ParameterError, Part, attempt_part
 from sqlaqueue.web.data.waits import Group, Waits, read_waits
 from sqlaqueue.web.errors import NotFound
-from sqlaqueue.web.links import bad_parameters, columns_in, columns_seen, key_in, list_fields
+from sqlaqueue.web.links import (
+    Place,
+    bad_parameters,
+    columns_in,
+    columns_seen,
+    job_url,
+    key_in,
+    list_fields,
+    list_url,
+    place_in,
+)
 from sqlaqueue.web.settings import Action
 
 _NAMES = {"": "is", "min": "from", "max": "to", "starts": "starts with", "null": "is null"}
@@ -186,6 +209,9 @@ class ListView:
         sort = self.request.sort
         return sort if page is not None and sort and sort.removeprefix("-") in page.lasting_sorts else None
 
+    def job_url(self, page: JobPage, job: JobRow) -> str:
+        return job_url(self.context, job.key, Place(self.request, page.cursor_of(job)))
+
     def page_url(self, name: str, cursor: str | None) -> str | None:
         return None if cursor is None else self.url([*self.request.parameters(), (name, cursor)])
 
@@ -219,12 +245,17 @@ class ListView:
             choices = (("true", "true"), ("false", "false"))
         elif column.kind == "enum":
             choices = [(each, each) for each in column.choices]
-        hints = {"moment": "2030-12-31T08:00", "naive_moment": "2030-12-31T08:00", "date": "2030-12-31"}
+        hints = {"moment": "2030-12-31T08:00Z", "naive_moment": "2030-12-31T08:00", "date": "2030-12-31"}
         return FilterField(name, _NAMES[operator], given.get(name, ""), choices, hints.get(column.kind, ""))
 
     def actions(self) -> list[Action]:
         offered = ACTIONS.get(self.request.wanted.state, ("requeue", "purge"))
         return [each for each in offered if self.context.may(each, self.context.queue)]
+
+    def is_late(self, cell: Cell) -> bool:
+        """Return whether a cell has the time since when a job of the list has been due."""
+        moment = cell.moment if cell.column.role == "run_at" and self.request.wanted.state == "pending" else None
+        return isinstance(moment, datetime) and moment.tzinfo is not None and moment <= datetime.now(UTC)
 
     def link(self, cell: Cell) -> str | None:
         return _link(self.context, cell.column, None if cell.is_cut else cell.text)
@@ -316,34 +347,144 @@ class Button:
     """Whether the user is asked before."""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What else there is to look at from the page of a job."""
+
+    previous: tuple[str, Place] | None = None
+    """The job before it in the list that the user came from, by its key."""
+    next: tuple[str, Place] | None = None
+    similar: tuple[str, Count] | None = None
+    """The kind of its error, and the number of failed jobs with it."""
+
+
 async def job(context: PageContext) -> Response:
     key = key_in(context, context.request.query_params.get("key"))
     with bad_parameters():
+        place = place_in(context, context.request.query_params.multi_items())
         # To learn whether another transaction has locked the job, it is locked for a moment.
         seen = functools.partial(columns_seen, context)
-        life, waits = await context.database.read(_read_job, columns_in(context), key, seen, read_only=False)
+        read = functools.partial(_read_page, place=place)
+        life, waits, beside = await context.database.read(read, columns_in(context), key, seen, read_only=False)
     if life is None:
-        raise NotFound(
-            f"There is no job {key[:200]} in {context.queue.name}.",
-            "It was never enqueued, the transaction that inserts it is not committed, or it was deleted.",
-        )
+        raise _no_job(context, key)
+    values = _values(life)
+    error = next((each for each in values if each.column.role == "last_error" and each.text), None)
+    shown = [each for each in values if each.column.role is not None and each is not error]
     return context.render(
         "job.html",
         queue=context.queue,
         life=life,
+        error=error,
         waits=waits,
+        beside=beside,
+        place=place,
+        carried=[] if place is None else place.fields(),
+        job_url=functools.partial(job_url, context),
+        back=None if place is None else list_url(context, place.request),
         queue_of=lambda spec: context.settings.queues[spec.name],
         members_url=functools.partial(_members_url, context),
         requeue_fields=functools.partial(_requeue_fields, context),
         events=events_of(life),
         buttons=_buttons(context, life),
-        own=[each for each in _values(life) if each.column.role is None],
-        of_queue=[each for each in _values(life) if each.column.role is not None],
+        own=[each for each in values if each.column.role is None],
+        of_queue=[each for each in shown if not _is_empty(each)],
+        empty_of_queue=[each for each in shown if _is_empty(each)],
         link=lambda value: _link(context, value.column, None if value.size else value.text),
         block=_block,
         size_text=size_text,
+        count_text=count_text,
         rescue_seconds=round(RESCUE),
     )
+
+
+def _no_job(context: PageContext, key: str) -> NotFound:
+    return NotFound(
+        f"There is no job {key[:200]} in {context.queue.name}.",
+        "It was never enqueued, the transaction that inserts it is not committed, or it was deleted.",
+    )
+
+
+def _is_empty(value: ShownValue) -> bool:
+    return value.text is None and not value.size and not value.column.is_redacted
+
+
+async def job_json(context: PageContext) -> Response:
+    """Return what the page of a job shows as JSON: to be copied, as into a report."""
+    key = key_in(context, context.request.query_params.get("key"))
+    with bad_parameters():
+        life = await context.database.read(read_life, columns_in(context), key, read_only=False)
+    if life is None:
+        raise _no_job(context, key)
+    values = _values(life)
+    attempts = [
+        {name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(each).items()}
+        for each in life.attempts.value or ()
+    ]
+    content = {
+        "queue": context.queue.name,
+        "key": life.key,
+        "state": life.state,
+        "columns": {each.column.name: _as_json(each) for each in values if not each.column.is_redacted},
+        "redacted": [each.column.name for each in values if each.column.is_redacted],
+        "cut": [each.column.name for each in values if each.size],
+        "attempts": attempts,
+    }
+    return Response(json.dumps(content, ensure_ascii=False, indent=2, default=str), media_type="application/json")
+
+
+def _as_json(value: ShownValue) -> Any:
+    text, is_whole = value.text, not value.size
+    if text is None:
+        return None
+    if value.column.kind == "integer":
+        return int(text)
+    if value.column.kind == "boolean" and text in {"true", "false"}:
+        return text == "true"
+    if isinstance(value.column.stored_type, sa.JSON) and is_whole:
+        try:
+            return parse_exact(text)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+def _read_page(
+    session: Session,
+    columns: JobColumns,
+    key: str,
+    seen: Callable[[QueueSpec], JobColumns | None],
+    *,
+    place: Place | None,
+) -> tuple[JobLife | None, Waits | None, Beside]:
+    life, waits = _read_job(session, columns, key, seen)
+    if life is None:
+        return None, None, Beside()
+    # At the end, as these change settings of the planner.
+    previous, following = (attempt_part(session, _neighbour, place, side).value for side in ("before", "after"))
+    similar = attempt_part(session, _similar, columns, life).value
+    return life, waits, Beside(previous, following, similar)
+
+
+def _neighbour(session: Session, place: Place | None, side: str) -> tuple[str, Place] | None:
+    if place is None:
+        return None
+    after, before = (place.at, None) if side == "after" else (None, place.at)
+    try:
+        found = read_page(session, replace(place.request, after=after, before=before), 1)
+    except ParameterError:
+        return None  # the list has another order by now, as an index was created or dropped
+    return next(((each.key, replace(place, at=found.cursor_of(each))) for each in found.jobs), None)
+
+
+def _similar(session: Session, columns: JobColumns, life: JobLife) -> tuple[str, Count] | None:
+    """Return the kind of a failed job's error, and how many failed jobs have it."""
+    error = "" if life.row is None or life.state != "failed" else life.row.roles["last_error"]
+    if not error:
+        return None
+    text = sa.literal(error[:SHOWN], sa.Text())
+    kind = session.scalar(sa.select(kind_of(text)), bind_arguments={"mapper": columns.spec.mapper})
+    return (kind, count_list(session, JobsWanted(columns, state="failed", error=kind))) if kind else None
 
 
 def _read_job(
@@ -415,6 +556,8 @@ def _buttons(context: PageContext, life: JobLife) -> list[Button]:
             why = "It is processing. Wait for its end, or cancel it first."
         label = "Edit and requeue…" if life.state in FINISHED else "Edit…"
         found.append(Button("edit", label, why))
+    if context.may("enqueue", queue) and life.row is not None:
+        found.append(Button("enqueue", "Enqueue another…"))
     actions: tuple[BulkAction, ...] = ("requeue", "cancel", "purge")
     for action in actions:
         # A job without a row has failed, as far as its attempts tell.

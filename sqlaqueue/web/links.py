@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode
@@ -140,6 +141,38 @@ def list_in(context: PageContext, pairs: Sequence[tuple[str, str]]) -> ListReque
     except ValueError:
         raise ParameterError(FIELD, "it is not the query of a list") from None
     return parse_request(columns_in(context), query)
+
+
+AT = "at"
+"""The field that has the place of a job in that list, as a cursor."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A list, and the place of a job in it, so that its page leads to the jobs beside it."""
+
+    request: ListRequest
+    at: str
+
+    def fields(self) -> list[tuple[str, str]]:
+        return [(FIELD, urlencode(self.request.parameters())), (AT, self.at)]
+
+
+def place_in(context: PageContext, pairs: Sequence[tuple[str, str]]) -> Place | None:
+    at = [value for name, value in pairs if name == AT]
+    if not at:
+        return None
+    if len(at) > 1:
+        raise ParameterError(AT, "it is given twice")
+    request = list_in(context, pairs) or parse_request(columns_in(context), ())
+    return Place(replace(request, after=None, before=None), at[0])
+
+
+def job_url(context: PageContext, key: str, place: Place | None = None) -> str:
+    fields = [] if place is None else place.fields()
+    if sum(len(value) for _, value in fields) > _LONGEST:
+        fields = []
+    return context.url("job", queue=context.queue, query=[("key", key), *fields])
 
 
 def list_url(context: PageContext, request: ListRequest | None) -> str:

@@ -8,7 +8,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -27,12 +27,12 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.charts import Bar, Range, bar_chart, range_chart, sparkline
 from sqlaqueue.web.context import PageContext, SharedResult, both, shared_result
 from sqlaqueue.web.data import queues as data
-from sqlaqueue.web.data.past import DAY, HOUR, MINUTES, SPANS, Durations, FailureKinds, Percentiles, Throughput
+from sqlaqueue.web.data.past import MINUTES, SPANS, Durations, FailureKinds, Percentiles, Throughput
 from sqlaqueue.web.data.queues import COUNT_LIMIT
 from sqlaqueue.web.data.reader import Memory, Part, Unavailable, attempt_part, problem_text
 from sqlaqueue.web.errors import BadRequest, NotFound, PageError
 from sqlaqueue.web.links import listed_url
-from sqlaqueue.web.rendering import duration, short
+from sqlaqueue.web.rendering import clock_text, duration, short
 from sqlaqueue.web.settings import Queue
 
 CLAIM_SHARED_FOR = 5.0
@@ -474,6 +474,9 @@ def _sum(numbers: Iterable[int]) -> str:
     return f"{sum(listed):,}" + ("+" if any(each >= COUNT_LIMIT for each in listed) else "")
 
 
+_LONG_BUCKET = timedelta(hours=1)
+"""The period from which on a chart covers several days, so that its bars need a date."""
+
 _SPANS = {span.name: span for span in SPANS}
 
 
@@ -517,7 +520,7 @@ def _throughput_chart(throughput: Throughput) -> Markup:
     period = duration(throughput.bucket)
     bars = [
         Bar(
-            label=_clock(bucket.begins),
+            label=clock_text(bucket.begins, with_date=throughput.bucket >= _LONG_BUCKET),
             parts=bucket.counts,
             is_partial=bucket is throughput.buckets[-1] and len(throughput.buckets) > 1,
         )
@@ -533,10 +536,6 @@ def _throughput_chart(throughput: Throughput) -> Markup:
         description=f"Within {duration(covered)}: {totals or 'none'}.",
         ticks=[*(f"{duration(covered * share)} ago" for share in (1, 0.75, 0.5, 0.25)), "now"],
     )
-
-
-def _clock(moment: datetime) -> str:
-    return f"{moment:%H:%M} UTC" if moment.second == 0 else f"{moment:%H:%M:%S} UTC"
 
 
 def _percentile_rows(durations: Durations) -> list[tuple[str, Any]]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from datetime import UTC, datetime, timedelta
+import re
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import jinja2
 from markupsafe import Markup, escape
@@ -55,14 +59,88 @@ def size(value: int) -> str:
     return f"{value} bytes" if units[0] == "bytes" else f"{amount:.1f} {units[0]}"
 
 
-def moment(value: datetime | None) -> str | Markup:
-    """Write a moment in UTC, in an element that the browser's script shows in the time zone of the reader."""
+ZONE_COOKIE = "sqlaqueue_zone"
+SERVER = "server"
+"""The name of the zone of the server's process."""
+
+_ZONE_NAME = re.compile(r"[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,2}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Zone:
+    """The time zone in which a page shows all times, but those of schedules."""
+
+    name: str = SERVER
+    info: tzinfo | None = None
+    """None for that of the server's process."""
+
+    @property
+    def label(self) -> str:
+        return self.name if self.info is not None else datetime.now(UTC).astimezone().tzname() or "server time"
+
+    def local(self, value: datetime) -> datetime:
+        try:
+            return value.astimezone(self.info)
+        except (OverflowError, OSError, ValueError):  # at the ends of the years that Python has
+            return value.astimezone(UTC)
+
+
+def zone_of(name: str) -> Zone | None:
+    """Return the zone of a name such as ``Europe/Berlin``; None if there is none."""
+    if name == SERVER:
+        return Zone()
+    if name == "UTC":
+        return Zone(name, UTC)
+    try:
+        return Zone(name, ZoneInfo(name)) if _ZONE_NAME.fullmatch(name) else None
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return None
+
+
+ZONE: ContextVar[Zone] = ContextVar("sqlaqueue_dashboard_zone", default=Zone())  # noqa: B039 - it cannot be changed
+"""That of the page that is being made."""
+
+
+def ago(value: datetime, now: datetime | None = None) -> str:
+    """Return how long ago a moment was, or in how long it will be, in its largest unit; the script does the same."""
+    seconds = ((now or datetime.now(UTC)) - value).total_seconds()
+    units = ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1, "s"))
+    found = next(((size, name) for size, name in units if abs(seconds) >= size), None)
+    if found is None:
+        return "now"
+    text = f"{int(abs(seconds) // found[0])} {found[1]}"
+    return f"{text} ago" if seconds > 0 else f"in {text}"
+
+
+def moment(value: datetime | None, zone: str | None = None) -> str | Markup:
+    """Write a moment as ``3 min ago · 14:02:11``, with the date unless it is today, in the zone of the page.
+
+    :param zone: the name of another zone, which is written behind it.
+    """
     if value is None:
         return number(None)
     if value.tzinfo is None:
         return f"{value:%Y-%m-%d %H:%M:%S}"
-    utc = value.astimezone(UTC)
-    return html('<time datetime="{}">{} UTC</time>', utc.isoformat(), f"{utc:%Y-%m-%d %H:%M:%S}")
+    own = ZONE.get() if zone is None else zone_of(zone) or Zone("UTC", UTC)
+    local = own.local(value)
+    is_today = local.date() == own.local(datetime.now(UTC)).date()
+    text = f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M:%S}"
+    return html(
+        '<time datetime="{}" title="{} {}"><span data-ago>{}</span> · {}{}</time>',
+        value.astimezone(UTC).isoformat(),
+        f"{local:%Y-%m-%d %H:%M:%S}",
+        own.label,
+        ago(value),
+        text,
+        "" if zone is None else f" {own.label}",
+    )
+
+
+def clock_text(value: datetime, *, with_date: bool = False) -> str:
+    """Write the time of a bar of a chart."""
+    local = ZONE.get().local(value)
+    day, seconds = "%Y-%m-%d " if with_date else "", ":%S" if local.second else ""
+    return f"{local.strftime(f'{day}%H:%M{seconds}')} {local.tzname()}"
 
 
 def short(text: str, length: int = SHORT) -> str:
@@ -84,7 +162,7 @@ class Renderer:
             auto_reload=False,
         )
         self._environment.filters |= {
-            each.__name__: each for each in (number, capped, duration, moment, short, size, key_text, split_error)
+            each.__name__: each for each in (number, capped, duration, moment, ago, short, size, key_text, split_error)
         }
         self.static_files = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file()}
         """The contents of the static files by name; no other file can be asked for."""
@@ -114,6 +192,7 @@ _TEXTS = {
     "remaining": ("{} more job matches; repeat the action.", "{} more jobs match; repeat the action."),
     "none_selected": ("No job is selected.",) * 2,
     "edited": ("The job was changed.", "The jobs were changed."),
+    "enqueued": ("The job was enqueued.", "The jobs were enqueued."),
     "paused": ("The queue is paused: no job begins until it is resumed.",) * 2,
     "resumed": ("The queue is resumed: its jobs begin again.",) * 2,
     "quiet_asked": ("The Consumer was asked to claim no more jobs.",) * 2,

@@ -186,9 +186,10 @@ def _origin(origin: Any) -> str:
     )
 
 
-Action = Literal["requeue", "cancel", "edit", "purge", "pause", "schedule", "workers"]
-"""What a user can do: requeue finished jobs, cancel unfinished ones, edit arguments, delete finished jobs, pause and
-resume a queue, run, pause and resume its schedules, and ask its Consumers to be quiet or to stop."""
+Action = Literal["enqueue", "requeue", "cancel", "edit", "purge", "pause", "schedule", "workers"]
+"""What a user can do: enqueue a job like another one, requeue finished jobs, cancel unfinished ones, edit arguments,
+delete finished jobs, pause and resume a queue, run, pause and resume its schedules, and ask its Consumers to be quiet
+or to stop."""
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 
@@ -211,7 +212,8 @@ class Access:
 
     :param read: the queues that the user sees: True for all, or classes or names.
     :param act: the queues whose jobs the user may change, or a dictionary of queues with the actions allowed in each.
-        The actions are ``requeue``, ``cancel``, ``edit``, ``purge``, ``pause``, ``schedule`` and ``workers``. A queue
+        The actions are ``enqueue``, ``requeue``, ``cancel``, ``edit``, ``purge``, ``pause``, ``schedule`` and
+        ``workers``. A queue
         that the user does not see cannot be changed.
     :param user: the name of the user, for the audit.
     :raises ConfigurationError: for an unknown action, or anything else than these.

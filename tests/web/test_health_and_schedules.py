@@ -203,7 +203,7 @@ async def test_states(client_of: Any, change: Any) -> None:
     )
     change("UPDATE sqlaqueue_schedule SET paused_at = now() WHERE name = 'heartbeat'")
     page = await page_of(client_of, "schedules")
-    for text in ("late by 2 h", ">error<", "no_values: ", ">paused<"):
+    for text in ("due 2 h", ">error<", "no_values: ", ">paused<"):
         assert text in page
     assert ">on time<" not in page
 

@@ -13,20 +13,22 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, StatementError
-from sqlalchemy.orm import Session, attributes, defer, lazyload
+from sqlalchemy.orm import Mapper, Session, attributes, defer, lazyload
 
 from sqlaqueue.admin.changes import requeue_some
 from sqlaqueue.admin.jobs import JobFilter
 from sqlaqueue.consumer.core.errors import is_connection_lost, is_duplicate, is_lock_or_timeout
 from sqlaqueue.queue.names import DEAD_LETTER
 from sqlaqueue.queue.options import FINISHED
+from sqlaqueue.queue.run import key_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.sql.engine import sqlstate, violated_constraint
 from sqlaqueue.sql.portable import clock
 from sqlaqueue.strategies.delete_row import letters, stored_columns
+from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.web.data.edit_fields import EditableField, WrongValue, field_text, field_value, fields_of, violation_of
 from sqlaqueue.web.data.job import StoredJob, has_key, letter_of, read_job
-from sqlaqueue.web.data.job_columns import JobColumns
+from sqlaqueue.web.data.job_columns import JobColumn, JobColumns
 from sqlaqueue.web.data.reader import ParameterError
 
 _RAISED = "P0001"
@@ -83,6 +85,8 @@ class Edited:
     """What was typed, with the errors; unless the edit was successful."""
     columns: Sequence[str] = ()
     """The names of the columns that were changed."""
+    key: str = ""
+    """That of a job that was enqueued."""
 
 
 @dataclass
@@ -123,6 +127,101 @@ def save(
     if edited.outcome not in {"saved", "requeued"}:
         session.rollback()
     return edited
+
+
+def read_copy(session: Session, columns: JobColumns, key: str) -> EditForm | None:
+    """Return the form of a job like another one: with its values, and due at once."""
+    form = read_form(session, columns, key)
+    if form is None:
+        return None
+    fields = [replace(each, text=None) if each.field.column.role == "run_at" else each for each in form.fields]
+    return replace(form, fields=fields, refused=_why_no_copy(columns, form.job))
+
+
+def save_copy(session: Session, columns: JobColumns, key: str, given: Mapping[str, str | None]) -> Edited:
+    """Insert a job like another one by the ORM, with what was typed instead of its values, and commit.
+
+    Columns that cannot be edited, such as redacted ones, have the other job's values. A time in ``run_at`` that was
+    left empty is the default: now.
+
+    :raises ParameterError: if the key cannot be one of this queue.
+    """
+    job = read_job(session, columns, key)
+    if job is None:
+        return Edited("missing")
+    run_at = columns.by_role.get("run_at")
+    typed = {name: text for name, text in given.items() if run_at is None or name != run_at.name or text is not None}
+    refused = _why_no_copy(columns, job)
+    try:
+        edited = (
+            Edited("refused", _typed(columns, job, given, refused=refused))
+            if refused
+            else _insert_copy(session, columns, key, _Attempt(job, typed))
+        )
+    except BaseException:
+        session.rollback()
+        raise
+    if edited.form is not None:
+        session.rollback()
+    return edited
+
+
+def _why_no_copy(columns: JobColumns, job: StoredJob) -> str:
+    spec = columns.spec
+    if any(key.default is None and key.server_default is None and not _is_counted(key) for key in spec.keys):
+        return "Its key is made by the program, so that a job can be enqueued only there."
+    if any(len(mapper.tables) > 1 for mapper in spec.mapper.self_and_descendants):
+        return "Its class has columns in another table, so that a job can be enqueued only by a program."
+    if isinstance(spec.strategy, ExistingMessages):
+        return "The application fills the table of messages itself, so that a job can be enqueued only there."
+    if any(value.size for value in job.values.values()):
+        return "One of its values is too large to be copied here."
+    return ""
+
+
+def _is_counted(key: sa.Column[Any]) -> bool:
+    table: Any = key.table
+    return key.identity is not None or table.autoincrement_column is key
+
+
+def _insert_copy(session: Session, columns: JobColumns, key: str, attempt: _Attempt) -> Edited:
+    spec, job = columns.spec, attempt.job
+    with session.no_autoflush:
+        source = _letter_instance(session, columns, key) if job.is_dead_letter else _instance(session, columns, job)
+        mapper = sa.inspect(source).mapper
+        fields = fields_of(columns, mapper)
+        _parse(attempt, fields)
+        copied = mapper.class_manager.new_instance()
+        for each in columns.values():
+            if _is_copied(each, mapper, attempt.given):
+                attribute = mapper.get_property_by_column(each.column).key
+                value = getattr(source, attribute)
+                # None would be replaced by the default.
+                attributes.set_committed_value(copied, attribute, sa.null() if value is None else value)
+        # What was loaded must not be written.
+        session.expunge_all()
+        if not attempt.errors:
+            _assign(attempt, copied)
+    if attempt.errors:
+        return _wrong(columns, attempt)
+    new_key = ""
+    with _refusals(spec, attempt, fields):
+        session.add(copied)
+        session.flush()
+        new_key = key_text([getattr(copied, mapper.get_property_by_column(each).key) for each in spec.keys])
+        session.commit()
+    if attempt.problem or attempt.errors:
+        return _wrong(columns, attempt)
+    return Edited("saved", key=new_key)
+
+
+def _is_copied(each: JobColumn, mapper: Mapper[Any], given: Collection[str]) -> bool:
+    column, role = each.column, each.role
+    if each.is_key or column.computed is not None or column.identity is not None or column.server_onupdate is not None:
+        return False
+    if column is mapper.version_id_col or not mapper.columns.contains_column(column):
+        return False
+    return role in {None, "priority", "max_attempts"} or (role == "run_at" and each.name in given)
 
 
 def _locked(session: Session, columns: JobColumns, key: str, given: Mapping[str, str | None]) -> StoredJob | Edited:

@@ -310,6 +310,20 @@ class JobLife:
         return Lease(expires_at=expires, seconds=left, token=row.roles["lease_token"])
 
     @property
+    def due_since(self) -> datetime | None:
+        """Since when a pending job has been due; None if its time has not come."""
+        since = None if self.row is None or self.state != "pending" else self.row.roles["run_at"]
+        return since if self.row is not None and since is not None and since <= self.row.now else None
+
+    @property
+    def error(self) -> tuple[str, str | None]:
+        """The last error and its traceback; of a job whose row was deleted, those of its last attempt."""
+        if self.row is not None:
+            return split_error(self.row.roles["last_error"])
+        last = next((each for each in self.attempts.value or () if each.error), None)
+        return ("", None) if last is None or last.error is None else (last.error, last.traceback)
+
+    @property
     def is_lost(self) -> bool:
         is_lost = any(reason.code == "lease_expired" for reason in self.reasons.value or ())
         return is_lost and self.state == "processing"
@@ -336,7 +350,7 @@ def read_life(session: Session, columns: JobColumns, key: str) -> JobLife | None
     life = replace(life, tick=tick.value or Part(problem=tick.problem))
     if row is None:
         return life
-    life = replace(life, reasons=attempt_part(session, _reasons, columns, row.key))
+    life = replace(life, reasons=attempt_part(session, _reasons, columns, row))
     if CONTROL in spec.side_tables and state not in FINISHED:
         life = replace(life, cancellation=attempt_part(session, _cancellation, spec, row.key))
     if spec.config.unique is not None:
@@ -375,15 +389,18 @@ def _tick(session: Session, spec: QueueSpec, key: Key) -> Part[Tick]:
         raise
 
 
-def _reasons(session: Session, columns: JobColumns, key: Key) -> Sequence[Reason]:
+def _reasons(session: Session, columns: JobColumns, row: StoredJob) -> Sequence[Reason]:
     spec = columns.spec
     # What a waiting job waits for may be in a queue that the user does not see.
-    found = explain_job(session, spec.model, key, reads_chain=False)
+    found = explain_job(session, spec.model, row.key, reads_chain=False)
+    # The page shows the error by itself.
+    said = f" with the last error {(row.roles['last_error'] or chr(10)).splitlines()[0]!r};"
     hidden = _redacted_reasons(columns)
     instead = "A redacted value is part of this explanation, so it is not shown."
 
     def with_buttons(text: str) -> str:
         """Return an explanation with the buttons of the dashboard in place of functions for programs."""
+        text = text.replace(said, ";", 1)
         return _FUNCTION.sub(lambda function: ("use " if function[1] else "") + function[2].capitalize(), text)
 
     return [replace(each, text=instead if each.code in hidden else with_buttons(each.text)) for each in found.reasons]

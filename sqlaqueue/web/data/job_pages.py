@@ -153,8 +153,7 @@ class JobPage:
     columns: Sequence[JobColumn]
     """The columns that are shown, in the order of the cells of a job."""
     jobs: Sequence[JobRow]
-    sort: str
-    """The order, as in :attr:`ListRequest.sort`."""
+    order: JobOrder
     next: str | None
     """The cursor of the page after this one; None at the end."""
     previous: str | None
@@ -164,6 +163,14 @@ class JobPage:
     examined: int | None = None
     """The number of rows after which the search for further jobs was broken off; ``next`` continues it, or ``previous``
     if the page was read backwards. None if it was not."""
+
+    @property
+    def sort(self) -> str:
+        """The order, as in :attr:`ListRequest.sort`."""
+        return self.order.sort
+
+    def cursor_of(self, job: JobRow) -> str:
+        return cursor_text(self.order, job.position)
 
     @property
     def is_backwards(self) -> bool:
@@ -297,7 +304,7 @@ def _page(request: ListRequest, shown: Sequence[JobColumn], order: JobOrder, fou
         request,
         shown,
         jobs[::-1] if backwards else jobs,
-        order.sort,
+        order,
         next=back if backwards else forward,
         previous=forward if backwards else back,
         examined=None if has_more or found.stop is None else WINDOW,
@@ -354,6 +361,15 @@ def count_states(session: Session, wanted: JobsWanted) -> dict[str | None, Count
     for some in rest.values():
         counts |= _in_window(session, some)
     return {state: counts[state] for state in states}
+
+
+def count_list(session: Session, wanted: JobsWanted) -> Count:
+    """Return the number of jobs of one list, as far as they can be counted."""
+    set_planner(session, wanted.columns)
+    source = source_of(wanted.columns, wanted)
+    parts = source.parts()
+    counted = _Counted(wanted.listed, orders_of(session, source, parts), Windows(source, parts, Results(())))
+    return _by_index(session, counted) or _in_window(session, [counted])[wanted.listed]
 
 
 def _by_index(session: Session, counted: _Counted) -> Count | None:

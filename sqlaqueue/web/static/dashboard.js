@@ -5,12 +5,14 @@
 //   data-events="URL"     on <body>: the stream of server-sent events
 //   data-live             on a <section id>: replaced by the section of the same id when something has changed
 //   id="live-status"      where the state of the live updates is shown
-//   data-relative         on <time datetime>: shows "5 minutes ago", and the time in its title; otherwise the reverse
+//   data-ago              in a <time datetime>: how long ago that is
+//   data-zone="NAME"      shows the zone of all times; data-own-zone: a hidden button that chooses that of the browser
+//   data-zone-cookie="NAME" and data-root="URL" on <body>: the cookie with the zone, and the first page
 //   data-filter           the field that / focuses
 //   data-go="KEY"         a link that g and this key follow
 //   data-select-all       a checkbox for all checkboxes of its table
 //   data-selected         shows how many of them are selected
-//   data-copy="TEXT"      a hidden button that copies this text, or the <code> or <pre> beside it
+//   data-copy="TEXT"      a hidden button that copies this text, what data-copy-url has, or the <code> or <pre> beside it
 "use strict";
 
 (() => {
@@ -19,15 +21,14 @@
 
   // -- times ---------------------------------------------------------------------------------------------------------
 
-  const UNITS = [["year", 31557600], ["month", 2629800], ["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
-  const ago = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
-  const short = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-  const long = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
+  const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
   function relative(moment) {
-    const seconds = (moment - Date.now()) / 1000;
-    const [unit, size] = UNITS.find(([, each]) => Math.abs(seconds) >= each) ?? ["second", 1];
-    return ago.format(Math.round(seconds / size), unit);
+    const seconds = (Date.now() - moment) / 1000;
+    const unit = UNITS.find(([, size]) => Math.abs(seconds) >= size);
+    if (!unit) return "now";
+    const text = `${Math.floor(Math.abs(seconds) / unit[1])} ${unit[0]}`;
+    return seconds > 0 ? `${text} ago` : `in ${text}`;
   }
 
   function setText(element, text) {
@@ -36,12 +37,30 @@
   }
 
   function showTimes(root = document) {
-    for (const element of all("time[datetime]", root)) {
-      const moment = new Date(element.dateTime);
-      if (Number.isNaN(moment.getTime())) continue;
-      const isRelative = "relative" in element.dataset;
-      setText(element, isRelative ? relative(moment) : short.format(moment));
-      element.title = isRelative ? long.format(moment) : `${relative(moment)}, ${element.dateTime}`;
+    for (const element of all("time[datetime] [data-ago]", root)) {
+      const moment = new Date(element.closest("time").dateTime);
+      if (!Number.isNaN(moment.getTime())) setText(element, relative(moment));
+    }
+  }
+
+  const ownZone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+
+  // The server writes all times, in the zone of a cookie. Until the reader has chosen one it is that of the browser.
+  function rememberZone() {
+    const { zoneCookie: name, root } = document.body.dataset;
+    if (!name || !ownZone || document.cookie.split("; ").some((each) => each.startsWith(`${name}=`))) return false;
+    const path = new URL(root, location.href).pathname.replace(/\/$/, "") || "/";
+    document.cookie = `${name}=${ownZone}; path=${path}; max-age=31536000; samesite=lax`;
+    return document.cookie.includes(`${name}=${ownZone}`);
+  }
+
+  function showOwnZone(root = document) {
+    const shown = document.querySelector("[data-zone]");
+    for (const button of all("[data-own-zone]", root)) {
+      button.hidden = !ownZone || [shown?.dataset.zone, shown?.textContent, "UTC"].includes(ownZone);
+      button.value = ownZone ?? "";
+      button.title = "Show all times in the zone of this browser";
+      setText(button, ownZone ?? "");
     }
   }
 
@@ -96,10 +115,11 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest?.("[data-copy]");
     if (!button) return;
-    const source = button.dataset.copy || button.parentElement.querySelector("pre, code")?.textContent || "";
+    const text = button.dataset.copy || button.parentElement.querySelector("pre, code")?.textContent || "";
     const label = (button.dataset.label ??= button.textContent);
     try {
-      await copy(source);
+      const { copyUrl } = button.dataset;
+      await copy(copyUrl ? await (await fetch(copyUrl, { cache: "no-store" })).text() : text);
       setText(button, "Copied");
     } catch {
       setText(button, "Not copied");
@@ -114,6 +134,8 @@
   // -- replacing a section -------------------------------------------------------------------------------------------
 
   const sectionsOf = (root) => all("[data-live][id]", root);
+  // Without the times since, which the script keeps up to date itself.
+  const sentHtml = (section) => section.outerHTML.replace(/(data-ago="">)[^<]*/g, "$1");
   const received = new Map();  // the id of a section -> its HTML as the server sent it
 
   const nameOf = (element) => [element.tagName, element.id, element.name, element.type === "checkbox" ? element.value : ""].join("\n");
@@ -170,6 +192,7 @@
     }
     window.scrollTo({ left, top, behavior: "instant" });
     showTimes(section);
+    showOwnZone(section);
     showButtons(section);
   }
 
@@ -213,7 +236,7 @@
     for (const section of sectionsOf(document)) {
       const fresh = page.getElementById(section.id);
       if (!fresh) continue;
-      const html = fresh.outerHTML;
+      const html = sentHtml(fresh);
       if (received.get(section.id) === html) continue;
       if (isBusy(section)) continue;  // until the next event
       received.set(section.id, html);
@@ -293,7 +316,7 @@
 
   function startLive() {
     if (!url || !sectionsOf(document).length) return;
-    for (const section of sectionsOf(document)) received.set(section.id, section.outerHTML);
+    for (const section of sectionsOf(document)) received.set(section.id, sentHtml(section));
     toggle.type = "button";
     toggle.className = "button button--quiet";
     toggle.addEventListener("click", () => pause(!isPaused));
@@ -386,7 +409,9 @@
   });
 
   startLive();
+  if (rememberZone()) refresh();
   showTimes();
+  showOwnZone();
   showButtons();
   showSelection();
   setInterval(showTimes, 15000);

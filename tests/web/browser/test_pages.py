@@ -65,12 +65,21 @@ def test_each_page_is_read_by_keyboard_alone(open_view: MakeView, site: Site) ->
 
 def test_times_are_those_of_the_reader(open_view: MakeView, site: Site) -> None:
     view = open_view(site, timezone="Asia/Kolkata", follows=False)
+    zone = view.open(PAGES["overview"]).run("() => Intl.DateTimeFormat().resolvedOptions().timeZone")
     shown = 0
     for path in PAGES.values():
-        for text in view.open(path).page.locator("time[datetime]").all_inner_texts():
-            assert "UTC" not in text
-            shown += bool(text)
+        view.open(path)
+        assert view.text("#zone b") == zone
+        titles = [each.get_attribute("title") or "" for each in view.page.locator("time[datetime]").all()]
+        shown += sum(title.endswith(f" {zone}") for title in titles)
     assert shown > 10
+    view.follow(view.page.locator("#zone").get_by_role("button", name="UTC"))
+    assert view.text("#zone b") == "UTC"
+    # What was chosen is not replaced by the zone of the browser, which is offered.
+    view.open(PAGES["jobs"])
+    assert view.text("#zone b") == "UTC"
+    view.follow(view.page.locator("#zone").get_by_role("button", name=zone))
+    assert view.text("#zone b") == zone
 
 
 @pytest.mark.parametrize("path", ["queues/none", "queues/email/job?key=0", "nothing"])

@@ -174,7 +174,7 @@ def test_access_by_queue_and_action(access: Access, readable: set[str], allowed:
     [
         ({"read": "email"}, r"Access\(read='email'\): give True, False, or a list"),
         ({"read": None}, "read=None"),
-        ({"read": True, "act": {"email": ["retry"]}}, "there is no action 'retry'; the actions are requeue"),
+        ({"read": True, "act": {"email": ["retry"]}}, "there is no action 'retry'; the actions are enqueue"),
         ({"read": True, "act": {"email": "requeue"}}, "give a list of actions"),
         ({"read": True, "user": 5}, "as a text"),
     ],

@@ -137,6 +137,7 @@ class _Isolation:
         self._limit: float | None = None
         self._jobs = 0
         self._leaves = False
+        self._pid = os.getpid()
         # While the application is imported, processes of others may be killed, whose jobs are free from then on.
         supervisor.on_death = self._note_death
 
@@ -236,6 +237,9 @@ class _Isolation:
             self._leave(f"after {self._jobs} jobs")
 
     def _end(self) -> None:
+        if os.getpid() != self._pid:
+            # A child that a handler has forked, and that returns from it: the call of this process goes on.
+            return
         faulthandler.cancel_dump_traceback_later()
         self._send(CALL_ENDED)
         if self._options.max_memory is not None:

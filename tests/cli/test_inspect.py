@@ -1,6 +1,7 @@
 """``stats``, ``failed``, ``workers``, ``jobs``, ``job`` and ``why``."""
 
 import json
+import re
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_failed_jobs_are_grouped_by_kind_of_error(shop: Shop) -> None:
     assert all(line.split()[0] in {"queue", "email"} for line in printed.splitlines() if not line.startswith(" "))
     assert "(no error)" in printed
     assert "[bold]no colon" in printed
-    assert "6 h ago" in printed
+    assert re.search(r"6 h( \d+ s)? ago", printed)
 
 
 def test_an_order_number_is_not_a_kind_of_error(shop: Shop) -> None:

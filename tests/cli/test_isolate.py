@@ -116,6 +116,15 @@ def test_a_process_that_dies_gives_its_job_back_at_once(shop: Shop) -> None:
 
 
 @pytest.mark.thorough
+def test_a_forked_child_that_returns_from_the_handler_ends(shop: Shop) -> None:
+    """It has not the thread that watches the time, and the call of its parent goes on."""
+    shop.add(Email(max_attempts=1))
+    worker = shop.start("worker", f"{EMAIL}={MODELS}:fork_and_return", "--isolate", "--timeout", "20s", "--drain")
+    assert worker.end() == 0, worker.output
+    assert ended(shop, "email") == [("completed", 1, None)]
+
+
+@pytest.mark.thorough
 def test_a_handler_that_hangs_ends_though_its_supervisor_is_dead(shop: Shop, tmp_path: Path) -> None:
     """No thread of its process can run, and its lease is not extended for ever. The log says where it was."""
     shop.add(Email())

@@ -176,6 +176,14 @@ def hang(session: Session, job: object) -> None:
         re.match("(a+)+$", "a" * 40 + "b")
 
 
+def fork_and_return(session: Session, job: object) -> None:
+    """Return in a forked child first, then in the process itself, when the child has ended."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        session.add(_done(job))
+
+
 async def hang_in_loop(session: AsyncSession, job: object) -> None:
     """Block the event loop, so that the task cannot be cancelled, if the key of the job is 1."""
     session.add(_done(job))

@@ -284,7 +284,7 @@ _OF_WORKERS: dict[changes.ConsumerAction, str] = {"quiet": "Quiet", "resume": "R
 def _worker_action(name: str) -> changes.ConsumerAction:
     found = next((each for each in _OF_WORKERS if each == name), None)
     if found is None:
-        raise NotFound("There is no such action.", "Go back to the list of workers.")
+        raise NotFound("There is no such action.", "Go back to the list of Consumers.")
     return found
 
 

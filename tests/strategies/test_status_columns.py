@@ -234,7 +234,9 @@ def serving(walk: Walk) -> None:
     claimer, settler = context.claimer, context.settler
     walk.add(6)
     check_database(session, context)
-    beat = leases.SentHeartbeat(listening=True, running=(), waiting=0, unclaimable=(), expires_in=30.0, notify=True)
+    beat = leases.SentHeartbeat(
+        listening=True, running=(), waiting=0, unclaimable=(), failing=None, expires_in=30.0, notify=True
+    )
     leases.send_heartbeat(session, context, beat)
     assert leases.upcoming_times(session, context, 5) == []
     reconcile_at_once(session, context)

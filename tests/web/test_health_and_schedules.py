@@ -370,7 +370,7 @@ async def test_a_queue_whose_consumers_are_all_quiet_is_a_finding(client_of: Any
     page = await page_of(client_of)
     assert "all_quiet" in page
     assert "Invoice --resume web:1</code>" in page
-    assert 'href="./workers">Workers</a></div>' in page
+    assert 'href="./workers">Consumers</a></div>' in page
     assert "backlog" not in page
     heartbeat(engine, "web:2", '{"handlers": ["app.jobs:send"]}', alive=True)
     assert "all_quiet" not in await page_of(client_of)

@@ -310,10 +310,9 @@ async def test_explanations_name_buttons_instead_of_functions(engine: sa.Engine,
     add(engine, model(id=1, key="a"))
     fail_jobs(engine, model, error="ValueError: requeue() is no good")
     async with client_of(model) as browser:
-        assert (
-            "requeue() is no good&#39;; Requeue makes it pending again."
-            in (await browser.get("/queues/job/job?key=1")).text
-        )
+        page = (await browser.get("/queues/job/job?key=1")).text
+        assert "requeue() is no good" in page
+        assert "; Requeue makes it pending again." in page
         add(engine, model(id=2, key="a"))
         assert (
             "; Requeue does not make it pending again while its duplicate"

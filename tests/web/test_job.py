@@ -578,11 +578,12 @@ async def test_only_actions_that_make_sense_for_the_state_are_shown(
         del buttons[-3:-1]
         return buttons, " ".join(re.findall(r'class="muted why"[^>]*>([^<]*)<', head))
 
-    assert await shown("1") == (["Edit…", "Cancel", "Refresh"], "")
-    assert await shown("2") == (["Edit and requeue…", "Requeue", "Delete…", "Refresh"], "")
-    assert await shown("3") == (["Edit and requeue…", "Requeue…", "Delete…", "Refresh"], "")
+    another = "Enqueue another…"
+    assert await shown("1") == (["Edit…", another, "Cancel", "Refresh"], "")
+    assert await shown("2") == (["Edit and requeue…", another, "Requeue", "Delete…", "Refresh"], "")
+    assert await shown("3") == (["Edit and requeue…", another, "Requeue…", "Delete…", "Refresh"], "")
     why = "Edit is not possible: it is processing. Wait for its end, or cancel it first."
-    assert await shown("4") == (["Edit…", "Cancel", "Refresh"], why)
+    assert await shown("4") == (["Edit…", another, "Cancel", "Refresh"], why)
 
 
 async def test_an_expired_lease_says_who_rescues_the_job(engine: sa.Engine, queues: Queues, client_of: Any) -> None:

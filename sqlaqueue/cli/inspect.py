@@ -236,8 +236,8 @@ def workers(
     A NAME is that of the list, or HOST:PID. If several Consumers have it, all of them are asked. They obey at once if
     they are notified, otherwise within some ten seconds.
     """
-    given: dict[changes.ConsumerAction, str | None] = {"quiet": quiet, "resume": resume, "stop": stop}
-    asked = [(action, name) for action, name in given.items() if name is not None]
+    given: Sequence[tuple[changes.ConsumerAction, str | None]] = (("quiet", quiet), ("resume", resume), ("stop", stop))
+    asked: list[tuple[changes.ConsumerAction, str]] = [(action, name) for action, name in given if name is not None]
     if asked:
         if len(asked) > 1:
             raise InputError(f"--{asked[0][0]} and --{asked[1][0]}: give one of them at a time")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy.orm import Session
 from starlette.responses import Response
@@ -282,10 +282,11 @@ _OF_WORKERS: dict[changes.ConsumerAction, str] = {"quiet": "Quiet", "resume": "R
 
 
 def _worker_action(name: str) -> changes.ConsumerAction:
-    found = next((each for each in _OF_WORKERS if each == name), None)
-    if found is None:
-        raise NotFound("There is no such action.", "Go back to the list of Consumers.")
-    return found
+    for each in get_args(changes.ConsumerAction):
+        if each == name:
+            found: changes.ConsumerAction = each
+            return found
+    raise NotFound("There is no such action.", "Go back to the list of Consumers.")
 
 
 async def confirm_worker(context: PageContext) -> Response:

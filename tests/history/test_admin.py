@@ -147,8 +147,8 @@ def test_the_command_shows_attempts(shown: HistoryQueue) -> None:
     printed = invoke(shown.database, str(key)).output
     assert f"job {key} is failed" in printed
     lines = [line.split() for line in printed.splitlines()[-3:]]
-    assert lines[0] == ["attempt", "outcome", "started", "ran", "worker", "error"]
-    assert [line[:2] for line in lines[1:]] == [["2", "failed"], ["1", "retried"]]
+    assert lines[0] == ["queue", "attempt", "outcome", "started", "ran", "worker", "error"]
+    assert [line[:3] for line in lines[1:]] == [["job", "2", "failed"], ["job", "1", "retried"]]
     assert printed.count("ValueError: no address") == 3
     found = json.loads(invoke(shown.database, str(key), "--json").output)
     assert found["attempts"] == 2

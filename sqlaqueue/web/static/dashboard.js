@@ -134,6 +134,8 @@
   // -- replacing a section -------------------------------------------------------------------------------------------
 
   const sectionsOf = (root) => all("[data-live][id]", root);
+  // The zone is on each page, also on the answer to a form, whose address cannot be read again.
+  const isLive = () => sectionsOf(document).some((section) => section.id !== "zone");
   // Without the times since, which the script keeps up to date itself.
   const sentHtml = (section) => section.outerHTML.replace(/(data-ago="">)[^<]*/g, "$1");
   const received = new Map();  // the id of a section -> its HTML as the server sent it
@@ -315,7 +317,7 @@
   }
 
   function startLive() {
-    if (!url || !sectionsOf(document).length) return;
+    if (!url || !isLive()) return;
     for (const section of sectionsOf(document)) received.set(section.id, sentHtml(section));
     toggle.type = "button";
     toggle.className = "button button--quiet";
@@ -409,7 +411,7 @@
   });
 
   startLive();
-  if (rememberZone()) refresh();
+  if (rememberZone() && isLive()) refresh();
   showTimes();
   showOwnZone();
   showButtons();

@@ -147,10 +147,16 @@ def test_bars_fill_their_chart_at_any_width(view: View) -> None:
     view.open("queues/email")
     for width in (390, 1280, 2000):
         view.page.set_viewport_size({"width": width, "height": 900})
-        plot, bars = (view.page.locator(f"#throughput-chart {name}").first for name in (".chart-bars", ".chart-place"))
-        whole, first = plot.bounding_box(), bars.bounding_box()
+        # In one call: an update may put another chart in its place.
+        whole, first, number = view.page.evaluate(
+            """() => {
+              const chart = document.querySelector("#throughput-chart");
+              const places = chart.querySelectorAll(".chart-place");
+              const box = (element) => element.getBoundingClientRect().toJSON();
+              return [box(chart.querySelector(".chart-bars")), box(places[0]), places.length];
+            }"""
+        )
         assert abs(first["x"] - whole["x"]) < 2
-        number = view.page.locator("#throughput-chart .chart-place").count()
         assert abs(first["width"] * number - whole["width"]) < 2
 
 
@@ -370,11 +376,11 @@ def test_a_link_signs_in_the_browser_that_opens_it(guarded: tuple[Guarded, str],
         assert view.text("h1") == "Queues"
         # The token is neither in the address nor behind the button "Back".
         assert view.page.url == link.partition("?")[0]
-        (cookie,) = view.page.context.cookies()
+        (cookie,) = (each for each in view.page.context.cookies() if each["name"] != "sqlaqueue_zone")
         assert (cookie.get("httpOnly"), cookie.get("sameSite")) == (True, "Strict")
         # Other ports do not receive it.
         assert root.rstrip("/") + str(cookie.get("path")) == view.page.url
-        assert view.run("() => document.cookie") == ""
+        assert view.run("() => document.cookie").startswith("sqlaqueue_zone=")
         view.page.reload()
         assert view.text("h1") == "Queues"
     with viewing(browser, root) as another:

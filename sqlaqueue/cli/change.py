@@ -332,7 +332,8 @@ def _change_columns(
         found = job_info(session, model, key)  # between the two statements it may have been claimed
         row = session.scalars(sa.select(model).where(of_job).options(lazyload("*")), bind_arguments=bind).one_or_none()
     _check_state(found, spec, key, has_row=row is not None)
-    texts, mapper = _texts(given), sa.inspect(row).mapper
+    state: Any = sa.inspect(row)
+    texts, mapper = _texts(given), state.mapper
     fields = _fields(spec, mapper, texts)
     changes = []
     for name, text in texts.items():

@@ -37,7 +37,7 @@ PAGES_PER_BATCH = 64
 SECONDS_BETWEEN_NOTICES = 10
 """How often the server tells how far the batches are; they can take hours."""
 
-logger = logging.getLogger("alembic.sqlaqueue")
+alembic_logger = logging.getLogger("alembic.sqlaqueue")
 """Below the logger of Alembic, whose messages the files ``alembic.ini`` show."""
 
 
@@ -179,7 +179,7 @@ def _notices_logged(connection: sa.Connection | None) -> Iterator[None]:
         return
 
     def log(notice: Any) -> None:
-        logger.info("%s", notice.message_primary)
+        alembic_logger.info("%s", notice.message_primary)
 
     driver.add_notice_handler(log)
     try:

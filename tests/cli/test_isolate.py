@@ -170,8 +170,9 @@ def test_a_process_that_starts_is_told_of_a_death() -> None:
     isolation = _Isolation(WorkerOptions(targets=["app:Email"], isolate=True), connection)
     with ours:
         ours.sendall(left_line([]) + left_line([killed("1")]))
-    # The application is being imported, and there is no Consumer yet.
-    connection.wait_until_closed()
+    with theirs:
+        # The application is being imported, and there is no Consumer yet.
+        connection.wait_until_closed()
     consumer = Consumer(Email, lambda session, job: None, sessionmaker())
     isolation._prepare([consumer])
     death = consumer._parts.deaths.take("1")

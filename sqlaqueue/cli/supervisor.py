@@ -208,8 +208,8 @@ class _Process:
     def left_run(self, code: int) -> LeftRun | None:
         """Return the run that it has left behind, after it has ended with this exit code; None without any."""
         call = self._call
-        # A worker that ends by itself has released its job.
-        if call is None or call.run is None or code in {0, NOT_STOPPED}:
+        # A worker that had to abandon its handler has released the job.
+        if call is None or call.run is None or code == NOT_STOPPED:
             return None
         kind: str | None = "WorkerDied"
         error = f"its process {exit_reason(code)} while it ran this job alone"
@@ -324,6 +324,11 @@ class WorkerSlot:
         left = None if process is None else process.left_run(code)
         self._left += [] if left is None else [left]
         return process
+
+    @property
+    def has_left(self) -> bool:
+        """Whether a process has left a run behind, which the next one settles."""
+        return bool(self._left)
 
     def health(self) -> Health:
         if self.closed or self._process is None:
@@ -464,12 +469,13 @@ class Supervisor:
         if slot.error is not None and slot.error not in known:
             self._printed.add(slot.error)
             click.echo(f"Error: {slot.error}", err=True)
-        expected = slot.closed or (self._draining and code == 0)
+        # A handler may end its process with any exit code.
+        expected = slot.closed or (self._draining and code == 0 and not slot.has_left)
         if not expected and self._changes is not None and not slot.is_started and code != NO_DATABASE:
             slot.wait_for_change(code)
             return
-        # No change of the files starts a database.
-        if not expected and (slot.has_started or self._changes is not None):
+        # No change of the files starts a database, and a signal says nothing about the options.
+        if not expected and (slot.has_started or self._changes is not None or code < 0):
             slot.schedule_restart(code)
             return
         slot.closed = True

@@ -115,6 +115,19 @@ def test_a_process_that_dies_gives_its_job_back_at_once(shop: Shop) -> None:
     assert len(started(worker.output)) == 3
 
 
+def test_a_handler_that_ends_its_process_has_failed(shop: Shop) -> None:
+    """Even with exit code 0, with which a process ends that finds no due job. Tracebacks start at the handler."""
+    shop.add(Email(max_attempts=1), Email(max_attempts=1))
+    worker = shop.start("worker", f"{EMAIL}={MODELS}:exit_or_raise", "--isolate", "--drain")
+    assert worker.end() == 0, worker.output
+    error = "WorkerDied: its process ended with exit code 0 while it ran this job alone"
+    (_, _, first), (_, _, second) = ended(shop, "email")
+    assert {str(first).partition("\n")[0], str(second).partition("\n")[0]} == {error, "ValueError: wrong"}
+    (stack,) = (text for text in (str(first), str(second)) if "Traceback" in text)
+    assert re.findall(r'File ".*?(\w+)\.py", line \d+, in (\w+)', stack) == [("models", "exit_or_raise")]
+    assert "supervised_worker.py" not in worker.output
+
+
 @pytest.mark.thorough
 def test_a_forked_child_that_returns_from_the_handler_ends(shop: Shop) -> None:
     """It has not the thread that watches the time, and the call of its parent goes on."""

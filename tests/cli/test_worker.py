@@ -558,6 +558,16 @@ def test_what_no_change_of_the_files_helps_against_is_tried_again(*, is_started:
     assert (slot._next_start > time.monotonic()) is not waits
 
 
+@pytest.mark.parametrize(("code", "starts_again"), [(-9, True), (3, False)])
+def test_a_process_that_is_killed_before_it_has_started_is_started_again(*, code: int, starts_again: bool) -> None:
+    """Memory may be short for a moment; an exit code says that the next one would end likewise."""
+    supervisor = Supervisor(WorkerOptions(targets=[]), 1)
+    (slot,) = supervisor._slots
+    supervisor._handle_exit(slot, code)
+    assert slot.closed is not starts_again
+    assert (slot._next_start > time.monotonic()) is starts_again
+
+
 def test_reload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*more: str) -> str:
         result = CliRunner().invoke(main, [*WORKER, "--reload", *more])

@@ -285,7 +285,7 @@ def test_calls_can_be_unique(engine: sa.Engine) -> None:
 # -- what fails --------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_function_fails_for_good(engine: sa.Engine) -> None:
+def test_an_unknown_function_fails_for_good(engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
     model = make(engine)
     model.task(name="send_report")(send_report)
     with Session(engine) as session:
@@ -296,6 +296,7 @@ def test_an_unknown_function_fails_for_good(engine: sa.Engine) -> None:
     assert error.startswith("UnknownFunction: Call has no function 'send_reprot': import its module in the worker")
     assert error.endswith("did you mean 'send_report'?")
     assert issubclass(UnknownFunction, Fail)
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(

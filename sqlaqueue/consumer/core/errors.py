@@ -200,24 +200,33 @@ STACK_LIMIT = 4000
 _SHORTEST_STACK = 200
 """If a column has no room for so many characters of a traceback, it has none: the rest would say nothing."""
 
-_CALLERS = ("sqlaqueue.consumer.", "sqlaqueue.telemetry.", "sqlaqueue.sessions", "sqlaqueue.functions")
+_CALLERS = (
+    "sqlaqueue.cli.supervised_worker",
+    "sqlaqueue.consumer.",
+    "sqlaqueue.functions",
+    "sqlaqueue.sessions",
+    "sqlaqueue.telemetry.",
+)
 """The modules whose functions call handlers."""
 
 
 def drop_callers(error: BaseException) -> None:
     """Remove the frames of the library that called the handler from an error's traceback, for logs and rows.
 
-    A traceback without other frames is left as it is: the error is one of the call itself.
+    A traceback without other frames is left as it is, as the error is one of the call itself, unless the library
+    raised it to end the run.
     """
     first: TracebackType | None = BaseException.__getattribute__(error, "__traceback__")
     while first is not None and _is_caller(first):
         first = first.tb_next
-    if first is not None:
+    if first is not None or isinstance(error, HandlerSignal):
         BaseException.with_traceback(error, first)
 
 
 def _is_caller(frame: TracebackType) -> bool:
-    return str(frame.tb_frame.f_globals.get("__name__")).startswith(_CALLERS)
+    # Not __name__, which is "__main__" in a process of --isolate.
+    spec = frame.tb_frame.f_globals.get("__spec__")
+    return str(getattr(spec, "name", None)).startswith(_CALLERS)
 
 
 def stack_text(error: BaseException, limit: int | None = None) -> str | None:

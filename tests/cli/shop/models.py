@@ -208,6 +208,13 @@ def die_or_grow(session: Session, job: object) -> None:
     vars(sys.modules["__main__"])["resident_bytes"] = lambda _: 2**32
 
 
+def exit_or_raise(session: Session, job: object) -> None:
+    """End the process as if it had no work left if the key of the job is 1; otherwise raise an error."""
+    if sa.inspect(job).identity[0] == 1:
+        os._exit(0)
+    raise ValueError("wrong")
+
+
 def send_at_risk(session: Session, job: object) -> None:
     """Take a moment, in which a test kills the process."""
     session.add(_done(job))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from sqlaqueue.admin.jobs import JobInfo
-from sqlaqueue.admin.state import failing_consumers, unclaimable_jobs
+from sqlaqueue.admin.state import failing_consumers, names_if_all_quiet, unclaimable_jobs
 from sqlaqueue.flow_control.held_back import HeldBackBy
 from sqlaqueue.queue.options import FINISHED
 from sqlaqueue.queue.run import key_text, key_tuple
@@ -429,6 +429,15 @@ def _last_heartbeat(facts: Facts) -> str:
     return f"the last heartbeat was sent at {moment_text(facts.last_heartbeat)}"
 
 
+def _all_quiet(facts: Facts) -> Iterator[Reason]:
+    if facts.may_be_claimed and (names := names_if_all_quiet(facts.consumers or ())):
+        yield Reason(
+            "all_quiet",
+            f"Every live Consumer ({_names(names)}) was asked to claim no more jobs; `sqlaqueue workers --resume` ends "
+            "that.",
+        )
+
+
 def _quarantined(facts: Facts) -> Iterator[Reason]:
     if facts.quarantined and facts.state == "pending" and not facts.is_held:
         yield Reason(
@@ -451,7 +460,9 @@ def _jobs_before(facts: Facts) -> Iterator[Reason]:
 
 
 def _busy(facts: Facts) -> Iterator[Reason]:
-    if facts.may_be_claimed and facts.consumers and all(each.running for each in facts.consumers):
+    if not facts.may_be_claimed or not facts.consumers or names_if_all_quiet(facts.consumers):
+        return
+    if all(each.running for each in facts.consumers):
         parts = [f"{each.name} ({len(each.running)} running, {each.claimed} claimed)" for each in facts.consumers]
         yield Reason(
             "busy",
@@ -461,7 +472,9 @@ def _busy(facts: Facts) -> Iterator[Reason]:
 
 
 def _polling(facts: Facts) -> Iterator[Reason]:
-    if facts.may_be_claimed and facts.consumers and not any(each.listening for each in facts.consumers):
+    if not facts.may_be_claimed or not facts.consumers or names_if_all_quiet(facts.consumers):
+        return
+    if not any(each.listening for each in facts.consumers):
         yield Reason(
             "polling",
             f"The live Consumers ({_names([each.name for each in facts.consumers])}) receive no notifications and only "
@@ -492,6 +505,7 @@ REASONS: tuple[Callable[[Facts], Iterator[Reason]], ...] = (
     _paused,
     _not_due,
     _no_consumer,
+    _all_quiet,
     _quarantined,
     _held_back,
     _jobs_before,

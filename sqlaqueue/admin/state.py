@@ -116,6 +116,13 @@ def about_consumer(consumer: Any) -> AboutConsumer:
     return AboutConsumer([str(each) for each in about.get("handlers", ())], about.get("quiet") is True)
 
 
+def names_if_all_quiet(consumers: Sequence[Any]) -> list[str]:
+    """Return the names of the live Consumers if each of them was asked to claim no more jobs; otherwise nothing."""
+    if not all(about_consumer(each).quiet for each in consumers):
+        return []
+    return [*dict.fromkeys(str(each.name or f"{each.host}:{each.pid}") for each in consumers)]
+
+
 def workers(session: Session, spec: QueueSpec) -> Sequence[Any]:
     """Return the Consumers of a queue whose rows are there, alive or dead, the oldest first.
 

@@ -618,31 +618,34 @@ def why(target: str, key: str | None, url: str | None, *, json: bool) -> None:
         click.get_current_context().exit(FAILED)
 
 
-def _queue(session: Session, model: type[Any]) -> tuple[Stats, datetime | None, list[FailingConsumer]]:
+def _queue(session: Session, model: type[Any]) -> tuple[Stats, datetime | None, Sequence[Any]]:
     spec = spec_of(model)
     moment = None
     if spec.has("run_at"):
         upcoming = spec.strategy.upcoming(spec, 1, by_priority=reads_by_priority(session, spec))
         moment = session.scalar(upcoming, bind_arguments={"mapper": spec.mapper})
     next_due = None if moment is None else datetime.fromtimestamp(float(moment), UTC)
-    failing = state.failing_consumers(state.live_consumers(session, spec) or ())
-    return state.stats(session, model), next_due, failing
+    return state.stats(session, model), next_due, state.live_consumers(session, spec) or ()
 
 
-def _echo_queue(stats: Stats, next_due: datetime | None, failing: Sequence[FailingConsumer], *, json: bool) -> None:
+def _echo_queue(stats: Stats, next_due: datetime | None, consumers: Sequence[Any], *, json: bool) -> None:
+    failing, quiet = state.failing_consumers(consumers), state.names_if_all_quiet(consumers)
     if json:
         shown = ("queue", "paused", "consumers", "running", "due", "oldest_due")
         values = {name: getattr(stats, name) for name in shown}
         full = [asdict(each) for each in stats.at_limit]
         failed, fail = stats.states.get("failed", 0), [each._asdict() for each in failing]
-        echo_json({**values, "claims_fail": fail, "next_due": next_due, "at_limit": full, "failed": failed})
+        values |= {"claims_fail": fail, "all_quiet": quiet}
+        echo_json({**values, "next_due": next_due, "at_limit": full, "failed": failed})
         return
     echo(stats.queue)
-    for line in _lines(stats, next_due, failing):
+    for line in _lines(stats, next_due, failing, quiet):
         echo(f"  {line}")
 
 
-def _lines(stats: Stats, next_due: datetime | None, failing: Sequence[FailingConsumer]) -> Iterator[str]:
+def _lines(
+    stats: Stats, next_due: datetime | None, failing: Sequence[FailingConsumer], quiet: Sequence[str]
+) -> Iterator[str]:
     if stats.paused:
         yield "It is paused, so no job is claimed; `sqlaqueue resume` ends that."
     if stats.consumers:
@@ -650,6 +653,8 @@ def _lines(stats: Stats, next_due: datetime | None, failing: Sequence[FailingCon
         yield f"{number} it; {jobs_text(stats.running)} running."
     else:
         yield "No live Consumer serves it; start one, for instance with `sqlaqueue worker`."
+    if quiet:
+        yield f"Each was asked to claim no more jobs ({', '.join(quiet)}); `sqlaqueue workers --resume` ends that."
     for each in failing:
         yield f"Every claim of {each.name} has failed since {moment_text(each.since)}: {each.error.removesuffix('.')}."
     since = "" if stats.oldest_due is None else f", the oldest of them for {duration_text(stats.oldest_due)}"

@@ -253,6 +253,12 @@ def test_workers_are_asked_to_be_quiet_to_claim_again_and_to_stop(shop: Shop) ->
     assert shop.ok("workers", EMAIL, LETTER, "--quiet", name) == f"email: {name} was asked to claim no more jobs\n"
     wait_until(lambda: [each["quiet"] for each in shop.json("workers", EMAIL)] == [True], lambda: worker.output)
     assert "quiet" in shop.ok("workers", EMAIL)
+    shop.add(Email())
+    asked = f"was asked to claim no more jobs ({name}); `sqlaqueue workers --resume` ends that."
+    assert f"  Each {asked}\n" in shop.ok("why", EMAIL)
+    assert shop.json("why", EMAIL)["all_quiet"] == [name]
+    (reason,) = shop.json("why", EMAIL, "1")["reasons"]
+    assert (reason["code"], "--resume" in reason["text"]) == ("all_quiet", True)
     assert shop.ok("workers", EMAIL, "--resume", process) == f"email: {name} was asked to claim jobs again\n"
     wait_until(lambda: [each["quiet"] for each in shop.json("workers", EMAIL)] == [False], lambda: worker.output)
     (asked,) = shop.json("workers", EMAIL, "--stop", name, "--here")

@@ -29,7 +29,14 @@ from sqlaqueue.admin.explain_job import messages_of
 from sqlaqueue.admin.jobs import first_known
 from sqlaqueue.admin.schedules import ScheduleInfo
 from sqlaqueue.admin.schedules import schedules as read_schedules
-from sqlaqueue.admin.state import about_consumer, failing_consumers, has_leases, pause_moment, unclaimable_jobs
+from sqlaqueue.admin.state import (
+    about_consumer,
+    failing_consumers,
+    has_leases,
+    names_if_all_quiet,
+    pause_moment,
+    unclaimable_jobs,
+)
 from sqlaqueue.consumer.settings import make_settings
 from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.exc import SqlaqueueError
@@ -93,9 +100,7 @@ def check_due_jobs(examination: Examination) -> Iterator[Finding]:
                 facts=facts,
             )
         running = sum(len(each.running) + each.claimed for each in alive)
-        quiet = [each for each in alive if about_consumer(each).quiet]
-        if alive and len(quiet) == len(alive):
-            names = [*dict.fromkeys(str(each.name or f"{each.host}:{each.pid}") for each in quiet)]
+        if names := names_if_all_quiet(alive):
             yield Finding(
                 severity="warning",
                 code="all_quiet",
